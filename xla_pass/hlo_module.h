@@ -24,6 +24,8 @@ struct Shape {
   int64_t memory_space = 0;                 // layout.memory_space: 0 default, 5 host on GPU/TPU, ...
   bool has_layout_extras = false;           // tiles, element_size_in_bits and the like: sizes need care
   int64_t element_size_in_bits = 0;         // 0: that of the type
+  int64_t tail_alignment_elements = 1;      // the padded element count is a multiple of this
+  bool is_dynamic = false;                  // some dimension is only an upper bound
   std::vector<std::vector<int64_t>> tiles;
   std::vector<Shape> tuple_shapes;
 

@@ -1,0 +1,46 @@
+# make demo    the main job: train a GPT inside a byte budget, and show what it costs
+# make test    the whole suite, C++ and Python
+# make cc-test the C++ unit tests alone
+# make bench   the measured tables of the README
+# make clean   remove everything that was built or installed here
+#
+# A Python 3.12+ is looked for (PYTHON=/path/to/python3 names one, PYTHON_VERSION=3.12 narrows the search)
+# and a virtual environment made in $(VENV), with the JAX that the pip requirement $(JAX) asks for.
+VENV ?= .venv
+JAX ?= jax
+PYTHON ?=
+PYTHON_VERSION ?=
+JOBS ?= 2
+
+export PATH := $(abspath $(VENV))/bin:$(PATH)
+# Rebuilt when the C++ or the package's own description changes; Python files are used where they lie.
+INSTALLED := $(VENV)/.installed-$(shell printf '%s' '$(JAX)' | tr -c 'A-Za-z0-9.' '-')
+BUILD_INPUTS := pyproject.toml .ci/make-venv $(wildcard xla_pass/*.cc xla_pass/*.h xla_pass/CMakeLists.txt)
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+
+$(INSTALLED): $(BUILD_INPUTS)
+	@.ci/make-venv '$(VENV)' '$(JAX)' '$(PYTHON)' '$(PYTHON_VERSION)'
+	@rm -f $(VENV)/.installed-*
+	@touch $@
+
+demo: $(INSTALLED)
+	$(VENV)/bin/python examples/train_gpt.py
+
+test: $(INSTALLED) cc-test
+	$(VENV)/bin/python -m pytest -n $(JOBS)
+
+cc-test: $(INSTALLED)
+	cmake -S xla_pass -B build/cc -G Ninja -DCOOPJAX_PYTHON=OFF && \
+	cmake --build build/cc --parallel $(JOBS) && \
+	ctest --test-dir build/cc --output-on-failure --parallel $(JOBS)
+
+bench: $(INSTALLED)
+	$(VENV)/bin/python benchmarks/gpt_budget.py
+
+clean:
+	rm -rf .venv .venv-* build out .pytest_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+.PHONY: help demo test cc-test bench clean

@@ -1,0 +1,30 @@
+"""coopjax: a memory budget in, a JAX training step that fits it out.
+
+Public names are loaded when first used, so that ``coopjax.program`` and ``coopjax.planners`` work without JAX.
+"""
+
+import importlib
+
+__version__ = "0.1.0"
+
+_HOMES = {
+  "coopjax.api": ("plan", "remat"),
+  "coopjax.budget": ("Budget",),
+  "coopjax.errors": (
+    "BudgetExceededWarning", "BudgetInfeasibleError", "CoopjaxError", "InvalidBudgetError", "InvalidPlanError",
+    "InvalidProgramError", "NotDifferentiableError", "PlanMismatchError", "RematNoEffectWarning",
+  ),
+  "coopjax.remat_plan": ("Decision", "MemoryProfile", "RematPlan"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+__all__ = sorted(_HOME_OF)
+
+
+def __getattr__(name: str):
+  if name not in _HOME_OF:
+    raise AttributeError(f"module 'coopjax' has no attribute {name!r}")
+  return getattr(importlib.import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+  return sorted({*globals(), *__all__})

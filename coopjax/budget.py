@@ -1,0 +1,112 @@
+"""The one number a user gives: how many bytes a step may take on one device."""
+
+import dataclasses
+import math
+import numbers
+import re
+from typing import Any
+
+from coopjax.errors import InvalidBudgetError
+
+_UNITS = {"": 1, "B": 1}
+_UNITS |= {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", start=1)}
+_UNITS |= {f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", start=1)} | {"KB": 1000}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*)\s*")
+_ASK = 'a budget is bytes (int), a size ("6GiB", "500 MB"), a share of the un-rematerialized temporary memory in (0, 1]'
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+  """A limit on memory, of one of three kinds; make one with :meth:`parse` or :meth:`total`.
+
+  Attributes:
+    limit_bytes: bytes allowed, or None for a share.
+    share: share of the un-rematerialized temporary memory of the program it is applied to, or None.
+    is_total: whether ``limit_bytes`` bounds arguments + outputs + temporaries - aliased instead of
+      temporaries alone.
+
+  Example:
+    >>> Budget.parse("1.5 KiB").limit_bytes
+    1536
+    >>> Budget.parse(0.25).resolve(temp_bytes=1000)
+    250
+    >>> Budget.total("1 MB").resolve(temp_bytes=0, resident_bytes=400_000)
+    600000
+  """
+
+  limit_bytes: int | None = None
+  share: float | None = None
+  is_total: bool = False
+
+  @classmethod
+  def parse(cls, budget: Any) -> "Budget":
+    """Reads a budget as users write it.
+
+    Args:
+      budget: bytes (int), a size string with a binary or decimal unit, a float in (0, 1], or a Budget.
+
+    Raises:
+      InvalidBudgetError: anything else; the message shows the value and what is accepted.
+    """
+    if isinstance(budget, Budget):
+      return budget
+    if isinstance(budget, str):
+      return cls(limit_bytes=_parse_size(budget))
+    if isinstance(budget, numbers.Integral) and not isinstance(budget, bool):
+      if budget <= 0:
+        raise InvalidBudgetError(f"budget={budget} bytes: a budget must be positive; {_ASK}")
+      return cls(limit_bytes=int(budget))
+    if isinstance(budget, numbers.Real) and not isinstance(budget, bool):
+      if not 0 < budget <= 1:
+        raise InvalidBudgetError(f"budget={budget}: a float is a share and must lie in (0, 1]; {_ASK}")
+      return cls(share=float(budget))
+    raise InvalidBudgetError(f"budget={budget!r} ({type(budget).__name__}): {_ASK}, or a Budget")
+
+  @classmethod
+  def total(cls, budget: int | str) -> "Budget":
+    """A limit on arguments + outputs + temporaries - aliased bytes; give ``plan`` the whole step with it."""
+    parsed = cls.parse(budget)
+    if parsed.limit_bytes is None:
+      raise InvalidBudgetError(f"Budget.total({budget!r}): a total is bytes or a size, not a share")
+    return dataclasses.replace(parsed, is_total=True)
+
+  def resolve(self, temp_bytes: int, resident_bytes: int = 0) -> int:
+    """Bytes of temporary memory that this budget leaves a program.
+
+    Args:
+      temp_bytes: un-rematerialized temporary bytes of the program.
+      resident_bytes: arguments + outputs - aliased bytes of the program, used by totals.
+
+    Returns:
+      Temporary bytes allowed, zero or negative if a total is already spent on what is resident.
+    """
+    if self.share is not None:
+      return int(self.share * temp_bytes)
+    return self.limit_bytes - (resident_bytes if self.is_total else 0)
+
+  def __str__(self) -> str:
+    if self.share is not None:
+      return f"{self.share:.4g} of the un-rematerialized temporaries"
+    return format_bytes(self.limit_bytes) + (" in total" if self.is_total else "")
+
+
+def _parse_size(text: str) -> int:
+  match = _SIZE.fullmatch(text)
+  if not match or match[2] not in _UNITS:
+    units = ", ".join(unit for unit in _UNITS if unit)
+    raise InvalidBudgetError(f'budget="{text}" is not a size: a number and one of {units}; {_ASK}')
+  size = float(match[1]) * _UNITS[match[2]]
+  if size < 1:
+    raise InvalidBudgetError(f'budget="{text}": a budget must be at least one byte; {_ASK}')
+  return math.floor(size)
+
+
+def format_bytes(num_bytes: float) -> str:
+  """``num_bytes`` with a binary unit, three digits: ``format_bytes(1536) == "1.50 KiB"``."""
+  for unit in ("B", "KiB", "MiB", "GiB"):
+    if abs(num_bytes) < 1024:
+      break
+    num_bytes /= 1024
+  else:
+    unit = "TiB"
+  return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.2f} {unit}"

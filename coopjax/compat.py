@@ -1,0 +1,171 @@
+"""The only file that touches private JAX modules or depends on the version of JAX.
+
+Everything here reads or rebuilds jaxprs: source lines, name stacks, equation contexts, sub-jaxprs. The rest of
+the project sees plain functions over ``jax.extend.core`` types. Supported: JAX 0.11.2 and newer (there, ``Jaxpr``
+and ``ClosedJaxpr`` are one class and a jaxpr carries the values of its constants).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+import contextlib
+from typing import Any, NamedTuple
+
+import jax
+from jax._src import config, linear_util, source_info_util
+from jax._src.ad_checkpoint import RematTraced
+from jax._src.core import JaxprEqnContext
+from jax._src.sharding_impls import UnspecifiedValue
+from jax.experimental.xla_metadata import set_xla_metadata
+from jax.extend import core
+
+# Primitives whose sub-jaxprs are ordinary JAX code. Others (reducers, scatter's update function, Pallas kernels)
+# keep theirs untouched.
+_TRANSPARENT = frozenset({
+    "jit", "scan", "while", "cond", "remat2", "custom_jvp_call", "custom_vjp_call", "eval_jaxpr", "shard_map",
+})
+# Where a custom rule hides code that is traced only when somebody differentiates.
+_LAZY_RULES = {"custom_jvp_call": "jvp_jaxpr_fun", "custom_vjp_call": "fwd_jaxpr_thunk"}
+
+
+class SourceLine(NamedTuple):
+  """Where the user wrote an equation."""
+
+  file: str
+  line: int
+  function: str
+
+
+def source_line(equation: core.JaxprEqn) -> SourceLine | None:
+  """The innermost frame of user code behind an equation; None when JAX recorded none."""
+  frame = source_info_util.user_frame(equation.source_info.traceback)
+  return None if frame is None else SourceLine(frame.file_name, frame.start_line, frame.function_name)
+
+
+def open_constants(closed: core.ClosedJaxpr) -> core.Jaxpr:
+  """The same jaxpr with its constants as leading inputs instead of attached values."""
+  return closed.replace(constvars=(), invars=[*closed.constvars, *closed.invars])
+
+
+def rebuild(jaxpr: core.Jaxpr, equations: Sequence[core.JaxprEqn], outvars: Sequence[Any] | None = None) -> core.Jaxpr:
+  """`jaxpr` with other equations (and outputs, if given); argument names and effects are kept."""
+  outvars = jaxpr.outvars if outvars is None else list(outvars)
+  return jaxpr.replace(eqns=list(equations), outvars=outvars, debug_info=jaxpr.debug_info)
+
+
+def bind(equation: core.JaxprEqn, values: Sequence[Any]) -> list[Any]:
+  """The outputs of one equation for these inputs, under its own source line, name stack and context."""
+  primitive, name_stack = equation.primitive, source_info_util.current_name_stack() + equation.source_info.name_stack
+  with source_info_util.user_context(equation.source_info.traceback, name_stack=name_stack), equation.ctx.manager:
+    outputs = primitive.bind(*values, **primitive.get_bind_params(equation.params))
+  return list(outputs) if primitive.multiple_results else [outputs]
+
+
+def name_scopes(equation: core.JaxprEqn) -> str:
+  """The equation's name stack as it will stand in ``op_name``, "jvp(coop3)/block" for one."""
+  return str(equation.source_info.name_stack)
+
+
+def inlined(outer: core.JaxprEqn, inner: core.JaxprEqn, invars: Sequence[Any], outvars: Sequence[Any]) -> core.JaxprEqn:
+  """An equation of a nested jit's jaxpr as it stands in the caller: other variables, the call's name scopes."""
+  name_stack = outer.source_info.name_stack.extend(f"jit({outer.params['name']})") + inner.source_info.name_stack
+  source_info = inner.source_info.replace(name_stack=name_stack)
+  return inner.replace(invars=list(invars), outvars=list(outvars), source_info=source_info)
+
+
+def pinned_checkpoint(fn: Callable, *, policy: Callable | None, prevent_cse: bool) -> Callable:
+  """`jax.checkpoint` whose recompute waits for its cotangents.
+
+  With both ``jax_remat3`` and ``jax_remat_barrier_no_cotangents`` on, the barrier holds the residuals alone, XLA:CPU
+  hoists every recompute to the start of the backward pass and nothing is saved (16-layer decoder, JAX 0.11.2 and
+  0.12.0.1: 75 MiB becomes 751). The classic implementation always pins the cotangents, so it is used there.
+  """
+  def call(*args):
+    classic = config.remat3(False) if config.remat_barrier_no_cotangents.value else contextlib.nullcontext()
+    with classic:
+      return jax.checkpoint(fn, policy=policy, prevent_cse=prevent_cse)(*args)
+
+  return call
+
+
+def relabel(equation: core.JaxprEqn, scopes: tuple[str, ...], metadata: dict[str, str]) -> core.JaxprEqn:
+  """The equation with name scopes put around it and XLA metadata set; its source line stays.
+
+  Args:
+    equation: any equation.
+    scopes: appended to the equation's name stack, outermost first.
+    metadata: merged over the XLA metadata that the equation already carries.
+  """
+  name_stack = equation.source_info.name_stack
+  for scope in scopes:
+    name_stack = name_stack.extend(scope)
+  context = equation.ctx
+  if metadata:
+    # The context is interned and immutable; a new one is read off the current configuration.
+    with equation.ctx.manager, set_xla_metadata(**metadata):
+      context = JaxprEqnContext()
+  return equation.replace(source_info=equation.source_info.replace(name_stack=name_stack), ctx=context)
+
+
+def sub_jaxprs(equation: core.JaxprEqn) -> Iterator[core.Jaxpr]:
+  """The jaxprs of ordinary JAX code inside an equation (none for reducers and kernels)."""
+  found = []
+  map_sub_jaxprs(equation, lambda jaxpr: found.append(jaxpr) or jaxpr, lambda jaxpr: jaxpr)
+  return iter(found)
+
+
+def map_sub_jaxprs(equation: core.JaxprEqn, transform: Callable[[core.Jaxpr], core.Jaxpr],
+                   transform_rule: Callable[[core.Jaxpr], core.Jaxpr]) -> core.JaxprEqn:
+  """The equation with every sub-jaxpr of ordinary JAX code replaced.
+
+  Args:
+    equation: any equation.
+    transform: applied to the sub-jaxprs that stand in the equation, in a fixed order.
+    transform_rule: applied to the jaxpr of a custom derivative rule, each time JAX asks for it. JAX remembers
+      the first trace of a rule together with the XLA metadata of that moment, so the rule has to be relabelled
+      on the way out.
+  """
+  name = equation.primitive.name
+  if name == "call_hi_primitive":  # jax.checkpoint under jax_remat3
+    prim = equation.params["_prim"]
+    if not isinstance(prim, RematTraced):
+      return equation
+    inner = RematTraced(transform(prim.jaxpr), prim.policy, prim.prevent_cse)
+    return equation.replace(params={**equation.params, "_prim": inner})
+  if name not in _TRANSPARENT:
+    return equation
+  params = {key: _map_param(value, transform) for key, value in equation.params.items()}
+  if rule := _LAZY_RULES.get(name):
+    params[rule] = _wrap_rule(params[rule], transform_rule)
+  return equation.replace(params=params)
+
+
+def _map_param(value: Any, transform: Callable[[core.Jaxpr], core.Jaxpr]) -> Any:
+  if isinstance(value, core.Jaxpr):
+    return transform(value)
+  if isinstance(value, tuple) and any(isinstance(item, core.Jaxpr) for item in value):
+    return tuple(transform(item) if isinstance(item, core.Jaxpr) else item for item in value)
+  return value
+
+
+def _wrap_rule(rule: linear_util.WrappedFun, transform_rule) -> linear_util.WrappedFun:
+  def relabelled(*args):
+    jaxpr, *rest = rule.call_wrapped(*args)
+    return (transform_rule(jaxpr), *rest)
+
+  return linear_util.wrap_init(relabelled, debug_info=rule.debug_info)
+
+
+def is_plain_jit(equation: core.JaxprEqn) -> bool:
+  """True for a nested ``jit`` that asks for nothing but a trace: it can be inlined without a loss."""
+  if equation.primitive.name != "jit":
+    return False
+  params = equation.params
+  if params["jaxpr"].consts or equation.effects:
+    return False
+  unspecified = all(isinstance(s, UnspecifiedValue) for s in (*params["in_shardings"], *params["out_shardings"]))
+  layouts_open = all(layout is None for layout in (*params["in_layouts"], *params["out_layouts"]))
+  return unspecified and layouts_open and not any(params["donated_invars"]) and not params["compiler_options_kvs"]
+
+
+def no_trace() -> contextlib.AbstractContextManager:
+  """Leaves every trace in progress, so that a program can be compiled from inside a traced function."""
+  return jax.core.eval_context()

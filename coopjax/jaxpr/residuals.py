@@ -1,0 +1,201 @@
+"""What the backward pass keeps of a region: its forward graph, with residuals, as JAX differentiates it.
+
+A region is the top of a jaxpr or the body of a scan; a position is an index into its equations. The graph is read off
+the jaxpr of ``jax.vjp``, whose outputs are exactly the residuals, so custom derivative rules, nested loops and
+existing checkpoints are seen as they are. Every output of every equation is named on the way, which tells the value
+that a policy can save (after the name) from the one a derivative rule holds on to (before it): saving the output of
+``tanh`` by name does not spare recomputing it, because the rule of ``tanh`` reads its own result.
+
+Sizes are JAX's. XLA fuses, so the compiled program keeps less; the planner scales by what it has measured.
+"""
+
+from collections.abc import Iterable, Sequence
+import dataclasses
+import re
+
+import jax
+from jax.extend import core
+from jax.extend.core import primitives
+import jax.numpy as jnp
+import numpy as np
+
+from coopjax import compat
+from coopjax.jaxpr import cost
+from coopjax.jaxpr.trace import is_floating
+
+_POSITION = re.compile(r"coopjax_position(\d+)")
+# The output is the input's buffer, or XLA fuses it into every reader at no cost.
+_VIEWS = frozenset("name reshape squeeze expand_dims broadcast_in_dim reduce_precision copy iota".split())
+
+Value = tuple[int, int]  # (position of the equation, index of its output)
+
+
+@dataclasses.dataclass(frozen=True)
+class ForwardOp:
+  """One equation of the differentiated forward pass.
+
+  Attributes:
+    inputs: ids of values made inside the region.
+    outputs: ids of values.
+    flops: cost of running it again.
+  """
+
+  inputs: tuple[int, ...]
+  outputs: tuple[int, ...]
+  flops: float
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ForwardGraph:
+  """The forward pass of a region, differentiated.
+
+  Attributes:
+    ops: per position, the ops that its equation became, in order.
+    value_bytes: per value id; a view has the id of its own and the bytes of what it views.
+    value_root: per value id, the value whose buffer it is, -1 for a view of an input or a constant.
+    value_position: per value id, the position that made it.
+    named: per value id, the value that a policy saves under this id; None for all others.
+    residuals: ids of the values made here that the backward pass reads.
+    crossing: ``(position that makes it, last position that reads it, bytes)`` of every value read by another
+      position; the region's outputs are not counted, they exist anyway.
+    flops: per position.
+  """
+
+  ops: tuple[tuple[ForwardOp, ...], ...]
+  value_bytes: tuple[int, ...]
+  value_root: tuple[int, ...]
+  value_position: tuple[int, ...]
+  named: tuple[Value | None, ...]
+  residuals: frozenset[int]
+  crossing: tuple[tuple[int, int, int], ...]
+  flops: tuple[float, ...]
+
+  @property
+  def num_positions(self) -> int:
+    return len(self.ops)
+
+  def residual_bytes(self) -> np.ndarray:
+    """Bytes of residual buffers by the position that makes them."""
+    roots = {self.value_root[value] for value in self.residuals} - {-1}
+    per_position = np.zeros(self.num_positions, np.int64)
+    for root in roots:
+      per_position[self.value_position[root]] += self.value_bytes[root]
+    return per_position
+
+  def recompute_flops(self, start: int, stop: int, saved: Iterable[int] = ()) -> float:
+    """FLOPs that positions ``[start, stop)`` repeat in the backward pass when only `saved` and their inputs are kept."""
+    saved = frozenset(saved)
+    needed = {value for value in self.residuals if start <= self.value_position[value] < stop} - saved
+    flops = 0.0
+    for position in range(stop - 1, start - 1, -1):
+      for op in reversed(self.ops[position]):
+        if needed.isdisjoint(op.outputs):
+          continue
+        flops += op.flops
+        needed.update(value for value in op.inputs
+                      if value not in saved and start <= self.value_position[value] < stop)
+    return flops
+
+
+def forward_graph(jaxpr: core.Jaxpr, is_differentiable: Sequence[bool]) -> ForwardGraph:
+  """Differentiates a region and reads off its forward graph.
+
+  Args:
+    jaxpr: the region; no attached constants.
+    is_differentiable: per input, whether a gradient is taken.
+  """
+  forward = _differentiated(jaxpr, is_differentiable)
+  return _GraphBuilder(jaxpr).build(forward)
+
+
+def _differentiated(jaxpr: core.Jaxpr, is_differentiable: Sequence[bool]) -> core.Jaxpr:
+  """The jaxpr from the region's inputs to its residuals."""
+  wrt = [i for i, ok in enumerate(is_differentiable) if ok]
+
+  def residuals(*inputs):
+    def of_floating(*floating):
+      merged = list(inputs)
+      for i, value in zip(wrt, floating, strict=True):
+        merged[i] = value
+      return [out for out in _evaluate_named(jaxpr, merged) if is_floating(out)]
+
+    return jax.vjp(of_floating, *[inputs[i] for i in wrt])[1]
+
+  return jax.make_jaxpr(residuals)(*[var.aval for var in jaxpr.invars])
+
+
+def _evaluate_named(jaxpr: core.Jaxpr, inputs: Sequence[object]) -> list[object]:
+  """Evaluates a jaxpr with its position as a name scope around, and a name on each output of, every equation."""
+  env = dict(zip(jaxpr.invars, inputs, strict=True))
+  read = lambda atom: atom.val if isinstance(atom, core.Literal) else env[atom]
+  for position, equation in enumerate(jaxpr.eqns):
+    with jax.named_scope(f"coopjax_position{position}"):
+      outputs = compat.bind(equation, [read(atom) for atom in equation.invars])
+      for index, (var, out) in enumerate(zip(equation.outvars, outputs, strict=True)):
+        if is_nameable(var):
+          out = primitives.name_p.bind(out, name=f"{position}.{index}")
+        env[var] = out
+  return [read(atom) for atom in jaxpr.outvars]
+
+
+def is_nameable(var: core.Var) -> bool:
+  """True for ordinary arrays: not for tokens, references, random keys or values that nobody reads."""
+  dtype = getattr(var.aval, "dtype", None)
+  return (not isinstance(var, core.DropVar) and isinstance(var.aval, jax.core.ShapedArray)
+          and (jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)))
+
+
+class _GraphBuilder:
+
+  def __init__(self, jaxpr: core.Jaxpr):
+    self._jaxpr = jaxpr
+    self._ids: dict[core.Var, int] = {}
+    self._bytes: list[int] = []
+    self._root: list[int] = []
+    self._position: list[int] = []
+    self._named: list[Value | None] = []
+
+  def build(self, forward: core.Jaxpr) -> ForwardGraph:
+    ops: list[list[ForwardOp]] = [[] for _ in self._jaxpr.eqns]
+    position = 0
+    for equation in forward.eqns:
+      if found := _POSITION.search(compat.name_scopes(equation)):
+        position = int(found[1])
+      ops[position].append(self._add_op(equation, position))
+    residuals = frozenset(self._ids[atom] for atom in forward.outvars
+                          if isinstance(atom, core.Var) and atom in self._ids)
+    return ForwardGraph(
+      ops=tuple(map(tuple, ops)), value_bytes=tuple(self._bytes), value_root=tuple(self._root),
+      value_position=tuple(self._position), named=tuple(self._named), residuals=residuals,
+      crossing=_crossing(self._jaxpr), flops=tuple(sum(op.flops for op in at) for at in ops))
+
+  def _add_op(self, equation: core.JaxprEqn, position: int) -> ForwardOp:
+    inputs = tuple(self._ids[atom] for atom in equation.invars
+                   if isinstance(atom, core.Var) and atom in self._ids)
+    outputs = []
+    for var in equation.outvars:
+      if isinstance(var, core.DropVar):
+        continue
+      self._ids[var] = len(self._bytes)
+      outputs.append(self._ids[var])
+      is_view = equation.primitive.name in _VIEWS
+      root = (self._root[inputs[0]] if inputs else -1) if is_view else self._ids[var]
+      self._root.append(root)
+      self._bytes.append(cost.num_bytes(var.aval) if not is_view else 0 if root < 0 else self._bytes[root])
+      self._position.append(position)
+      is_name = equation.primitive is primitives.name_p and "." in equation.params["name"]
+      self._named.append(_parse_name(equation.params["name"]) if is_name else None)
+    return ForwardOp(inputs, tuple(outputs), cost.equation_flops(equation))
+
+
+def _parse_name(name: str) -> Value | None:
+  position, _, index = name.partition(".")
+  return (int(position), int(index)) if position.isdigit() and index.isdigit() else None
+
+
+def _crossing(jaxpr: core.Jaxpr) -> tuple[tuple[int, int, int], ...]:
+  made = {var: (position, var) for position, equation in enumerate(jaxpr.eqns) for var in equation.outvars}
+  last_read: dict[core.Var, int] = {}
+  for position, equation in enumerate(jaxpr.eqns):
+    last_read.update({atom: position for atom in equation.invars if isinstance(atom, core.Var) and atom in made})
+  return tuple((made[var][0], read, cost.num_bytes(var.aval)) for var, read in last_read.items() if read > made[var][0])

@@ -1,0 +1,208 @@
+"""Where to cut a region into segments, and what to save inside each.
+
+A wrapped segment keeps its inputs and the values saved by name, and repeats the rest of its forward work when its
+cotangents arrive. With cuts c_0 < ... < c_k the backward pass holds at most
+
+    max_i ( sum_{j<i} (out_j + saved_j) + residuals_i )
+
+bytes: `out_j` of the values that leave segment j (each counted once, where it is made), `saved_j` of those saved in
+it, and every residual of the one segment being differentiated. The last segment is never wrapped: its recompute
+would follow its forward at once.
+
+`cut` minimizes sum(out_j) under a limit on residuals_i, for a ladder of limits: the classic O(m^2) dynamic program
+over m candidate positions (Griewank and Walther, "Revolve", 2000, treat uniform chains; Chen et al., "Training Deep
+Nets with Sublinear Memory Cost", 2016, search the same limit greedily). `save_curve` then trades bytes against
+recompute inside one segment: values in order of FLOPs spared per byte, chains of recomputed ancestors included,
+thinned to a convex curve. Weakness: a value whose saving pays only together with another one's is not found.
+"""
+
+import dataclasses
+import heapq
+from collections.abc import Sequence
+
+import numpy as np
+
+from coopjax.jaxpr.residuals import ForwardGraph, Value
+
+_MAX_CUTS = 256
+_NUM_LIMITS = 16
+_MAX_CANDIDATES = 64
+_MIN_SHARE = 1e-3  # of a segment's FLOPs: what spares less is not worth a saved value
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+  """Positions ``[start, stop)`` of a region.
+
+  Attributes:
+    is_wrapped: runs under `jax.checkpoint`; otherwise as the user wrote it.
+    saved: the values that the checkpoint keeps besides its inputs.
+  """
+
+  start: int
+  stop: int
+  is_wrapped: bool = False
+  saved: tuple[Value, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class CurvePoint:
+  """One choice for a segment.
+
+  Attributes:
+    saved_bytes: kept beyond the segment's inputs.
+    flops: repeated in the backward pass.
+    is_wrapped: as in `Segment`.
+    saved: as in `Segment`.
+  """
+
+  saved_bytes: int
+  flops: float
+  is_wrapped: bool
+  saved: tuple[Value, ...]
+
+
+def cut(graph: ForwardGraph, alone: frozenset[int] = frozenset()) -> list[tuple[int, ...]]:
+  """Segmentations of a region, from one segment to the finest useful one.
+
+  Args:
+    graph: the region.
+    alone: positions that must stand in a segment of their own (loops with a policy of their own, side effects).
+
+  Returns:
+    Distinct tuples of boundaries ``(0, ..., num_positions)``.
+  """
+  positions = _candidate_cuts(graph, alone)
+  residuals = np.concatenate([[0], np.cumsum(graph.residual_bytes())])[positions]
+  inside = residuals[None, :] - residuals[:, None]
+  out = _out_bytes(graph, positions)
+  is_allowed = _allowed(positions, alone)
+  steps = inside[np.arange(len(positions) - 1), np.arange(1, len(positions))]
+  total = int(residuals[-1])
+  smallest = max(1, int(steps.max(initial=1)), total // 512)
+  found: dict[tuple[int, ...], None] = {}
+  for limit in np.geomspace(smallest, max(smallest, total), _NUM_LIMITS):
+    found[_shortest_chain(positions, inside <= limit + 1e-6 * limit, out, is_allowed)] = None
+  return list(found)
+
+
+def _candidate_cuts(graph: ForwardGraph, alone: frozenset[int]) -> np.ndarray:
+  """Every position in small regions; else the cheapest to cross in each of equal shares of residual bytes."""
+  num = graph.num_positions
+  forced = {0, num} | alone | {position + 1 for position in alone}
+  if num <= _MAX_CUTS:
+    return np.arange(num + 1)
+  crossed = np.zeros(num + 1, np.int64)
+  for made, read, num_bytes in graph.crossing:
+    crossed[made + 1] += num_bytes
+    crossed[read + 1] -= num_bytes  # a cut at `read` is still crossed, one behind it is not
+  crossed = np.cumsum(crossed)
+  share = np.concatenate([[0], np.cumsum(graph.residual_bytes() + 1)])
+  bucket = (share * (_MAX_CUTS - 1)) // share[-1]
+  best = {int(b): int(min(np.flatnonzero(bucket == b), key=crossed.__getitem__)) for b in np.unique(bucket)}
+  return np.array(sorted(forced | set(best.values())))
+
+
+def _out_bytes(graph: ForwardGraph, positions: np.ndarray) -> np.ndarray:
+  """``[i, j]``: bytes made in ``[positions[i], positions[j])`` that a later position reads."""
+  num = len(positions)
+  difference = np.zeros((num + 1, num + 1), np.int64)
+  for made, read, num_bytes in graph.crossing:
+    last_row = np.searchsorted(positions, made, side="right")  # rows that start at or before `made`
+    first = np.searchsorted(positions, made + 1)               # columns that end behind `made` ...
+    last = np.searchsorted(positions, read, side="right")      # ... and at or before `read`
+    if first < last:
+      difference[0, first] += num_bytes
+      difference[0, last] -= num_bytes
+      difference[last_row, first] -= num_bytes
+      difference[last_row, last] += num_bytes
+  return np.cumsum(np.cumsum(difference, axis=0), axis=1)[:num, :num]
+
+
+def _allowed(positions: np.ndarray, alone: frozenset[int]) -> np.ndarray:
+  """``[i, j]``: a segment may span these cuts without swallowing a position that must stand alone."""
+  before = np.array([sum(position < p for position in alone) for p in positions], np.int64)
+  holds = before[None, :] - before[:, None]
+  length = positions[None, :] - positions[:, None]
+  return (length > 0) & ((holds == 0) | (length == 1))
+
+
+def _shortest_chain(positions: np.ndarray, fits: np.ndarray, out: np.ndarray, is_allowed: np.ndarray
+                    ) -> tuple[int, ...]:
+  """Boundaries of the segmentation with the fewest bytes between segments; fewer segments break ties."""
+  num = len(positions)
+  length = (out + 1).astype(np.float64)
+  length[:, -1] = 1.0
+  adjacent = np.eye(num, k=1, dtype=bool)
+  length[~(is_allowed & (fits | adjacent))] = np.inf
+  best, origin = np.full(num, np.inf), np.zeros(num, np.int64)
+  best[0] = 0.0
+  for j in range(1, num):
+    through = best[:j] + length[:j, j]
+    origin[j] = int(through.argmin())
+    best[j] = through[origin[j]]
+  chain = [num - 1]
+  while chain[-1] > 0:
+    chain.append(int(origin[chain[-1]]))
+  return tuple(int(positions[i]) for i in reversed(chain))
+
+
+def save_curve(graph: ForwardGraph, start: int, stop: int) -> list[CurvePoint]:
+  """Choices for one segment, from nothing saved to not wrapped at all: bytes rise, FLOPs fall, returns diminish.
+
+  Lazy greedy: a candidate's gain is computed again only when it leads. O(c log c) gains of O(ops in the segment)
+  each for c candidates, in practice about 2c.
+  """
+  bare = graph.recompute_flops(start, stop)
+  everything = int(graph.residual_bytes()[start:stop].sum())
+  points = [CurvePoint(0, bare, True, ())]
+  saved: list[int] = []
+  queue = []
+  for value in _save_candidates(graph, start, stop, bare):
+    gain = bare - graph.recompute_flops(start, stop, [value])
+    heapq.heappush(queue, (-gain / graph.value_bytes[value], value, 0))
+  while queue:
+    _, value, num_saved = heapq.heappop(queue)
+    num_bytes, last = graph.value_bytes[value], points[-1]
+    flops = graph.recompute_flops(start, stop, [*saved, value])
+    gain = last.flops - flops
+    if gain < _MIN_SHARE * bare:
+      continue
+    if num_saved != len(saved):
+      heapq.heappush(queue, (-gain / num_bytes, value, len(saved)))
+      continue
+    saved.append(value)
+    points.append(CurvePoint(last.saved_bytes + num_bytes, flops, True,
+                             tuple(sorted(graph.named[v] for v in saved))))
+  points = [point for point in points if point.saved_bytes < everything]
+  return _convex([*points, CurvePoint(everything, 0.0, False, ())])
+
+
+def _save_candidates(graph: ForwardGraph, start: int, stop: int, bare: float) -> list[int]:
+  """Named values with the most FLOPs of their own equation per byte, residuals first among equals."""
+  scored = []
+  for value, name in enumerate(graph.named):
+    if name is None or not start <= name[0] < stop or not graph.value_bytes[value]:
+      continue
+    flops = graph.flops[name[0]]
+    if flops >= _MIN_SHARE * bare:
+      scored.append((-flops / graph.value_bytes[value], value not in graph.residuals, value))
+  return [value for *_, value in sorted(scored)[:_MAX_CANDIDATES]]
+
+
+def _convex(points: Sequence[CurvePoint]) -> list[CurvePoint]:
+  """The points on the lower convex hull, by rising bytes."""
+  hull: list[CurvePoint] = []
+  for point in points:
+    while hull and (hull[-1].flops <= point.flops or (len(hull) > 1 and not _is_left_turn(*hull[-2:], point))):
+      if hull[-1].flops <= point.flops:
+        break
+      hull.pop()
+    if not hull or point.flops < hull[-1].flops:
+      hull.append(point)
+  return hull
+
+
+def _is_left_turn(a: CurvePoint, b: CurvePoint, c: CurvePoint) -> bool:
+  """True when b lies below the line from a to c."""
+  return (b.flops - a.flops) * (c.saved_bytes - a.saved_bytes) < (c.flops - a.flops) * (b.saved_bytes - a.saved_bytes)

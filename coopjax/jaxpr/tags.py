@@ -1,0 +1,109 @@
+"""Tags that lead from a compiled instruction back to the jaxpr equation and the source line it came from.
+
+Every equation, those inside scans, branches, nested jits, checkpoints and custom derivative rules included, gets a
+name scope ``coop<id>``. XLA keeps name scopes as ``op_name`` metadata, through differentiation and fusion:
+``jit(f)/jvp(coop12)/tanh`` forward, ``jit(f)/transpose(jvp(coop12))/mul`` backward. A mark, if given, is set as XLA
+metadata on the same equations; it arrives as the frontend attribute ``coopjax`` of forward and backward
+instructions, which is how the HLO engine recognizes the programs it may touch.
+
+Tagging rebuilds the jaxpr with other labels and evaluates nothing, so it can't change a number.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import re
+from typing import Any
+
+import jax
+from jax.extend import core
+
+from coopjax import compat
+from coopjax.jaxpr.trace import TracedFn
+
+MARK_ATTRIBUTE = "coopjax"
+_TAG = re.compile(r"\bcoop(\d+)\b")
+
+
+@dataclasses.dataclass(frozen=True)
+class Tag:
+  """What an ``op_name`` says about the instruction that carries it.
+
+  Attributes:
+    equation_id: the innermost tagged equation.
+    is_backward: the instruction belongs to the transposed (backward) pass.
+    is_recomputed: it repeats forward work under a `jax.checkpoint`.
+  """
+
+  equation_id: int
+  is_backward: bool
+  is_recomputed: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class EquationInfo:
+  """One tagged equation.
+
+  Attributes:
+    id: its tag.
+    primitive: the primitive's name.
+    source: where the user wrote it, if JAX recorded that.
+    parent_id: the equation whose sub-jaxpr holds it (a scan, say); None at the top.
+    out_types: "float32[8,128]" for each output.
+  """
+
+  id: int
+  primitive: str
+  source: compat.SourceLine | None
+  parent_id: int | None
+  out_types: tuple[str, ...]
+
+
+def parse_tag(op_name: str) -> Tag | None:
+  """Reads the tag out of an instruction's ``op_name``; None when it has none."""
+  ids = _TAG.findall(op_name)
+  if not ids:
+    return None
+  return Tag(int(ids[-1]), "transpose(" in op_name, "rematted_computation" in op_name)
+
+
+def tag_jaxpr(jaxpr: core.Jaxpr, mark: str | None = None) -> tuple[core.Jaxpr, tuple[EquationInfo, ...]]:
+  """The jaxpr with every equation tagged, and marked if a mark is given.
+
+  Ids count equations in pre-order: a function of the jaxpr alone, the same in every process.
+
+  Returns:
+    The tagged jaxpr, and the table from id to equation.
+  """
+  tagger = _Tagger(mark)
+  return tagger.tag(jaxpr, None), tuple(tagger.table)
+
+
+def tagged_fn(traced: TracedFn, mark: str | None = None) -> Callable[..., list[Any]]:
+  """The traced function, tagged, from the flat inputs of its jaxpr to its flat outputs.
+
+  Use it like `traced.evaluate`: ``traced.call(leaves, tagged_fn(traced, mark))`` in place of the user's function.
+  """
+  jaxpr, _ = tag_jaxpr(traced.jaxpr, mark)
+  return lambda *inputs: jax.core.eval_jaxpr(jaxpr, (), *inputs)
+
+
+class _Tagger:
+
+  def __init__(self, mark: str | None):
+    self._metadata = {} if mark is None else {MARK_ATTRIBUTE: mark}
+    self.table: list[EquationInfo] = []
+
+  def tag(self, jaxpr: core.Jaxpr, parent_id: int | None) -> core.Jaxpr:
+    return compat.rebuild(jaxpr, [self._tag_equation(equation, parent_id) for equation in jaxpr.eqns])
+
+  def _tag_equation(self, equation: core.JaxprEqn, parent_id: int | None) -> core.JaxprEqn:
+    equation_id = len(self.table)
+    types = tuple(var.aval.str_short() for var in equation.outvars)
+    self.table.append(EquationInfo(equation_id, equation.primitive.name, compat.source_line(equation), parent_id, types))
+    equation = compat.map_sub_jaxprs(equation, lambda inner: self.tag(inner, equation_id), self._mark)
+    return compat.relabel(equation, (f"coop{equation_id}",), self._metadata)
+
+  def _mark(self, jaxpr: core.Jaxpr) -> core.Jaxpr:
+    """Marks a custom rule's jaxpr; its equations already run under the tag of the call that owns the rule."""
+    equations = [compat.map_sub_jaxprs(equation, self._mark, self._mark) for equation in jaxpr.eqns]
+    return compat.rebuild(jaxpr, [compat.relabel(equation, (), self._metadata) for equation in equations])

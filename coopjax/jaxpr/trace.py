@@ -1,0 +1,249 @@
+"""A user's function as a flat jaxpr, and that function together with its gradient.
+
+A `TracedFn` has no hidden inputs: arrays that the user's function closes over, tracers of an outer trace included,
+stand as leading inputs of the jaxpr. So what is compiled for planning never touches a trace in progress, and the
+call that the user makes passes them through.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import inspect
+from typing import Any
+
+import jax
+from jax.extend import core
+import jax.numpy as jnp
+
+from coopjax import compat
+from coopjax.errors import NotDifferentiableError
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TracedFn:
+  """A function traced for one set of argument types.
+
+  Attributes:
+    name: the function's name, for reports.
+    jaxpr: inputs are `consts`, then the leaves of the dynamic arguments; no attached constants, and nested jits
+      that ask for nothing but a trace are inlined.
+    consts: the arrays (or outer tracers) that the function closes over.
+    in_avals: shape, dtype, weak type and, where known, sharding of every input of `jaxpr`.
+    in_names: a readable path for every input of `jaxpr`, "params['w']" for one.
+    in_tree: of the dynamic ``(args, kwargs)``.
+    out_avals: of the flat outputs.
+    out_tree: of the user's return value.
+    is_differentiable: per input of `jaxpr`: floating or complex, and an argument or a tracer (a constant array
+      that nobody can differentiate has no gradient).
+  """
+
+  name: str
+  jaxpr: core.Jaxpr
+  consts: tuple[Any, ...]
+  in_avals: tuple[jax.ShapeDtypeStruct, ...]
+  in_names: tuple[str, ...]
+  in_tree: Any
+  out_avals: tuple[jax.ShapeDtypeStruct, ...]
+  out_tree: Any
+  is_differentiable: tuple[bool, ...]
+
+  def call(self, leaves: Sequence[Any], flat_fn: Callable[..., Sequence[Any]] | None = None) -> Any:
+    """The user's return value for the leaves of the dynamic arguments (see `split_arguments`).
+
+    Args:
+      leaves: in the order of `in_tree`.
+      flat_fn: a rewritten form of `jaxpr`, from its flat inputs to its flat outputs; the jaxpr itself by default.
+    """
+    flat_fn = flat_fn or self.evaluate
+    return jax.tree.unflatten(self.out_tree, flat_fn(*self.consts, *leaves))
+
+  def evaluate(self, *inputs: Any) -> list[Any]:
+    """The flat outputs for the flat inputs of `jaxpr`, unchanged from what the user wrote."""
+    return jax.core.eval_jaxpr(self.jaxpr, (), *inputs)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SplitArguments:
+  """Arguments of one call with the static ones taken out.
+
+  Attributes:
+    leaves: of the dynamic ``(args, kwargs)``.
+    in_tree: theirs.
+    static: ``(position or name, value)`` of every static argument, sorted by `str` of the first.
+  """
+
+  leaves: tuple[Any, ...]
+  in_tree: Any
+  static: tuple[tuple[int | str, Any], ...]
+
+  def merged(self, leaves: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+    """``(args, kwargs)`` of the user's function with other leaves."""
+    args, kwargs = jax.tree.unflatten(self.in_tree, leaves)
+    args, kwargs = list(args), dict(kwargs)
+    for key, value in sorted((item for item in self.static if isinstance(item[0], int)), key=lambda kv: kv[0]):
+      args.insert(key, value)
+    kwargs.update({key: value for key, value in self.static if isinstance(key, str)})
+    return args, kwargs
+
+
+def split_arguments(fn: Callable, args: Sequence[Any], kwargs: dict[str, Any], *,
+                    static_argnums: int | Sequence[int] = (),
+                    static_argnames: str | Sequence[str] = ()) -> SplitArguments:
+  """Takes the static arguments out of a call, with the rules of `jax.jit`: a name also covers its position."""
+  numbers = {static_argnums} if isinstance(static_argnums, int) else set(static_argnums)
+  names = {static_argnames} if isinstance(static_argnames, str) else set(static_argnames)
+  if numbers or names:
+    positions = _positions(fn)
+    numbers = {number % len(args) if -len(args) <= number < 0 else number for number in numbers}
+    names |= {name for name, position in positions.items() if position in numbers}
+    numbers |= {positions[name] for name in names if name in positions}
+  static = [(i, value) for i, value in enumerate(args) if i in numbers]
+  static += [(name, value) for name, value in kwargs.items() if name in names]
+  dynamic_args = tuple(value for i, value in enumerate(args) if i not in numbers)
+  dynamic_kwargs = {name: value for name, value in kwargs.items() if name not in names}
+  leaves, in_tree = jax.tree.flatten((dynamic_args, dynamic_kwargs))
+  return SplitArguments(tuple(leaves), in_tree, tuple(sorted(static, key=lambda item: str(item[0]))))
+
+
+def _positions(fn: Callable) -> dict[str, int]:
+  """Parameter name to position; empty where the function has no signature."""
+  try:
+    parameters = inspect.signature(fn).parameters.values()
+  except (TypeError, ValueError):
+    return {}
+  positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+  return {p.name: i for i, p in enumerate(parameters) if p.kind in positional}
+
+
+def trace(fn: Callable, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None, *,
+          static_argnums: int | Sequence[int] = (), static_argnames: str | Sequence[str] = ()) -> TracedFn:
+  """Traces `fn` for these arguments.
+
+  Args:
+    fn: any callable, bound methods included; it may close over arrays and over tracers of an outer trace.
+    args: positional arguments: pytrees of arrays, tracers, Python scalars or `jax.ShapeDtypeStruct`s.
+    kwargs: keyword arguments, same.
+    static_argnums: positions of arguments that are passed through untraced.
+    static_argnames: names of such arguments.
+
+  Returns:
+    The traced function.
+  """
+  split = split_arguments(fn, args, kwargs or {}, static_argnums=static_argnums, static_argnames=static_argnames)
+
+  def flat_fn(*leaves):
+    merged_args, merged_kwargs = split.merged(leaves)
+    return fn(*merged_args, **merged_kwargs)
+
+  name = getattr(fn, "__name__", type(fn).__name__)
+  flat_fn.__name__ = name
+  closed, out_shapes = jax.make_jaxpr(flat_fn, return_shape=True)(*split.leaves)
+  consts = tuple(closed.consts)
+  jaxpr = inline_jits(compat.open_constants(closed))
+  out_avals, out_tree = jax.tree.flatten(out_shapes)
+  values = (*consts, *split.leaves)
+  in_avals = tuple(_abstract(var.aval, value) for var, value in zip(jaxpr.invars, values, strict=True))
+  is_candidate = [isinstance(const, jax.core.Tracer) for const in consts] + [True] * len(split.leaves)
+  return TracedFn(
+      name=name, jaxpr=jaxpr, consts=consts, in_avals=in_avals, in_names=_names(consts, split),
+      in_tree=split.in_tree, out_avals=tuple(out_avals), out_tree=out_tree,
+      is_differentiable=tuple(ok and is_floating(aval) for ok, aval in zip(is_candidate, in_avals, strict=True)))
+
+
+def inline_jits(jaxpr: core.Jaxpr) -> core.Jaxpr:
+  """The jaxpr with nested jits opened up, at every depth; custom derivative rules and checkpoints stay whole.
+
+  A jit that asks for shardings, layouts, donation or compiler options stays a call.
+  """
+  substitute: dict[core.Var, Any] = {}
+  read = lambda atom: atom if isinstance(atom, core.Literal) else substitute.get(atom, atom)
+  equations: list[core.JaxprEqn] = []
+  for equation in jaxpr.eqns:
+    invars = [read(atom) for atom in equation.invars]
+    if compat.is_plain_jit(equation):
+      outputs = _inline_call(equation, invars, equations)
+      substitute.update(zip(equation.outvars, outputs, strict=True))
+    else:
+      equation = compat.map_sub_jaxprs(equation, inline_jits, lambda rule: rule)
+      equations.append(equation.replace(invars=invars))
+  return compat.rebuild(jaxpr, equations, [read(atom) for atom in jaxpr.outvars])
+
+
+def _inline_call(call: core.JaxprEqn, arguments: Sequence[Any], equations: list[core.JaxprEqn]) -> list[Any]:
+  """Appends a nested jit's equations, with fresh variables, and returns what stands for its outputs."""
+  body = inline_jits(call.params["jaxpr"])
+  substitute = dict(zip(body.invars, arguments, strict=True))
+  read = lambda atom: atom if isinstance(atom, core.Literal) else substitute[atom]
+  for inner in body.eqns:
+    outvars = [var if isinstance(var, core.DropVar) else core.Var(var.aval) for var in inner.outvars]
+    equations.append(compat.inlined(call, inner, [read(atom) for atom in inner.invars], outvars))
+    substitute.update(zip(inner.outvars, outvars, strict=True))
+  return [read(atom) for atom in body.outvars]
+
+
+def _abstract(aval: Any, value: Any) -> jax.ShapeDtypeStruct:
+  """The type of an input; the sharding of a committed array or of an abstract value comes along."""
+  sharding = None
+  if isinstance(value, jax.ShapeDtypeStruct):
+    sharding = value.sharding
+  elif isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer) and value.committed:
+    sharding = value.sharding
+  return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=getattr(aval, "weak_type", False))
+
+
+def _names(consts: Sequence[Any], split: SplitArguments) -> tuple[str, ...]:
+  args, kwargs = jax.tree.unflatten(split.in_tree, split.leaves)
+  paths = [path for path, _ in jax.tree_util.tree_flatten_with_path((args, kwargs))[0]]
+  names = [("args" if path[0].idx == 0 else "kwargs") + jax.tree_util.keystr(path[1:]) for path in paths]
+  return (*(f"closure[{i}]" for i in range(len(consts))), *names)
+
+
+def is_floating(aval: Any) -> bool:
+  """True for floating and complex types: what a gradient can flow through."""
+  return jnp.issubdtype(aval.dtype, jnp.inexact)
+
+
+def fn_and_gradient(traced: TracedFn, flat_fn: Callable[..., Sequence[Any]] | None = None
+                    ) -> tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]:
+  """The function together with its gradient: what `plan` compiles.
+
+  Args:
+    traced: from `trace`.
+    flat_fn: a rewritten or tagged form of `traced.jaxpr`; the jaxpr itself by default.
+
+  Returns:
+    ``(fn, avals)``. `fn` takes the inputs of `traced.jaxpr`, then one cotangent per floating output of rank 1 or
+    more (a scalar's cotangent is a one made inside, as in `jax.value_and_grad`), and returns
+    ``(flat outputs, gradients of the differentiable inputs)``. `avals` are the types of its inputs.
+
+  Raises:
+    NotDifferentiableError: no floating input or no floating output.
+  """
+  flat_fn = flat_fn or traced.evaluate
+  wrt = [i for i, ok in enumerate(traced.is_differentiable) if ok]
+  floating_out = [i for i, aval in enumerate(traced.out_avals) if is_floating(aval)]
+  if not wrt or not floating_out:
+    kind, avals = ("input", traced.in_avals) if not wrt else ("output", traced.out_avals)
+    types = ", ".join(f"{aval.dtype.name}{list(aval.shape)}" for aval in avals[:8]) or "none at all"
+    raise NotDifferentiableError(
+        f"{traced.name} has no floating-point {kind} (it has: {types}), so there is no gradient whose residuals "
+        "could be rematerialized. Wrap the function that is differentiated.")
+  array_out = [i for i in floating_out if traced.out_avals[i].shape]
+  num_inputs = len(traced.in_avals)
+
+  def with_gradient(*flat):
+    inputs, cotangents = list(flat[:num_inputs]), dict(zip(array_out, flat[num_inputs:], strict=True))
+
+    def of_floating(*floating_in):
+      for i, value in zip(wrt, floating_in, strict=True):
+        inputs[i] = value
+      outs = flat_fn(*inputs)
+      return [outs[i] for i in floating_out], outs
+
+    _, pullback, outs = jax.vjp(of_floating, *[inputs[i] for i in wrt], has_aux=True)
+    ones = {i: jnp.ones((), traced.out_avals[i].dtype) for i in floating_out if i not in cotangents}
+    return outs, pullback([{**cotangents, **ones}[i] for i in floating_out])
+
+  with_gradient.__name__ = f"{traced.name}_and_gradient"
+  cotangent_avals = tuple(jax.ShapeDtypeStruct(traced.out_avals[i].shape, traced.out_avals[i].dtype)
+                          for i in array_out)
+  return with_gradient, traced.in_avals + cotangent_avals

@@ -1,0 +1,94 @@
+"""What every planner takes and gives."""
+
+import dataclasses
+import importlib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Protocol
+
+import numpy as np
+
+from coopjax.program.step_program import StepProgram
+
+_HOMES = {"auto": ("coopjax.planners.auto", "AutoPlanner"), "coop": ("coopjax.planners.coop", "CoopPlanner"),
+          "peak": ("coopjax.planners.peak", "PeakPlanner")}
+PLANNERS = tuple(_HOMES)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PlannerResult:
+  """A schedule under a budget, or the nearest to it that a planner found.
+
+  Attributes:
+    schedule: op ids, repeats are recomputes, int32 ``[steps]``.
+    planner: name of the planner that made it.
+    budget_bytes: the live bytes allowed.
+    is_feasible: whether ``peak_live_bytes <= budget_bytes``.
+    peak_live_bytes: largest live bytes of the schedule.
+    peak_step: the first step that reaches it, -1 for an empty program.
+    recompute_cost_s: modelled seconds of the repeats.
+    recompute_flops: floating-point operations of the repeats.
+    num_recomputed: how many repeats there are.
+    seconds: how long planning took.
+    counters: what the planner counted, by name.
+  """
+
+  schedule: np.ndarray
+  planner: str
+  budget_bytes: int
+  is_feasible: bool
+  peak_live_bytes: int
+  peak_step: int
+  recompute_cost_s: float
+  recompute_flops: float
+  num_recomputed: int
+  seconds: float = 0.0
+  counters: Mapping[str, float] = MappingProxyType({})
+
+  @classmethod
+  def of(
+    cls, program: StepProgram, schedule: np.ndarray, planner: str, budget_bytes: int, seconds: float = 0.0, **counters,
+  ) -> "PlannerResult":
+    """The result that a valid ``schedule`` stands for: bytes and cost are counted here, not taken on trust."""
+    from coopjax import _core
+
+    live = _core.live_bytes(program.core, schedule)
+    peak_step = int(np.argmax(live)) if len(live) else -1
+    peak_bytes = int(live[peak_step]) if len(live) else 0
+    cost_s, flops, num_recomputed = _core.recompute_totals(program.core, schedule)
+    return cls(
+      schedule, planner, budget_bytes, peak_bytes <= budget_bytes, peak_bytes, peak_step, cost_s, flops, num_recomputed,
+      seconds, MappingProxyType(counters),
+    )
+
+  def overhead(self, program: StepProgram) -> float:
+    """Recompute cost over the program's own cost."""
+    total_s = float(program.op_cost_s.sum())
+    return self.recompute_cost_s / total_s if total_s > 0 else 0.0
+
+
+class Planner(Protocol):
+  """Chooses what to recompute. Options are fields of the planner; the same input gives the same plan."""
+
+  def plan(self, program: StepProgram, budget_bytes: int, *, time_limit_s: float = 10.0) -> PlannerResult:
+    """Plans ``program`` for ``budget_bytes`` of live bytes.
+
+    Args:
+      program: what to plan.
+      budget_bytes: limit on live temporary bytes.
+      time_limit_s: planning stops improving after about so many seconds.
+
+    Returns:
+      A valid schedule; if it is not feasible, the one with the smallest peak that was found.
+
+    Raises:
+      InvalidProgramError: the program is malformed.
+    """
+
+
+def get_planner(name: str) -> Planner:
+  """The planner of that name with its default options."""
+  if name not in _HOMES:
+    raise ValueError(f"unknown planner {name!r}; there are {', '.join(PLANNERS)}")
+  module, attribute = _HOMES[name]
+  return getattr(importlib.import_module(module), attribute)()

@@ -1,0 +1,247 @@
+"""The HLO engine: plans are made and carried out inside XLA's pipeline.
+
+``remat`` marks its equations; the mark travels as a frontend attribute to the POST_SCHEDULER stage of
+every program that contains them. There the hook reads the very module that is about to be allocated
+(optimizer, donation and sharding included), plans, rewrites, has the outcome verified and hands the
+bytes back. Modules without a mark are left alone after one search for the mark's bytes.
+
+The hook never fails a user's compile: on any doubt it returns None, and says why in the log and in the
+:class:`Outcome`, which is kept under the mark's key.
+"""
+
+import collections
+import dataclasses
+import logging
+import re
+import threading
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Iterable
+
+import jax
+from jax.extend import xla as jax_xla
+
+from coopjax import _core
+from coopjax.budget import Budget, format_bytes
+from coopjax.errors import BudgetExceededWarning
+from coopjax.planners import base
+from coopjax.program.step_program import StepProgram
+from coopjax.xla.program import HeapResult, predict_memory, read_step_program
+
+_log = logging.getLogger("coopjax.hook")
+_MARK = re.compile(rb"coopjax-mark\(([^()]*)\)")
+_MAX_ROUNDS = 6
+_KEPT_OUTCOMES = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+  """What a mark asks of the hook.
+
+  Attributes:
+    budget: limit on the module's temporary memory; a share is of the module's own un-rematerialized temporaries.
+    planner: name of a planner.
+    time_limit_s: seconds that planning one module may take.
+    key: identifies program and request; the outcome is kept under it.
+  """
+
+  budget: Budget
+  planner: str = "auto"
+  time_limit_s: float = 10.0
+  key: str = ""
+
+  def to_mark(self) -> str:
+    """The request as the value of a frontend attribute; a function of the request alone, so caches may key on it."""
+    limit = f"share={self.budget.share!r}" if self.budget.share is not None else f"bytes={self.budget.limit_bytes}"
+    total = ";total" if self.budget.is_total else ""
+    return f"coopjax-mark({limit}{total};planner={self.planner};limit={self.time_limit_s!r};key={self.key})"
+
+  @classmethod
+  def from_mark(cls, text: str) -> "Request":
+    """Reads what :meth:`to_mark` wrote (the part between the brackets)."""
+    fields = dict(field.partition("=")[::2] for field in text.split(";"))
+    share, limit_bytes = fields.get("share"), fields.get("bytes")
+    budget = Budget(int(limit_bytes) if limit_bytes else None, float(share) if share else None, "total" in fields)
+    return cls(budget, fields["planner"], float(fields["limit"]), fields["key"])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Outcome:
+  """What the hook did to one module.
+
+  Attributes:
+    request: what was asked.
+    program: the module as it came.
+    baseline: predicted memory of the module as it came.
+    budget_bytes: temporary bytes allowed.
+    result: the plan, or None when none was needed or possible.
+    predicted: predicted memory of what was handed to XLA.
+    module_bytes: the rewritten module, None if it was left as it came.
+    reason: why it was left as it came, or "".
+    rounds: one line per plan tried.
+    seconds: time spent in the hook.
+  """
+
+  request: Request
+  program: StepProgram
+  baseline: HeapResult
+  budget_bytes: int
+  result: base.PlannerResult | None
+  predicted: HeapResult
+  module_bytes: bytes | None
+  reason: str
+  rounds: tuple[str, ...]
+  seconds: float
+
+  @property
+  def fits(self) -> bool:
+    """Whether the predicted temporaries hold the budget."""
+    return self.predicted.temp_bytes <= self.budget_bytes
+
+
+def plan_module(module_bytes: bytes, requests: Iterable[Request]) -> Outcome:
+  """Plans one scheduled module and carries the plan out.
+
+  The planner bounds live bytes, XLA packs buffers: each round the rewritten module's heap is predicted,
+  and the planner's limit moves by the difference, until the heap fits.
+
+  Args:
+    module_bytes: a serialized ``HloModuleProto`` at POST_SCHEDULER.
+    requests: of the marks in the module; the strictest is obeyed.
+
+  Returns:
+    The outcome; ``module_bytes`` is None with a reason where nothing is gained or anything is in doubt.
+  """
+  start = time.perf_counter()
+  baseline = predict_memory(module_bytes)
+  program, op_instruction_ids = read_step_program(module_bytes)
+  resolved = {request: request.budget.resolve(baseline.temp_bytes, baseline.resident_bytes) for request in requests}
+  request = min(resolved, key=resolved.get)
+  budget_bytes = resolved[request]
+  outcome = Outcome(request, program, baseline, budget_bytes, None, baseline, None, "", (), 0.0)
+  if outcome.fits:
+    reason = f"{format_bytes(baseline.temp_bytes)} of temporaries already fit {format_bytes(budget_bytes)}"
+    return dataclasses.replace(outcome, reason=reason, seconds=time.perf_counter() - start)
+  planner = base.get_planner(request.planner)
+  limit_bytes, rounds = budget_bytes, []
+  while len(rounds) < _MAX_ROUNDS:
+    time_left_s = request.time_limit_s - (time.perf_counter() - start)
+    if rounds and time_left_s <= 0:
+      break
+    result = planner.plan(program, max(limit_bytes, 0), time_limit_s=time_left_s)
+    candidate = _core.apply_schedule(module_bytes, op_instruction_ids, result.schedule)
+    predicted = predict_memory(candidate)
+    rounds.append(
+      f"round {len(rounds) + 1}: live limit {format_bytes(limit_bytes)}, live {format_bytes(result.peak_live_bytes)}, "
+      f"heap {format_bytes(predicted.temp_bytes)}, cost {result.overhead(program):+.2%} ({result.planner})"
+    )
+    if predicted.temp_bytes < outcome.predicted.temp_bytes:
+      outcome = dataclasses.replace(outcome, result=result, predicted=predicted, module_bytes=candidate)
+    if outcome.fits or not result.is_feasible:
+      break
+    limit_bytes -= max(predicted.temp_bytes - budget_bytes, budget_bytes // 100)
+  reason = "" if outcome.module_bytes is not None else "no plan takes less memory than the module as it came"
+  if outcome.module_bytes is not None and (fault := _core.verify_transform(module_bytes, outcome.module_bytes)):
+    reason = f"the rewritten module was not proved equivalent: {fault}"
+    outcome = dataclasses.replace(outcome, result=None, predicted=baseline, module_bytes=None)
+  seconds = time.perf_counter() - start
+  return dataclasses.replace(outcome, reason=reason, rounds=tuple(rounds), seconds=seconds)
+
+
+class _Hook:
+  """The callback that is registered with XLA, and the outcomes it leaves."""
+
+  def __init__(self):
+    self._lock = threading.Lock()
+    self._platforms: set[str] = set()
+    self._outcomes: collections.OrderedDict[str, Outcome] = collections.OrderedDict()
+    self._captures: dict[str, bytes | None] = {}
+
+  def install(self, platform: str) -> None:
+    """Registers the callback for one platform, once per process."""
+    with self._lock:
+      if platform not in self._platforms:
+        stage = jax_xla.PipelineStage.POST_SCHEDULER
+        jax_xla.register_hlo_module_transformation(self._callback, name="coopjax", stage=stage, platforms=platform)
+        self._platforms.add(platform)
+
+  def pop_outcome(self, key: str) -> Outcome | None:
+    """The newest outcome under ``key``; None when the hook did not run for it (a compilation cache hit, say)."""
+    with self._lock:
+      return self._outcomes.pop(key, None)
+
+  def capture(self, compile_marked: Callable[[str], object]) -> bytes:
+    """The module that a compile reaches POST_SCHEDULER with; code generation is skipped.
+
+    Args:
+      compile_marked: compiles the program of interest with the given mark on its equations.
+
+    Returns:
+      The serialized module.
+    """
+    key = uuid.uuid4().hex
+    with self._lock:
+      self._captures[key] = None
+    try:
+      compile_marked(Request(Budget(share=1.0), key=key).to_mark())
+    except jax.errors.JaxRuntimeError:
+      if self._captures[key] is None:
+        raise
+    finally:
+      with self._lock:
+        captured = self._captures.pop(key)
+    if captured is None:
+      raise RuntimeError("the HLO hook did not run: the program was not compiled, or its mark was lost on the way")
+    return captured
+
+  def _callback(self, module_bytes: bytes) -> bytes | None:
+    requests = {Request.from_mark(match.decode()) for match in set(_MARK.findall(module_bytes))}
+    for request in requests:
+      if request.key in self._captures:
+        self._captures[request.key] = bytes(module_bytes)
+        raise _CapturedError
+    if not requests:
+      return None
+    try:
+      return self._plan(module_bytes, requests)
+    except Exception:  # the compile must stand whatever happens in here
+      _log.exception("planning failed; the program is compiled as it came")
+      return None
+
+  def _plan(self, module_bytes: bytes, requests: set[Request]) -> bytes | None:
+    outcome = plan_module(module_bytes, requests)
+    with self._lock:
+      for request in requests:
+        self._outcomes[request.key] = outcome
+      while len(self._outcomes) > _KEPT_OUTCOMES:
+        self._outcomes.popitem(last=False)
+    for line in outcome.rounds:
+      _log.debug(line)
+    _log.info(
+      "temporaries %s, budget %s, planned %s in %.2f s%s", format_bytes(outcome.baseline.temp_bytes),
+      format_bytes(outcome.budget_bytes), format_bytes(outcome.predicted.temp_bytes), outcome.seconds,
+      f": {outcome.reason}" if outcome.reason else "",
+    )
+    if not outcome.fits:
+      _warn_over_budget(outcome)
+    return outcome.module_bytes
+
+
+def _warn_over_budget(outcome: Outcome) -> None:
+  message = (
+    f"a program with a coopjax.remat in it needs {format_bytes(outcome.predicted.temp_bytes)} of temporaries, over its "
+    f"budget of {format_bytes(outcome.budget_bytes)}. {outcome.reason}"
+  ).rstrip()
+  try:
+    warnings.warn(message, BudgetExceededWarning, stacklevel=2)
+  except BudgetExceededWarning:  # warnings are errors here, but an error in the callback would fail the compile
+    _log.warning(message)
+
+
+class _CapturedError(Exception):
+  """Ends a compile whose module was all that was wanted."""
+
+
+_hook = _Hook()
+install, pop_outcome, capture = _hook.install, _hook.pop_outcome, _hook.capture

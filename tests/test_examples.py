@@ -1,0 +1,62 @@
+"""The demo and the benchmark at small sizes: what they print and write holds, and faults are told."""
+
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+SMALL = ["--num-layers", "6", "--width", "64", "--num-heads", "2", "--context", "64", "--batch-size", "4",
+         "--steps", "3"]
+
+
+def train_gpt(directory: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess:
+  command = [sys.executable, str(ROOT / "examples" / "train_gpt.py"), *SMALL, *arguments]
+  return subprocess.run(command, capture_output=True, text=True, cwd=directory, env={**os.environ, "COLUMNS": "120"})
+
+
+def load(directory: str, name: str):
+  """A script of this repository as a module."""
+  path = ROOT / directory / f"{name}.py"
+  sys.path.insert(0, str(path.parent))
+  try:
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+  finally:
+    sys.path.remove(str(path.parent))
+  return module
+
+
+def test_demo_holds_its_budgets_with_the_same_bits(tmp_path):
+  done = train_gpt(tmp_path, "--budget", "0.5", "0.3")
+  assert done.returncode == 0, done.stdout + done.stderr
+  plain, *budgeted = json.loads((tmp_path / "out" / "train_gpt.json").read_text())["runs"]
+  assert [run["name"] for run in budgeted] == ["50%", "30%"]
+  for run, share in zip(budgeted, (0.5, 0.3)):
+    assert run["temp_bytes"] <= share * plain["temp_bytes"]
+    assert run["losses"] == plain["losses"] and len(run["losses"]) == 3
+    assert run["faults"] == []
+    assert run["name"] in done.stdout
+  picture = (tmp_path / "out" / "train_gpt.png").read_bytes()
+  assert picture.startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("budget, message", [("0.001", "budget"), ("12 bananas", "12 bananas"), ("1.5", "1.5")])
+def test_demo_fails_with_a_message_on_a_budget_that_cannot_be_held(tmp_path, budget, message):
+  done = train_gpt(tmp_path, "--budget", budget)
+  assert done.returncode != 0
+  assert message in done.stderr
+
+
+def test_gpt_learns_and_its_batches_repeat():
+  gpt = load("examples", "gpt")
+  config = gpt.GPTConfig(num_layers=1, width=32, num_heads=2, context=16, batch_size=2)
+  corpus = gpt.read_corpus()
+  assert corpus.dtype == "uint8" and len(corpus) > 1_000_000
+  first, again = (next(gpt.batches(corpus, config)) for _ in range(2))
+  assert first.shape == (2, 17) and (first == again).all()

@@ -1,0 +1,329 @@
+"""The HLO layer for real: modules rewritten inside XLA's compile pipeline, run, and compared to the bit."""
+
+import contextlib
+import functools
+import random
+import re
+
+import hlo_proto
+import jax
+from jax.extend import xla as jax_xla
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from coopjax import _core
+
+HOOK = "coopjax_test_hlo_module"
+STAGE = jax_xla.PipelineStage.POST_SCHEDULER
+IN_PLACE = {"dynamic-update-slice", "scatter"}
+NEVER_CLONED = {"while", "conditional", "call", "custom-call", *IN_PLACE}
+
+
+@contextlib.contextmanager
+def hook(callback):
+  jax_xla.register_hlo_module_transformation(callback, name=HOOK, stage=STAGE, platforms="cpu")
+  try:
+    yield
+  finally:
+    assert jax_xla.clear_hlo_module_transformation(HOOK, stage=STAGE, platforms="cpu")
+
+
+def mlp_gradients():
+  def loss(weights, x):
+    for w in weights:
+      x = jnp.tanh(x @ w) * 1.5
+    return (x**2).mean()
+
+  key = jax.random.key(0)
+  return jax.value_and_grad(loss), ([jax.random.normal(key, (16, 16))] * 4, jax.random.normal(key, (8, 16))), ()
+
+
+def attention_step():
+  """SGD on a one-layer transformer with tied embeddings: gather, scatter, softmax, donated parameters."""
+
+  def loss(p, ids):
+    x = p["embed"][ids]
+    q, k, v = jnp.split(x @ p["qkv"], 3, -1)
+    x = x + jax.nn.softmax(q @ k.mT) @ v @ p["out"]
+    logits = jax.nn.gelu(x @ p["up"]) @ p["down"] @ p["embed"].T
+    return -jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.roll(ids, -1, 1)[..., None], -1).mean()
+
+  def step(p, ids):
+    value, gradients = jax.value_and_grad(loss)(p, ids)
+    return jax.tree.map(lambda w, g: w - 0.1 * g, p, gradients), value
+
+  shapes = dict(embed=(32, 16), qkv=(16, 48), out=(16, 16), up=(16, 32), down=(32, 16))
+  keys = jax.random.split(jax.random.key(1), len(shapes))
+  parameters = {name: jax.random.normal(key, shape) * 0.3 for key, (name, shape) in zip(keys, shapes.items())}
+  return step, (parameters, jax.random.randint(keys[0], (2, 8), 0, 32)), (0,)
+
+
+def scan_step():
+  """SGD on a scanned network: while loops, stacked residuals, dynamic-update-slice, donated parameters."""
+
+  def loss(weights, x):
+    x, ys = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), x.sum()), x, weights)
+    return (x**2).mean() + ys.var()
+
+  def step(weights, x):
+    value, gradients = jax.value_and_grad(loss)(weights, x)
+    return weights - 0.1 * gradients, value
+
+  key = jax.random.key(2)
+  return step, (jax.random.normal(key, (4, 16, 16)) * 0.3, jax.random.normal(key, (8, 16))), (0,)
+
+
+MODELS = {model.__name__: model for model in (mlp_gradients, attention_step, scan_step)}
+
+
+def compile_through(callback, name):
+  """The model's executable with `callback` as the hook, and the module that the hook saw."""
+  function, arguments, donated = MODELS[name]()
+  seen = []
+
+  def record(module):
+    seen.append(module)
+    return callback(module)
+
+  with hook(record):
+    compiled = jax.jit(lambda *a: function(*a), donate_argnums=donated).lower(*arguments).compile()
+  (module,) = seen
+  return compiled, module
+
+
+def run(compiled, name):
+  _, arguments, _ = MODELS[name]()
+  return [np.asarray(leaf) for leaf in jax.tree.leaves(compiled(*arguments))]
+
+
+@functools.cache
+def untouched(name):
+  compiled, module = compile_through(lambda _: None, name)
+  return run(compiled, name), module
+
+
+def entry_order(compiled):
+  """Instruction names of the entry computation in the order of the optimized HLO text (which is the schedule)."""
+  entry = re.search(r"^ENTRY .*?^}", compiled.as_text(), re.M | re.S).group()
+  return re.findall(r"^ +(?:ROOT )?%?([\w.-]+) = ", entry, re.M)
+
+
+class Ops:
+  """The ops of a module's entry computation and what each must follow."""
+
+  def __init__(self, data: bytes):
+    self.module = hlo_proto.Module(data)
+    self.by_id = {i.id: i for i in self.module.instructions}
+    self.ids = [i for i in self.module.sequence if self.by_id[i].opcode not in hlo_proto.GLUE]
+    self.op_of = {instruction_id: op for op, instruction_id in enumerate(self.ids)}
+    self.inputs = [self._ops_behind(self.by_id[i].operands) | self._ops_behind(self.by_id[i].control) for i in self.ids]
+
+  def _ops_behind(self, ids):
+    ops = set()
+    for instruction_id in ids:
+      if instruction_id in self.op_of:
+        ops.add(self.op_of[instruction_id])
+      else:
+        ops |= self._ops_behind(self.by_id[instruction_id].operands)
+    return ops
+
+  def apply(self, schedule):
+    return _core.apply_schedule(self.module.encode(), np.array(self.ids), np.array(schedule, np.int32))
+
+  def accepts(self, schedule):
+    return not _core.verify_transform(self.module.encode(), self.apply(schedule))
+
+  def in_given_order(self):
+    return list(range(len(self.ids)))
+
+  def random_topological_order(self, rng):
+    remaining, order = self.in_given_order(), []
+    while remaining:
+      op = rng.choice([op for op in remaining if not self.inputs[op] & set(remaining)])
+      remaining.remove(op)
+      order.append(op)
+    return order
+
+  def randomly_moved(self, rng, num_moves):
+    """The given order after moves of single ops; those that the verifier refuses are taken back."""
+    order, refused = self.in_given_order(), 0
+    for _ in range(num_moves):
+      op = rng.choice(order)
+      moved = [o for o in order if o != op]
+      first = max((moved.index(o) + 1 for o in self.inputs[op]), default=0)
+      last = min((moved.index(o) for o in moved if op in self.inputs[o]), default=len(moved))
+      moved.insert(rng.randint(first, last), op)
+      if self.accepts(moved):
+        order = moved
+      else:
+        refused += 1
+    return order, refused
+
+  def with_clones(self, order, rng, num_tries):
+    """`order` with ops repeated right before later users, where the verifier agrees."""
+    candidates = [
+      (op, user)
+      for user in order
+      for op in self.inputs[user]
+      if order.index(user) > order.index(op) + 1 and self.by_id[self.ids[op]].opcode not in NEVER_CLONED
+    ]
+    schedule, refused = list(order), 0
+    for op, user in rng.sample(candidates, min(num_tries, len(candidates))):
+      longer = list(schedule)
+      longer.insert(longer.index(user), op)
+      if self.accepts(longer):
+        schedule = longer
+      else:
+        refused += 1
+    return schedule, refused
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_identity_through_the_hook(name):
+  expected, before = untouched(name)
+  assert _core.parse_check(before) == ""
+  compiled, _ = compile_through(lambda module: Ops(module).apply(Ops(module).in_given_order()), name)
+  assert all(np.array_equal(a, b) for a, b in zip(run(compiled, name), expected, strict=True))
+  ops = Ops(before)
+  op_names = {ops.by_id[i].name for i in ops.ids}
+  assert [n for n in entry_order(compiled) if n in op_names] == [ops.by_id[i].name for i in ops.ids]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_every_topological_order_of_a_pure_program_is_accepted_and_exact(seed):
+  expected, before = untouched("mlp_gradients")
+  ops = Ops(before)
+  order = ops.random_topological_order(random.Random(seed))
+  assert order != ops.in_given_order()
+  assert _core.verify_transform(before, ops.apply(order)) == ""
+  compiled, _ = compile_through(lambda module: Ops(module).apply(order), "mlp_gradients")
+  op_names = {ops.by_id[i].name for i in ops.ids}
+  assert [n for n in entry_order(compiled) if n in op_names] == [ops.by_id[ops.ids[op]].name for op in order]
+  assert all(np.array_equal(a, b) for a, b in zip(run(compiled, "mlp_gradients"), expected, strict=True))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_reordered_and_cloned_programs_are_exact(name):
+  expected, before = untouched(name)
+  ops, rng = Ops(before), random.Random(7)
+  order, refused_moves = ops.randomly_moved(rng, 30)
+  schedule, refused_clones = ops.with_clones(order, rng, 20)
+  num_clones = len(schedule) - len(order)
+  assert order != ops.in_given_order() and num_clones >= 5
+  if name == "mlp_gradients":
+    assert refused_moves == 0 and refused_clones == 0
+  after = ops.apply(schedule)
+  assert _core.verify_transform(before, after) == ""
+  compiled, module = compile_through(lambda module: Ops(module).apply(schedule), name)
+  # (The bytes differ in the stack frames of this test.)
+  assert hlo_proto.Module(module).instructions == ops.module.instructions
+  names = entry_order(compiled)
+  clones = [n for n in names if ".coop_remat" in n]
+  assert len([n for n in clones if not n.startswith(tuple(hlo_proto.GLUE))]) >= num_clones
+  after_view = hlo_proto.Module(after)
+  name_of = {i.id: i.name for i in after_view.instructions}
+  assert [n for n in names if n in set(name_of.values())] == [name_of[i] for i in after_view.sequence]
+  assert all(np.array_equal(a, b) for a, b in zip(run(compiled, name), expected, strict=True))
+
+
+def break_by_late_reader(module):
+  """A reader of a donated parameter moved behind the instruction that overwrites it, data edges intact."""
+  instructions = {i.id: i for i in module.instructions}
+  order = module.sequence
+  outputs = instructions[module.root].operands
+  for parameter in (i for i in instructions.values() if i.opcode == "parameter"):
+    readers = [i for i in instructions.values() if parameter.id in i.operands and i.id not in outputs]
+    for reader in readers:
+      users = [order.index(i.id) for i in instructions.values() if reader.id in i.operands or reader.id in i.control]
+      latest = min(users) - 1
+      writers = [i for i in outputs if order.index(reader.id) < order.index(i) <= latest]
+      if not writers:
+        continue
+      order.remove(reader.id)
+      order.insert(latest, reader.id)
+      module.sequence = order
+      yield module.encode()
+      return
+
+
+def break_operand(module):
+  """Two operands of a subtraction, or of the first binary op of equal shapes, swapped."""
+  instruction = next(i for i in module.instructions if i.opcode in ("subtract", "divide", "fusion") and len(set(i.operands)) == 2)
+  module.replace(instruction.id, hlo_proto.OPERANDS, hlo_proto.pack(instruction.operands[::-1]))
+  yield module.encode()
+
+
+def break_constant(module):
+  for at, (number, raw) in enumerate(module.entry):
+    parts = hlo_proto.fields(raw) if number == hlo_proto.COMPUTATION_INSTRUCTIONS else []
+    if dict(parts).get(hlo_proto.OPCODE) == b"constant":
+      literal = dict(parts)[hlo_proto.LITERAL]
+      changed = literal[:-1] + bytes([literal[-1] ^ 1])
+      module.entry[at] = (number, hlo_proto.encode([(n, changed if n == hlo_proto.LITERAL else v) for n, v in parts]))
+      yield module.encode()
+      return
+
+
+def break_sequence(module):
+  module.sequence = module.sequence[:5] + module.sequence[6:]
+  yield module.encode()
+
+
+def break_order(module):
+  module.sequence = module.sequence[::-1]
+  yield module.encode()
+
+
+def break_ids(module):
+  first, second = [i for i in module.instructions if i.opcode == "fusion"][:2]
+  module.replace(second.id, hlo_proto.ID, first.id)
+  yield module.encode()
+
+
+def break_called_computation(module):
+  first, second = [i for i in module.instructions if i.opcode == "fusion"][:2]
+  module.replace(second.id, hlo_proto.CALLED, hlo_proto.pack(first.called))
+  yield module.encode()
+
+
+def break_root(module):
+  root = next(i for i in module.instructions if i.opcode == "fusion")
+  module.entry = [(n, root.id if n == hlo_proto.COMPUTATION_ROOT else v) for n, v in module.entry]
+  yield module.encode()
+
+
+BREAKS = (
+  break_operand, break_constant, break_sequence, break_order, break_ids, break_called_computation, break_root
+)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("break_module", BREAKS)
+def test_broken_modules_are_refused(break_module, name):
+  _, before = untouched(name)
+  assert _core.verify_transform(before, before) == ""
+  for broken in break_module(hlo_proto.Module(before)):
+    assert broken != before
+    assert _core.verify_transform(before, broken) != ""
+
+
+def test_a_reader_behind_an_in_place_writer_is_refused():
+  refusals = []
+  for name in ("attention_step", "scan_step"):
+    _, before = untouched(name)
+    ops = Ops(before)
+    rng = random.Random(0)
+    refusals += [_core.verify_transform(before, ops.apply(ops.random_topological_order(rng))) for _ in range(20)]
+  assert any(re.search("reads '.*' after '.*' has overwritten its buffer", refusal) for refusal in refusals)
+
+
+def test_malformed_bytes_are_refused():
+  _, before = untouched("mlp_gradients")
+  assert _core.parse_check(b"") != ""
+  assert _core.parse_check(before[: len(before) // 2]) != ""
+  assert _core.verify_transform(before, b"\xff" * 100) != ""
+  with pytest.raises(ValueError, match="lacks op 3"):
+    Ops(before).apply([0, 1, 2])
+  with pytest.raises(ValueError, match="before"):
+    Ops(before).apply(Ops(before).in_given_order()[::-1])

@@ -1,0 +1,179 @@
+#include "hlo_graph.h"
+
+#include <algorithm>
+#include <functional>
+#include <iterator>
+
+namespace coopjax {
+namespace {
+
+// The transpose of `rows`: for each item, the rows that hold it, in row order, each once.
+Csr Transposed(const Csr& rows, int32_t num_items) {
+  std::vector<std::vector<int32_t>> holders(num_items);
+  for (int32_t row = 0; row < rows.num_rows(); ++row) {
+    for (const int32_t item : rows[row]) {
+      if (holders[item].empty() || holders[item].back() != row) holders[item].push_back(row);
+    }
+  }
+  Csr result;
+  for (const auto& row : holders) result.AddRow(row);
+  return result;
+}
+
+}  // namespace
+
+HloGraph::HloGraph(const HloModule& module) : module_(module) {
+  opcode_.reserve(module.instructions.size());
+  for (const Instruction& instruction : module.instructions) opcode_.push_back(LookUpOpcode(instruction.opcode));
+  AddEdges();
+  for (int32_t i = 0; i < num_instructions(); ++i) {
+    node_base_.push_back(num_nodes());
+    AddShape(module.instructions[i].shape, i);
+  }
+  node_base_.push_back(num_nodes());
+  MarkControlFlow();
+}
+
+void HloGraph::AddEdges() {
+  std::vector<int32_t> row;
+  const auto add_ids = [&](const std::vector<int64_t>& ids, const auto& index_of, Csr& rows) {
+    row.clear();
+    for (const int64_t id : ids) row.push_back(index_of.at(id));
+    rows.AddRow(row);
+  };
+  for (const Instruction& instruction : module_.instructions) {
+    add_ids(instruction.operand_ids, module_.instruction_index, operands_);
+    add_ids(instruction.control_predecessor_ids, module_.instruction_index, control_predecessors_);
+    add_ids(instruction.called_computation_ids, module_.computation_index, called_);
+  }
+  users_ = Transposed(operands_, num_instructions());
+  callers_ = Transposed(called_, static_cast<int32_t>(module_.computations.size()));
+  for (const Computation& computation : module_.computations) {
+    roots_.push_back(module_.instruction_index.at(computation.root_id));
+    add_ids(computation.sequence, module_.instruction_index, sequences_);
+    row.clear();
+    for (const int32_t i : computation.instructions) {
+      if (op(i) != Op::kParameter) continue;
+      const int64_t number = instruction(i).parameter_number;
+      // A number beyond the instruction count is garbage; such a parameter is never found.
+      if (number < 0 || number >= std::ssize(computation.instructions)) continue;
+      if (number >= std::ssize(row)) row.resize(number + 1, -1);
+      row[number] = i;
+    }
+    parameters_.AddRow(row);
+  }
+}
+
+void HloGraph::AddShape(const Shape& shape, int32_t owner) {
+  const Node node = num_nodes();
+  shapes_.push_back(&shape);
+  owners_.push_back(owner);
+  subtree_sizes_.push_back(1);
+  if (!shape.is_tuple()) return;
+  for (const Shape& element : shape.tuple_shapes) AddShape(element, owner);
+  subtree_sizes_[node] = num_nodes() - node;
+}
+
+void HloGraph::MarkControlFlow() {
+  is_control_flow_.assign(module_.computations.size(), 0);
+  std::vector<int32_t> worklist = {module_.entry};
+  is_control_flow_[module_.entry] = 1;
+  while (!worklist.empty()) {
+    const int32_t computation = worklist.back();
+    worklist.pop_back();
+    for (const int32_t i : module_.computations[computation].instructions) {
+      if (!IsControlFlowCall(op(i))) continue;
+      for (const int32_t callee : called(i)) {
+        if (is_control_flow_[callee]) continue;
+        is_control_flow_[callee] = 1;
+        worklist.push_back(callee);
+      }
+    }
+  }
+}
+
+bool HloGraph::is_user_of(int32_t user, int32_t operand) const {
+  return std::ranges::find(operands(user), operand) != operands(user).end();
+}
+
+int32_t HloGraph::parameter(int32_t computation, int64_t number) const {
+  const auto row = parameters_[computation];
+  return number >= 0 && number < std::ssize(row) ? row[number] : -1;
+}
+
+std::vector<int32_t> HloGraph::PostOrder(int32_t computation) const {
+  const auto& members = module_.computations[computation].instructions;
+  if (members.empty()) return {};
+  const int32_t first = members.front();
+  enum State : uint8_t { kNew, kVisiting, kVisited };
+  std::vector<State> states(members.size(), kNew);
+  std::vector<int32_t> order, stack;
+  const auto push = [&](int32_t i) {
+    if (states[i - first] != kVisited) stack.push_back(i);
+  };
+  for (const int32_t sink : members) {
+    if (!users(sink).empty()) continue;
+    push(sink);
+    while (!stack.empty()) {
+      const int32_t i = stack.back();
+      State& state = states[i - first];
+      if (state != kNew) {
+        stack.pop_back();
+        if (state != kVisited) order.push_back(i);
+        state = kVisited;
+        continue;
+      }
+      state = kVisiting;
+      const auto inputs = operands(i);
+      for (auto operand = inputs.rbegin(); operand != inputs.rend(); ++operand) push(*operand);
+      for (const int32_t predecessor : control_predecessors(i)) push(predecessor);
+    }
+  }
+  return order;
+}
+
+std::vector<int32_t> HloGraph::CallGraphPostOrder() const {
+  std::vector<int32_t> order;
+  std::vector<uint8_t> is_visited(module_.computations.size(), 0);
+  const std::function<void(int32_t)> visit = [&](int32_t computation) {
+    if (is_visited[computation]) return;
+    is_visited[computation] = 1;
+    for (const int32_t i : module_.computations[computation].instructions) {
+      if (!IsControlFlowCall(op(i))) continue;
+      for (const int32_t callee : called(i)) visit(callee);
+    }
+    order.push_back(computation);
+  };
+  visit(module_.entry);
+  return order;
+}
+
+Node HloGraph::Child(Node tuple, int64_t index) const {
+  if (!shape(tuple).is_tuple() || index < 0 || index >= std::ssize(shape(tuple).tuple_shapes)) return kNoNode;
+  Node child = tuple + 1;
+  for (; index > 0; --index) child += subtree_sizes_[child];
+  return child;
+}
+
+Node HloGraph::NodeAt(int32_t i, std::span<const int64_t> path) const {
+  Node node = node_base(i);
+  for (const int64_t index : path) {
+    node = Child(node, index);
+    if (node == kNoNode) return kNoNode;
+  }
+  return node;
+}
+
+std::vector<int64_t> HloGraph::PathOf(Node node) const {
+  std::vector<int64_t> path;
+  for (Node at = node_base(owner(node)); at != node;) {
+    int64_t index = 0;
+    Node child = at + 1;
+    for (; child + subtree_sizes_[child] <= node; child += subtree_sizes_[child]) ++index;
+    path.push_back(index);
+    at = child;
+  }
+  return path;
+}
+
+}  // namespace coopjax

@@ -1,0 +1,307 @@
+#include "hlo_program.h"
+
+#include <algorithm>
+#include <iterator>
+#include <unordered_map>
+
+#include "hlo_graph_check.h"
+#include "hlo_heap.h"
+
+namespace coopjax {
+namespace {
+
+class ProgramBuilder {
+ public:
+  ProgramBuilder(const HloAlias& alias, const HloLiveRanges& ranges, const Roofline& roofline, HloProgram* result)
+      : alias_(alias), graph_(alias.graph()), dataflow_(alias.dataflow()), ranges_(ranges), roofline_(roofline),
+        result_(*result), program_(result->program), cost_model_(alias.graph()) {
+    step_value_.assign(dataflow_.num_values(), kNoValue);
+    op_of_.assign(graph_.num_instructions(), kNoOp);
+    dependences_.resize(graph_.num_instructions());
+    last_in_buffer_.assign(alias.num_buffers(), kNoValue);
+    MarkParameterBuffers();
+  }
+
+  void Run() {
+    for (const int32_t i : graph_.sequence(graph_.module().entry)) {
+      if (IsGlue(graph_.op(i))) {
+        AddGlue(i);
+      } else {
+        AddOp(i);
+      }
+    }
+    SetWorkspaces();
+    SetCanRecompute();
+  }
+
+ private:
+  void MarkParameterBuffers();
+  void AddGlue(int32_t i);
+  void AddOp(int32_t i);
+  ValueId AddValue(int32_t value, OpId producer, ValueKind kind);
+  ValueKind KindOf(int32_t value) const;
+  void AddInputs(int32_t i);
+  void AddOutputs(int32_t i, OpId op);
+  void AddDependences(int32_t i);
+  void AddMayShare(int32_t i, OpId op);
+  void AddDescription(int32_t i);
+  void SetWorkspaces();
+  void SetCanRecompute();
+  bool IsPure(int32_t i) const;
+  bool WritesInPlace(int32_t i) const;
+
+  const HloAlias& alias_;
+  const HloGraph& graph_;
+  const HloDataflow& dataflow_;
+  const HloLiveRanges& ranges_;
+  const Roofline& roofline_;
+  HloProgram& result_;
+  StepProgram& program_;
+  CostModel cost_model_;
+  std::vector<ValueId> step_value_;                // [HloDataflow value]
+  std::vector<OpId> op_of_;                        // [instruction]
+  std::vector<int32_t> op_instruction_;            // [op]
+  std::vector<std::vector<OpId>> dependences_;     // [instruction]: ops it must follow, other than by data
+  std::vector<ValueId> last_in_buffer_;            // [alias buffer]: its latest value
+  std::vector<uint8_t> has_parameter_;             // [alias buffer]
+};
+
+void ProgramBuilder::MarkParameterBuffers() {
+  has_parameter_.assign(alias_.num_buffers(), 0);
+  for (const int32_t i : graph_.sequence(graph_.module().entry)) {
+    if (graph_.op(i) != Op::kParameter) continue;
+    for (Node node = graph_.node_base(i); node < graph_.node_end(i); ++node) {
+      has_parameter_[alias_.buffer_of(dataflow_.value_at(node))] = 1;
+    }
+  }
+}
+
+ValueId ProgramBuilder::AddValue(int32_t value, OpId producer, ValueKind kind) {
+  const ValueId id = program_.num_values();
+  step_value_[value] = id;
+  const Shape& shape = graph_.shape(dataflow_.definition(value));
+  program_.value_bytes.push_back(shape.byte_size());
+  program_.value_producer.push_back(producer);
+  program_.value_kind.push_back(kind);
+  result_.value_types.push_back(ShapeText(shape));
+  // What had the buffer before is overwritten. (Values of one buffer are never live together.)
+  ValueId& last = last_in_buffer_[alias_.buffer_of(value)];
+  program_.value_in_place_of.push_back(producer == kNoOp ? kNoValue : last);
+  last = id;
+  return id;
+}
+
+ValueKind ProgramBuilder::KindOf(int32_t value) const {
+  const int32_t buffer = alias_.buffer_of(value);
+  return alias_.lives_out(buffer) || has_parameter_[buffer] ? ValueKind::kOutput : ValueKind::kTemporary;
+}
+
+void ProgramBuilder::AddGlue(int32_t i) {
+  AddDependences(i);
+  const bool is_parameter = graph_.op(i) == Op::kParameter;
+  if (!is_parameter && graph_.op(i) != Op::kConstant) return;
+  for (Node node = graph_.node_base(i); node < graph_.node_end(i); ++node) {
+    if (!graph_.shape(node).is_array()) continue;
+    AddValue(dataflow_.value_at(node), kNoOp, is_parameter ? ValueKind::kParameter : ValueKind::kConstant);
+  }
+}
+
+void ProgramBuilder::AddOp(int32_t i) {
+  const OpId op = program_.num_ops();
+  op_of_[i] = op;
+  op_instruction_.push_back(i);
+  AddInputs(i);
+  AddOutputs(i, op);
+  AddDependences(i);
+  program_.op_control.AddRow(dependences_[i]);
+  AddMayShare(i, op);
+  const OpCost cost = cost_model_.Cost(i);
+  program_.op_cost_s.push_back(cost_model_.Seconds(i, roofline_));
+  program_.op_flops.push_back(cost.flops);
+  result_.op_transcendentals.push_back(cost.transcendentals);
+  result_.op_bytes_accessed.push_back(cost.bytes_accessed);
+  program_.schedule.push_back(op);
+  AddDescription(i);
+}
+
+void ProgramBuilder::AddInputs(int32_t i) {
+  std::vector<ValueId> inputs;
+  for (const int32_t operand : graph_.operands(i)) {
+    for (Node node = graph_.node_base(operand); node < graph_.node_end(operand); ++node) {
+      const int32_t value = dataflow_.value_at(node);
+      if (value == HloDataflow::kNoValue || step_value_[value] == kNoValue) continue;
+      if (std::ranges::find(inputs, step_value_[value]) == inputs.end()) inputs.push_back(step_value_[value]);
+    }
+  }
+  program_.op_inputs.AddRow(inputs);
+}
+
+void ProgramBuilder::AddOutputs(int32_t i, OpId op) {
+  std::vector<ValueId> outputs;
+  for (Node node = graph_.node_base(i); node < graph_.node_end(i); ++node) {
+    const int32_t value = dataflow_.value_at(node);
+    if (value == HloDataflow::kNoValue || !graph_.shape(node).is_array() || step_value_[value] != kNoValue) continue;
+    if (graph_.op(dataflow_.defining_instruction(value)) == Op::kConstant) {
+      AddValue(value, kNoOp, ValueKind::kConstant);  // a call that returns a constant
+    } else {
+      outputs.push_back(AddValue(value, op, KindOf(value)));
+    }
+  }
+  program_.op_outputs.AddRow(outputs);
+}
+
+// Order that no value carries: control predecessors, tokens, and those of the glue in between.
+void ProgramBuilder::AddDependences(int32_t i) {
+  std::vector<OpId>& dependences = dependences_[i];
+  const auto follow = [&](int32_t earlier) {
+    if (op_of_[earlier] != kNoOp) {
+      dependences.push_back(op_of_[earlier]);
+      return;
+    }
+    const auto& inherited = dependences_[earlier];
+    dependences.insert(dependences.end(), inherited.begin(), inherited.end());
+    for (const int32_t operand : graph_.operands(earlier)) {
+      if (op_of_[operand] != kNoOp) dependences.push_back(op_of_[operand]);
+    }
+  };
+  for (const int32_t predecessor : graph_.control_predecessors(i)) follow(predecessor);
+  const auto operands = graph_.operands(i);
+  for (size_t number = 0; number < operands.size(); ++number) {
+    const int32_t operand = operands[number];
+    const bool orders = graph_.instruction(operand).shape.is_token() || graph_.op(i) == Op::kAfterAll ||
+                        (graph_.op(i) == Op::kAddDependency && number == 1);
+    if (orders) {
+      follow(operand);
+    } else if (op_of_[operand] == kNoOp) {
+      dependences.insert(dependences.end(), dependences_[operand].begin(), dependences_[operand].end());
+    }
+  }
+  std::ranges::sort(dependences);
+  dependences.erase(std::ranges::unique(dependences).begin(), dependences.end());
+}
+
+void ProgramBuilder::AddMayShare(int32_t i, OpId op) {
+  if (graph_.op(i) == Op::kCopy) return;
+  const auto is_candidate = [&](int32_t value) {
+    return value != HloDataflow::kNoValue && step_value_[value] != kNoValue &&
+           program_.value_kind[step_value_[value]] == ValueKind::kTemporary &&
+           alias_.values(alias_.buffer_of(value)).size() == 1;
+  };
+  for (Node node = graph_.node_base(i); node < graph_.node_end(i); ++node) {
+    const int32_t output = dataflow_.value_at(node);
+    if (!is_candidate(output) || dataflow_.definition(output) != node) continue;
+    for (const int32_t operand : graph_.operands(i)) {
+      const int32_t input = dataflow_.value_at(graph_.node_base(operand));
+      // XLA looks at operands that define their value themselves, not through a bitcast.
+      if (!is_candidate(input) || !graph_.is_user_of(i, dataflow_.defining_instruction(input))) continue;
+      if (!alias_.CanShareOperandBuffer(dataflow_.definition(input), node)) continue;
+      const MayShare share = {op, step_value_[input], step_value_[output]};
+      const bool is_known = !program_.may_share.empty() && program_.may_share.back().op == op &&
+                            program_.may_share.back().input == share.input &&
+                            program_.may_share.back().output == share.output;
+      if (!is_known) program_.may_share.push_back(share);
+    }
+  }
+}
+
+void ProgramBuilder::AddDescription(int32_t i) {
+  const Instruction& instruction = graph_.instruction(i);
+  result_.op_instruction_ids.push_back(instruction.id);
+  result_.op_names.push_back(instruction.name);
+  result_.op_scopes.push_back(instruction.op_name);
+  result_.op_sources.push_back(
+      instruction.source_file.empty() ? "" : instruction.source_file + ":" + std::to_string(instruction.source_line));
+}
+
+// What lives only inside an op's computations, at its worst moment.
+void ProgramBuilder::SetWorkspaces() {
+  program_.op_workspace_bytes.assign(program_.num_ops(), 0);
+  std::vector<uint8_t> is_inner(dataflow_.num_values(), 0);
+  for (int32_t buffer = 0; buffer < alias_.num_buffers(); ++buffer) {
+    const auto values = alias_.values(buffer);
+    const bool is_temporary = std::ranges::all_of(values, [&](int32_t value) {
+      const Node node = dataflow_.definition(value);
+      return step_value_[value] == kNoValue && graph_.shape(node).is_array() &&
+             graph_.op(graph_.owner(node)) != Op::kConstant;
+    });
+    for (const int32_t value : values) is_inner[value] = is_temporary;
+  }
+  // Intervals come in order of time, and each op's inner instructions stand right before it.
+  const std::vector<HeapInterval> intervals = SimulateHeap(alias_, ranges_, is_inner);
+  size_t next = 0;
+  for (OpId op = 0; op < program_.num_ops() && next < intervals.size(); ++op) {
+    const size_t first = next;
+    std::vector<HeapInterval> inner;
+    for (; next < intervals.size() && intervals[next].start_time < ranges_.time[op_instruction_[op]]; ++next) {
+      inner.push_back(intervals[next]);
+      if (inner.back().shared_with >= 0) inner.back().shared_with -= static_cast<int32_t>(first);
+    }
+    program_.op_workspace_bytes[op] = PeakLiveBytes(inner);
+  }
+}
+
+bool ProgramBuilder::WritesInPlace(int32_t i) const {
+  const auto is_writer = [&](int32_t at) {
+    while (graph_.op(at) == Op::kBitcast) at = graph_.operands(at)[0];
+    return graph_.op(at) == Op::kDynamicUpdateSlice || graph_.op(at) == Op::kScatter;
+  };
+  if (!InPlacePairs(graph_, i).empty() || is_writer(i)) return true;
+  if (graph_.op(i) != Op::kFusion) return false;
+  const int32_t root = graph_.root(graph_.called(i)[0]);
+  return is_writer(root) || (graph_.op(root) == Op::kTuple && std::ranges::any_of(graph_.operands(root), is_writer));
+}
+
+bool ProgramBuilder::IsPure(int32_t i) const {
+  if (!graph_.opcode(i).is_pure) return false;
+  return std::ranges::all_of(graph_.called(i), [&](int32_t computation) {
+    return std::ranges::all_of(graph_.module().computations[computation].instructions,
+                               [&](int32_t inner) { return IsPure(inner); });
+  });
+}
+
+void ProgramBuilder::SetCanRecompute() {
+  std::vector<uint8_t> is_tied(graph_.num_instructions(), 0);
+  for (const int32_t i : graph_.sequence(graph_.module().entry)) {
+    for (const int32_t predecessor : graph_.control_predecessors(i)) is_tied[i] = is_tied[predecessor] = 1;
+  }
+  for (OpId op = 0; op < program_.num_ops(); ++op) {
+    const int32_t i = op_instruction_[op];
+    bool can_recompute = !is_tied[i] && dependences_[i].empty() && IsPure(i) && !WritesInPlace(i);
+    for (const ValueId value : program_.op_outputs[op]) {
+      can_recompute &= program_.value_kind[value] == ValueKind::kTemporary;
+      can_recompute &= program_.value_in_place_of[value] == kNoValue;
+    }
+    program_.op_can_recompute.push_back(can_recompute);
+  }
+}
+
+}  // namespace
+
+std::string ShapeText(const Shape& shape) {
+  static constexpr const char* kNames[] = {
+      "?", "pred", "s8", "s16", "s32", "s64", "u8", "u16", "u32", "u64", "f16", "f32", "f64", "tuple", "opaque", "c64",
+      "bf16", "token", "c128", "f8e5m2", "f8e4m3fn", "s4", "u4", "f8e4m3b11fnuz", "f8e5m2fnuz", "f8e4m3fnuz", "s2", "u2",
+      "f8e4m3", "f8e3m4", "s1", "u1", "f4e2m1fn", "f8e8m0fnu"};
+  std::string text;
+  if (shape.is_tuple()) {
+    for (const Shape& element : shape.tuple_shapes) text += (text.empty() ? "" : ", ") + ShapeText(element);
+    return "(" + text + ")";
+  }
+  for (const int64_t size : shape.dimensions) text += (text.empty() ? "" : ",") + std::to_string(size);
+  const bool is_known = shape.element_type > 0 && shape.element_type < std::ssize(kNames);
+  return std::string(kNames[is_known ? shape.element_type : 0]) + (shape.is_array() ? "[" + text + "]" : "");
+}
+
+bool BuildHloProgram(const HloModule& module, const Roofline& roofline, HloProgram* result, std::string* error) {
+  const HloGraph graph(module);
+  *error = CheckHloGraph(graph);
+  if (!error->empty()) return false;
+  const HloDataflow dataflow(graph);
+  const HloAlias alias(dataflow);
+  const HloLiveRanges ranges = ComputeHloLiveRanges(alias);
+  ProgramBuilder(alias, ranges, roofline, result).Run();
+  *error = CheckProgram(result->program);
+  return error->empty();
+}
+
+}  // namespace coopjax

@@ -1,0 +1,44 @@
+// The entry computation of a scheduled module as a StepProgram.
+//
+// Ops are the entry's instructions that are not glue (parameter, constant, bitcast, tuple,
+// get-tuple-element, optimization barrier, add-dependency, after-all), numbered by their position in
+// the given sequence. Values are buffers: one per array that an op makes, however many tuples and
+// bitcasts show it.
+//
+//  * A value whose buffer an output or a donated parameter owns is an OUTPUT: it takes nothing from
+//    the temporary budget.
+//  * `in_place_of` names the value that had the buffer before: the operand of an in-place op, a loop's
+//    initial value, a donated parameter.
+//  * An element that a loop hands through unchanged is no new value.
+//  * The workspace of a loop, call or conditional is the peak of the values that live only inside.
+//  * The 8-byte-per-element tables of tuples are left out; XLA allocates them once, for good.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "hlo_cost.h"
+#include "hlo_module.h"
+#include "step_program.h"
+
+namespace coopjax {
+
+struct HloProgram {
+  StepProgram program;
+  std::vector<int64_t> op_instruction_ids;
+  std::vector<std::string> op_names;      // instruction names
+  std::vector<std::string> op_scopes;     // metadata.op_name: the name-scope path
+  std::vector<std::string> op_sources;    // "file:line", or empty
+  std::vector<std::string> value_types;   // "f32[4,128]"
+  std::vector<double> op_transcendentals;
+  std::vector<double> op_bytes_accessed;
+};
+
+// False, and one sentence in `error`, when the module is not one that these rules understand.
+bool BuildHloProgram(const HloModule& module, const Roofline& roofline, HloProgram* result, std::string* error);
+
+// "f32[4,128]", tuples as "(f32[4], s32[])".
+std::string ShapeText(const Shape& shape);
+
+}  // namespace coopjax

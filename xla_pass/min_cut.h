@@ -1,0 +1,34 @@
+// Minimum s-t cut by Dinic's algorithm, on real capacities.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace coopjax {
+
+class MinCut {
+ public:
+  explicit MinCut(int32_t num_nodes) : first_(num_nodes, -1) {}
+
+  void AddEdge(int32_t from, int32_t to, double capacity);
+  // Saturates the network; afterwards IsOnSourceSide tells the smallest source side of a minimum cut.
+  void Solve(int32_t source, int32_t sink);
+  bool IsOnSourceSide(int32_t node) const { return level_[node] >= 0; }
+
+ private:
+  struct Edge {
+    int32_t to;
+    int32_t next;
+    double capacity;
+  };
+  bool FindLevels(int32_t source, int32_t sink);
+  double Push(int32_t source, int32_t sink);
+
+  std::vector<int32_t> first_;
+  std::vector<Edge> edges_;   // edge i and its reverse i ^ 1
+  std::vector<int32_t> level_;
+  std::vector<int32_t> current_;
+  double epsilon_ = 0;
+};
+
+}  // namespace coopjax

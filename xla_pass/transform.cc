@@ -1,0 +1,342 @@
+#include "transform.h"
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+namespace coopjax {
+namespace {
+
+constexpr int kComputationIdShift = 32;
+constexpr std::string_view kCloneSuffix = ".coop_remat";
+
+// Ids and names that the module does not use yet. Instruction ids follow the module's own habit:
+// computation id << 32 | number within the computation, or plain numbers.
+class FreshIdentifiers {
+ public:
+  explicit FreshIdentifiers(const HloModule& module) {
+    for (const Instruction& instruction : module.instructions) {
+      names_.insert(instruction.name);
+      const int64_t computation_id = module.computations[instruction.computation].id;
+      has_split_ids_ = has_split_ids_ && instruction.id >> kComputationIdShift == computation_id;
+      next_instruction_id_ = std::max(next_instruction_id_, instruction.id + 1);
+      int64_t& next = next_in_computation_[computation_id];
+      next = std::max(next, instruction.id + 1);
+    }
+    for (const Computation& computation : module.computations) {
+      names_.insert(computation.name);
+      next_computation_id_ = std::max(next_computation_id_, computation.id + 1);
+    }
+  }
+
+  int64_t ComputationId() { return next_computation_id_++; }
+  int64_t InstructionId(int64_t computation_id) {
+    if (!has_split_ids_) return next_instruction_id_++;
+    return next_in_computation_.try_emplace(computation_id, computation_id << kComputationIdShift).first->second++;
+  }
+  std::string Name(const std::string& original) {
+    int& number = num_clones_[original];
+    for (;;) {
+      std::string name = original + std::string(kCloneSuffix) + std::to_string(++number);
+      if (names_.insert(name).second) return name;
+    }
+  }
+
+ private:
+  std::unordered_set<std::string> names_;
+  std::unordered_map<std::string, int> num_clones_;
+  std::unordered_map<int64_t, int64_t> next_in_computation_;
+  bool has_split_ids_ = true;
+  int64_t next_instruction_id_ = 0;
+  int64_t next_computation_id_ = 0;
+};
+
+// Rewrites the entry computation. Instructions are named by their position in its list ("local").
+class EntryRewriter {
+ public:
+  explicit EntryRewriter(const HloModule& module)
+      : module_(module), entry_(module.entry_computation()), fresh_(module) {}
+
+  // Empty, or why the schedule cannot be carried out.
+  std::string Run(const std::vector<int64_t>& op_instruction_ids, const Schedule& schedule);
+  std::string Emit();
+  int32_t num_clones() const { return num_clones_; }
+
+ private:
+  std::string MapOps(const std::vector<int64_t>& op_instruction_ids, const Schedule& schedule);
+  void FindDeadGlue();
+  void PlaceSources();
+  std::string PlaceOp(int32_t local);
+  std::string PlaceDeadGlue();
+  std::string Resolve(int32_t local);
+  void Place(int32_t local);
+  std::vector<int64_t> CurrentOperands(int32_t local) const;
+  std::vector<int64_t> CloneCalled(const Instruction& original);
+  int64_t CloneComputation(int32_t index);
+
+  const Instruction& at(int32_t local) const { return module_.instructions[entry_.instructions[local]]; }
+  int32_t num_instructions() const { return static_cast<int32_t>(entry_.instructions.size()); }
+  // Whether `current_` is the most recent production, glue over recomputed operands included.
+  bool IsCurrent(int32_t local) const {
+    return is_placed_[local] && (is_op_[local] || at(local).operand_ids.empty() || resolved_at_[local] == round_);
+  }
+  int32_t LocalOf(int64_t id) const { return module_.instruction_index.at(id) - entry_.instructions.front(); }
+
+  const HloModule& module_;
+  const Computation& entry_;
+  FreshIdentifiers fresh_;
+
+  // Per local.
+  std::vector<uint8_t> is_op_, is_placed_;
+  std::vector<int64_t> current_;            // id of the most recent production
+  std::vector<int32_t> resolved_at_;        // glue: the round in which `current_` was last brought up to date
+  std::vector<int32_t> num_missing_;        // dead glue: operands and control predecessors not placed yet
+  std::vector<std::vector<int32_t>> dead_users_;
+
+  std::vector<int32_t> op_locals_;          // per op
+  std::vector<int32_t> ready_dead_glue_;
+  int32_t round_ = 0;                       // counts the ops placed; productions change only between rounds
+  int32_t num_clones_ = 0;
+  // The glue that exists for each combination of operands.
+  std::map<std::pair<int32_t, std::vector<int64_t>>, int64_t> glue_versions_;
+
+  std::vector<std::string> instructions_;
+  std::vector<int64_t> sequence_;
+  std::vector<ComputationEdit> cloned_computations_;
+};
+
+std::string EntryRewriter::Run(const std::vector<int64_t>& op_instruction_ids, const Schedule& schedule) {
+  if (std::string fault = MapOps(op_instruction_ids, schedule); !fault.empty()) return fault;
+  FindDeadGlue();
+  PlaceSources();
+  for (const OpId op : schedule) {
+    if (std::string fault = PlaceDeadGlue(); !fault.empty()) return fault;
+    if (std::string fault = PlaceOp(op_locals_[op]); !fault.empty()) return fault;
+  }
+  if (std::string fault = PlaceDeadGlue(); !fault.empty()) return fault;
+  if (std::string fault = Resolve(LocalOf(entry_.root_id)); !fault.empty()) return fault;
+  // Nothing can be left over: ops occur at least once, live glue was resolved, dead glue was ready.
+  for (int32_t local = 0; local < num_instructions(); ++local) {
+    if (!is_placed_[local]) return "'" + at(local).name + "' was never placed";
+  }
+  return "";
+}
+
+std::string EntryRewriter::MapOps(const std::vector<int64_t>& op_instruction_ids, const Schedule& schedule) {
+  const int32_t n = num_instructions();
+  is_op_.assign(n, 0);
+  is_placed_.assign(n, 0);
+  current_.assign(n, -1);
+  resolved_at_.assign(n, -1);
+  for (const int64_t id : op_instruction_ids) {
+    const auto found = module_.instruction_index.find(id);
+    if (found == module_.instruction_index.end() || module_.instructions[found->second].computation != module_.entry) {
+      return "op " + std::to_string(op_locals_.size()) + " is not an instruction of the entry computation";
+    }
+    const int32_t local = LocalOf(id);
+    if (is_op_[local]) return "'" + at(local).name + "' is two ops";
+    is_op_[local] = 1;
+    op_locals_.push_back(local);
+  }
+  std::vector<uint8_t> occurs(op_locals_.size(), 0);
+  for (const OpId op : schedule) {
+    if (op < 0 || op >= std::ssize(op_locals_)) return "the schedule names op " + std::to_string(op) + ", which does not exist";
+    occurs[op] = 1;
+  }
+  const auto missing = std::ranges::find(occurs, 0);
+  return missing == occurs.end() ? "" : "the schedule lacks op " + std::to_string(missing - occurs.begin());
+}
+
+// Glue from which neither an op nor the root can be reached.
+void EntryRewriter::FindDeadGlue() {
+  const int32_t n = num_instructions();
+  std::vector<uint8_t> is_live = is_op_;
+  is_live[LocalOf(entry_.root_id)] = 1;
+  num_missing_.assign(n, 0);
+  dead_users_.resize(n);
+  for (int32_t local = n - 1; local >= 0; --local) {
+    for (const auto* ids : {&at(local).operand_ids, &at(local).control_predecessor_ids}) {
+      for (const int64_t id : *ids) {
+        if (is_live[local]) {
+          is_live[LocalOf(id)] = 1;
+        } else {
+          dead_users_[LocalOf(id)].push_back(local);
+          ++num_missing_[local];
+        }
+      }
+    }
+  }
+}
+
+// Glue without operands (parameters, constants), in the order it had.
+void EntryRewriter::PlaceSources() {
+  for (const int64_t id : entry_.sequence) {
+    const int32_t local = LocalOf(id);
+    if (!is_op_[local] && at(local).operand_ids.empty() && at(local).control_predecessor_ids.empty()) Place(local);
+  }
+}
+
+std::string EntryRewriter::PlaceOp(int32_t local) {
+  const Instruction& original = at(local);
+  for (const int64_t id : original.operand_ids) {
+    if (std::string fault = Resolve(LocalOf(id)); !fault.empty()) return fault + ", which '" + original.name + "' reads";
+  }
+  if (!is_placed_[local]) {
+    for (const int64_t id : original.control_predecessor_ids) {
+      if (is_placed_[LocalOf(id)]) continue;
+      if (std::string fault = Resolve(LocalOf(id)); !fault.empty()) return fault + ", which must precede '" + original.name + "'";
+    }
+  }
+  num_clones_ += is_placed_[local];
+  Place(local);
+  ++round_;
+  return "";
+}
+
+std::string EntryRewriter::PlaceDeadGlue() {
+  while (!ready_dead_glue_.empty()) {
+    const int32_t local = ready_dead_glue_.back();
+    ready_dead_glue_.pop_back();
+    if (std::string fault = Resolve(local); !fault.empty()) return fault;
+  }
+  return "";
+}
+
+// Brings `current_[local]` up to date, placing the glue on the way that does not exist yet. (A walk
+// with a stack of its own, because chains of glue may be long.)
+std::string EntryRewriter::Resolve(int32_t local) {
+  std::vector<int32_t> stack = {local};
+  while (!stack.empty()) {
+    const int32_t top = stack.back();
+    if (IsCurrent(top)) {
+      stack.pop_back();
+      continue;
+    }
+    if (is_op_[top]) return "the schedule has nothing before that produces '" + at(top).name + "'";
+    const size_t depth = stack.size();
+    for (const int64_t id : at(top).operand_ids) {
+      if (!IsCurrent(LocalOf(id))) stack.push_back(LocalOf(id));
+    }
+    if (!is_placed_[top]) {
+      for (const int64_t id : at(top).control_predecessor_ids) {
+        if (!is_placed_[LocalOf(id)]) stack.push_back(LocalOf(id));
+      }
+    }
+    if (stack.size() > depth) continue;
+    stack.pop_back();
+    const auto [version, is_new] = glue_versions_.try_emplace({top, CurrentOperands(top)}, -1);
+    if (is_new) {
+      Place(top);
+      version->second = current_[top];
+    }
+    current_[top] = version->second;
+    resolved_at_[top] = round_;
+  }
+  return "";
+}
+
+// Places one more production of `local`, whose operands are current: the original, then clones.
+void EntryRewriter::Place(int32_t local) {
+  const Instruction& original = at(local);
+  std::vector<int64_t> operand_ids = CurrentOperands(local);
+  if (is_placed_[local]) {
+    const int64_t id = fresh_.InstructionId(entry_.id);
+    instructions_.push_back(EmitInstruction(original, {.id = id,
+                                                       .name = fresh_.Name(original.name),
+                                                       .operand_ids = std::move(operand_ids),
+                                                       .control_predecessor_ids = {},
+                                                       .called_computation_ids = CloneCalled(original)}));
+    current_[local] = id;
+  } else if (operand_ids == original.operand_ids) {
+    instructions_.emplace_back(original.raw);
+    current_[local] = original.id;
+  } else {
+    instructions_.push_back(EmitInstruction(original, {.id = original.id,
+                                                       .name = original.name,
+                                                       .operand_ids = std::move(operand_ids),
+                                                       .control_predecessor_ids = original.control_predecessor_ids,
+                                                       .called_computation_ids = original.called_computation_ids}));
+    current_[local] = original.id;
+  }
+  sequence_.push_back(current_[local]);
+  if (std::exchange(is_placed_[local], 1)) return;
+  for (const int32_t user : dead_users_[local]) {
+    if (--num_missing_[user] == 0) ready_dead_glue_.push_back(user);
+  }
+}
+
+std::vector<int64_t> EntryRewriter::CurrentOperands(int32_t local) const {
+  std::vector<int64_t> operand_ids;
+  operand_ids.reserve(at(local).operand_ids.size());
+  for (const int64_t id : at(local).operand_ids) operand_ids.push_back(current_[LocalOf(id)]);
+  return operand_ids;
+}
+
+std::vector<int64_t> EntryRewriter::CloneCalled(const Instruction& original) {
+  std::vector<int64_t> ids;
+  for (const int64_t id : original.called_computation_ids) ids.push_back(CloneComputation(module_.computation_index.at(id)));
+  return ids;
+}
+
+// Clones a computation with all that it calls, and returns the clone's id. (Callees stand before
+// their callers in every module that was parsed, so this ends.)
+int64_t EntryRewriter::CloneComputation(int32_t index) {
+  const Computation& original = module_.computations[index];
+  ComputationEdit clone;
+  clone.computation = index;
+  clone.is_clone = true;
+  clone.new_id = fresh_.ComputationId();
+  clone.new_name = fresh_.Name(original.name);
+  clone.insert_before = module_.entry;
+  std::unordered_map<int64_t, int64_t> new_ids;
+  const auto renamed = [&](const std::vector<int64_t>& ids) {
+    std::vector<int64_t> result;
+    for (const int64_t id : ids) result.push_back(new_ids.at(id));
+    return result;
+  };
+  for (const int32_t i : original.instructions) {
+    const Instruction& instruction = module_.instructions[i];
+    const int64_t id = new_ids[instruction.id] = fresh_.InstructionId(clone.new_id);
+    clone.instructions.push_back(
+        EmitInstruction(instruction, {.id = id,
+                                      .name = fresh_.Name(instruction.name),
+                                      .operand_ids = renamed(instruction.operand_ids),
+                                      .control_predecessor_ids = renamed(instruction.control_predecessor_ids),
+                                      .called_computation_ids = CloneCalled(instruction)}));
+  }
+  clone.new_root_id = new_ids.at(original.root_id);
+  clone.sequence = renamed(original.sequence);
+  const int64_t id = clone.new_id;
+  // After its callees, which the loop above has added.
+  cloned_computations_.push_back(std::move(clone));
+  return id;
+}
+
+std::string EntryRewriter::Emit() {
+  std::vector<ComputationEdit> edits = std::move(cloned_computations_);
+  ComputationEdit& entry = edits.emplace_back();
+  entry.computation = module_.entry;
+  entry.new_root_id = current_[LocalOf(entry_.root_id)];
+  entry.instructions = std::move(instructions_);
+  entry.sequence = std::move(sequence_);
+  return EmitHloModule(module_, edits);
+}
+
+}  // namespace
+
+TransformResult ApplySchedule(const HloModule& module, const std::vector<int64_t>& op_instruction_ids,
+                              const Schedule& schedule) {
+  TransformResult result;
+  EntryRewriter rewriter(module);
+  result.error = rewriter.Run(op_instruction_ids, schedule);
+  if (!result.error.empty()) return result;
+  result.bytes = rewriter.Emit();
+  result.num_clones = rewriter.num_clones();
+  return result;
+}
+
+}  // namespace coopjax

@@ -1,0 +1,40 @@
+// Carries a Schedule into the entry computation of a scheduled HLO module.
+//
+// Ops are entry instructions that do work; everything else in the entry computation is glue
+// (parameter, constant, bitcast, tuple, get-tuple-element, ...), which no schedule mentions. The
+// rewrite follows the semantics of step_program.h:
+//
+//  * The first occurrence of an op is the original instruction. Each later one is a clone: a new id,
+//    the name with a suffix ".coop_remat<n>", every other field as it came. A computation has one
+//    caller, so a clone brings clones of the computations it calls, and of those they call.
+//  * An operand refers to the most recent production. Where that is reached through glue over a
+//    clone, the glue is cloned too, once for each combination of productions.
+//  * Glue runs right before its first use, parameters and constants at the start. Glue that nobody
+//    uses runs as soon as its operands have, so that it prolongs no live range.
+//  * The root refers to the last productions.
+//  * Originals keep their control predecessors. Clones have none: a clone runs after its original in
+//    a total order, so whatever had to precede the one precedes the other.
+//
+// The rewrite checks that the schedule can be carried out, not that it is safe: see verify.h.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "hlo_module.h"
+#include "step_program.h"
+
+namespace coopjax {
+
+struct TransformResult {
+  std::string bytes;        // the new module; empty on error
+  std::string error;        // one sentence; empty when all went well
+  int32_t num_clones = 0;   // of ops; cloned glue is not counted
+};
+
+// `op_instruction_ids[op]` is the id of the op's instruction in the entry computation.
+TransformResult ApplySchedule(const HloModule& module, const std::vector<int64_t>& op_instruction_ids,
+                              const Schedule& schedule);
+
+}  // namespace coopjax
