@@ -35,6 +35,7 @@ import jax
 import models
 import numpy as np
 import optax
+import rich.box
 import rich.console
 import rich.progress
 import rich.table
@@ -204,10 +205,10 @@ def as_row(variant: Variant, plain: Variant) -> dict[str, Any]:
 
 def table(rows: list[dict[str, Any]]) -> rich.table.Table:
   """One model's rows for people."""
-  shown = rich.table.Table(title=rows[0]["model"], title_justify="left")
-  shown.add_column("variant")
-  for heading in ("temp MiB", "budget MiB", "holds", "step time", "of minima", "recomputed GFLOP", "trace s", "compile s",
-                  "plan s", "in hook", "same bits"):
+  shown = rich.table.Table(box=rich.box.SIMPLE_HEAD)
+  shown.add_column(rows[0]["model"], no_wrap=True)
+  for heading in ("temp\nMiB", "budget\nMiB", "holds", "step\ntime", "of\nminima", "recomputed\nGFLOP", "trace\ns",
+                  "compile\ns", "plan\ns", "in hook\ns", "same\nbits"):
     shown.add_column(heading, justify="right")
   for row in rows:
     has_budget = row["budget_bytes"] is not None

@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 
-from coopjax import compat
+from coopjax import _core, compat
 from coopjax.budget import Budget, format_bytes
 from coopjax.errors import (
   BudgetExceededWarning, BudgetInfeasibleError, NotDifferentiableError, PlanMismatchError, RematNoEffectWarning,
@@ -197,15 +197,15 @@ class _Choice:
   """How a traced function is carried out: under a mark for the HLO engine, rewritten, both, or as it is."""
 
   mark: str | None = None
-  policy: jaxpr_policy.PolicyPlan | None = None
+  decisions: rewrite.PolicyDecisions | None = None
 
   @property
   def engine(self) -> str:
-    return "+".join(name for name, used in (("policy", self.policy), ("hlo", self.mark)) if used) or "none"
+    return "+".join(name for name, used in (("policy", self.decisions), ("hlo", self.mark)) if used) or "none"
 
   def flat_fn(self, traced: TracedFn) -> Callable[..., list[Any]]:
-    if self.policy is not None:
-      return rewrite.rewrite(traced, self.policy.decisions, self.mark)
+    if self.decisions is not None:
+      return rewrite.rewrite(traced, self.decisions, self.mark)
     return tagged_fn(traced, self.mark) if self.mark else traced.evaluate
 
 
@@ -214,7 +214,8 @@ class _Decided:
   """A choice together with what the planning module showed."""
 
   choice: _Choice
-  outcome: hook.Outcome | None
+  outcome: hook.Outcome | None = None
+  policy_plan: jaxpr_policy.PolicyPlan | None = None
 
 
 _choices: collections.OrderedDict[tuple[str, _Request], _Choice] = collections.OrderedDict()
@@ -252,11 +253,11 @@ def _decide(traced: TracedFn, request: _Request, fingerprint: str) -> _Decided:
     NotDifferentiableError: nothing to differentiate.
     BudgetInfeasibleError: no plan reaches the budget and the request says "error".
   """
-  platform = jax.default_backend()
-  if request.engine == "hlo" and not compat.hook_reaches(platform):
-    raise ValueError(f"engine='hlo': JAX {jax.__version__} offers no HLO hook on {platform!r}; use engine='policy'")
   fn_and_gradient(traced)  # raises early if there is no gradient
-  if request.engine == "policy" or not compat.hook_reaches(platform):
+  platform = compat.hook_platform(jax.default_backend())
+  if request.engine == "hlo" and platform is None:
+    raise ValueError(f"engine='hlo': JAX {jax.__version__} has no HLO hook on {jax.default_backend()}; use 'policy'")
+  if request.engine == "policy" or platform is None:
     return _decide_policy(traced, request, None, None)
   hook.install(platform)
   module = hook.capture(lambda mark: compile_abstract(*fn_and_gradient(traced, tagged_fn(traced, mark))))
@@ -276,15 +277,15 @@ def _decide_policy(traced: TracedFn, request: _Request, outcome: hook.Outcome | 
   budget_bytes = request.budget.resolve(baseline.temp_bytes, baseline.resident_bytes)
   if baseline.temp_bytes <= budget_bytes:
     return _Decided(_Choice(), outcome)
-
-  def compile_rewritten(decisions):
-    return compile_abstract(*fn_and_gradient(traced, rewrite.rewrite(traced, decisions, mark)))
-
-  found = jaxpr_policy.plan_policy(traced, budget_bytes, compile_rewritten, baseline.temp_bytes)
+  found = None
+  for only_scans in (True, False) if mark else (False,):
+    if found is None or not found.is_feasible:
+      found = jaxpr_policy.plan_policy(
+        traced, budget_bytes, compile_abstract, baseline.temp_bytes, mark=mark, only_scans=only_scans)
   if not found.is_feasible:
     smallest_bytes = min(found.smallest_bytes, outcome.predicted.temp_bytes if outcome else found.smallest_bytes)
     _report_infeasible(traced, request, budget_bytes, smallest_bytes, outcome)
-  return _Decided(_Choice(mark, found), outcome)
+  return _Decided(_Choice(mark, found.decisions), outcome, found)
 
 
 def _report_infeasible(
@@ -322,7 +323,7 @@ def _follow(traced: TracedFn, plan: RematPlan) -> _Choice:
     )
   mark = None
   if "hlo" in plan.engine:
-    hook.install(jax.default_backend())
+    hook.install(compat.hook_platform(jax.default_backend()))
     mark = hook.Request(plan.budget, plan.planner, key=_hash(f"{plan.fingerprint} {plan.budget}")).to_mark()
   return _Choice(mark, plan.policy)
 
@@ -333,28 +334,28 @@ def _make_plan(traced: TracedFn, request: _Request) -> RematPlan:
   fingerprint = _fingerprint(traced)
   decided = _decide(traced, request, fingerprint)
   planning_s = time.perf_counter() - start
-  choice, outcome = decided.choice, decided.outcome
+  outcome, found = decided.outcome, decided.policy_plan
   compiled = compile_abstract(*fn_and_gradient(traced))
   baseline, baseline_flops = measure(compiled), compiled_flops(compiled)
-  is_planned = choice.policy is not None or (outcome is not None and outcome.module_bytes is not None)
+  is_planned = found is not None or (outcome is not None and outcome.module_bytes is not None)
   if is_planned:
-    compiled = compile_abstract(*fn_and_gradient(traced, choice.flat_fn(traced)))
+    compiled = compile_abstract(*fn_and_gradient(traced, decided.choice.flat_fn(traced)))
   measured = measure(compiled)
   budget_bytes = request.budget.resolve(baseline.temp_bytes, baseline.resident_bytes)
   if measured.temp_bytes >= baseline.temp_bytes:
     _warn_no_effect(traced, baseline, budget_bytes, outcome)
   recompute_flops = compiled_flops(compiled) - baseline_flops
-  result = outcome.result if outcome and choice.policy is None else None
-  predicted_bytes = choice.policy.temp_bytes if choice.policy else outcome.predicted.temp_bytes if outcome else 0
+  result = outcome.result if outcome and not found else None
+  predicted_bytes = found.temp_bytes if found else outcome.predicted.temp_bytes if outcome else baseline.temp_bytes
   return RematPlan(
-    name=traced.name, budget=request.budget, budget_bytes=budget_bytes, planner=result.planner if result else "auto",
-    engine=choice.engine if is_planned else "none", target=None, fingerprint=fingerprint, baseline=baseline,
+    name=traced.name, budget=request.budget, budget_bytes=budget_bytes, fingerprint=fingerprint, target=None,
+    planner=result.planner if result else request.planner, engine=decided.choice.engine if is_planned else "none",
+    baseline=baseline, measured=measured,
     predicted=MemoryProfile(temp_bytes=predicted_bytes, peak_live_bytes=result.peak_live_bytes if result else 0),
-    measured=measured, recompute_flops=recompute_flops,
     overhead=result.overhead(outcome.program) if result else recompute_flops / max(baseline_flops, 1.0),
-    lower_bound_bytes=base.lower_bound_bytes(outcome.program) if outcome else 0,
-    decisions=_decisions(outcome) if result else (), policy=choice.policy.decisions if choice.policy else None,
-    rounds=choice.policy.rounds if choice.policy else outcome.rounds if outcome else (), planning_s=planning_s,
+    recompute_flops=recompute_flops, lower_bound_bytes=_core.lower_bound(outcome.program.core)[0] if outcome else 0,
+    decisions=_decisions(outcome) if result else (), policy=decided.choice.decisions,
+    rounds=tuple(map(str, found.rounds)) if found else outcome.rounds if outcome else (), planning_s=planning_s,
   )
 
 

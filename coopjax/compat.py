@@ -169,3 +169,13 @@ def is_plain_jit(equation: core.JaxprEqn) -> bool:
 def no_trace() -> contextlib.AbstractContextManager:
   """Leaves every trace in progress, so that a program can be compiled from inside a traced function."""
   return jax.core.eval_context()
+
+
+def hook_platform(backend: str) -> str | None:
+  """The platform name under which an HLO hook can be registered for a backend, None where JAX offers no hook.
+
+  Accelerator plugins run hooks from JAX 0.12 on.
+  """
+  if backend == "cpu":
+    return "cpu"
+  return {"gpu": "cuda", "tpu": "tpu"}.get(backend) if jax.__version_info__ >= (0, 12) else None

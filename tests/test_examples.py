@@ -1,6 +1,6 @@
 """The demo and the benchmark at small sizes: what they print and write holds, and faults are told."""
 
-import importlib.util
+import importlib
 import json
 import os
 import pathlib
@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import rich.progress
 
 ROOT = pathlib.Path(__file__).parent.parent
 SMALL = ["--num-layers", "6", "--width", "64", "--num-heads", "2", "--context", "64", "--batch-size", "4",
@@ -19,17 +20,11 @@ def train_gpt(directory: pathlib.Path, *arguments: str) -> subprocess.CompletedP
   return subprocess.run(command, capture_output=True, text=True, cwd=directory, env={**os.environ, "COLUMNS": "120"})
 
 
-def load(directory: str, name: str):
-  """A script of this repository as a module."""
-  path = ROOT / directory / f"{name}.py"
-  sys.path.insert(0, str(path.parent))
-  try:
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-  finally:
-    sys.path.remove(str(path.parent))
-  return module
+@pytest.fixture
+def scripts(monkeypatch):
+  """Makes the modules of examples/ and benchmarks/ importable."""
+  for directory in ("examples", "benchmarks"):
+    monkeypatch.syspath_prepend(ROOT / directory)
 
 
 def test_demo_holds_its_budgets_with_the_same_bits(tmp_path):
@@ -53,10 +48,24 @@ def test_demo_fails_with_a_message_on_a_budget_that_cannot_be_held(tmp_path, bud
   assert message in done.stderr
 
 
-def test_gpt_learns_and_its_batches_repeat():
-  gpt = load("examples", "gpt")
+def test_batches_are_excerpts_of_the_corpus_and_repeat(scripts):
+  gpt = importlib.import_module("gpt")
   config = gpt.GPTConfig(num_layers=1, width=32, num_heads=2, context=16, batch_size=2)
   corpus = gpt.read_corpus()
   assert corpus.dtype == "uint8" and len(corpus) > 1_000_000
   first, again = (next(gpt.batches(corpus, config)) for _ in range(2))
   assert first.shape == (2, 17) and (first == again).all()
+
+
+def test_benchmark_measures_every_variant_of_a_model(scripts):
+  models, bench = importlib.import_module("models"), importlib.import_module("gpt_budget")
+  model = models.decoder(num_layers=6, width=64, context=64, batch_size=4, num_heads=2, vocab_size=64)
+  with rich.progress.Progress(disable=True) as progress:
+    rows = bench.measure(bench.gradient_case(model), rounds=1, progress=progress)
+  plain = rows[0]
+  assert plain["variant"] == "no remat" and plain["time_ratio"] == 1 and plain["recomputed_flops"] == 0
+  assert len(rows) == 3 + 2 * (len(bench.BUDGETS) + 1)
+  half = next(row for row in rows if row["variant"] == "coopjax hlo 50%")
+  assert half["within_budget"] and half["is_bit_identical"] and half["plan_s"] >= half["hook_s"] > 0
+  assert "coopjax hlo 50%" in str(list(bench.table(rows).columns[0].cells))
+  json.dumps(rows)

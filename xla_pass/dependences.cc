@@ -29,13 +29,29 @@ Csr Transpose(const Csr& lists, int32_t num_rows) {
 
 Csr ValueReaders(const StepProgram& program) { return Transpose(program.op_inputs, program.num_values()); }
 
+Csr OpTouches(const StepProgram& program) {
+  Csr result;
+  std::vector<ValueId> row;
+  for (OpId op = 0; op < program.num_ops(); ++op) {
+    row.assign(program.op_inputs[op].begin(), program.op_inputs[op].end());
+    for (ValueId w : program.op_outputs[op]) {
+      const ValueId overwritten = program.value_in_place_of[w];
+      if (overwritten != kNoValue && std::find(row.begin(), row.end(), overwritten) == row.end()) {
+        row.push_back(overwritten);
+      }
+    }
+    result.AddRow(row);
+  }
+  return result;
+}
+
 Csr OpPredecessors(const StepProgram& program) {
-  const Csr readers = ValueReaders(program);
+  const Csr readers = ValueReaders(program), touches = OpTouches(program);
   Csr result;
   std::vector<OpId> row;
   for (OpId op = 0; op < program.num_ops(); ++op) {
     row.assign(program.op_control[op].begin(), program.op_control[op].end());
-    for (ValueId v : program.op_inputs[op]) {
+    for (ValueId v : touches[op]) {
       if (program.value_producer[v] != kNoOp) row.push_back(program.value_producer[v]);
     }
     for (ValueId w : program.op_outputs[op]) {

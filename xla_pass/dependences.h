@@ -16,7 +16,11 @@ bool MayRunTwice(const StepProgram& program, OpId op);
 // The ops that read each value, by id.
 Csr ValueReaders(const StepProgram& program);
 
-// The ops that must run before each op when none is repeated: producers of its inputs, control
+// Per op, the values that must be there when it runs: its inputs, and what it overwrites without reading
+// it (the buffer of a donated parameter).
+Csr OpTouches(const StepProgram& program);
+
+// The ops that must run before each op when none is repeated: producers of what it touches, control
 // predecessors and, for an in-place writer, the other readers of what it overwrites.
 Csr OpPredecessors(const StepProgram& program);
 

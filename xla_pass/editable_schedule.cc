@@ -5,11 +5,22 @@
 namespace coopjax {
 
 EditableSchedule::EditableSchedule(const StepProgram& program, std::span<const OpId> schedule)
-    : program_(program), shares_(program), schedule_(schedule.begin(), schedule.end()) {
+    : program_(program),
+      shares_(program),
+      touches_(OpTouches(program)),
+      schedule_(schedule.begin(), schedule.end()) {
   may_run_twice_.resize(program.num_ops());
   for (OpId op = 0; op < program.num_ops(); ++op) may_run_twice_[op] = MayRunTwice(program, op);
   made_.resize(program.num_values());
   reads_.resize(program.num_values());
+  Build();
+}
+
+void EditableSchedule::Reset(std::span<const OpId> schedule) {
+  schedule_.assign(schedule.begin(), schedule.end());
+  edits_.clear();
+  changes_.clear();
+  changes_before_edit_.clear();
   Build();
 }
 
@@ -25,7 +36,7 @@ void EditableSchedule::Build() {
     const OpId op = schedule_[t];
     is_repeat_[t] = has_run[op];
     has_run[op] = 1;
-    for (ValueId v : program_.op_inputs[op]) {
+    for (ValueId v : touches_[op]) {
       reads_[v].push_back({StepKey(t), op});
       made_[v].back().last_read = StepKey(t);
     }
@@ -73,6 +84,11 @@ int32_t EditableSchedule::MadeBefore(ValueId v, Key key) const {
   return i;
 }
 
+int32_t EditableSchedule::MadeAt(ValueId v, Key key) const {
+  const int32_t i = MadeBefore(v, key + 1);
+  return i >= 0 && made_[v][i].key == key ? i : -1;
+}
+
 // The op that reads production `made_index` of v last, and where; kNoOp if nobody does.
 OpId EditableSchedule::LastReader(ValueId v, int32_t made_index, Key* key) const {
   const auto& made = made_[v];
@@ -117,13 +133,8 @@ int32_t EditableSchedule::ReadableAt(ValueId v, Key key) const {
   return i;
 }
 
-bool EditableSchedule::IsLiveAt(ValueId v, Key key) const {
-  const int32_t i = MadeBefore(v, key);
-  return i >= 0 && (!program_.takes_budget(v) || made_[v][i].last_read >= key);
-}
-
 bool EditableSchedule::CanInsert(OpId op, Key key) const {
-  for (ValueId v : program_.op_inputs[op]) {
+  for (ValueId v : touches_[op]) {
     const int32_t i = ReadableAt(v, key);
     if (i < 0) return false;
     Key last = 0;
@@ -186,7 +197,7 @@ void EditableSchedule::Refresh() {
 }
 
 void EditableSchedule::AddOp(OpId op, Key key) {
-  for (ValueId v : program_.op_inputs[op]) {
+  for (ValueId v : touches_[op]) {
     auto& reads = reads_[v];
     auto at = reads.end();
     while (at != reads.begin() && (at - 1)->key > key) --at;
@@ -207,7 +218,7 @@ void EditableSchedule::AddOp(OpId op, Key key) {
 }
 
 void EditableSchedule::DropOp(OpId op, Key key) {
-  for (ValueId v : program_.op_inputs[op]) {
+  for (ValueId v : touches_[op]) {
     auto& reads = reads_[v];
     auto at = reads.end() - 1;
     while (at->key != key) --at;
@@ -272,11 +283,7 @@ void EditableSchedule::Commit() {
     if (!is_removed[t]) merged.push_back(schedule_[t]);
   }
   while (next < inserts.size()) merged.push_back(inserts[next++].op);
-  schedule_ = std::move(merged);
-  edits_.clear();
-  changes_.clear();
-  changes_before_edit_.clear();
-  Build();
+  Reset(merged);
 }
 
 }  // namespace coopjax

@@ -52,8 +52,10 @@ class EditableSchedule {
     bool is_insert;
   };
 
-  // `program` must outlive this.
+  // `program` must outlive this; `schedule` is valid.
   EditableSchedule(const StepProgram& program, std::span<const OpId> schedule);
+  // Starts over from another valid schedule.
+  void Reset(std::span<const OpId> schedule);
 
   const StepProgram& program() const { return program_; }
   const Schedule& schedule() const { return schedule_; }          // as of the last commit
@@ -66,11 +68,12 @@ class EditableSchedule {
   const std::vector<Made>& made(ValueId v) const { return made_[v]; }
   const std::vector<Read>& reads(ValueId v) const { return reads_[v]; }
 
+  // Index into made(v) of the last production before `key`, or the one at `key`; -1: none.
+  int32_t MadeBefore(ValueId v, Key key) const;
+  int32_t MadeAt(ValueId v, Key key) const;
   // Index into made(v) of the production that an op at `key` would read; -1 if there is none or its
   // storage has been overwritten by then.
   int32_t ReadableAt(ValueId v, Key key) const;
-  // Whether v holds its bytes at `key` already, so that one more read there costs nothing.
-  bool IsLiveAt(ValueId v, Key key) const;
 
   // `op` may be put at the free key `key`: its inputs are readable there and nobody reads what it
   // overwrites afterwards.
@@ -96,7 +99,6 @@ class EditableSchedule {
   bool Overwrites(OpId op, ValueId v) const;
   bool Shares(OpId op, Key key, ValueId v) const;
   bool DiesAt(ValueId v, Key key) const;
-  int32_t MadeBefore(ValueId v, Key key) const;
   OpId LastReader(ValueId v, int32_t made_index, Key* key) const;
   void Touch(ValueId v, Key key);
   void Refresh();
@@ -106,6 +108,7 @@ class EditableSchedule {
 
   const StepProgram& program_;
   const ShareIndex shares_;
+  const Csr touches_;                 // overwriting counts as a read: it must find the value
   std::vector<uint8_t> may_run_twice_;
   Schedule schedule_;
   std::vector<uint8_t> is_repeat_;

@@ -10,7 +10,8 @@ HloAlias::HloAlias(const HloDataflow& dataflow) : dataflow_(dataflow) {
   const HloGraph& graph = dataflow.graph();
   in_place_.resize(graph.num_instructions());
   for (int32_t i = 0; i < graph.num_instructions(); ++i) {
-    if (graph.is_control_flow(graph.instruction(i).computation)) in_place_[i] = InPlacePairs(graph, i);
+    const bool is_analysed = graph.is_control_flow(graph.instruction(i).computation) && !graph.is_dropped(i);
+    if (is_analysed) in_place_[i] = InPlacePairs(graph, i);
   }
   const int32_t entry = graph.module().entry, root = graph.root(entry);
   aliased_parameter_.assign(graph.node_end(root) - graph.node_base(root), HloGraph::kNoNode);

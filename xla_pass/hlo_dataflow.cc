@@ -139,7 +139,7 @@ void Builder::Propagate() {
   is_queued_.assign(graph_.num_instructions(), 0);
   AssignPriorities(graph_.module().entry);
   for (int32_t i = 0; i < graph_.num_instructions(); ++i) {
-    if (graph_.is_control_flow(graph_.instruction(i).computation)) Enqueue(i);
+    if (graph_.is_control_flow(graph_.instruction(i).computation) && !graph_.is_dropped(i)) Enqueue(i);
   }
   while (!queue_.empty()) {
     const int32_t i = queue_.top().second;

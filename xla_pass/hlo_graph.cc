@@ -25,7 +25,9 @@ Csr Transposed(const Csr& rows, int32_t num_items) {
 HloGraph::HloGraph(const HloModule& module) : module_(module) {
   opcode_.reserve(module.instructions.size());
   for (const Instruction& instruction : module.instructions) opcode_.push_back(LookUpOpcode(instruction.opcode));
-  AddEdges();
+  const std::vector<int32_t> resolved = LookThroughBarriers();
+  MarkDropped(resolved);
+  AddEdges(resolved);
   for (int32_t i = 0; i < num_instructions(); ++i) {
     node_base_.push_back(num_nodes());
     AddShape(module.instructions[i].shape, i);
@@ -34,34 +36,83 @@ HloGraph::HloGraph(const HloModule& module) : module_(module) {
   MarkControlFlow();
 }
 
-void HloGraph::AddEdges() {
+// What stands for each instruction once barriers are gone: most stand for themselves.
+std::vector<int32_t> HloGraph::LookThroughBarriers() const {
+  std::vector<int32_t> resolved(num_instructions());
+  for (int32_t i = 0; i < num_instructions(); ++i) {  // operands come first
+    resolved[i] = i;
+    if (op(i) != Op::kOptimizationBarrier && op(i) != Op::kGetTupleElement) continue;
+    const Instruction& forwarder = instruction(i);
+    if (forwarder.operand_ids.empty()) continue;
+    const int32_t operand = module_.instruction_index.at(forwarder.operand_ids[0]);
+    if (op(i) == Op::kOptimizationBarrier) {
+      resolved[i] = resolved[operand];
+      continue;
+    }
+    const Instruction& tuple = instruction(resolved[operand]);
+    const bool is_element = resolved[operand] != operand && op(resolved[operand]) == Op::kTuple &&
+                            forwarder.tuple_index >= 0 && forwarder.tuple_index < std::ssize(tuple.operand_ids);
+    if (is_element) resolved[i] = resolved[module_.instruction_index.at(tuple.operand_ids[forwarder.tuple_index])];
+  }
+  return resolved;
+}
+
+void HloGraph::MarkDropped(const std::vector<int32_t>& resolved) {
+  is_dropped_.assign(num_instructions(), 0);
+  std::vector<int32_t> num_uses(num_instructions(), 0), num_uses_before(num_instructions(), 0);
+  for (const Instruction& user : module_.instructions) {
+    for (const int64_t id : user.operand_ids) ++num_uses_before[module_.instruction_index.at(id)];
+  }
+  for (const Computation& computation : module_.computations) {
+    ++num_uses[resolved[module_.instruction_index.at(computation.root_id)]];
+  }
+  for (int32_t i = num_instructions() - 1; i >= 0; --i) {  // users come later
+    const bool only_forwards = op(i) == Op::kTuple || op(i) == Op::kGetTupleElement;
+    is_dropped_[i] = resolved[i] != i || (only_forwards && num_uses[i] == 0 && num_uses_before[i] > 0);
+    if (is_dropped_[i]) continue;
+    for (const int64_t id : instruction(i).operand_ids) ++num_uses[resolved[module_.instruction_index.at(id)]];
+  }
+}
+
+void HloGraph::AddEdges(const std::vector<int32_t>& resolved) {
   std::vector<int32_t> row;
-  const auto add_ids = [&](const std::vector<int64_t>& ids, const auto& index_of, Csr& rows) {
+  const auto add_instructions = [&](int32_t i, const std::vector<int64_t>& ids, Csr& rows) {
     row.clear();
-    for (const int64_t id : ids) row.push_back(index_of.at(id));
+    for (const int64_t id : ids) {
+      if (!is_dropped_[i]) row.push_back(resolved[module_.instruction_index.at(id)]);
+    }
     rows.AddRow(row);
   };
-  for (const Instruction& instruction : module_.instructions) {
-    add_ids(instruction.operand_ids, module_.instruction_index, operands_);
-    add_ids(instruction.control_predecessor_ids, module_.instruction_index, control_predecessors_);
-    add_ids(instruction.called_computation_ids, module_.computation_index, called_);
+  for (int32_t i = 0; i < num_instructions(); ++i) {
+    add_instructions(i, instruction(i).operand_ids, operands_);
+    add_instructions(i, instruction(i).control_predecessor_ids, control_predecessors_);
+    row.clear();
+    for (const int64_t id : instruction(i).called_computation_ids) row.push_back(module_.computation_index.at(id));
+    called_.AddRow(row);
   }
   users_ = Transposed(operands_, num_instructions());
   callers_ = Transposed(called_, static_cast<int32_t>(module_.computations.size()));
-  for (const Computation& computation : module_.computations) {
-    roots_.push_back(module_.instruction_index.at(computation.root_id));
-    add_ids(computation.sequence, module_.instruction_index, sequences_);
-    row.clear();
-    for (const int32_t i : computation.instructions) {
-      if (op(i) != Op::kParameter) continue;
-      const int64_t number = instruction(i).parameter_number;
-      // A number beyond the instruction count is garbage; such a parameter is never found.
-      if (number < 0 || number >= std::ssize(computation.instructions)) continue;
-      if (number >= std::ssize(row)) row.resize(number + 1, -1);
-      row[number] = i;
-    }
-    parameters_.AddRow(row);
+  for (const Computation& computation : module_.computations) AddComputation(computation, resolved);
+}
+
+void HloGraph::AddComputation(const Computation& computation, const std::vector<int32_t>& resolved) {
+  roots_.push_back(resolved[module_.instruction_index.at(computation.root_id)]);
+  std::vector<int32_t> row;
+  for (const int64_t id : computation.sequence) {
+    const int32_t i = module_.instruction_index.at(id);
+    if (!is_dropped_[i]) row.push_back(i);
   }
+  sequences_.AddRow(row);
+  row.clear();
+  for (const int32_t i : computation.instructions) {
+    if (op(i) != Op::kParameter) continue;
+    const int64_t number = instruction(i).parameter_number;
+    // A number beyond the instruction count is garbage; such a parameter is never found.
+    if (number < 0 || number >= std::ssize(computation.instructions)) continue;
+    if (number >= std::ssize(row)) row.resize(number + 1, -1);
+    row[number] = i;
+  }
+  parameters_.AddRow(row);
 }
 
 void HloGraph::AddShape(const Shape& shape, int32_t owner) {
@@ -112,7 +163,7 @@ std::vector<int32_t> HloGraph::PostOrder(int32_t computation) const {
     if (states[i - first] != kVisited) stack.push_back(i);
   };
   for (const int32_t sink : members) {
-    if (!users(sink).empty()) continue;
+    if (!users(sink).empty() || is_dropped(sink)) continue;
     push(sink);
     while (!stack.empty()) {
       const int32_t i = stack.back();

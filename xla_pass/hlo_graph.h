@@ -3,6 +3,9 @@
 // A shape tree is numbered in pre-order, so the subtree of a tuple element is a contiguous range and
 // "get-tuple-element" or "tuple" forward ranges. A Node is such a number within the whole module:
 // node_base(instruction) + offset.
+//
+// Optimization barriers are looked through, because XLA:CPU removes them after this stage: a user of
+// get-tuple-element(barrier(tuple(a, b))) is a user of a or b, and barrier, tuple and element are gone.
 #pragma once
 
 #include <cstdint>
@@ -33,6 +36,8 @@ class HloGraph {
   std::span<const int32_t> control_predecessors(int32_t i) const { return control_predecessors_[i]; }
   std::span<const int32_t> called(int32_t i) const { return called_[i]; }  // computation indices
   bool is_user_of(int32_t user, int32_t operand) const;
+  // A barrier, or a tuple or element that only served one. Not in any sequence, has no edges.
+  bool is_dropped(int32_t i) const { return is_dropped_[i]; }
 
   // Per computation.
   std::span<const int32_t> callers(int32_t computation) const { return callers_[computation]; }
@@ -63,7 +68,10 @@ class HloGraph {
   static constexpr Node kNoNode = -1;
 
  private:
-  void AddEdges();
+  std::vector<int32_t> LookThroughBarriers() const;
+  void MarkDropped(const std::vector<int32_t>& resolved);
+  void AddEdges(const std::vector<int32_t>& resolved);
+  void AddComputation(const Computation& computation, const std::vector<int32_t>& resolved);
   void AddShape(const Shape& shape, int32_t owner);
   void MarkControlFlow();
 
@@ -71,6 +79,7 @@ class HloGraph {
   std::vector<OpcodeInfo> opcode_;
   Csr operands_, users_, control_predecessors_, called_, callers_, sequences_, parameters_;
   std::vector<int32_t> roots_;
+  std::vector<uint8_t> is_dropped_;
   std::vector<uint8_t> is_control_flow_;
   std::vector<Node> node_base_;
   std::vector<const Shape*> shapes_;

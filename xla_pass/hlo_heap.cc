@@ -4,6 +4,8 @@
 #include <iterator>
 #include <numeric>
 
+#include "hlo_graph_check.h"
+
 namespace coopjax {
 namespace {
 
@@ -288,11 +290,14 @@ HeapResult Assigner::Run() {
 
 HeapResult AssignBuffers(const HloAlias& alias, const HloLiveRanges& ranges) { return Assigner(alias, ranges).Run(); }
 
-HeapResult AssignBuffers(const HloModule& module) {
+bool AssignBuffers(const HloModule& module, HeapResult* result, std::string* error) {
   const HloGraph graph(module);
+  *error = CheckHloGraph(graph);
+  if (!error->empty()) return false;
   const HloDataflow dataflow(graph);
   const HloAlias alias(dataflow);
-  return AssignBuffers(alias, ComputeHloLiveRanges(alias));
+  *result = AssignBuffers(alias, ComputeHloLiveRanges(alias));
+  return true;
 }
 
 }  // namespace coopjax

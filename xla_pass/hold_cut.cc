@@ -16,7 +16,8 @@ HoldCut::HoldCut(const StepProgram& program, std::span<const OpId> order, Step c
       needed_at_(program.num_values(), -1),
       is_early_(program.num_ops(), 0),
       may_hold_(program.num_values(), 1),
-      step_of_(program.num_ops(), 0) {
+      step_of_(program.num_ops(), 0),
+      readers_(ValueReaders(program)) {
   std::vector<uint8_t> is_wanted(program.num_values(), 0);
   for (Step t = 0; t < static_cast<Step>(order_.size()); ++t) step_of_[order_[t]] = t;
   for (Step t = 0; t < cut_step; ++t) {
@@ -81,6 +82,9 @@ std::vector<uint8_t> HoldCut::OpsToRepeat(std::span<const double> price) const {
     if (is_done[producer]) continue;
     is_done[producer] = 1;
     bool may_repeat = MayRunTwice(program_, producer);
+    for (ValueId w : program_.op_outputs[producer]) {
+      may_repeat = may_repeat && program_.value_in_place_of[w] == kNoValue;
+    }
     for (ValueId u : program_.op_inputs[producer]) {
       if (program_.value_producer[u] == kNoOp) {
         may_repeat = may_repeat && may_hold_[u];
@@ -100,18 +104,22 @@ Schedule HoldCut::Choose(std::span<const double> price) const {
   std::vector<uint8_t> to_repeat = OpsToRepeat(price);
   Schedule schedule(order_.begin(), order_.begin() + cut_step_);
   std::vector<OpId> chain;
-  auto need_inputs_of = [&](OpId op) {
-    for (ValueId v : program_.op_inputs[op]) {
-      const OpId producer = program_.value_producer[v];
-      if (producer == kNoOp || !to_repeat[producer]) continue;
-      to_repeat[producer] = 0;
-      chain.push_back(producer);
-    }
+  auto need = [&](OpId op) {
+    if (op == kNoOp || !to_repeat[op]) return;
+    to_repeat[op] = 0;
+    chain.push_back(op);
   };
   for (Step t = cut_step_; t < static_cast<Step>(order_.size()); ++t) {
     chain.clear();
-    need_inputs_of(order_[t]);
-    for (size_t i = 0; i < chain.size(); ++i) need_inputs_of(chain[i]);
+    for (ValueId v : program_.op_inputs[order_[t]]) need(program_.value_producer[v]);
+    // The last chance to read what this op overwrites.
+    for (ValueId w : program_.op_outputs[order_[t]]) {
+      if (program_.value_in_place_of[w] == kNoValue) continue;
+      for (OpId reader : readers_[program_.value_in_place_of[w]]) need(reader);
+    }
+    for (size_t i = 0; i < chain.size(); ++i) {
+      for (ValueId v : program_.op_inputs[chain[i]]) need(program_.value_producer[v]);
+    }
     std::sort(chain.begin(), chain.end(), [this](OpId a, OpId b) { return step_of_[a] < step_of_[b]; });
     schedule.insert(schedule.end(), chain.begin(), chain.end());
     schedule.push_back(order_[t]);

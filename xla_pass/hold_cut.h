@@ -39,6 +39,7 @@ class HoldCut {
   std::vector<ValueId> wanted_;     // early values that late ops read
   std::vector<uint8_t> may_hold_;   // per value: not overwritten before the cut
   std::vector<Step> step_of_;       // per op
+  Csr readers_;                     // per value
 };
 
 }  // namespace coopjax

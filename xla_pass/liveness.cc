@@ -89,6 +89,7 @@ Liveness ComputeLiveness(const StepProgram& program, std::span<const OpId> sched
 
 std::string CheckSchedule(const StepProgram& program, std::span<const OpId> schedule) {
   enum : uint8_t { kNotMade, kReadable, kOverwritten };
+  const Csr touches = OpTouches(program);
   std::vector<uint8_t> state(program.num_values(), kNotMade);
   for (ValueId v = 0; v < program.num_values(); ++v) {
     if (program.value_producer[v] == kNoOp) state[v] = kReadable;
@@ -100,9 +101,9 @@ std::string CheckSchedule(const StepProgram& program, std::span<const OpId> sche
     const std::string where = "step " + std::to_string(t) + " (op " + std::to_string(op) + ")";
     if (op < 0 || op >= program.num_ops()) return where + " is not an op of the program";
     if (has_run[op] && !MayRunTwice(program, op)) return where + " repeats an op that may run only once";
-    for (ValueId v : program.op_inputs[op]) {
+    for (ValueId v : touches[op]) {
       if (state[v] == kReadable) continue;
-      return where + " reads value " + std::to_string(v) +
+      return where + " reads or overwrites value " + std::to_string(v) +
              (state[v] == kNotMade ? " before it is made" : " after its storage was overwritten");
     }
     for (OpId before : program.op_control[op]) {

@@ -2,54 +2,130 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <numeric>
 #include <queue>
+#include <set>
+#include <tuple>
 
+#include "drop_moves.h"
 #include "editable_schedule.h"
 #include "excess_curve.h"
+#include "hold_cut.h"
+#include "liveness.h"
 
 namespace coopjax {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A gap of a value: it is not read between `last` and `next`.
-struct Gap {
-  ValueId value = kNoValue;
-  Key made = 0;   // the production it belongs to
-  Key last = 0;   // read or production before the gap
-  Key next = 0;   // read after it
+struct Deadline {
+  Clock::time_point at;
+  bool is_over = false;
+  bool Check() { return is_over = is_over || Clock::now() > at; }
 };
 
-struct Score {
+struct Move {
+  Gap gap;
+  DeadOperands dead = DeadOperands::kRemake;
   double per_second = 0;   // potential lowered per modelled second; 0: no gain
   double cost_s = 0;
 };
 
-class Planner {
+// Lowers one schedule to the budget and cleans it up.
+class Lowering {
  public:
-  Planner(const StepProgram& program, std::span<const OpId> order, int64_t budget_bytes, const PeakOptions& options)
+  Lowering(const StepProgram& program, std::span<const OpId> start, int64_t budget_bytes, const PeakOptions& options,
+           Deadline* deadline, PeakCounters* counters)
       : program_(program),
         options_(options),
-        schedule_(program, order),
-        budget_(budget_bytes),
-        curve_(budget_bytes, Unit(), options.exponent > 1),
-        deadline_(Clock::now() + std::chrono::microseconds(static_cast<int64_t>(options.time_limit_s * 1e6))),
-        version_(program.num_values(), 0),
-        in_chain_(program.num_ops(), 0),
-        guards_order_(program.num_ops(), 0) {
-    double total_cost_s = 0;
-    for (double cost_s : program.op_cost_s) total_cost_s += cost_s;
-    least_cost_s_ = std::max(1e-12, 1e-6 * total_cost_s);
-    for (OpId before : program.op_control.items) guards_order_[before] = 1;
+        schedule_(program, start),
+        curve_(budget_bytes, Unit(budget_bytes), options.exponent > 1),
+        moves_(&schedule_, &curve_),
+        deadline_(*deadline),
+        counters_(*counters),
+        version_(program.num_values(), 0) {
+    const double total_s = std::accumulate(program.op_cost_s.begin(), program.op_cost_s.end(), 0.0);
+    least_cost_s_ = std::max(1e-12, 1e-6 * total_s);
     curve_.Reset(schedule_);
   }
 
-  PeakResult Run() {
-    Lower();
-    result_.is_feasible = curve_.total() <= 0;
-    if (result_.is_feasible && options_.clean_up) CleanUp();
-    result_.schedule = schedule_.schedule();
-    return std::move(result_);
+  const Schedule& schedule() const { return schedule_.schedule(); }
+  bool is_feasible() const { return curve_.total() <= 0; }
+
+  // Takes moves until nothing is above the budget, no move helps, or they have cost `cost_limit_s`.
+  // Scores go stale as the curve falls, mostly downwards, so only the top one is tried anew.
+  void Lower(double cost_limit_s) {
+    double spent_s = 0;
+    int64_t moves_before = -1;
+    queue_ = {};
+    while (curve_.total() > 0 && spent_s < cost_limit_s && !deadline_.Check()) {
+      if (queue_.empty()) {
+        if (moves_before == counters_.moves) break;
+        moves_before = counters_.moves;
+        for (ValueId v = 0; v < program_.num_values(); ++v) Push(v);
+        if (queue_.empty()) break;
+      }
+      const Candidate top = queue_.top();
+      queue_.pop();
+      if (top.version != version_[top.value]) continue;
+      const Move move = BestMove(top.value);
+      ++version_[top.value];
+      if (move.per_second <= 0) continue;
+      if (!queue_.empty() && move.per_second < kStaleTolerance * queue_.top().per_second) {
+        queue_.push({move.per_second, top.value, version_[top.value]});
+        continue;
+      }
+      spent_s += move.cost_s;
+      Take(move);
+    }
+  }
+
+  // Takes out repeats that the budget does not need, the most expensive first.
+  void CleanUp() {
+    std::vector<OpId> ops = RepeatedOps();
+    for (OpId op : ops) {
+      if (deadline_.Check()) return;
+      const ValueId w = program_.op_outputs[op][0];
+      for (int32_t i = static_cast<int32_t>(schedule_.made(w).size()) - 1; i > 0; --i) {
+        // A removal may take earlier ones along.
+        if (i >= static_cast<int32_t>(schedule_.made(w).size())) continue;
+        double saved_s = 0;
+        ++counters_.trials;
+        if (moves_.TakeOut(op, schedule_.made(w)[i].key, &saved_s) && curve_.Delta(schedule_) <= 0) {
+          Commit();
+          ++counters_.removals;
+        } else {
+          schedule_.UndoTo(0);
+        }
+      }
+    }
+  }
+
+  // Takes out repeats that the budget does need, and keeps what cheaper moves can make of it.
+  void Swap() {
+    for (OpId op : RepeatedOps()) {
+      const ValueId w = program_.op_outputs[op][0];
+      for (int32_t i = static_cast<int32_t>(schedule_.made(w).size()) - 1; i > 0; --i) {
+        if (i >= static_cast<int32_t>(schedule_.made(w).size())) continue;
+        if (deadline_.Check()) return;
+        double saved_s = 0;
+        if (!moves_.TakeOut(op, schedule_.made(w)[i].key, &saved_s)) continue;
+        const Schedule before = schedule_.schedule();
+        const double cost_before_s = CountRecompute(program_, before).cost_s;
+        Commit();
+        shunned_ = op;
+        Lower((1 - kLeastGain) * saved_s);
+        shunned_ = kNoOp;
+        if (is_feasible()) CleanUp();
+        if (is_feasible() && CountRecompute(program_, schedule()).cost_s < (1 - kLeastGain) * cost_before_s) {
+          ++counters_.swaps;
+        } else {
+          schedule_.Reset(before);
+          curve_.Reset(schedule_);
+        }
+      }
+    }
   }
 
  private:
@@ -62,15 +138,10 @@ class Planner {
     }
   };
 
-  int64_t Unit() const {
+  int64_t Unit(int64_t budget_bytes) const {
     const auto& live = schedule_.live_bytes();
     const int64_t peak = live.empty() ? 0 : *std::max_element(live.begin(), live.end());
-    return std::max<int64_t>(1, peak - budget_);
-  }
-
-  bool OutOfTime() {
-    result_.timed_out = result_.timed_out || Clock::now() > deadline_;
-    return result_.timed_out;
+    return std::max<int64_t>(1, peak - budget_bytes);
   }
 
   void Commit() {
@@ -78,150 +149,24 @@ class Planner {
     curve_.Reset(schedule_);
   }
 
-  // ---- one move -------------------------------------------------------------------------------
-
-  // Puts into `chain_`, operands first, the ops that must run before `key` so that v can be read there.
-  // Dead operands are made again, or kept alive when that is cheaper at the going price per second.
-  bool NeedOp(OpId op, Key key, bool keep_dead) {
-    if (in_chain_[op]) return true;
-    if (!schedule_.may_run_twice(op) || chain_.size() >= kMaxChain) return false;
-    in_chain_[op] = 1;
-    marked_.push_back(op);
-    for (ValueId v : program_.op_inputs[op]) {
-      if (!NeedValue(v, key, keep_dead)) return false;
+  std::vector<OpId> RepeatedOps() const {
+    std::vector<OpId> ops;
+    for (OpId op = 0; op < program_.num_ops(); ++op) {
+      const auto outputs = program_.op_outputs[op];
+      if (!outputs.empty() && schedule_.made(outputs[0]).size() > 1) ops.push_back(op);
     }
-    chain_.push_back(op);
-    return true;
+    std::stable_sort(ops.begin(), ops.end(), [this](OpId a, OpId b) {
+      return program_.op_cost_s[a] > program_.op_cost_s[b];
+    });
+    return ops;
   }
 
-  bool NeedValue(ValueId v, Key key, bool keep_dead) {
+  // The best move for a value over its gaps and the ways to treat dead operands.
+  Move BestMove(ValueId v) {
+    Move best;
+    if (!program_.takes_budget(v)) return best;
     const OpId producer = program_.value_producer[v];
-    if (producer != kNoOp && in_chain_[producer]) return true;
-    const int32_t made = schedule_.ReadableAt(v, key);
-    if (made >= 0) {
-      if (!program_.takes_budget(v)) return true;
-      const auto& production = schedule_.made(v)[made];
-      if (production.last_read >= key) return true;
-      const double price = curve_.PricePerByte(production.end, key) * static_cast<double>(program_.value_bytes[v]);
-      if (keep_dead && price <= going_rate_ * program_.op_cost_s[producer]) return true;
-    }
-    if (producer == kNoOp) return false;
-    const size_t chain_size = chain_.size(), marked_size = marked_.size();
-    if (NeedOp(producer, key, keep_dead)) return true;
-    chain_.resize(chain_size);
-    while (marked_.size() > marked_size) {
-      in_chain_[marked_.back()] = 0;
-      marked_.pop_back();
-    }
-    return made >= 0;
-  }
-
-  void ClearMarks() {
-    for (OpId op : marked_) in_chain_[op] = 0;
-    marked_.clear();
-  }
-
-  // Takes out occurrences that nobody reads any more: repeats, and first occurrences that a later one
-  // replaces. Returns the seconds saved.
-  double RemoveIfDead(OpId op, Key key) {
-    bool has_other = false;
-    for (ValueId w : program_.op_outputs[op]) {
-      const int32_t i = MadeAt(w, key);
-      if (i < 0 || schedule_.made(w)[i].last_read != key) return 0;
-      has_other = schedule_.made(w).size() > 1;
-      if (i == 0 && guards_order_[op]) return 0;
-    }
-    if (!has_other) return 0;
-    schedule_.Remove(op, key);
-    double saved_s = program_.op_cost_s[op];
-    for (ValueId v : program_.op_inputs[op]) {
-      const OpId producer = program_.value_producer[v];
-      if (producer == kNoOp) continue;
-      const auto& made = schedule_.made(v);
-      for (int32_t i = static_cast<int32_t>(made.size()) - 1; i >= 0; --i) {
-        if (made[i].key > key) continue;
-        if (made[i].last_read == made[i].key) saved_s += RemoveIfDead(producer, made[i].key);
-        break;
-      }
-    }
-    return saved_s;
-  }
-
-  int32_t MadeAt(ValueId v, Key key) const {
-    const auto& made = schedule_.made(v);
-    for (int32_t i = static_cast<int32_t>(made.size()) - 1; i >= 0; --i) {
-      if (made[i].key == key) return i;
-    }
-    return -1;
-  }
-
-  // Later repeats of an op that has just been inserted at `key` go when holding its outputs is cheaper.
-  double MergeLater(OpId op, Key key) {
-    double saved_s = 0;
-    while (true) {
-      Key later = 0;
-      double price = 0;
-      for (ValueId w : program_.op_outputs[op]) {
-        const auto& made = schedule_.made(w);
-        const int32_t i = MadeAt(w, key);
-        if (i + 1 >= static_cast<int32_t>(made.size())) return saved_s;
-        later = made[i + 1].key;
-        if (made[i + 1].last_read > later) {
-          price += curve_.PricePerByte(made[i].end, later) * static_cast<double>(program_.value_bytes[w]);
-        }
-      }
-      if (price > going_rate_ * program_.op_cost_s[op] || !schedule_.CanRemove(op, later)) return saved_s;
-      schedule_.Remove(op, later);
-      saved_s += program_.op_cost_s[op];
-      for (ValueId v : program_.op_inputs[op]) {
-        const OpId producer = program_.value_producer[v];
-        if (producer == kNoOp) continue;
-        const int32_t i = schedule_.ReadableAt(v, later);
-        if (i >= 0 && schedule_.made(v)[i].last_read == schedule_.made(v)[i].key) {
-          saved_s += RemoveIfDead(producer, schedule_.made(v)[i].key);
-        }
-      }
-    }
-  }
-
-  // Applies "drop across the gap, make again before its end" to the schedule; the seconds it adds, or
-  // a negative number when it can't be done (the caller undoes).
-  bool Apply(const Gap& gap, bool keep_dead, double* cost_s) {
-    chain_.clear();
-    const bool is_possible = NeedOp(program_.value_producer[gap.value], gap.next, keep_dead);
-    ClearMarks();
-    if (!is_possible) return false;
-    *cost_s = 0;
-    Key key = gap.next - static_cast<Key>(chain_.size());
-    for (OpId op : chain_) {
-      if (!schedule_.CanInsert(op, key)) return false;
-      schedule_.Insert(op, key++);
-      *cost_s += program_.op_cost_s[op];
-    }
-    if (options_.merge_repeats) {
-      key = gap.next - static_cast<Key>(chain_.size());
-      for (OpId op : chain_) *cost_s -= MergeLater(op, key++);
-    }
-    *cost_s -= RemoveIfDead(program_.value_producer[gap.value], gap.made);
-    return true;
-  }
-
-  Score Try(const Gap& gap, bool keep_dead) {
-    ++result_.counters.trials;
-    double cost_s = 0;
-    Score score;
-    if (Apply(gap, keep_dead, &cost_s)) {
-      const double delta = curve_.Delta(schedule_);
-      if (delta < -1e-12 * curve_.total()) score = {-delta / std::max(cost_s, least_cost_s_), cost_s};
-    }
-    schedule_.UndoTo(0);
-    return score;
-  }
-
-  // The best move for a value, over its gaps and both ways to treat dead operands.
-  double BestMove(ValueId v, Gap* best_gap, bool* best_keep) {
-    double best = 0;
-    if (!program_.takes_budget(v) || !schedule_.may_run_twice(program_.value_producer[v])) return 0;
+    if (!schedule_.may_run_twice(producer) || producer == shunned_) return best;
     const auto& made = schedule_.made(v);
     const auto& reads = schedule_.reads(v);
     size_t next_read = 0;
@@ -230,140 +175,165 @@ class Planner {
       while (next_read < reads.size() && (i + 1 == made.size() || reads[next_read].key < made[i + 1].key)) {
         const Gap gap = {v, made[i].key, last, reads[next_read].key};
         last = reads[next_read++].key;
-        if (curve_.PricePerByte(gap.last + 1, gap.next) <= 0) continue;
-        for (bool keep_dead : {false, true}) {
-          const Score score = Try(gap, keep_dead);
-          if (score.per_second > best) {
-            best = score.per_second;
-            *best_gap = gap;
-            *best_keep = keep_dead;
-          }
-        }
+        if (curve_.PricePerByte(gap.last + 1, gap.next) > 0) TryGap(gap, &best);
       }
     }
     return best;
   }
 
-  // ---- lowering to the budget -----------------------------------------------------------------
+  void TryGap(const Gap& gap, Move* best) {
+    for (DeadOperands dead : {DeadOperands::kRemake, DeadOperands::kAtRate, DeadOperands::kHold}) {
+      ++counters_.trials;
+      double cost_s = 0;
+      bool depends_on_choice = false;
+      if (moves_.Drop(gap, dead, options_.merge_repeats, &cost_s, &depends_on_choice)) {
+        const double delta = curve_.Delta(schedule_);
+        const double per_second = -delta / std::max(cost_s, least_cost_s_);
+        if (delta < -1e-12 * curve_.total() && per_second > best->per_second) *best = {gap, dead, per_second, cost_s};
+      }
+      schedule_.UndoTo(0);
+      if (!depends_on_choice) return;
+    }
+  }
 
   void Push(ValueId v) {
-    Gap gap;
-    bool keep_dead = false;
-    const double per_second = BestMove(v, &gap, &keep_dead);
+    const Move move = BestMove(v);
     ++version_[v];
-    if (per_second > 0) queue_.push({per_second, v, version_[v]});
+    if (move.per_second > 0) queue_.push({move.per_second, v, version_[v]});
   }
 
-  // Lazy greedy: scores go stale as the curve falls, mostly downwards, so only the top is tried anew.
-  void Lower() {
-    int64_t moves_before = -1;
-    while (curve_.total() > 0 && !OutOfTime()) {
-      if (queue_.empty()) {
-        if (moves_before == result_.counters.moves) break;
-        moves_before = result_.counters.moves;
-        for (ValueId v = 0; v < program_.num_values(); ++v) Push(v);
-        if (queue_.empty()) break;
-      }
-      const Candidate top = queue_.top();
-      queue_.pop();
-      if (top.version != version_[top.value]) continue;
-      Gap gap;
-      bool keep_dead = false;
-      const double per_second = BestMove(top.value, &gap, &keep_dead);
-      ++version_[top.value];
-      if (per_second <= 0) continue;
-      if (!queue_.empty() && per_second < kStaleTolerance * queue_.top().per_second) {
-        queue_.push({per_second, top.value, version_[top.value]});
-        continue;
-      }
-      Take(gap, keep_dead, per_second);
-    }
-  }
-
-  void Take(const Gap& gap, bool keep_dead, double per_second) {
+  void Take(const Move& move) {
     double cost_s = 0;
-    Apply(gap, keep_dead, &cost_s);
-    going_rate_ = per_second;
-    ++result_.counters.moves;
-    std::vector<OpId> edited;
-    for (const auto& edit : schedule_.edits()) edited.push_back(edit.op);
+    bool depends_on_choice = false;
+    moves_.Drop(move.gap, move.dead, options_.merge_repeats, &cost_s, &depends_on_choice);
+    moves_.set_going_rate(move.per_second);
+    ++counters_.moves;
+    // What was edited, and what is made from or into it, has other chains now.
+    std::set<ValueId> stale;
+    for (const auto& edit : schedule_.edits()) {
+      stale.insert(program_.op_inputs[edit.op].begin(), program_.op_inputs[edit.op].end());
+      stale.insert(program_.op_outputs[edit.op].begin(), program_.op_outputs[edit.op].end());
+    }
     Commit();
-    // What was cloned, and what is made from or into it, has other chains now.
-    for (OpId op : edited) {
-      for (ValueId v : program_.op_inputs[op]) stale_.push_back(v);
-      for (ValueId v : program_.op_outputs[op]) stale_.push_back(v);
-    }
-    std::sort(stale_.begin(), stale_.end());
-    stale_.erase(std::unique(stale_.begin(), stale_.end()), stale_.end());
-    for (ValueId v : stale_) Push(v);
-    stale_.clear();
+    for (ValueId v : stale) Push(v);
   }
 
-  // ---- clean-up -------------------------------------------------------------------------------
-
-  void CleanUp() {
-    bool is_changed = true;
-    while (is_changed && !OutOfTime()) {
-      is_changed = false;
-      std::vector<std::pair<double, Step>> repeats;
-      const Schedule& steps = schedule_.schedule();
-      for (Step t = 0; t < static_cast<Step>(steps.size()); ++t) {
-        if (schedule_.is_repeat(t)) repeats.push_back({-program_.op_cost_s[steps[t]], t});
-      }
-      std::sort(repeats.begin(), repeats.end());
-      for (const auto& [cost_s, step] : repeats) {
-        if (!TryRemove(steps[step], StepKey(step))) continue;
-        Commit();
-        ++result_.counters.removals;
-        is_changed = true;
-        break;
-      }
-    }
-  }
-
-  bool TryRemove(OpId op, Key key) {
-    ++result_.counters.trials;
-    if (!schedule_.CanRemove(op, key)) return false;
-    schedule_.Remove(op, key);
-    for (ValueId v : program_.op_inputs[op]) {
-      const OpId producer = program_.value_producer[v];
-      if (producer == kNoOp) continue;
-      const int32_t i = schedule_.ReadableAt(v, key);
-      if (i >= 0 && schedule_.made(v)[i].last_read == schedule_.made(v)[i].key) {
-        RemoveIfDead(producer, schedule_.made(v)[i].key);
-      }
-    }
-    if (curve_.Delta(schedule_) <= 0) return true;
-    schedule_.UndoTo(0);
-    return false;
-  }
-
-  static constexpr size_t kMaxChain = 4096;
   static constexpr double kStaleTolerance = 0.9;
+  static constexpr double kLeastGain = 1e-6;
 
   const StepProgram& program_;
   const PeakOptions options_;
   EditableSchedule schedule_;
-  const int64_t budget_;
   ExcessCurve curve_;
-  const Clock::time_point deadline_;
-  PeakResult result_;
-  double least_cost_s_ = 0;
-  double going_rate_ = 0;              // potential per second of the last move taken
+  DropMoves moves_;
+  Deadline& deadline_;
+  PeakCounters& counters_;
+  double least_cost_s_ = 0;              // a free move is not infinitely good
+  OpId shunned_ = kNoOp;                 // the op that a swap is trying to do without
   std::priority_queue<Candidate> queue_;
   std::vector<int32_t> version_;
-  std::vector<OpId> chain_;
-  std::vector<uint8_t> in_chain_;
-  std::vector<OpId> marked_;
-  std::vector<uint8_t> guards_order_;  // is somebody's control predecessor
-  std::vector<ValueId> stale_;
+};
+
+class PeakPlanner {
+ public:
+  PeakPlanner(const StepProgram& program, std::span<const OpId> order, int64_t budget_bytes, const PeakOptions& options)
+      : program_(program),
+        order_(order.begin(), order.end()),
+        budget_(budget_bytes),
+        options_(options),
+        total_cost_s_(std::accumulate(program.op_cost_s.begin(), program.op_cost_s.end(), 0.0)),
+        deadline_{Clock::now() + std::chrono::microseconds(static_cast<int64_t>(options.time_limit_s * 1e6))} {}
+
+  PeakResult Run() {
+    Consider(order_);
+    const Liveness liveness = ComputeLiveness(program_, order_);
+    if (liveness.peak_bytes > budget_ && options_.num_price_rounds > 0) SearchPrices(liveness);
+    if (result_.is_feasible && options_.swap) Improve();
+    result_.timed_out = deadline_.is_over;
+    return std::move(result_);
+  }
+
+ private:
+  // Lowers and cleans up `start`; keeps the outcome if it is the best so far.
+  void Consider(std::span<const OpId> start) {
+    Lowering lowering(program_, start, budget_, options_, &deadline_, &result_.counters);
+    lowering.Lower(total_cost_s_);
+    if (lowering.is_feasible() && options_.clean_up) lowering.CleanUp();
+    Keep(lowering.schedule());
+  }
+
+  void Improve() {
+    Lowering lowering(program_, result_.schedule, budget_, options_, &deadline_, &result_.counters);
+    lowering.Swap();
+    Keep(lowering.schedule());
+  }
+
+  void Keep(const Schedule& schedule) {
+    const int64_t peak = ComputeLiveness(program_, schedule).peak_bytes;
+    const Rank rank = {std::max<int64_t>(0, peak - budget_), CountRecompute(program_, schedule).cost_s};
+    if (!result_.schedule.empty() && rank >= best_) return;
+    best_ = rank;
+    result_.schedule = schedule;
+    result_.is_feasible = peak <= budget_;
+  }
+
+  // Multiplicative weights: the price of a step rises where the last proposal was above the budget
+  // there, and falls where it was below.
+  void SearchPrices(const Liveness& liveness) {
+    const HoldCut cut(program_, order_, liveness.peak_step);
+    std::vector<double> price(order_.size());
+    double sum = 0;
+    for (size_t t = 0; t < price.size(); ++t) sum += price[t] = liveness.live_bytes[t] > budget_ ? 1 : 1e-3;
+    double bytes = 0;
+    for (ValueId v = 0; v < program_.num_values(); ++v) bytes += program_.takes_budget(v) ? program_.value_bytes[v] : 0;
+    for (double& p : price) p *= total_cost_s_ / std::max(bytes, 1.0) / sum;
+    std::set<Schedule> seen;
+    for (int32_t round = 0; round < options_.num_price_rounds && !deadline_.Check(); ++round) {
+      const Schedule proposal = cut.Choose(price);
+      if (seen.insert(proposal).second) Consider(proposal);
+      const std::vector<int64_t> peaks = PeaksByStep(proposal);
+      const double rate = kFirstRate / (1 + round / kRoundsToHalve);
+      double largest = 0;
+      for (size_t t = 0; t < price.size(); ++t) {
+        const double over = static_cast<double>(peaks[t]) / static_cast<double>(std::max<int64_t>(budget_, 1)) - 1;
+        largest = std::max(largest, price[t] *= std::exp(rate * std::clamp(over, -0.5, 1.0)));
+      }
+      for (double& p : price) p = std::max(p, 1e-9 * largest);
+    }
+  }
+
+  // Per step of the order, the largest live bytes since the step before it: its own and those of the
+  // recomputes in between.
+  std::vector<int64_t> PeaksByStep(const Schedule& schedule) const {
+    const Liveness liveness = ComputeLiveness(program_, schedule);
+    std::vector<int64_t> peaks(order_.size(), 0);
+    size_t step = 0;
+    for (size_t t = 0; t < schedule.size() && step < order_.size(); ++t) {
+      peaks[step] = std::max(peaks[step], liveness.live_bytes[t]);
+      if (schedule[t] == order_[step]) ++step;
+    }
+    return peaks;
+  }
+
+  using Rank = std::tuple<int64_t, double>;   // bytes above the budget, seconds of recompute
+  static constexpr double kFirstRate = 2;
+  static constexpr double kRoundsToHalve = 5;
+
+  const StepProgram& program_;
+  const Schedule order_;
+  const int64_t budget_;
+  const PeakOptions options_;
+  const double total_cost_s_;
+  Deadline deadline_;
+  Rank best_;
+  PeakResult result_;
 };
 
 }  // namespace
 
 PeakResult PlanPeak(const StepProgram& program, std::span<const OpId> order, int64_t budget_bytes,
                     const PeakOptions& options) {
-  return Planner(program, order, budget_bytes, options).Run();
+  return PeakPlanner(program, order, budget_bytes, options).Run();
 }
 
 }  // namespace coopjax

@@ -1,15 +1,17 @@
-// Rematerialization under a budget of live bytes, by greedy moves on an exact model.
+// Rematerialization under a budget of live bytes: the planner that the others are measured against.
 //
-// The idea: in a given order, the bytes above the budget, summed over steps with an exponent, are a
-// potential. A move drops one value across one gap between two of its reads and makes it again just
-// before the later one, with whatever must come back first. Moves are tried on an EditableSchedule,
-// so that what a chain costs, keeps alive and makes peak itself is all counted, and the move that
-// lowers the potential most per modelled second is taken, until nothing is above the budget. Then
-// repeats that are no longer needed are taken out, the most expensive first.
+// Two ideas, in turn:
+//  1. Where to hold and where to remake, globally: HoldCut (a minimum cut per round, prices of steps as
+//     Lagrange multipliers) proposes schedules from cheap and too large to small and expensive.
+//  2. Locally and exactly: from a proposal, or from the bare order, moves on an EditableSchedule lower
+//     the bytes above the budget, the one that saves most potential (ExcessCurve) per modelled second
+//     first, with the recompute chain's own bytes and cost counted. Then repeats that the budget does
+//     not need are taken out, the most expensive first, and repeats are swapped for cheaper ones.
+// The cheapest feasible outcome wins. Ours; not from a paper. O(steps) per move taken.
 #pragma once
 
 #include <cstdint>
-#include <string>
+#include <span>
 
 #include "step_program.h"
 
@@ -17,15 +19,18 @@ namespace coopjax {
 
 struct PeakOptions {
   double exponent = 2;          // of the excess in the potential; 1 or 2
+  int32_t num_price_rounds = 24;   // proposals by HoldCut; 0: greedy from the bare order only
   bool merge_repeats = true;    // a chain may take over the work of later repeats of its ops
-  bool clean_up = true;         // remove repeats that the budget does not need
+  bool clean_up = true;         // take out repeats that the budget does not need
+  bool swap = true;             // try to replace each repeat by cheaper ones
   double time_limit_s = 10;
 };
 
 struct PeakCounters {
-  int64_t trials = 0;
-  int64_t moves = 0;
-  int64_t removals = 0;
+  int64_t trials = 0;           // moves tried
+  int64_t moves = 0;            // moves taken
+  int64_t removals = 0;         // repeats taken out by the clean-up
+  int64_t swaps = 0;            // swaps that paid
 };
 
 struct PeakResult {
@@ -35,8 +40,8 @@ struct PeakResult {
   PeakCounters counters;
 };
 
-// `order` is a valid schedule (its repeats, if any, are kept as a starting point). Deterministic unless
-// the time limit strikes. When the budget is not reached the schedule is the smallest one found.
+// `order` is a valid schedule. Deterministic unless the time limit strikes. When the budget is not
+// reached the schedule is the one nearest to it.
 PeakResult PlanPeak(const StepProgram& program, std::span<const OpId> order, int64_t budget_bytes,
                     const PeakOptions& options);
 

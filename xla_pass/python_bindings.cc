@@ -3,10 +3,17 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
+#include <memory>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
+#include "buffer_assignment.h"
+#include "hlo_graph_check.h"
+#include "hlo_heap.h"
 #include "hlo_module.h"
+#include "hlo_program.h"
 #include "list_scheduler.h"
 #include "liveness.h"
 #include "peak_planner.h"
@@ -105,8 +112,8 @@ static void BindPlanners(nb::module_& m) {
     return ToNumpy(schedule);
   }, "The best order of all rules.");
   m.def("plan_peak", [](const StepProgram& program, Array<int32_t> order, int64_t budget_bytes, double exponent,
-                        bool merge_repeats, bool clean_up, double time_limit_s) {
-    const coopjax::PeakOptions options = {exponent, merge_repeats, clean_up, time_limit_s};
+                        int32_t num_price_rounds, bool merge_repeats, bool clean_up, bool swap, double time_limit_s) {
+    const coopjax::PeakOptions options = {exponent, num_price_rounds, merge_repeats, clean_up, swap, time_limit_s};
     const std::vector<int32_t> steps = ToVector<int32_t>(order);
     coopjax::PeakResult result;
     {
@@ -120,10 +127,12 @@ static void BindPlanners(nb::module_& m) {
     answer["trials"] = result.counters.trials;
     answer["moves"] = result.counters.moves;
     answer["removals"] = result.counters.removals;
+    answer["swaps"] = result.counters.swaps;
     return answer;
   }, nb::arg("program"), nb::arg("order"), nb::arg("budget_bytes"), nb::kw_only(), nb::arg("exponent") = 2.0,
-     nb::arg("merge_repeats") = true, nb::arg("clean_up") = true, nb::arg("time_limit_s") = 10.0,
-     "Greedy rematerialization under a budget of live bytes; see peak_planner.h.");
+     nb::arg("num_price_rounds") = 24, nb::arg("merge_repeats") = true, nb::arg("clean_up") = true,
+     nb::arg("swap") = true, nb::arg("time_limit_s") = 10.0,
+     "Rematerialization under a budget of live bytes; see peak_planner.h.");
 }
 
 static void BindTransform(nb::module_& m) {
@@ -148,9 +157,158 @@ static void BindTransform(nb::module_& m) {
   }, "Why `after` may not compute what `before` does, or an empty string; see verify.h.");
 }
 
+// Text from a module: UTF-8 unless somebody damaged it, and then it must not stop anything.
+static nb::tuple ToTexts(const std::vector<std::string>& texts) {
+  nb::list list;
+  for (const std::string& text : texts) {
+    list.append(nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace")));
+  }
+  return nb::tuple(list);
+}
+
+static std::unique_ptr<coopjax::HloModule> ParseModule(std::string module_bytes, std::string* error) {
+  nb::gil_scoped_release release;
+  return coopjax::ParseHloModule(std::move(module_bytes), error);
+}
+
+static nb::dict ToDict(const coopjax::HloProgram& hlo) {
+  const coopjax::StepProgram& program = hlo.program;
+  std::vector<int32_t> may_share;
+  for (const coopjax::MayShare& share : program.may_share) {
+    may_share.insert(may_share.end(), {share.op, share.input, share.output});
+  }
+  std::vector<uint8_t> kinds;
+  for (const coopjax::ValueKind kind : program.value_kind) kinds.push_back(static_cast<uint8_t>(kind));
+  const auto csr = [](const coopjax::Csr& rows) { return nb::make_tuple(ToNumpy(rows.offsets), ToNumpy(rows.items)); };
+  nb::dict fields;
+  fields["op_inputs"] = csr(program.op_inputs);
+  fields["op_outputs"] = csr(program.op_outputs);
+  fields["op_control"] = csr(program.op_control);
+  fields["op_cost_s"] = ToNumpy(program.op_cost_s);
+  fields["op_flops"] = ToNumpy(program.op_flops);
+  fields["op_workspace_bytes"] = ToNumpy(program.op_workspace_bytes);
+  fields["op_can_recompute"] = ToNumpy(program.op_can_recompute);
+  fields["value_bytes"] = ToNumpy(program.value_bytes);
+  fields["value_producer"] = ToNumpy(program.value_producer);
+  fields["value_kind"] = ToNumpy(kinds);
+  fields["value_in_place_of"] = ToNumpy(program.value_in_place_of);
+  fields["may_share"] = ToNumpy(may_share);
+  fields["schedule"] = ToNumpy(program.schedule);
+  fields["op_names"] = ToTexts(hlo.op_names);
+  fields["op_scopes"] = ToTexts(hlo.op_scopes);
+  fields["op_sources"] = ToTexts(hlo.op_sources);
+  fields["value_types"] = ToTexts(hlo.value_types);
+  return fields;
+}
+
+static nb::dict ToDict(const coopjax::HeapResult& heap) {
+  std::vector<int64_t> instruction_ids, bytes, offsets;
+  std::vector<int32_t> allocations, starts, ends;
+  std::vector<uint8_t> kinds;
+  nb::list shape_indices;
+  for (const coopjax::HeapBuffer& buffer : heap.buffers) {
+    instruction_ids.push_back(buffer.instruction_id);
+    bytes.push_back(buffer.bytes);
+    offsets.push_back(buffer.offset);
+    allocations.push_back(buffer.allocation);
+    kinds.push_back(static_cast<uint8_t>(buffer.kind));
+    starts.push_back(buffer.start);
+    ends.push_back(buffer.end);
+    nb::list index;
+    for (const int64_t element : buffer.shape_index) index.append(element);
+    shape_indices.append(nb::tuple(index));
+  }
+  nb::dict fields;
+  fields["temp_bytes"] = heap.temp_bytes;
+  fields["argument_bytes"] = heap.argument_bytes;
+  fields["output_bytes"] = heap.output_bytes;
+  fields["alias_bytes"] = heap.alias_bytes;
+  fields["heap_bytes"] = heap.heap_bytes;
+  fields["peak_live_bytes"] = heap.peak_live_bytes;
+  fields["buffer_instruction_ids"] = ToNumpy(instruction_ids);
+  fields["buffer_shape_indices"] = nb::tuple(shape_indices);
+  fields["buffer_bytes"] = ToNumpy(bytes);
+  fields["buffer_offsets"] = ToNumpy(offsets);
+  fields["buffer_allocations"] = ToNumpy(allocations);
+  fields["buffer_kinds"] = ToNumpy(kinds);
+  fields["buffer_starts"] = ToNumpy(starts);
+  fields["buffer_ends"] = ToNumpy(ends);
+  return fields;
+}
+
+static nb::dict ToDict(const coopjax::BufferAssignment& assignment) {
+  nb::list buffers, allocations;
+  for (const coopjax::LogicalBuffer& buffer : assignment.logical_buffers) {
+    nb::list index;
+    for (const int64_t element : buffer.shape_index) index.append(element);
+    buffers.append(nb::make_tuple(buffer.id, buffer.bytes, buffer.instruction_id, buffer.instruction_name,
+                                  nb::tuple(index), buffer.color));
+  }
+  for (const coopjax::BufferAllocation& allocation : assignment.allocations) {
+    nb::list assigned;
+    for (const auto& entry : allocation.assigned) {
+      assigned.append(nb::make_tuple(entry.logical_buffer_id, entry.offset, entry.bytes));
+    }
+    allocations.append(nb::make_tuple(allocation.index, allocation.bytes, allocation.is_thread_local,
+                                      allocation.is_tuple, allocation.is_entry_parameter, allocation.is_constant,
+                                      allocation.maybe_live_out, allocation.parameter_number, allocation.color,
+                                      nb::tuple(assigned)));
+  }
+  nb::dict fields;
+  fields["logical_buffers"] = nb::tuple(buffers);
+  fields["allocations"] = nb::tuple(allocations);
+  return fields;
+}
+
+static void BindHloProgram(nb::module_& m) {
+  m.def("read_step_program", [](const nb::bytes& module_bytes, double flops_per_s, double transcendentals_per_s,
+                                double bytes_per_s, double op_overhead_s) {
+    std::string error;
+    coopjax::HloProgram hlo;
+    const auto module = ParseModule({module_bytes.c_str(), module_bytes.size()}, &error);
+    if (module != nullptr) {
+      nb::gil_scoped_release release;
+      coopjax::BuildHloProgram(*module, {flops_per_s, transcendentals_per_s, bytes_per_s, op_overhead_s}, &hlo, &error);
+    }
+    if (!error.empty()) throw nb::value_error(error.c_str());
+    return nb::make_tuple(ToDict(hlo), ToNumpy(hlo.op_instruction_ids));
+  }, "The fields of a StepProgram, and the instruction id of each op; see hlo_program.h.");
+  m.def("predict_memory", [](const nb::bytes& module_bytes) {
+    std::string error;
+    coopjax::HeapResult heap;
+    const auto module = ParseModule({module_bytes.c_str(), module_bytes.size()}, &error);
+    if (module != nullptr) {
+      nb::gil_scoped_release release;
+      coopjax::AssignBuffers(*module, &heap, &error);
+    }
+    if (!error.empty()) throw nb::value_error(error.c_str());
+    return ToDict(heap);
+  }, "What XLA:CPU's buffer assignment will do with a scheduled module; see hlo_heap.h.");
+  m.def("module_cost", [](const nb::bytes& module_bytes, bool count_iterations) {
+    std::string error;
+    const auto module = ParseModule({module_bytes.c_str(), module_bytes.size()}, &error);
+    if (module == nullptr) throw nb::value_error(error.c_str());
+    const coopjax::HloGraph graph(*module);
+    if (error = coopjax::CheckHloGraph(graph); !error.empty()) throw nb::value_error(error.c_str());
+    const auto cost = coopjax::CostModel(graph, count_iterations).ComputationCost(module->entry);
+    return nb::make_tuple(cost.flops, cost.transcendentals, cost.bytes_accessed);
+  }, "FLOPs, transcendentals and bytes accessed of one run of a module; see hlo_cost.h.");
+  m.def("parse_buffer_assignment", [](const nb::bytes& proto, bool is_hlo_proto) {
+    std::string_view message(proto.c_str(), proto.size());
+    if (is_hlo_proto) message = coopjax::BufferAssignmentOfHloProto(message);
+    coopjax::BufferAssignment assignment;
+    if (!coopjax::ParseBufferAssignment(message, &assignment)) {
+      throw nb::value_error("the bytes are not a BufferAssignmentProto");
+    }
+    return ToDict(assignment);
+  }, "The logical buffers and allocations of a BufferAssignmentProto; see buffer_assignment.h.");
+}
+
 NB_MODULE(_core, m) {
+  nb::set_leak_warnings(false);  // outcomes that are kept for the life of the process are no leak
   m.doc() = "The C++ core of coopjax: planners over a StepProgram, and the HLO pass (bytes in, bytes out).";
   BindProgram(m);
   BindPlanners(m);
   BindTransform(m);
+  BindHloProgram(m);
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "dependences.h"
 #include "liveness.h"
 
 namespace coopjax {
@@ -108,12 +109,13 @@ std::string CheckStorage(const StepProgram& p) {
 std::string CheckAcyclic(const StepProgram& p) {
   std::vector<std::vector<OpId>> successors(p.num_ops());
   std::vector<int32_t> missing(p.num_ops(), 0);
+  const Csr touches = OpTouches(p);
   auto add_edge = [&](OpId from, OpId to) {
     successors[from].push_back(to);
     ++missing[to];
   };
   for (OpId op = 0; op < p.num_ops(); ++op) {
-    for (ValueId v : p.op_inputs[op]) {
+    for (ValueId v : touches[op]) {
       if (p.value_producer[v] != kNoOp) add_edge(p.value_producer[v], op);
     }
     for (OpId before : p.op_control[op]) add_edge(before, op);

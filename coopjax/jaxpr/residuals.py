@@ -6,7 +6,7 @@ existing checkpoints are seen as they are. Every output of every equation is nam
 that a policy can save (after the name) from the one a derivative rule holds on to (before it): saving the output of
 ``tanh`` by name does not spare recomputing it, because the rule of ``tanh`` reads its own result.
 
-Sizes are JAX's. XLA fuses, so the compiled program keeps less; the planner scales by what it has measured.
+Sizes are JAX's, less what XLA certainly fuses away; the planner scales by what it has measured.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,6 +26,11 @@ from coopjax.jaxpr.trace import is_floating
 _POSITION = re.compile(r"coopjax_position(\d+)")
 # The output is the input's buffer, or XLA fuses it into every reader at no cost.
 _VIEWS = frozenset("name reshape squeeze expand_dims broadcast_in_dim reduce_precision copy iota".split())
+
+# XLA repeats these inside every fusion that reads them rather than keep the result, if it has their inputs.
+_CHEAP = frozenset(
+  "abs add add_any and clamp convert_element_type div eq floor ge gt integer_pow is_finite le lt max min mul ne neg not "
+  "one_minus_square or round select_n sign square stop_gradient sub xor".split()) | _VIEWS
 
 Value = tuple[int, int]  # (position of the equation, index of its output)
 
@@ -56,6 +61,7 @@ class ForwardGraph:
     value_position: per value id, the position that made it.
     named: per value id, the value that a policy saves under this id; None for all others.
     residuals: ids of the values made here that the backward pass reads.
+    kept_roots: the residuals' buffers, without those that a fused, cheap op makes from others of them.
     crossing: ``(position that makes it, last position that reads it, bytes)`` of every value read by another
       position; the region's outputs are not counted, they exist anyway.
     flops: per position.
@@ -67,6 +73,7 @@ class ForwardGraph:
   value_position: tuple[int, ...]
   named: tuple[Value | None, ...]
   residuals: frozenset[int]
+  kept_roots: frozenset[int]
   crossing: tuple[tuple[int, int, int], ...]
   flops: tuple[float, ...]
 
@@ -76,9 +83,8 @@ class ForwardGraph:
 
   def residual_bytes(self) -> np.ndarray:
     """Bytes of residual buffers by the position that makes them."""
-    roots = {self.value_root[value] for value in self.residuals} - {-1}
     per_position = np.zeros(self.num_positions, np.int64)
-    for root in roots:
+    for root in self.kept_roots:
       per_position[self.value_position[root]] += self.value_bytes[root]
     return per_position
 
@@ -95,6 +101,18 @@ class ForwardGraph:
         needed.update(value for value in op.inputs
                       if value not in saved and start <= self.value_position[value] < stop)
     return flops
+
+  def signature(self, start: int, stop: int) -> tuple:
+    """Equal for segments that are the same up to a shift: their save curves are, too."""
+    ops = [op for position in range(start, stop) for op in self.ops[position]]
+    values = [value for op in ops for value in op.outputs]
+    local = {value: i for i, value in enumerate(values)}
+    return (
+      tuple((op.flops, tuple(local.get(value, -1) for value in op.inputs), len(op.outputs)) for op in ops),
+      tuple((self.value_bytes[value], local.get(self.value_root[value], -1), value in self.residuals,
+             value in self.kept_roots,
+             None if self.named[value] is None else (self.named[value][0] - start, self.named[value][1]))
+            for value in values))
 
 
 def forward_graph(jaxpr: core.Jaxpr, is_differentiable: Sequence[bool]) -> ForwardGraph:
@@ -154,6 +172,7 @@ class _GraphBuilder:
     self._root: list[int] = []
     self._position: list[int] = []
     self._named: list[Value | None] = []
+    self._cheap_inputs: dict[int, tuple[int, ...]] = {}  # of values that XLA makes where they are read
 
   def build(self, forward: core.Jaxpr) -> ForwardGraph:
     ops: list[list[ForwardOp]] = [[] for _ in self._jaxpr.eqns]
@@ -167,7 +186,7 @@ class _GraphBuilder:
     return ForwardGraph(
       ops=tuple(map(tuple, ops)), value_bytes=tuple(self._bytes), value_root=tuple(self._root),
       value_position=tuple(self._position), named=tuple(self._named), residuals=residuals,
-      crossing=_crossing(self._jaxpr), flops=tuple(sum(op.flops for op in at) for at in ops))
+      kept_roots=self._kept_roots(residuals), crossing=_crossing(self._jaxpr), flops=tuple(sum(op.flops for op in at) for at in ops))
 
   def _add_op(self, equation: core.JaxprEqn, position: int) -> ForwardOp:
     inputs = tuple(self._ids[atom] for atom in equation.invars
@@ -185,7 +204,25 @@ class _GraphBuilder:
       self._position.append(position)
       is_name = equation.primitive is primitives.name_p and "." in equation.params["name"]
       self._named.append(_parse_name(equation.params["name"]) if is_name else None)
+      if equation.primitive.name in _CHEAP:
+        self._cheap_inputs[self._ids[var]] = inputs
     return ForwardOp(inputs, tuple(outputs), cost.equation_flops(equation))
+
+  def _kept_roots(self, residuals: frozenset[int]) -> frozenset[int]:
+    """Residual buffers, each left out if cheap ops make it from those before it."""
+    wanted = {self._root[value] for value in residuals} - {-1}
+    kept: set[int] = set()
+    available = {-1}
+    for value, root in enumerate(self._root):
+      if root != value or value not in wanted:
+        continue
+      inputs = self._cheap_inputs.get(value)
+      if inputs is not None and all(self._root[i] in available for i in inputs):
+        available.add(value)
+      else:
+        kept.add(value)
+        available.add(value)
+    return frozenset(kept)
 
 
 def _parse_name(name: str) -> Value | None:

@@ -18,7 +18,7 @@ thinned to a convex curve. Weakness: a value whose saving pays only together wit
 
 import dataclasses
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -147,6 +147,29 @@ def _shortest_chain(positions: np.ndarray, fits: np.ndarray, out: np.ndarray, is
   return tuple(int(positions[i]) for i in reversed(chain))
 
 
+def bytes_between(graph: ForwardGraph, bounds: Sequence[int]) -> np.ndarray:
+  """Per segment, the bytes made in it that a later one reads."""
+  out = np.zeros(len(bounds) - 1, np.int64)
+  for made, read, num_bytes in graph.crossing:
+    segment = int(np.searchsorted(bounds, made, side="right")) - 1
+    if read >= bounds[segment + 1]:
+      out[segment] += num_bytes
+  return out
+
+
+def climb(curves: Sequence[Sequence[CurvePoint]]) -> Iterator[list[int]]:
+  """Levels on several convex curves, from all at the start to all at the end, the best FLOPs per byte first."""
+  levels = [0] * len(curves)
+  yield list(levels)
+  rungs = sorted(
+    ((later.flops - earlier.flops) / (later.saved_bytes - earlier.saved_bytes), i, level)
+    for i, curve in enumerate(curves)
+    for level, (earlier, later) in enumerate(zip(curve, curve[1:], strict=False), start=1))
+  for _, i, level in rungs:
+    levels[i] = level
+    yield list(levels)
+
+
 def save_curve(graph: ForwardGraph, start: int, stop: int) -> list[CurvePoint]:
   """Choices for one segment, from nothing saved to not wrapped at all: bytes rise, FLOPs fall, returns diminish.
 
@@ -156,6 +179,8 @@ def save_curve(graph: ForwardGraph, start: int, stop: int) -> list[CurvePoint]:
   bare = graph.recompute_flops(start, stop)
   everything = int(graph.residual_bytes()[start:stop].sum())
   points = [CurvePoint(0, bare, True, ())]
+  if not bare:
+    return points
   saved: list[int] = []
   queue = []
   for value in _save_candidates(graph, start, stop, bare):
@@ -194,12 +219,11 @@ def _convex(points: Sequence[CurvePoint]) -> list[CurvePoint]:
   """The points on the lower convex hull, by rising bytes."""
   hull: list[CurvePoint] = []
   for point in points:
-    while hull and (hull[-1].flops <= point.flops or (len(hull) > 1 and not _is_left_turn(*hull[-2:], point))):
-      if hull[-1].flops <= point.flops:
-        break
+    if hull and point.flops >= hull[-1].flops:
+      continue
+    while len(hull) > 1 and not _is_left_turn(*hull[-2:], point):
       hull.pop()
-    if not hull or point.flops < hull[-1].flops:
-      hull.append(point)
+    hull.append(point)
   return hull
 
 

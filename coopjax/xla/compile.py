@@ -1,4 +1,4 @@
-"""Compiles a function for abstract arguments, from anywhere."""
+"""Compiles a function for abstract arguments, from anywhere, and reads what the compiler says of it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -6,6 +6,9 @@ from typing import Any
 import jax
 
 from coopjax import compat
+from coopjax.program import liveness
+from coopjax.remat_plan import MemoryProfile
+from coopjax.xla.program import predict_memory, read_step_program
 
 
 def compile_abstract(fn: Callable[..., Any], avals: Sequence[jax.ShapeDtypeStruct], *,
@@ -28,3 +31,20 @@ def compile_abstract(fn: Callable[..., Any], avals: Sequence[jax.ShapeDtypeStruc
              for aval in avals]
   with compat.no_trace():
     return jax.jit(fn, donate_argnums=tuple(donate)).lower(*avals).compile()
+
+
+def measure(compiled: jax.stages.Compiled) -> MemoryProfile:
+  """Memory of a compiled program: sizes from the compiler's memory analysis, live bytes along its schedule."""
+  stats = compiled.memory_analysis()
+  module = compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
+  program, _ = read_step_program(module)
+  return MemoryProfile(
+      temp_bytes=stats.temp_size_in_bytes, argument_bytes=stats.argument_size_in_bytes,
+      output_bytes=stats.output_size_in_bytes, alias_bytes=stats.alias_size_in_bytes,
+      peak_live_bytes=predict_memory(module).peak_live_bytes,
+      live_bytes=tuple(liveness.live_bytes(program, program.schedule).tolist()))
+
+
+def compiled_flops(compiled: jax.stages.Compiled) -> float:
+  """FLOPs of one run by the compiler's cost analysis (loop bodies counted once), 0 where it has none."""
+  return (compiled.cost_analysis() or {}).get("flops", 0.0)

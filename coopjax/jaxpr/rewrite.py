@@ -1,0 +1,190 @@
+"""Carries a policy plan out: segments under `jax.checkpoint`, chosen values saved by name.
+
+The recompute of a segment is tied to that segment's cotangents, so the backward pass runs R_n B_n R_{n-1} B_{n-1} ...
+One policy around the whole function would recompute everything at once (see `compat.pinned_checkpoint` for the case
+where JAX drops the tie). Every equation is bound under its own source line, and tags and mark are those of
+`tags.tag_jaxpr`, so the HLO engine and the reports see the rewritten program as they see the original.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import hashlib
+import itertools
+import json
+from typing import Any
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+from jax.extend import core
+
+from coopjax import compat
+from coopjax.errors import PlanMismatchError
+from coopjax.jaxpr.segments import Segment
+from coopjax.jaxpr.tags import tag_jaxpr
+from coopjax.jaxpr.trace import TracedFn
+
+
+@dataclasses.dataclass(frozen=True)
+class Region:
+  """How one region is carried out.
+
+  Attributes:
+    equation_id: the scan whose body it is, by the id of `tags.tag_jaxpr`; None for the top of the jaxpr.
+    segments: of the region's equations, in order and without gaps.
+  """
+
+  equation_id: int | None
+  segments: tuple[Segment, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyDecisions:
+  """What the policy engine does to a function; a region that is not named stays as the user wrote it.
+
+  Frozen, hashable and, through `dataclasses.asdict`, JSON.
+  """
+
+  regions: tuple[Region, ...] = ()
+
+  @classmethod
+  def from_json(cls, fields: dict[str, Any]) -> "PolicyDecisions":
+    """The inverse of `dataclasses.asdict`, whether or not it went through JSON."""
+    def segment(entry):
+      saved = tuple((int(position), int(index)) for position, index in entry["saved"])
+      return Segment(int(entry["start"]), int(entry["stop"]), bool(entry["is_wrapped"]), saved)
+
+    return cls(tuple(Region(entry["equation_id"], tuple(map(segment, entry["segments"]))) for entry in fields["regions"]))
+
+  def digest(self) -> str:
+    """Eight hexadecimal digits that name these decisions."""
+    return hashlib.sha256(json.dumps(dataclasses.asdict(self)).encode()).hexdigest()[:8]
+
+
+def rewrite(traced: TracedFn, decisions: PolicyDecisions, mark: str | None = None) -> Callable[..., list[Any]]:
+  """The traced function with its decisions carried out, from the flat inputs of its jaxpr to its flat outputs.
+
+  It stands in for `traced.evaluate` (``traced.call(leaves, rewrite(traced, decisions))``), under any transformation.
+
+  Args:
+    traced: from `trace`.
+    decisions: made for this jaxpr.
+    mark: set on every equation for the HLO engine, recomputed ones included.
+
+  Raises:
+    PlanMismatchError: the decisions don't fit the jaxpr.
+  """
+  jaxpr, _ = tag_jaxpr(traced.jaxpr, mark)
+  return evaluator(apply_to_scans(jaxpr, decisions), decisions)
+
+
+def evaluator(jaxpr: core.Jaxpr, decisions: PolicyDecisions) -> Callable[..., list[Any]]:
+  """Evaluates a jaxpr in the segments of the top region."""
+  top = next((region for region in decisions.regions if region.equation_id is None), None)
+  if top is None:
+    return lambda *inputs: jax.core.eval_jaxpr(jaxpr, (), *inputs)
+  region = _Evaluator(jaxpr, top, decisions.digest(), prevent_cse=True)
+  return lambda *inputs: region.evaluate(inputs)
+
+
+def apply_to_scans(jaxpr: core.Jaxpr, decisions: PolicyDecisions) -> core.Jaxpr:
+  """The jaxpr with the decisions for scan bodies, nested ones included, carried out inside the bodies."""
+  regions = {region.equation_id: region for region in decisions.regions if region.equation_id is not None}
+  if not regions:
+    return jaxpr
+  applied = _ScanRewriter(regions, decisions.digest())
+  jaxpr = applied.transform(jaxpr)
+  if regions:
+    raise PlanMismatchError(f"the plan names scans {sorted(regions)} that this function does not have")
+  return jaxpr
+
+
+class _ScanRewriter:
+  """Walks a jaxpr in the order in which `tag_jaxpr` numbers its equations."""
+
+  def __init__(self, regions: dict[int, Region], digest: str):
+    self._regions = regions
+    self._digest = digest
+    self._ids = itertools.count()
+
+  def transform(self, jaxpr: core.Jaxpr) -> core.Jaxpr:
+    return compat.rebuild(jaxpr, [self._equation(equation) for equation in jaxpr.eqns])
+
+  def _equation(self, equation: core.JaxprEqn) -> core.JaxprEqn:
+    region = self._regions.pop(next(self._ids), None)
+    if region is None:
+      return compat.map_sub_jaxprs(equation, self.transform, lambda rule: rule)
+    if equation.primitive.name != "scan":
+      raise PlanMismatchError(f"the plan wants a scan as equation {region.equation_id}, the function has "
+                              f"{equation.primitive.name}")
+    # The loop itself keeps XLA from merging a recompute with the forward pass, if it stays a loop and the
+    # recompute is one piece.
+    is_loop = equation.params["length"] > 1 and equation.params["unroll"] == 1
+    prevent_cse = len(region.segments) > 1 or not is_loop
+    return compat.map_sub_jaxprs(
+      equation, lambda body: self._body(self.transform(body), region, prevent_cse), lambda rule: rule)
+
+  def _body(self, body: core.Jaxpr, region: Region, prevent_cse: bool) -> core.Jaxpr:
+    segmented = _Evaluator(body, region, self._digest, prevent_cse)
+    closed = jax.make_jaxpr(lambda *inputs: segmented.evaluate(inputs))(*[var.aval for var in body.invars])
+    return closed
+
+
+class _Evaluator:
+  """Evaluates one region in segments."""
+
+  def __init__(self, jaxpr: core.Jaxpr, region: Region, digest: str, prevent_cse: bool):
+    bounds = [0, *(segment.stop for segment in region.segments)]
+    if bounds[:-1] != [segment.start for segment in region.segments] or bounds[-1] != len(jaxpr.eqns):
+      raise PlanMismatchError(f"the plan's segments end at {bounds[1:]}, the region has {len(jaxpr.eqns)} equations")
+    self._jaxpr = jaxpr
+    self._region = region
+    self._prefix = f"coopjax:{digest}:{'' if region.equation_id is None else region.equation_id}"
+    self._prevent_cse = prevent_cse
+
+  def evaluate(self, inputs: Sequence[Any]) -> list[Any]:
+    env = dict(zip(self._jaxpr.invars, inputs, strict=True))
+    for segment in self._region.segments:
+      if segment.is_wrapped:
+        self._run_wrapped(segment, env)
+      else:
+        self._run(segment, env)
+    return [_read(env, atom) for atom in self._jaxpr.outvars]
+
+  def _run(self, segment: Segment, env: dict[core.Var, Any]) -> None:
+    """Binds the segment's equations, naming the values to save, and leaves their outputs in `env`."""
+    saved = frozenset(segment.saved)
+    for position in range(segment.start, segment.stop):
+      equation = self._jaxpr.eqns[position]
+      outputs = compat.bind(equation, [_read(env, atom) for atom in equation.invars])
+      for index, (var, out) in enumerate(zip(equation.outvars, outputs, strict=True)):
+        env[var] = checkpoint_name(out, self._name((position, index))) if (position, index) in saved else out
+
+  def _run_wrapped(self, segment: Segment, env: dict[core.Var, Any]) -> None:
+    invars, outvars = self._interface(segment)
+
+    def run(*inputs):
+      inner = dict(zip(invars, inputs, strict=True))
+      self._run(segment, inner)
+      return [inner[var] for var in outvars]
+
+    names = [self._name(value) for value in segment.saved]
+    policy = jax.checkpoint_policies.save_only_these_names(*names) if names else None
+    checkpointed = compat.pinned_checkpoint(run, policy=policy, prevent_cse=self._prevent_cse)
+    env.update(zip(outvars, checkpointed(*[env[var] for var in invars]), strict=True))
+
+  def _name(self, value: tuple[int, int]) -> str:
+    return f"{self._prefix}:{value[0]}.{value[1]}"
+
+  def _interface(self, segment: Segment) -> tuple[list[core.Var], list[core.Var]]:
+    """The variables that a segment reads from outside, and those of its own that somebody reads later."""
+    equations = self._jaxpr.eqns
+    made = {var: None for equation in equations[segment.start:segment.stop] for var in equation.outvars}
+    read = {atom: None for equation in equations[segment.start:segment.stop] for atom in equation.invars
+            if isinstance(atom, core.Var) and atom not in made}
+    later = {atom for equation in equations[segment.stop:] for atom in equation.invars if isinstance(atom, core.Var)}
+    later.update(atom for atom in self._jaxpr.outvars if isinstance(atom, core.Var))
+    return list(read), [var for var in made if var in later]
+
+
+def _read(env: dict[core.Var, Any], atom: Any) -> Any:
+  return atom.val if isinstance(atom, core.Literal) else env[atom]

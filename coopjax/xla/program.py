@@ -1,0 +1,118 @@
+"""A scheduled HLO module as the planners see it, and the memory that XLA will give it.
+
+Both work on the bytes of an ``HloModuleProto`` at POST_SCHEDULER (what the hook receives) or later; the rules stand in
+``xla_pass/hlo_program.h`` and ``xla_pass/hlo_heap.h``.
+"""
+
+import dataclasses
+import enum
+
+import numpy as np
+
+from coopjax import _core
+from coopjax.errors import InvalidProgramError
+from coopjax.program.cost import CPU, Roofline
+from coopjax.program.step_program import StepProgram
+
+
+class AllocationKind(enum.IntEnum):
+  """What owns the memory that a buffer lies in."""
+
+  TEMPORARY = 0
+  PARAMETER = 1
+  CONSTANT = 2
+  OUTPUT = 3
+  TUPLE = 4
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HeapResult:
+  """Memory of a scheduled module, predicted without XLA: exactly what XLA:CPU's buffer assignment does.
+
+  The arrays have one row per buffer, in the order of XLA's value ids. Times are positions in the flattened schedule, in
+  which a loop's or call's instructions stand once, right before the loop or call.
+
+  Attributes:
+    temp_bytes: ``memory_analysis().temp_size_in_bytes``, fragmentation included.
+    argument_bytes: of the entry parameters.
+    output_bytes: of the results, donated ones included.
+    alias_bytes: of the parameters whose memory a result takes over.
+    heap_bytes: of the simulated heap alone: temporaries without the pointer tables of tuples.
+    peak_live_bytes: what the heap would need if nothing were lost to fragmentation.
+    buffer_instruction_ids: instruction that defines each buffer, int64.
+    buffer_shape_indices: element of the instruction's result, ``()`` for an array.
+    buffer_bytes: int64.
+    buffer_offsets: start inside the allocation, int64; all temporaries share one allocation.
+    buffer_allocations: number of the allocation, int32.
+    buffer_kinds: ``AllocationKind`` of the allocation, uint8. A temporary value may lie in an ``OUTPUT`` or ``PARAMETER``
+      allocation that is unused at the time.
+    buffer_starts: first time at which the buffer is live, int32.
+    buffer_ends: first time at which it no longer is, int32.
+  """
+
+  temp_bytes: int
+  argument_bytes: int
+  output_bytes: int
+  alias_bytes: int
+  heap_bytes: int
+  peak_live_bytes: int
+  buffer_instruction_ids: np.ndarray
+  buffer_shape_indices: tuple[tuple[int, ...], ...]
+  buffer_bytes: np.ndarray
+  buffer_offsets: np.ndarray
+  buffer_allocations: np.ndarray
+  buffer_kinds: np.ndarray
+  buffer_starts: np.ndarray
+  buffer_ends: np.ndarray
+
+  @property
+  def resident_bytes(self) -> int:
+    """Arguments and results, what is donated once: all but the temporaries."""
+    return self.argument_bytes + self.output_bytes - self.alias_bytes
+
+  @property
+  def total_bytes(self) -> int:
+    """Everything that the program holds while it runs."""
+    return self.temp_bytes + self.resident_bytes
+
+  @property
+  def fragmentation(self) -> float:
+    """Share of the heap's need that is lost between buffers: ``(heap - peak live) / heap``."""
+    return (self.heap_bytes - self.peak_live_bytes) / self.heap_bytes if self.heap_bytes else 0.0
+
+
+def read_step_program(module_bytes: bytes, roofline: Roofline | None = None) -> tuple[StepProgram, np.ndarray]:
+  """Reads the entry computation of a scheduled module.
+
+  Args:
+    module_bytes: a serialized ``HloModuleProto`` with a schedule.
+    roofline: the target that gives ops their modelled seconds; a CPU by default.
+
+  Returns:
+    The program, and the HLO instruction id of each op, int64 ``[num_ops]``.
+
+  Raises:
+    coopjax.errors.InvalidProgramError: the bytes are not such a module.
+  """
+  try:
+    fields, op_instruction_ids = _core.read_step_program(bytes(module_bytes), *dataclasses.astuple(roofline or CPU))
+  except ValueError as error:
+    raise InvalidProgramError(str(error)) from None
+  fields["op_can_recompute"] = fields["op_can_recompute"].astype(bool)
+  fields["may_share"] = fields["may_share"].reshape(-1, 3)
+  return StepProgram(**fields), op_instruction_ids
+
+
+def predict_memory(module_bytes: bytes) -> HeapResult:
+  """Predicts the memory that XLA:CPU will give a scheduled module.
+
+  Args:
+    module_bytes: a serialized ``HloModuleProto`` with a schedule.
+
+  Raises:
+    coopjax.errors.InvalidProgramError: the bytes are not such a module.
+  """
+  try:
+    return HeapResult(**_core.predict_memory(bytes(module_bytes)))
+  except ValueError as error:
+    raise InvalidProgramError(str(error)) from None

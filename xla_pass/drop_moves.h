@@ -1,0 +1,67 @@
+// The moves of the greedy planner: drop a value across a gap between two reads and make it again just
+// before the later one; take out a repeat that need not be there.
+//
+// A move is applied to an EditableSchedule as uncommitted edits; the caller looks at what it does to the
+// ExcessCurve and either commits or undoes.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "editable_schedule.h"
+#include "excess_curve.h"
+
+namespace coopjax {
+
+// `value`, made at `made`, is touched at `last`, then not until the read at `next`.
+struct Gap {
+  ValueId value = kNoValue;
+  Key made = 0;
+  Key last = 0;
+  Key next = 0;
+};
+
+// What to do with an operand of a recompute that died before the gap ends.
+enum class DeadOperands : uint8_t {
+  kRemake,      // make it again too
+  kAtRate,      // hold it when that is cheaper than its op, at the going rate
+  kHold,        // hold it
+};
+
+class DropMoves {
+ public:
+  // Both must outlive this.
+  DropMoves(EditableSchedule* schedule, const ExcessCurve* curve);
+
+  // What a second is worth in potential: the score of the last move taken.
+  void set_going_rate(double potential_per_second) { going_rate_ = potential_per_second; }
+
+  // Applies the move. False, with edits that the caller must undo, when it can't be done. `cost_s` is
+  // what it adds; below 0 when repeats that it replaces cost more. `depends_on_choice` says whether
+  // another DeadOperands could have led elsewhere.
+  bool Drop(const Gap& gap, DeadOperands dead, bool merges_repeats, double* cost_s, bool* depends_on_choice);
+
+  // Takes out the repeat of `op` at `key` and what is made for it alone. False, without edits, when a
+  // read would find nothing.
+  bool TakeOut(OpId op, Key key, double* saved_s);
+
+ private:
+  bool NeedOp(OpId op, Key key);
+  bool NeedValue(ValueId v, Key key);
+  double RemoveIfDead(OpId op, Key key);
+  double RemoveDeadInputs(OpId op, Key key);
+  double MergeLater(OpId op, Key key);
+
+  EditableSchedule& schedule_;
+  const StepProgram& program_;
+  const ExcessCurve& curve_;
+  double going_rate_ = 0;
+  DeadOperands dead_ = DeadOperands::kRemake;
+  bool has_dead_operand_ = false;
+  std::vector<uint8_t> guards_order_;   // per op: is somebody's control predecessor
+  std::vector<uint8_t> in_chain_;       // per op
+  std::vector<OpId> marked_;            // the ops in `in_chain_`
+  std::vector<OpId> chain_;             // what must run, operands first
+};
+
+}  // namespace coopjax
