@@ -236,6 +236,11 @@ def _choose(traced: TracedFn, request: _Request) -> _Choice:
   except NotDifferentiableError as error:
     warnings.warn(f"coopjax.remat has no effect: {error}", RematNoEffectWarning, stacklevel=3)
     return _Choice()
+  except BudgetInfeasibleError:
+    if jax.device_count() == 1:
+      raise
+    # A trace does not say how its inputs are sharded: the hook, which sees one device's program, decides.
+    decided = _Decided(_Choice(_mark(key[0], request.budget, request.planner, request.time_limit_s)))
   outcome = decided.outcome
   if outcome and outcome.baseline.temp_bytes <= outcome.budget_bytes and request.budget.share is None:
     _warn_no_effect(traced, outcome.baseline, outcome.budget_bytes, outcome)
@@ -258,34 +263,47 @@ def _decide(traced: TracedFn, request: _Request, fingerprint: str) -> _Decided:
   if request.engine == "hlo" and platform is None:
     raise ValueError(f"engine='hlo': JAX {jax.__version__} has no HLO hook on {jax.default_backend()}; use 'policy'")
   if request.engine == "policy" or platform is None:
-    return _decide_policy(traced, request, None, None)
+    return _decide_policy(traced, request, None, fingerprint)
   hook.install(platform)
   module = hook.capture(lambda mark: compile_abstract(*fn_and_gradient(traced, tagged_fn(traced, mark))))
-  hook_request = hook.Request(request.budget, request.planner, request.time_limit_s, _hash(f"{fingerprint} {request}"))
-  outcome = hook.plan_module(module, [hook_request])
-  if outcome.fits:
-    return _Decided(_Choice(hook_request.to_mark()), outcome)
-  if request.engine == "hlo":
+  mark = _mark(fingerprint, request.budget, request.planner, request.time_limit_s)
+  outcome = hook.plan_module(module, [hook.Request.from_mark(mark)])
+  if not outcome.fits and request.engine == "auto":
+    return _decide_policy(traced, request, outcome, fingerprint)
+  if not outcome.fits:
     _report_infeasible(traced, request, outcome.budget_bytes, outcome.predicted.temp_bytes, outcome)
-    return _Decided(_Choice(hook_request.to_mark()), outcome)
-  return _decide_policy(traced, request, outcome, hook_request.to_mark())
+  return _Decided(_Choice(mark), outcome)
 
 
-def _decide_policy(traced: TracedFn, request: _Request, outcome: hook.Outcome | None, mark: str | None) -> _Decided:
-  """Plans checkpoint segments, with the HLO engine under them if a mark is given; every round is a compile."""
+def _decide_policy(
+  traced: TracedFn, request: _Request, outcome: hook.Outcome | None, fingerprint: str,
+) -> _Decided:
+  """Plans checkpoint segments; every round is a compile. With an outcome, the HLO engine works under them.
+
+  A share is settled here, in bytes: the hook will not see the un-rematerialized program again.
+  """
   baseline = outcome.baseline if outcome else measure(compile_abstract(*fn_and_gradient(traced)))
   budget_bytes = request.budget.resolve(baseline.temp_bytes, baseline.resident_bytes)
   if baseline.temp_bytes <= budget_bytes:
     return _Decided(_Choice(), outcome)
+  mark = _mark(fingerprint, Budget(budget_bytes), request.planner, request.time_limit_s) if outcome else None
   found = None
-  for only_scans in (True, False) if mark else (False,):
-    if found is None or not found.is_feasible:
-      found = jaxpr_policy.plan_policy(
-        traced, budget_bytes, compile_abstract, baseline.temp_bytes, mark=mark, only_scans=only_scans)
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore", BudgetExceededWarning)  # trials may miss the budget
+    for only_scans in (True, False) if mark else (False,):
+      if found is None or not found.is_feasible:
+        found = jaxpr_policy.plan_policy(
+          traced, budget_bytes, compile_abstract, baseline.temp_bytes, mark=mark, only_scans=only_scans)
   if not found.is_feasible:
     smallest_bytes = min(found.smallest_bytes, outcome.predicted.temp_bytes if outcome else found.smallest_bytes)
     _report_infeasible(traced, request, budget_bytes, smallest_bytes, outcome)
   return _Decided(_Choice(mark, found.decisions), outcome, found)
+
+
+def _mark(fingerprint: str, budget: Budget, planner: str, time_limit_s: float) -> str:
+  """The mark of a traced program; the same for the same program and request, in every process."""
+  key = _hash(f"{fingerprint} {budget} {planner} {time_limit_s}")
+  return hook.Request(budget, planner, time_limit_s, key).to_mark()
 
 
 def _report_infeasible(
@@ -324,7 +342,8 @@ def _follow(traced: TracedFn, plan: RematPlan) -> _Choice:
   mark = None
   if "hlo" in plan.engine:
     hook.install(compat.hook_platform(jax.default_backend()))
-    mark = hook.Request(plan.budget, plan.planner, key=_hash(f"{plan.fingerprint} {plan.budget}")).to_mark()
+    budget = plan.budget if plan.policy is None else Budget(plan.budget_bytes)
+    mark = _mark(plan.fingerprint, budget, plan.planner, 10.0)
   return _Choice(mark, plan.policy)
 
 
@@ -353,7 +372,7 @@ def _make_plan(traced: TracedFn, request: _Request) -> RematPlan:
     baseline=baseline, measured=measured,
     predicted=MemoryProfile(temp_bytes=predicted_bytes, peak_live_bytes=result.peak_live_bytes if result else 0),
     overhead=result.overhead(outcome.program) if result else recompute_flops / max(baseline_flops, 1.0),
-    recompute_flops=recompute_flops, lower_bound_bytes=_core.lower_bound(outcome.program.core)[0] if outcome else 0,
+    recompute_flops=recompute_flops, lower_bound_bytes=_core.lower_bound(outcome.program.core)[0] if outcome and not found else 0,
     decisions=_decisions(outcome) if result else (), policy=decided.choice.decisions,
     rounds=tuple(map(str, found.rounds)) if found else outcome.rounds if outcome else (), planning_s=planning_s,
   )

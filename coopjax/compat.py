@@ -7,6 +7,7 @@ and ``ClosedJaxpr`` are one class and a jaxpr carries the values of its constant
 
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
+import os
 from typing import Any, NamedTuple
 
 import jax
@@ -24,6 +25,10 @@ _TRANSPARENT = frozenset({
 })
 # Where a custom rule hides code that is traced only when somebody differentiates.
 _LAZY_RULES = {"custom_jvp_call": "jvp_jaxpr_fun", "custom_vjp_call": "fwd_jaxpr_thunk"}
+
+
+# A user frame is one of the user's files: neither JAX's nor ours.
+source_info_util.register_exclusion(os.path.dirname(__file__) + os.sep)
 
 
 class SourceLine(NamedTuple):

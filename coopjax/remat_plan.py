@@ -97,7 +97,8 @@ class RematPlan:
     measured: memory of the compiled plan.
     overhead: recompute cost over baseline cost, modelled.
     recompute_flops: floating-point operations added, modelled.
-    lower_bound_bytes: peak live bytes that no plan for this program can go below.
+    lower_bound_bytes: peak live bytes that no schedule of the program's instructions goes below; 0 where the policy
+      engine changed the instructions.
     decisions: one per value that was recomputed or that is kept across the peak, largest first.
     policy: the policy engine's decisions, or None.
     rounds: trace of the verify-and-replan loop, one line each.
@@ -149,7 +150,8 @@ class RematPlan:
       f"{format_bytes(self.budget_bytes)}, compiled {format_bytes(self.measured.temp_bytes)} "
       f"({'fits' if self.fits else 'OVER BUDGET'})",
       f"  engine {self.engine}, planner {self.planner}: {self.overhead:+.2%} modelled cost, "
-      f"{self.recompute_flops:.3g} FLOPs recomputed; no plan goes below {format_bytes(self.lower_bound_bytes)}",
+      f"{self.recompute_flops:.3g} FLOPs recomputed"
+      + (f"; no plan goes below {format_bytes(self.lower_bound_bytes)}" if self.lower_bound_bytes else ""),
     ]
     lines += [f"  {line}" for line in self.rounds]
     for decision in self.decisions[:top]:
@@ -180,18 +182,25 @@ class RematPlan:
     Raises:
       coopjax.InvalidPlanError: not a plan, or one of another format version.
     """
-    text = pathlib.Path(path).read_text()
+    try:
+      return cls.from_json(pathlib.Path(path).read_text())
+    except InvalidPlanError as error:
+      raise InvalidPlanError(f"{path}: {error}") from error
+
+  @classmethod
+  def from_json(cls, text: str) -> "RematPlan":
+    """Reads what :meth:`to_json` wrote; ``InvalidPlanError`` as for :meth:`load`."""
     try:
       fields = json.loads(text)
       version = fields.pop("coopjax_plan")
     except (ValueError, KeyError, AttributeError, TypeError) as error:
-      raise InvalidPlanError(f"{path} is not a coopjax plan: expected JSON with a 'coopjax_plan' field") from error
+      raise InvalidPlanError("not a coopjax plan: expected JSON with a 'coopjax_plan' field") from error
     if version != FORMAT_VERSION:
-      raise InvalidPlanError(f"{path} is a plan of format {version}; this coopjax reads format {FORMAT_VERSION}")
+      raise InvalidPlanError(f"a plan of format {version}; this coopjax reads format {FORMAT_VERSION}")
     try:
       return cls._from_fields(fields)
     except (TypeError, KeyError, AttributeError) as error:
-      raise InvalidPlanError(f"{path} lacks or has unknown fields of a coopjax plan: {error}") from error
+      raise InvalidPlanError(f"a coopjax plan with missing or unknown fields: {error}") from error
 
   @classmethod
   def _from_fields(cls, fields: dict) -> "RematPlan":

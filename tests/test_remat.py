@@ -186,7 +186,7 @@ def test_plans_are_saved_loaded_and_applied(tmp_path):
   with pytest.raises(coopjax.PlanMismatchError, match="fingerprint"):
     loaded.apply(loss)(params, x[:8])
   for text, complaint in (("{}", "not a coopjax plan"), ("[1", "not a coopjax plan"), ('{"coopjax_plan": 99}', "format 99"),
-                          ('{"coopjax_plan": 1}', "lacks")):
+                          ('{"coopjax_plan": 1}', "missing")):
     (tmp_path / "bad.json").write_text(text)
     with pytest.raises(coopjax.InvalidPlanError, match=complaint):
       coopjax.RematPlan.load(tmp_path / "bad.json")
@@ -203,3 +203,17 @@ def test_unknown_names_are_refused():
                 {"time_limit_s": 0}):
     with pytest.raises(ValueError, match=next(iter(wrong.values())) if isinstance(next(iter(wrong.values())), str) else "time"):
       coopjax.remat(lambda x: x, budget=0.5, **wrong)
+
+
+@pytest.mark.parametrize("engine", ["auto", "policy"])
+def test_a_scan_needs_the_policy_engine(engine):
+  loss, params, ids = models.gpt(scan=True)
+  with pytest.raises(coopjax.BudgetInfeasibleError, match="while"):
+    coopjax.plan(loss, params, ids, budget=0.6, engine="hlo")
+  plan = coopjax.plan(loss, params, ids, budget=0.6, engine=engine)
+  assert plan.fits and "policy" in plan.engine and plan.rounds and plan.lower_bound_bytes == 0
+  assert coopjax.RematPlan.from_json(plan.to_json()) == plan
+  plain, fitted = compile_step(loss, params, ids), compile_step(plan.apply(loss), params, ids)
+  assert temp_bytes(fitted) <= 0.6 * temp_bytes(plain)
+  assert num_instructions(fitted, "dot") + fitted.as_text().count("rematted_computation") > num_instructions(plain, "dot")
+  jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-7), fitted(params, ids), plain(params, ids))

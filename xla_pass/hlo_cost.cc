@@ -246,86 +246,113 @@ OpCost CostModel::FusionCost(int32_t i) {
   return cost;
 }
 
-OpCost CostModel::Cost(int32_t i) {
-  const Instruction& instruction = graph_.instruction(i);
-  const auto operands = graph_.operands(i);
-  const auto operand_shape = [&](size_t k) -> const Shape& { return FirstArray(graph_.instruction(operands[k]).shape); };
-  const auto elements = [](const Shape& shape) { return static_cast<double>(shape.num_elements()); };
-  const Shape& result = FirstArray(instruction.shape);
-  const Op op = graph_.op(i);
-  if (IsGlue(op)) return {};
-  OpCost cost{0, 0, OperandAndResultBytes(i)};
-  switch (op) {
-    case Op::kFusion: return FusionCost(i);
-    case Op::kCall: case Op::kAsyncStart: return ComputationCost(graph_.called(i)[0]);
-    case Op::kAsyncUpdate: case Op::kAsyncDone: case Op::kCopyDone: case Op::kRecvDone: case Op::kAllReduceDone:
-    case Op::kAllGatherDone: case Op::kCollectivePermuteDone:
-      return {};
-    case Op::kWhile: {
-      const OpCost body = ComputationCost(graph_.called(i)[0]), condition = ComputationCost(graph_.called(i)[1]);
-      const double count = count_iterations_ ? static_cast<double>(TripCount(instruction)) : 1;
-      return {count * (body.flops + condition.flops), count * (body.transcendentals + condition.transcendentals),
-              count * (body.bytes_accessed + condition.bytes_accessed)};
+OpCost CostModel::ControlFlowCost(int32_t i) {
+  OpCost cost;
+  if (graph_.op(i) == Op::kConditional) {
+    for (const int32_t branch : graph_.called(i)) {
+      const OpCost inner = ComputationCost(branch);
+      cost = {std::max(cost.flops, inner.flops), std::max(cost.transcendentals, inner.transcendentals),
+              std::max(cost.bytes_accessed, inner.bytes_accessed)};
     }
-    case Op::kConditional:
-      cost = {};
-      for (const int32_t branch : graph_.called(i)) {
-        const OpCost inner = ComputationCost(branch);
-        cost = {std::max(cost.flops, inner.flops), std::max(cost.transcendentals, inner.transcendentals),
-                std::max(cost.bytes_accessed, inner.bytes_accessed)};
-      }
-      return cost;
-    case Op::kDot:
-      cost.flops = DotFlops(operand_shape(0), result, ParseAttributes(instruction));
-      return cost;
-    case Op::kConvolution:
-      cost.flops = ConvolutionFlops(operand_shape(0), operand_shape(1), result, ParseAttributes(instruction));
-      return cost;
-    case Op::kReduce: return ScaledCallee(i, 0, elements(operand_shape(0)) - elements(result));
-    case Op::kMap: return ScaledCallee(i, 0, elements(result));
+    return cost;
+  }
+  const bool is_loop = graph_.op(i) == Op::kWhile && count_iterations_;
+  const double count = is_loop ? static_cast<double>(TripCount(graph_.instruction(i))) : 1;
+  for (const int32_t callee : graph_.called(i)) {
+    const OpCost inner = ComputationCost(callee);
+    cost.flops += count * inner.flops;
+    cost.transcendentals += count * inner.transcendentals;
+    cost.bytes_accessed += count * inner.bytes_accessed;
+  }
+  return cost;
+}
+
+// Ops that apply a computation to elements: reduce, map, reduce-window, select-and-scatter, scatter.
+OpCost CostModel::AppliedCost(int32_t i) {
+  const auto operands = graph_.operands(i);
+  const auto elements = [&](int32_t of) {
+    return static_cast<double>(FirstArray(graph_.instruction(of).shape).num_elements());
+  };
+  switch (graph_.op(i)) {
+    case Op::kReduce:
+      return ScaledCallee(i, 0, elements(operands[0]) - elements(i));
     case Op::kReduceWindow:
-      return ScaledCallee(i, 0, (WindowElements(ParseAttributes(instruction)) - 1) * elements(result));
+      return ScaledCallee(i, 0, (WindowElements(ParseAttributes(graph_.instruction(i))) - 1) * elements(i));
     case Op::kSelectAndScatter: {
-      const double sources = elements(operand_shape(1));
-      cost = ScaledCallee(i, 0, sources * (WindowElements(ParseAttributes(instruction)) - 1));
+      const double sources = elements(operands[1]);
+      OpCost cost = ScaledCallee(i, 0, sources * (WindowElements(ParseAttributes(graph_.instruction(i))) - 1));
       cost.flops += ScaledCallee(i, 1, sources).flops;
       return cost;
     }
     case Op::kScatter: {
+      // Operands, indices, updates; the updates are read, and as much of the operands is read and written.
       const size_t num_results = (operands.size() - 1) / 2;
-      cost = ScaledCallee(i, 0, elements(operand_shape(num_results + 1)));
+      OpCost cost = ScaledCallee(i, 0, elements(operands[num_results + 1]));
       cost.bytes_accessed = ArrayBytes(operands[num_results]);
       for (size_t k = num_results + 1; k < operands.size(); ++k) cost.bytes_accessed += 3 * ArrayBytes(operands[k]);
       return cost;
     }
-    case Op::kSlice: case Op::kDynamicSlice: return {0, 0, 2 * ArrayBytes(i)};
-    case Op::kGather: return {0, 0, 2 * ArrayBytes(i) + ArrayBytes(operands[1])};
-    case Op::kDynamicUpdateSlice: return {0, 0, 2 * ArrayBytes(operands[1])};
-    case Op::kSort: cost.flops = elements(operand_shape(0)) * CeilLog2(operand_shape(0).num_elements()); return cost;
-    case Op::kTriangularSolve:
-      cost.flops = 2 * elements(operand_shape(1)) *
-                   static_cast<double>(DimensionOr1(operand_shape(0), std::ssize(operand_shape(0).dimensions) - 1));
-      return cost;
-    case Op::kCholesky:
-      cost.flops = elements(result) * static_cast<double>(DimensionOr1(result, std::ssize(result.dimensions) - 1)) / 3;
-      return cost;
+    default:  // map
+      return ScaledCallee(i, 0, elements(i));
+  }
+}
+
+// FLOPs of the ops that do their arithmetic themselves.
+double CostModel::OwnFlops(int32_t i) const {
+  const Instruction& instruction = graph_.instruction(i);
+  const auto operand = [&](size_t k) -> const Shape& {
+    return FirstArray(graph_.instruction(graph_.operands(i)[k]).shape);
+  };
+  const auto elements = [](const Shape& shape) { return static_cast<double>(shape.num_elements()); };
+  const auto last_dimension = [](const Shape& shape) {
+    return static_cast<double>(DimensionOr1(shape, std::ssize(shape.dimensions) - 1));
+  };
+  const Shape& result = FirstArray(instruction.shape);
+  switch (graph_.op(i)) {
+    case Op::kDot: return DotFlops(operand(0), result, ParseAttributes(instruction));
+    case Op::kConvolution: return ConvolutionFlops(operand(0), operand(1), result, ParseAttributes(instruction));
+    case Op::kSort: return elements(operand(0)) * CeilLog2(operand(0).num_elements());
+    case Op::kTriangularSolve: return 2 * elements(operand(1)) * last_dimension(operand(0));
+    case Op::kCholesky: return elements(result) * last_dimension(result) / 3;
     case Op::kFft: {
       double factors = 1;
       for (const int64_t length : ParseAttributes(instruction).fft_length) factors *= std::floor(std::log2(length));
-      cost.flops = 8 * factors * elements(operand_shape(0));
-      return cost;
+      return 8 * factors * elements(operand(0));
     }
-    case Op::kAllReduce: case Op::kAllReduceStart: cost.flops = elements(result); return cost;
-    case Op::kRng: case Op::kRngBitGenerator: cost.transcendentals = elements(result); return cost;
-    case Op::kCopy: return cost;
-    default:
-      if (graph_.opcode(i).is_transcendental) {
-        cost.transcendentals = elements(result);
-      } else if (graph_.opcode(i).is_elementwise) {
-        cost.flops = elements(result);
-      }
-      return cost;
+    case Op::kAllReduce: case Op::kAllReduceStart: return elements(result);
+    case Op::kCopy: return 0;
+    default: return graph_.opcode(i).is_elementwise ? elements(result) : 0;
   }
+}
+
+double CostModel::AccessedBytes(int32_t i) const {
+  const auto operands = graph_.operands(i);
+  switch (graph_.op(i)) {
+    case Op::kSlice: case Op::kDynamicSlice: return 2 * ArrayBytes(i);
+    case Op::kGather: return 2 * ArrayBytes(i) + ArrayBytes(operands[1]);
+    case Op::kDynamicUpdateSlice: return 2 * ArrayBytes(operands[1]);
+    default: return OperandAndResultBytes(i);
+  }
+}
+
+OpCost CostModel::Cost(int32_t i) {
+  const Op op = graph_.op(i);
+  if (IsGlue(op)) return {};
+  switch (op) {
+    case Op::kFusion: return FusionCost(i);
+    case Op::kCall: case Op::kWhile: case Op::kConditional: case Op::kAsyncStart: return ControlFlowCost(i);
+    case Op::kReduce: case Op::kMap: case Op::kReduceWindow: case Op::kSelectAndScatter: case Op::kScatter:
+      return AppliedCost(i);
+    case Op::kAsyncUpdate: case Op::kAsyncDone: case Op::kCopyDone: case Op::kRecvDone: case Op::kAllReduceDone:
+    case Op::kAllGatherDone: case Op::kCollectivePermuteDone:
+      return {};  // counted at the start
+    default: break;
+  }
+  const bool is_random = op == Op::kRng || op == Op::kRngBitGenerator;
+  if (graph_.opcode(i).is_transcendental || is_random) {
+    return {0, static_cast<double>(FirstArray(graph_.instruction(i).shape).num_elements()), AccessedBytes(i)};
+  }
+  return {OwnFlops(i), 0, AccessedBytes(i)};
 }
 
 double CostModel::ComputationSeconds(int32_t computation, const Roofline& roofline) {

@@ -5,6 +5,8 @@
 #include <queue>
 #include <utility>
 
+#include "hlo_phi.h"
+
 namespace coopjax {
 namespace {
 
@@ -40,8 +42,6 @@ class Builder {
   bool Phi(Node to, const std::vector<Node>& inputs);
 
   void SimplifyPhis();
-  bool SimplifyPhi(int32_t phi);
-  int32_t Resolved(int32_t value) const;
   void DropDeadValues();
 
   int32_t NewValue(Node node, bool is_phi) {
@@ -56,7 +56,6 @@ class Builder {
   std::vector<Node> definitions_;
   std::vector<uint8_t> is_phi_;
   std::vector<std::vector<int32_t>> phi_inputs_;
-  std::vector<int32_t> replaced_by_;
   std::vector<int32_t> priority_;          // [instruction]
   int32_t next_priority_ = 0;
   std::vector<uint8_t> is_queued_;
@@ -322,46 +321,10 @@ bool Builder::Phi(Node to, const std::vector<Node>& inputs) {
   return is_changed;
 }
 
-int32_t Builder::Resolved(int32_t value) const {
-  while (replaced_by_[value] != value) value = replaced_by_[value];
-  return value;
-}
-
-// Replaces a phi that only one value reaches, directly or through other phis, by that value.
-bool Builder::SimplifyPhi(int32_t phi) {
-  std::vector<int32_t> reached = {phi}, others;
-  for (size_t next = 0; next < reached.size(); ++next) {
-    for (int32_t input : phi_inputs_[reached[next]]) {
-      input = Resolved(input);
-      std::vector<int32_t>& list = is_phi_[input] ? reached : others;
-      if (std::ranges::find(list, input) == list.end()) list.push_back(input);
-    }
-    if (next == 0) {
-      // phi(A, A, itself) is A, even where A is a phi that stays.
-      const size_t num_inputs = reached.size() - 1 + others.size();
-      if (num_inputs == 1) {
-        replaced_by_[phi] = others.empty() ? reached[1] : others[0];
-        return true;
-      }
-    }
-    if (others.size() > 1) return false;
-  }
-  if (others.size() != 1) return false;
-  for (const int32_t value : reached) replaced_by_[value] = others[0];
-  return true;
-}
-
 void Builder::SimplifyPhis() {
-  replaced_by_.resize(definitions_.size());
-  for (int32_t v = 0; v < std::ssize(replaced_by_); ++v) replaced_by_[v] = v;
-  for (bool is_changed = true; is_changed;) {
-    is_changed = false;
-    for (int32_t v = 0; v < std::ssize(definitions_); ++v) {
-      if (is_phi_[v] && replaced_by_[v] == v && !phi_inputs_[v].empty()) is_changed |= SimplifyPhi(v);
-    }
-  }
+  const std::vector<int32_t> replacement = coopjax::SimplifyPhis(is_phi_, phi_inputs_);
   for (int32_t& value : value_at_) {
-    if (value != kNone) value = Resolved(value);
+    if (value != kNone) value = replacement[value];
   }
 }
 

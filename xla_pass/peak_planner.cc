@@ -19,10 +19,17 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-struct Deadline {
-  Clock::time_point at;
-  bool is_over = false;
-  bool Check() { return is_over = is_over || Clock::now() > at; }
+// Ends the search after so many trials, or by the clock.
+struct Effort {
+  const PeakCounters* counters;
+  int64_t max_trials;
+  Clock::time_point deadline;
+  bool is_out_of_time = false;
+
+  bool IsSpent() {
+    is_out_of_time = is_out_of_time || Clock::now() > deadline;
+    return is_out_of_time || counters->trials >= max_trials;
+  }
 };
 
 struct Move {
@@ -36,15 +43,16 @@ struct Move {
 class Lowering {
  public:
   Lowering(const StepProgram& program, std::span<const OpId> start, int64_t budget_bytes, const PeakOptions& options,
-           Deadline* deadline, PeakCounters* counters)
+           Effort* effort, PeakCounters* counters)
       : program_(program),
         options_(options),
         schedule_(program, start),
         curve_(budget_bytes, Unit(budget_bytes), options.exponent > 1),
         moves_(&schedule_, &curve_),
-        deadline_(*deadline),
+        effort_(*effort),
         counters_(*counters),
-        version_(program.num_values(), 0) {
+        version_(program.num_values(), 0),
+        is_queued_(program.num_values(), 0) {
     const double total_s = std::accumulate(program.op_cost_s.begin(), program.op_cost_s.end(), 0.0);
     least_cost_s_ = std::max(1e-12, 1e-6 * total_s);
     curve_.Reset(schedule_);
@@ -59,7 +67,7 @@ class Lowering {
     double spent_s = 0;
     int64_t moves_before = -1;
     queue_ = {};
-    while (curve_.total() > 0 && spent_s < cost_limit_s && !deadline_.Check()) {
+    while (curve_.total() > 0 && spent_s < cost_limit_s && !effort_.IsSpent()) {
       if (queue_.empty()) {
         if (moves_before == counters_.moves) break;
         moves_before = counters_.moves;
@@ -71,9 +79,11 @@ class Lowering {
       if (top.version != version_[top.value]) continue;
       const Move move = BestMove(top.value);
       ++version_[top.value];
+      is_queued_[top.value] = 0;
       if (move.per_second <= 0) continue;
       if (!queue_.empty() && move.per_second < kStaleTolerance * queue_.top().per_second) {
         queue_.push({move.per_second, top.value, version_[top.value]});
+        is_queued_[top.value] = 1;
         continue;
       }
       spent_s += move.cost_s;
@@ -85,7 +95,7 @@ class Lowering {
   void CleanUp() {
     std::vector<OpId> ops = RepeatedOps();
     for (OpId op : ops) {
-      if (deadline_.Check()) return;
+      if (effort_.IsSpent()) return;
       const ValueId w = program_.op_outputs[op][0];
       for (int32_t i = static_cast<int32_t>(schedule_.made(w).size()) - 1; i > 0; --i) {
         // A removal may take earlier ones along.
@@ -108,7 +118,7 @@ class Lowering {
       const ValueId w = program_.op_outputs[op][0];
       for (int32_t i = static_cast<int32_t>(schedule_.made(w).size()) - 1; i > 0; --i) {
         if (i >= static_cast<int32_t>(schedule_.made(w).size())) continue;
-        if (deadline_.Check()) return;
+        if (effort_.IsSpent()) return;
         double saved_s = 0;
         if (!moves_.TakeOut(op, schedule_.made(w)[i].key, &saved_s)) continue;
         const Schedule before = schedule_.schedule();
@@ -199,7 +209,8 @@ class Lowering {
   void Push(ValueId v) {
     const Move move = BestMove(v);
     ++version_[v];
-    if (move.per_second > 0) queue_.push({move.per_second, v, version_[v]});
+    is_queued_[v] = move.per_second > 0;
+    if (is_queued_[v]) queue_.push({move.per_second, v, version_[v]});
   }
 
   void Take(const Move& move) {
@@ -215,7 +226,9 @@ class Lowering {
       stale.insert(program_.op_outputs[edit.op].begin(), program_.op_outputs[edit.op].end());
     }
     Commit();
-    for (ValueId v : stale) Push(v);
+    for (ValueId v : stale) {
+      if (!is_queued_[v]) Push(v);
+    }
   }
 
   static constexpr double kStaleTolerance = 0.9;
@@ -226,12 +239,13 @@ class Lowering {
   EditableSchedule schedule_;
   ExcessCurve curve_;
   DropMoves moves_;
-  Deadline& deadline_;
+  Effort& effort_;
   PeakCounters& counters_;
   double least_cost_s_ = 0;              // a free move is not infinitely good
   OpId shunned_ = kNoOp;                 // the op that a swap is trying to do without
   std::priority_queue<Candidate> queue_;
   std::vector<int32_t> version_;
+  std::vector<uint8_t> is_queued_;
 };
 
 class PeakPlanner {
@@ -242,64 +256,107 @@ class PeakPlanner {
         budget_(budget_bytes),
         options_(options),
         total_cost_s_(std::accumulate(program.op_cost_s.begin(), program.op_cost_s.end(), 0.0)),
-        deadline_{Clock::now() + std::chrono::microseconds(static_cast<int64_t>(options.time_limit_s * 1e6))} {}
+        liveness_(ComputeLiveness(program, order)),
+        effort_{&result_.counters, options.max_trials,
+                Clock::now() + std::chrono::microseconds(static_cast<int64_t>(options.time_limit_s * 1e6))} {}
 
   PeakResult Run() {
-    Consider(order_);
-    const Liveness liveness = ComputeLiveness(program_, order_);
-    if (liveness.peak_bytes > budget_ && options_.num_price_rounds > 0) SearchPrices(liveness);
+    Keep(order_);
+    if (!result_.is_feasible) {
+      // Below what is reachable the potential would draw moves to places where nothing can be won.
+      Reach(std::max(budget_, ComputeLowerBound(program_).bytes));
+      if (!result_.is_feasible) ShrinkPeak();
+    }
     if (result_.is_feasible && options_.swap) Improve();
-    result_.timed_out = deadline_.is_over;
+    result_.timed_out = effort_.is_out_of_time;
     return std::move(result_);
   }
 
  private:
+  // Bytes above the budget, seconds of recompute, peak.
+  using Rank = std::tuple<int64_t, double, int64_t>;
+
+  // Tries to get under `target_bytes`, from the proposals of HoldCut and from the bare order.
+  bool Reach(int64_t target_bytes) {
+    bool is_reached = false;
+    if (options_.num_price_rounds > 0 && static_cast<int32_t>(order_.size()) == program_.num_ops()) {
+      is_reached = SearchPrices(target_bytes);
+    }
+    return Consider(order_, target_bytes) || is_reached;
+  }
+
+  // The budget was not reached: what is the smallest peak that is? Bisects between the bound and it.
+  void ShrinkPeak() {
+    int64_t low = std::max(budget_, ComputeLowerBound(program_).bytes);
+    for (int round = 0; round < kShrinkRounds && !effort_.IsSpent(); ++round) {
+      const int64_t high = budget_ + std::get<0>(best_);
+      if (high - low <= high / 100) return;
+      const int64_t middle = low + (high - low) / 2;
+      if (!Reach(middle)) low = middle;
+    }
+  }
+
   // Lowers and cleans up `start`; keeps the outcome if it is the best so far.
-  void Consider(std::span<const OpId> start) {
-    Lowering lowering(program_, start, budget_, options_, &deadline_, &result_.counters);
-    lowering.Lower(total_cost_s_);
+  bool Consider(std::span<const OpId> start, int64_t target_bytes) {
+    const double start_cost_s = CountRecompute(program_, start).cost_s;
+    const double limit_s = (result_.is_feasible ? kWorseningAllowed * std::get<1>(best_) : total_cost_s_) - start_cost_s;
+    if (limit_s <= 0) return false;
+    Lowering lowering(program_, start, target_bytes, options_, &effort_, &result_.counters);
+    lowering.Lower(limit_s);
     if (lowering.is_feasible() && options_.clean_up) lowering.CleanUp();
     Keep(lowering.schedule());
+    return lowering.is_feasible();
   }
 
   void Improve() {
-    Lowering lowering(program_, result_.schedule, budget_, options_, &deadline_, &result_.counters);
+    Lowering lowering(program_, result_.schedule, budget_, options_, &effort_, &result_.counters);
     lowering.Swap();
     Keep(lowering.schedule());
   }
 
   void Keep(const Schedule& schedule) {
     const int64_t peak = ComputeLiveness(program_, schedule).peak_bytes;
-    const Rank rank = {std::max<int64_t>(0, peak - budget_), CountRecompute(program_, schedule).cost_s};
+    const Rank rank = {std::max<int64_t>(0, peak - budget_), CountRecompute(program_, schedule).cost_s, peak};
     if (!result_.schedule.empty() && rank >= best_) return;
     best_ = rank;
     result_.schedule = schedule;
     result_.is_feasible = peak <= budget_;
   }
 
-  // Multiplicative weights: the price of a step rises where the last proposal was above the budget
+  // Multiplicative weights: the price of a step rises where the last proposal was above the target
   // there, and falls where it was below.
-  void SearchPrices(const Liveness& liveness) {
-    const HoldCut cut(program_, order_, liveness.peak_step);
-    std::vector<double> price(order_.size());
-    double sum = 0;
-    for (size_t t = 0; t < price.size(); ++t) sum += price[t] = liveness.live_bytes[t] > budget_ ? 1 : 1e-3;
-    double bytes = 0;
-    for (ValueId v = 0; v < program_.num_values(); ++v) bytes += program_.takes_budget(v) ? program_.value_bytes[v] : 0;
-    for (double& p : price) p *= total_cost_s_ / std::max(bytes, 1.0) / sum;
+  bool SearchPrices(int64_t target_bytes) {
+    const HoldCut cut(program_, order_, liveness_.peak_step);
+    std::vector<double> price = FirstPrices(target_bytes);
     std::set<Schedule> seen;
-    for (int32_t round = 0; round < options_.num_price_rounds && !deadline_.Check(); ++round) {
+    bool is_reached = false;
+    for (int32_t round = 0; round < options_.num_price_rounds && !effort_.IsSpent(); ++round) {
       const Schedule proposal = cut.Choose(price);
-      if (seen.insert(proposal).second) Consider(proposal);
+      if (seen.insert(proposal).second) is_reached = Consider(proposal, target_bytes) || is_reached;
       const std::vector<int64_t> peaks = PeaksByStep(proposal);
       const double rate = kFirstRate / (1 + round / kRoundsToHalve);
       double largest = 0;
       for (size_t t = 0; t < price.size(); ++t) {
-        const double over = static_cast<double>(peaks[t]) / static_cast<double>(std::max<int64_t>(budget_, 1)) - 1;
+        const double over = static_cast<double>(peaks[t]) / static_cast<double>(std::max<int64_t>(target_bytes, 1)) - 1;
         largest = std::max(largest, price[t] *= std::exp(rate * std::clamp(over, -0.5, 1.0)));
       }
-      for (double& p : price) p = std::max(p, 1e-9 * largest);
+      for (double& p : price) p = std::max(p, kLeastPrice * largest);
     }
+    return is_reached;
+  }
+
+  // To hold every temporary byte over the steps above the target is about as dear as to run every op.
+  std::vector<double> FirstPrices(int64_t target_bytes) const {
+    double bytes = 0, steps = 0;
+    for (ValueId v = 0; v < program_.num_values(); ++v) {
+      if (program_.takes_budget(v)) bytes += static_cast<double>(program_.value_bytes[v]);
+    }
+    std::vector<double> price(order_.size());
+    for (size_t t = 0; t < price.size(); ++t) {
+      steps += price[t] = liveness_.live_bytes[t] > target_bytes ? 1 : kFirstPriceBelow;
+    }
+    for (double& p : price) p *= total_cost_s_ / std::max(bytes, 1.0) / steps;
+    return price;
   }
 
   // Per step of the order, the largest live bytes since the step before it: its own and those of the
@@ -315,18 +372,22 @@ class PeakPlanner {
     return peaks;
   }
 
-  using Rank = std::tuple<int64_t, double>;   // bytes above the budget, seconds of recompute
+  static constexpr int kShrinkRounds = 5;
+  static constexpr double kWorseningAllowed = 1.25;   // before the clean-up
   static constexpr double kFirstRate = 2;
   static constexpr double kRoundsToHalve = 5;
+  static constexpr double kFirstPriceBelow = 1e-3;
+  static constexpr double kLeastPrice = 1e-9;
 
   const StepProgram& program_;
   const Schedule order_;
   const int64_t budget_;
   const PeakOptions options_;
   const double total_cost_s_;
-  Deadline deadline_;
-  Rank best_;
+  const Liveness liveness_;
   PeakResult result_;
+  Effort effort_;
+  Rank best_;
 };
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "buffer_assignment.h"
+#include "coop_planner.h"
 #include "hlo_graph_check.h"
 #include "hlo_heap.h"
 #include "hlo_module.h"
@@ -111,9 +112,49 @@ static void BindPlanners(nb::module_& m) {
     }
     return ToNumpy(schedule);
   }, "The best order of all rules.");
+  m.def("plan_coop", [](const StepProgram& program, Array<int32_t> order, int64_t budget_bytes, int eviction, int cost,
+                        bool partitions_by_density, double cheap_below_s_per_byte, bool recomputes_in_place,
+                        bool knows_future, int64_t alignment_bytes, double max_overhead) {
+    const coopjax::CoopOptions options = {static_cast<coopjax::EvictionRule>(eviction),
+                                          static_cast<coopjax::CostRule>(cost),
+                                          partitions_by_density,
+                                          cheap_below_s_per_byte,
+                                          recomputes_in_place,
+                                          knows_future,
+                                          alignment_bytes,
+                                          max_overhead};
+    const std::vector<int32_t> steps = ToVector<int32_t>(order);
+    coopjax::CoopResult result;
+    {
+      nb::gil_scoped_release release;
+      result = coopjax::PlanCoop(program, steps, budget_bytes, options);
+    }
+    std::vector<int64_t> placements;
+    for (const auto& placed : result.placements) {
+      placements.insert(placements.end(), {placed.value, placed.step, placed.offset});
+    }
+    nb::dict answer;
+    answer["schedule"] = ToNumpy(result.schedule);
+    answer["placements"] = ToNumpy(placements);
+    answer["is_feasible"] = result.is_feasible;
+    answer["failed_step"] = result.failed_step;
+    answer["failed_bytes"] = result.failed_bytes;
+    answer["evictions"] = result.counters.evictions;
+    answer["searches"] = result.counters.searches;
+    answer["candidates"] = result.counters.candidates;
+    answer["fragmentation"] = result.counters.fragmentation;
+    return answer;
+  }, nb::arg("program"), nb::arg("order"), nb::arg("budget_bytes"), nb::kw_only(), nb::arg("eviction") = 0,
+     nb::arg("cost") = 1, nb::arg("partitions_by_density") = true, nb::arg("cheap_below_s_per_byte") = 0.0,
+     nb::arg("recomputes_in_place") = true, nb::arg("knows_future") = true, nb::arg("alignment_bytes") = 64,
+     nb::arg("max_overhead") = 4.0,
+     "Coop, DTR or DTE simulated in an arena of the budget's size; see coop_planner.h. `placements` has rows (value, "
+     "step of production, offset), flattened.");
   m.def("plan_peak", [](const StepProgram& program, Array<int32_t> order, int64_t budget_bytes, double exponent,
-                        int32_t num_price_rounds, bool merge_repeats, bool clean_up, bool swap, double time_limit_s) {
-    const coopjax::PeakOptions options = {exponent, num_price_rounds, merge_repeats, clean_up, swap, time_limit_s};
+                        int32_t num_price_rounds, bool merge_repeats, bool clean_up, bool swap, int64_t max_trials,
+                        double time_limit_s) {
+    const coopjax::PeakOptions options = {exponent, num_price_rounds, merge_repeats, clean_up,
+                                          swap,     max_trials,       time_limit_s};
     const std::vector<int32_t> steps = ToVector<int32_t>(order);
     coopjax::PeakResult result;
     {
@@ -131,7 +172,7 @@ static void BindPlanners(nb::module_& m) {
     return answer;
   }, nb::arg("program"), nb::arg("order"), nb::arg("budget_bytes"), nb::kw_only(), nb::arg("exponent") = 2.0,
      nb::arg("num_price_rounds") = 24, nb::arg("merge_repeats") = true, nb::arg("clean_up") = true,
-     nb::arg("swap") = true, nb::arg("time_limit_s") = 10.0,
+     nb::arg("swap") = true, nb::arg("max_trials") = 400000, nb::arg("time_limit_s") = 10.0,
      "Rematerialization under a budget of live bytes; see peak_planner.h.");
 }
 

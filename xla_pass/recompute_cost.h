@@ -34,6 +34,10 @@ class RecomputeCost {
   double Seconds(ValueId v);
   // Whether it can be done at all.
   bool IsPossible(ValueId v);
+  // Whether its own op may run again, whatever the state.
+  bool MayRemake(ValueId v) const {
+    return program_.value_producer[v] != kNoOp && may_run_twice_[program_.value_producer[v]];
+  }
 
  private:
   int32_t Root(ValueId v);

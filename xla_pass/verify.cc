@@ -40,100 +40,92 @@ bool SameFieldsButOperands(const Instruction& a, const Instruction& b) {
   return a.raw == b.raw || SameFields(a.raw, b.raw, IsCloneSpecificField);
 }
 
-std::string Quoted(const Instruction& instruction) { return "'" + instruction.name + "'"; }
+// Whether `name` is `original`.coop_remat<digits>.
+bool IsCloneName(std::string_view name, std::string_view original) {
+  if (!name.starts_with(original)) return false;
+  name.remove_prefix(original.size());
+  if (!name.starts_with(kCloneSuffix) || name.size() == kCloneSuffix.size()) return false;
+  name.remove_prefix(kCloneSuffix.size());
+  return std::ranges::all_of(name, [](char c) { return c >= '0' && c <= '9'; });
+}
 
-// What a module's computations do, callees included.
-class Purity {
+std::string Quoted(const Instruction& instruction) { return "'" + instruction.name + "'"; }
+std::string Taken(const std::string& name) { return "the name '" + name + "' is taken"; }
+
+// What a module's instructions do, callees included. One pass: operands and callees come first.
+class Effects {
  public:
-  explicit Purity(const HloModule& module);
+  explicit Effects(const HloModule& module);
   // A pure array operation or a forwarding one, fit to run twice.
-  bool MayRunTwice(const Instruction& instruction) const;
+  bool MayRunTwice(const Instruction& instruction) const { return may_run_twice_[IndexOf(instruction)]; }
   // Touches something besides its operands and its result.
-  bool HasEffects(const Instruction& instruction) const;
+  bool HasEffects(const Instruction& instruction) const { return has_effects_[IndexOf(instruction)]; }
 
  private:
-  bool WritesInPlace(const Instruction& instruction) const;
+  struct Callee {
+    bool is_pure = true, has_effects = false, writes_in_place = false;
+  };
+  int32_t IndexOf(const Instruction& instruction) const {
+    return static_cast<int32_t>(&instruction - module_.instructions.data());
+  }
 
   const HloModule& module_;
-  std::vector<uint8_t> is_pure_, has_effects_, is_in_place_;  // [computation]
+  std::vector<uint8_t> may_run_twice_, has_effects_;
 };
 
-Purity::Purity(const HloModule& module) : module_(module) {
-  for (const Computation& computation : module.computations) {
-    const auto at = [&](int32_t i) -> const Instruction& { return module.instructions[i]; };
-    is_pure_.push_back(std::ranges::all_of(computation.instructions, [&](int32_t i) {
-      const Op op = LookUpOpcode(at(i).opcode).op;
-      return op == Op::kParameter || op == Op::kConstant || op == Op::kDynamicUpdateSlice || op == Op::kScatter ||
-             MayRunTwice(at(i));
-    }));
-    has_effects_.push_back(std::ranges::any_of(computation.instructions, [&](int32_t i) { return HasEffects(at(i)); }));
-    is_in_place_.push_back(WritesInPlace(module.by_id(computation.root_id)));
-  }
-}
-
-// Whether the result, or an element of a tuple of results, is an update of some other array.
-bool Purity::WritesInPlace(const Instruction& instruction) const {
-  std::vector<const Instruction*> worklist = {&instruction};
-  std::unordered_set<const Instruction*> seen;
-  while (!worklist.empty()) {
-    const Instruction& source = *worklist.back();
-    worklist.pop_back();
-    if (!seen.insert(&source).second) continue;
-    const Op op = LookUpOpcode(source.opcode).op;
-    if (op == Op::kDynamicUpdateSlice || op == Op::kScatter || !source.output_operand_aliasing.empty()) return true;
-    if (op == Op::kFusion) {
-      for (const int64_t id : source.called_computation_ids) {
-        if (is_in_place_[module_.computation_index.at(id)]) return true;
-      }
-    }
-    if (op == Op::kTuple || op == Op::kGetTupleElement || op == Op::kBitcast) {
-      for (const int64_t id : source.operand_ids) worklist.push_back(&module_.by_id(id));
-    }
-  }
-  return false;
-}
-
-bool Purity::MayRunTwice(const Instruction& instruction) const {
-  const OpcodeInfo opcode = LookUpOpcode(instruction.opcode);
-  switch (opcode.op) {
-    case Op::kOptimizationBarrier: case Op::kAddDependency:
-      return true;
-    case Op::kParameter: case Op::kConstant: case Op::kDynamicUpdateSlice: case Op::kScatter:
-      return false;
-    default:
-      break;
-  }
-  if (!opcode.is_pure || instruction.shape.is_token()) return false;
-  if (opcode.op == Op::kFusion && WritesInPlace(instruction)) return false;
-  return std::ranges::all_of(instruction.called_computation_ids,
-                             [&](int64_t id) { return is_pure_[module_.computation_index.at(id)]; });
-}
-
-bool Purity::HasEffects(const Instruction& instruction) const {
-  const OpcodeInfo opcode = LookUpOpcode(instruction.opcode);
-  bool has_effects = false;
-  switch (opcode.op) {
+bool HasOwnEffects(Op op, const Instruction& instruction) {
+  switch (op) {
     case Op::kCustomCall:
-      has_effects = instruction.custom_call_has_side_effect;
-      break;
-    case Op::kOther:
-      has_effects = !opcode.is_pure && instruction.opcode != "partition-id" && instruction.opcode != "replica-id";
-      break;
+      return instruction.custom_call_has_side_effect;
+    case Op::kOther:  // all that is not known to be harmless
+      return instruction.opcode != "partition-id" && instruction.opcode != "replica-id";
     case Op::kRng: case Op::kSend: case Op::kRecvDone: case Op::kAllReduce: case Op::kRaggedAllToAll:
     case Op::kAllGatherStart: case Op::kAllReduceStart: case Op::kCollectivePermute: case Op::kCollectivePermuteStart:
-      has_effects = true;
-      break;
+      return true;
     default:
-      break;
+      return false;
   }
-  return has_effects || std::ranges::any_of(instruction.called_computation_ids, [&](int64_t id) {
-           return has_effects_[module_.computation_index.at(id)] != 0;
-         });
+}
+
+Effects::Effects(const HloModule& module) : module_(module) {
+  const size_t n = module.instructions.size();
+  may_run_twice_.resize(n);
+  has_effects_.resize(n);
+  // Whether the result, or an element of a tuple of results, is an update of some other array.
+  std::vector<uint8_t> writes_in_place(n, 0);
+  std::vector<Callee> callees(module.computations.size());
+  for (size_t i = 0; i < n; ++i) {
+    const Instruction& instruction = module.instructions[i];
+    const OpcodeInfo opcode = LookUpOpcode(instruction.opcode);
+    Callee called;
+    for (const int64_t id : instruction.called_computation_ids) {
+      const Callee& callee = callees[module.computation_index.at(id)];
+      called.is_pure &= callee.is_pure;
+      called.has_effects |= callee.has_effects;
+      called.writes_in_place |= callee.writes_in_place;
+    }
+    const bool is_update = opcode.op == Op::kDynamicUpdateSlice || opcode.op == Op::kScatter;
+    writes_in_place[i] = is_update || !instruction.output_operand_aliasing.empty() ||
+                         (opcode.op == Op::kFusion && called.writes_in_place);
+    if (opcode.op == Op::kTuple || opcode.op == Op::kGetTupleElement || opcode.op == Op::kBitcast) {
+      for (const int64_t id : instruction.operand_ids) writes_in_place[i] |= writes_in_place[module.instruction_index.at(id)];
+    }
+    const bool is_source = opcode.op == Op::kParameter || opcode.op == Op::kConstant;
+    const bool only_forwards = opcode.op == Op::kOptimizationBarrier || opcode.op == Op::kAddDependency ||
+                               opcode.op == Op::kTuple || opcode.op == Op::kGetTupleElement || opcode.op == Op::kBitcast;
+    const bool is_pure = (opcode.is_pure || only_forwards || is_source) && called.is_pure && !instruction.shape.is_token();
+    may_run_twice_[i] = is_pure && !is_source && (only_forwards || !writes_in_place[i]);
+    has_effects_[i] = called.has_effects || (!opcode.is_pure && HasOwnEffects(opcode.op, instruction));
+    Callee& own = callees[instruction.computation];
+    own.is_pure &= is_pure;
+    own.has_effects |= has_effects_[i] != 0;
+    if (instruction.id == module.computations[instruction.computation].root_id) own.writes_in_place = writes_in_place[i];
+  }
 }
 
 class TransformVerifier {
  public:
-  TransformVerifier(const HloModule& before, const HloModule& after) : before_(before), after_(after), purity_(before) {}
+  TransformVerifier(const HloModule& before, const HloModule& after) : before_(before), after_(after), effects_(before) {}
   std::string Verify();
 
  private:
@@ -143,6 +135,7 @@ class TransformVerifier {
   std::string CheckEntry();
   std::string CheckInstruction(const Instruction& instruction);
   std::string CheckClone(const Instruction& clone, const Instruction& original) const;
+  bool SameCalled(const Instruction& clone, const Instruction& original) const;
   const Instruction* OriginalOf(const Instruction& instruction) const;
   bool SameComputation(const Computation& clone, const Computation& original) const;
   std::string CheckControlSuccessors() const;
@@ -153,7 +146,7 @@ class TransformVerifier {
 
   const HloModule& before_;
   const HloModule& after_;
-  const Purity purity_;
+  const Effects effects_;
   std::unordered_map<std::string_view, const Instruction*> entry_names_;  // of `before`
   std::unordered_map<int64_t, int64_t> origin_;  // entry instruction id in `after` -> id in `before`
 };
@@ -187,13 +180,18 @@ std::string TransformVerifier::CheckComputations() const {
 
 std::string TransformVerifier::CheckNames() const {
   std::unordered_set<std::string_view> names;
-  for (const Computation& computation : before_.computations) names.insert(computation.name);
-  for (const Instruction& instruction : before_.instructions) names.insert(instruction.name);
   for (const Computation& computation : after_.computations) {
-    if (IsNew(computation) && !names.insert(computation.name).second) return "the name '" + computation.name + "' is taken";
+    if (IsNew(computation) && !names.insert(computation.name).second) return Taken(computation.name);
   }
   for (const Instruction& instruction : after_.instructions) {
-    if (IsNew(instruction) && !names.insert(instruction.name).second) return "the name " + Quoted(instruction) + " is taken";
+    if (IsNew(instruction) && !names.insert(instruction.name).second) return Taken(instruction.name);
+  }
+  if (names.empty()) return "";
+  for (const Computation& computation : before_.computations) {
+    if (names.contains(computation.name)) return Taken(computation.name);
+  }
+  for (const Instruction& instruction : before_.instructions) {
+    if (names.contains(instruction.name)) return Taken(instruction.name);
   }
   return "";
 }
@@ -259,26 +257,32 @@ const Instruction* TransformVerifier::OriginalOf(const Instruction& instruction)
   const size_t suffix = instruction.name.rfind(kCloneSuffix);
   if (suffix == std::string::npos) return nullptr;
   const auto found = entry_names_.find(std::string_view(instruction.name).substr(0, suffix));
-  return found == entry_names_.end() ? nullptr : found->second;
+  if (found == entry_names_.end() || !IsCloneName(instruction.name, found->first)) return nullptr;
+  return found->second;
 }
 
 std::string TransformVerifier::CheckClone(const Instruction& clone, const Instruction& original) const {
-  if (!purity_.MayRunTwice(original)) return Quoted(original) + " must not run twice";
-  const auto& called = clone.called_computation_ids;
-  if (called.size() != original.called_computation_ids.size()) return Quoted(clone) + " calls something else";
-  for (size_t k = 0; k < called.size(); ++k) {
-    const Computation& callee = after_.computations[after_.computation_index.at(called[k])];
-    const Computation& original_callee = before_.computations[before_.computation_index.at(original.called_computation_ids[k])];
-    if (!IsNew(callee) || !SameComputation(callee, original_callee)) return Quoted(clone) + " calls something else";
-  }
-  return "";
+  if (!effects_.MayRunTwice(original)) return Quoted(original) + " must not run twice";
+  return SameCalled(clone, original) ? "" : Quoted(clone) + " calls something else";
+}
+
+// Whether a clone calls clones of what its original calls.
+bool TransformVerifier::SameCalled(const Instruction& clone, const Instruction& original) const {
+  return std::ranges::equal(
+      clone.called_computation_ids, original.called_computation_ids, [&](int64_t of_clone, int64_t of_original) {
+        const Computation& callee = after_.computations[after_.computation_index.at(of_clone)];
+        return IsNew(callee) &&
+               SameComputation(callee, before_.computations[before_.computation_index.at(of_original)]);
+      });
 }
 
 // Equal up to ids and names, callees included. (The parser bounds how deeply calls nest, and
 // CheckCallers that this visits a clone once.)
 bool TransformVerifier::SameComputation(const Computation& clone, const Computation& original) const {
-  if (clone.instructions.size() != original.instructions.size() || clone.sequence.size() != original.sequence.size()) return false;
-  if (!SameFields(clone.raw, original.raw, IsComparedApart)) return false;
+  if (!IsCloneName(clone.name, original.name) || clone.instructions.size() != original.instructions.size() ||
+      !SameFields(clone.raw, original.raw, IsComparedApart)) {
+    return false;
+  }
   std::unordered_map<int64_t, int64_t> ids;
   const auto same_ids = [&](const std::vector<int64_t>& of_clone, const std::vector<int64_t>& of_original) {
     return std::ranges::equal(of_clone, of_original, [&](int64_t a, int64_t b) {
@@ -289,15 +293,9 @@ bool TransformVerifier::SameComputation(const Computation& clone, const Computat
   for (size_t k = 0; k < clone.instructions.size(); ++k) {
     const Instruction& a = after_.instructions[clone.instructions[k]];
     const Instruction& b = before_.instructions[original.instructions[k]];
-    if (!IsNew(a) || !SameFieldsButOperands(a, b) || !same_ids(a.operand_ids, b.operand_ids) ||
-        !same_ids(a.control_predecessor_ids, b.control_predecessor_ids) ||
-        a.called_computation_ids.size() != b.called_computation_ids.size()) {
+    if (!IsNew(a) || !IsCloneName(a.name, b.name) || !SameFieldsButOperands(a, b) || !same_ids(a.operand_ids, b.operand_ids) ||
+        !same_ids(a.control_predecessor_ids, b.control_predecessor_ids) || !SameCalled(a, b)) {
       return false;
-    }
-    for (size_t c = 0; c < a.called_computation_ids.size(); ++c) {
-      const Computation& callee = after_.computations[after_.computation_index.at(a.called_computation_ids[c])];
-      const auto original_callee = before_.computation_index.at(b.called_computation_ids[c]);
-      if (!IsNew(callee) || !SameComputation(callee, before_.computations[original_callee])) return false;
     }
     ids[a.id] = b.id;
   }
@@ -323,7 +321,7 @@ std::string TransformVerifier::CheckEffects() const {
     std::vector<int64_t> ids;
     for (const int64_t id : module.entry_computation().sequence) {
       const auto found = before_.instruction_index.find(id);
-      if (found != before_.instruction_index.end() && purity_.HasEffects(before_.instructions[found->second])) ids.push_back(id);
+      if (found != before_.instruction_index.end() && effects_.HasEffects(before_.instructions[found->second])) ids.push_back(id);
     }
     return ids;
   };

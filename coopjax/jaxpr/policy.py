@@ -27,6 +27,7 @@ from coopjax.jaxpr.trace import TracedFn, fn_and_gradient
 _MARGIN = 0.98       # of the budget that a prediction has to leave after one has been wrong
 _CLOSE_ENOUGH = 0.95  # of the budget: no further try for less recompute
 _MAX_BARE = 3        # tries at the least memory before the budget counts as out of reach
+_WITHIN_REACH = 1.1  # of the budget: worth more tries
 _MIN_GAIN = 0.01     # of the forward FLOPs: what a further compile has to promise
 
 CompileFn = Callable[[Callable, Sequence[jax.ShapeDtypeStruct]], jax.stages.Compiled]
@@ -39,6 +40,9 @@ class PolicyRound:
   summary: str
   estimated_bytes: int
   temp_bytes: int
+
+  def __str__(self) -> str:
+    return f"{self.summary}: {self.temp_bytes:,} bytes compiled, {self.estimated_bytes:,} estimated"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,8 +154,9 @@ class _Search:
     if fitting and not (is_last and best is None):
       return min(fitting, key=lambda candidate: (candidate.flops, candidate.estimated_bytes))
     bare = [candidate for candidate in untried if candidate.is_bare]
-    num_bare_tried = sum(candidate.is_bare for candidate, _ in self._tried)
-    if best is not None or not bare or num_bare_tried >= _MAX_BARE:
+    bare_tried = [temp_bytes for candidate, temp_bytes in self._tried if candidate.is_bare]
+    is_hopeless = len(bare_tried) >= _MAX_BARE and min(bare_tried) > _WITHIN_REACH * self._budget
+    if best is not None or not bare or is_hopeless:
       return None
     return min(bare, key=lambda candidate: (candidate.estimated_bytes, candidate.flops))
 

@@ -32,6 +32,8 @@ _CHEAP = frozenset(
   "abs add add_any and clamp convert_element_type div eq floor ge gt integer_pow is_finite le lt max min mul ne neg not "
   "one_minus_square or round select_n sign square stop_gradient sub xor".split()) | _VIEWS
 
+_MAX_CHAIN = 2  # cheap ops in a row that XLA repeats rather than keep their result
+
 Value = tuple[int, int]  # (position of the equation, index of its output)
 
 
@@ -209,19 +211,20 @@ class _GraphBuilder:
     return ForwardOp(inputs, tuple(outputs), cost.equation_flops(equation))
 
   def _kept_roots(self, residuals: frozenset[int]) -> frozenset[int]:
-    """Residual buffers, each left out if cheap ops make it from those before it."""
+    """Residual buffers, each left out if a short chain of cheap ops makes it from those before it."""
     wanted = {self._root[value] for value in residuals} - {-1}
-    kept: set[int] = set()
-    available = {-1}
-    for value, root in enumerate(self._root):
-      if root != value or value not in wanted:
-        continue
-      inputs = self._cheap_inputs.get(value)
-      if inputs is not None and all(self._root[i] in available for i in inputs):
-        available.add(value)
-      else:
-        kept.add(value)
-        available.add(value)
+    chain = {-1: 0}  # cheap ops between a root and the buffers it is made from
+    kept = set()
+    for root in sorted({root for root in self._root if root >= 0}):
+      inputs = self._cheap_inputs.get(root)
+      length = None
+      if inputs is not None and all(self._root[value] in chain for value in inputs):
+        length = 1 + max((chain[self._root[value]] for value in inputs), default=0)
+      if length is not None and length <= _MAX_CHAIN:
+        chain[root] = length
+      elif root in wanted:
+        chain[root] = 0
+        kept.add(root)
     return frozenset(kept)
 
 

@@ -30,7 +30,7 @@ from coopjax.program.step_program import StepProgram
 from coopjax.xla.program import HeapResult, predict_memory, read_step_program
 
 _log = logging.getLogger("coopjax.hook")
-_MARK = re.compile(rb"coopjax-mark\(([^()]*)\)")
+_MARK = re.compile(rb"coopjax-mark\([^()]*\)")
 _MAX_ROUNDS = 6
 _KEPT_OUTCOMES = 64
 
@@ -59,8 +59,8 @@ class Request:
 
   @classmethod
   def from_mark(cls, text: str) -> "Request":
-    """Reads what :meth:`to_mark` wrote (the part between the brackets)."""
-    fields = dict(field.partition("=")[::2] for field in text.split(";"))
+    """Reads what :meth:`to_mark` wrote."""
+    fields = dict(field.partition("=")[::2] for field in text[len("coopjax-mark(") : -1].split(";"))
     share, limit_bytes = fields.get("share"), fields.get("bytes")
     budget = Budget(int(limit_bytes) if limit_bytes else None, float(share) if share else None, "total" in fields)
     return cls(budget, fields["planner"], float(fields["limit"]), fields["key"])

@@ -1,0 +1,147 @@
+#include "hlo_heap.h"
+
+#include "testing.h"
+#include "testing_hlo.h"
+
+namespace coopjax {
+namespace {
+
+using testing::F32;
+using testing::HloBuilder;
+using testing::TupleOf;
+
+const Shape kKilobyte = F32({256});
+
+HeapResult Assign(HloBuilder& b) {
+  HeapResult result;
+  std::string error;
+  EXPECT_TRUE(AssignBuffers(b.Finish(), &result, &error));
+  EXPECT_EQ(error, "");
+  return result;
+}
+
+// p -> a -> b -> scalar; "reverse" can't run in place, so a and b are live together: 2 KB. The result has 4 bytes.
+TEST(ValuesThatOverlapAddUp) {
+  HloBuilder b;
+  b.Begin("main");
+  const int64_t p = b.Parameter(0, kKilobyte);
+  const int64_t x = b.Add("reverse", kKilobyte, {p});
+  const int64_t y = b.Add("reverse", kKilobyte, {x});
+  b.Add("bitcast-convert", F32({}), {y});
+  const HeapResult heap = Assign(b);
+  EXPECT_EQ(heap.temp_bytes, 2048);
+  EXPECT_EQ(heap.peak_live_bytes, 2048);
+  EXPECT_EQ(heap.argument_bytes, 1024);
+  EXPECT_EQ(heap.output_bytes, 4);
+}
+
+// The same chain with elementwise ops: each takes over its operand's buffer, one kilobyte for all.
+TEST(DyingOperandsAreTakenOver) {
+  HloBuilder b;
+  b.Begin("main");
+  int64_t x = b.Add("reverse", kKilobyte, {b.Parameter(0, kKilobyte)});
+  for (int k = 0; k < 3; ++k) x = b.Add("negate", kKilobyte, {x});
+  b.Add("bitcast-convert", F32({}), {x});
+  const HeapResult heap = Assign(b);
+  EXPECT_EQ(heap.temp_bytes, 1024);
+  EXPECT_EQ(heap.peak_live_bytes, 1024);
+}
+
+// x = reverse(p); y = reverse(x); out = reverse(y): x lies in the output's buffer, which is not written yet.
+TEST(OutputsServeAsScratch) {
+  HloBuilder b;
+  b.Begin("main");
+  const int64_t x = b.Add("reverse", kKilobyte, {b.Parameter(0, kKilobyte)});
+  const int64_t y = b.Add("reverse", kKilobyte, {x});
+  b.Add("reverse", kKilobyte, {y});
+  const HeapResult heap = Assign(b);
+  EXPECT_EQ(heap.temp_bytes, 1024);
+  EXPECT_TRUE(heap.buffers[1].kind == AllocationKind::kOutput);
+  EXPECT_TRUE(heap.buffers[2].kind == AllocationKind::kTemporary);
+}
+
+// The donated parameter is dead after x, so y lies in it; x itself may not, it is made while p is read.
+TEST(DonatedParametersServeAsScratch) {
+  HloBuilder b;
+  b.Begin("main");
+  const int64_t p = b.Parameter(0, kKilobyte);
+  const int64_t x = b.Add("reverse", kKilobyte, {p});
+  const int64_t y = b.Add("reverse", kKilobyte, {x});
+  const int64_t z = b.Add("reverse", kKilobyte, {y});
+  b.Add("reverse", kKilobyte, {z});
+  b.Donate(0, {});
+  const HeapResult heap = Assign(b);
+  EXPECT_EQ(heap.temp_bytes, 1024);
+  EXPECT_EQ(heap.alias_bytes, 1024);
+  EXPECT_TRUE(heap.buffers[2].kind == AllocationKind::kParameter);
+}
+
+// Two scalars live together: the second starts at the next multiple of 64, its own 4 bytes are not padded.
+TEST(OffsetsAreAligned) {
+  HloBuilder b;
+  b.Begin("main");
+  const int64_t p = b.Parameter(0, F32({}));
+  const int64_t x = b.Add("reverse", F32({}), {p});
+  const int64_t y = b.Add("reverse", F32({}), {p});
+  b.Add("concatenate", F32({2}), {x, y});
+  EXPECT_EQ(Assign(b).temp_bytes, 64 + 4);
+}
+
+// while (x, w): x = reverse(reverse(x)). The loop's x is the output's buffer. Inside, the first reverse needs one
+// kilobyte; the condition's scalar is dead by then. All tuples of the loop are one table of 2 * 8 bytes, which stands
+// before the heap and is padded to 64.
+TEST(LoopsHoldTheirInnerTemporaries) {
+  HloBuilder b;
+  const Shape state = TupleOf({kKilobyte, kKilobyte});
+  const int64_t body = b.Begin("body");
+  const int64_t in = b.Parameter(0, state);
+  const int64_t x = b.Element(in, 0);
+  const int64_t w = b.Element(in, 1);
+  const int64_t once = b.Add("reverse", kKilobyte, {x});
+  const int64_t twice = b.Add("reverse", kKilobyte, {once});
+  b.Add("tuple", state, {twice, w});
+  const int64_t condition = b.Begin("condition");
+  b.Add("is-finite", F32({}), {b.Element(b.Parameter(0, state), 0)});
+  b.Begin("main");
+  const int64_t p = b.Parameter(0, kKilobyte);
+  const int64_t x0 = b.Add("copy", kKilobyte, {p});
+  const int64_t init = b.Add("tuple", state, {x0, p});
+  b.Element(b.Add("while", state, {init}, {body, condition}), 0);
+  const HeapResult heap = Assign(b);
+  EXPECT_EQ(heap.heap_bytes, 1024);
+  EXPECT_EQ(heap.temp_bytes, 64 + 1024);
+  EXPECT_EQ(heap.output_bytes, 1024);
+}
+
+// The second 128 is made when the first one is gone, and fits between the two 64s that stay.
+TEST(BestFitTakesTheSmallestGap) {
+  const std::vector<HeapInterval> intervals = {{0, 64, 0, 20, -1, 0, 0}, {1, 128, 1, 5, -1, 0, 0},
+                                               {2, 64, 2, 19, -1, 0, 0}, {3, 128, 6, 18, -1, 0, 0}};
+  const Packing packing = PackHeap(intervals);
+  EXPECT_EQ(packing.heap_bytes, 64 + 128 + 64);
+  EXPECT_EQ(packing.offsets[1], packing.offsets[3]);
+}
+
+// Members of a group get one offset, which is free for all of their ranges together.
+TEST(SharedIntervalsHaveOneOffset) {
+  const std::vector<HeapInterval> intervals = {{0, 128, 0, 3, -1, 0, 0}, {1, 64, 1, 9, -1, 0, 0},
+                                               {2, 128, 4, 8, 0, 0, 0}};
+  const Packing packing = PackHeap(intervals);
+  EXPECT_EQ(packing.offsets[0], packing.offsets[2]);
+  EXPECT_EQ(packing.heap_bytes, 192);
+  EXPECT_EQ(PeakLiveBytes(intervals), 192);
+}
+
+// In the first case placing by size gives 320 and by duration 384; in the second 448 and 384.
+TEST(TheSmallerOfTwoHeapsWins) {
+  const std::vector<HeapInterval> by_size = {{0, 192, 0, 2, -1, 0, 0}, {1, 64, 1, 5, -1, 0, 0},
+                                             {2, 128, 3, 7, -1, 0, 0}, {3, 128, 4, 6, -1, 0, 0}};
+  EXPECT_EQ(PackHeap(by_size).heap_bytes, 320);
+  EXPECT_EQ(PeakLiveBytes(by_size), 320);
+  const std::vector<HeapInterval> by_duration = {{0, 128, 0, 7, -1, 0, 0}, {1, 192, 1, 2, -1, 0, 0},
+                                                 {2, 128, 3, 6, -1, 0, 0}, {3, 128, 4, 5, -1, 0, 0}};
+  EXPECT_EQ(PackHeap(by_duration).heap_bytes, 384);
+}
+
+}  // namespace
+}  // namespace coopjax

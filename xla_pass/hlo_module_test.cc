@@ -1,0 +1,253 @@
+#include "hlo_module.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "hlo_shape.h"
+#include "testing_hlo_proto.h"
+#include "testing.h"
+
+namespace coopjax {
+namespace {
+
+using testing::ArrayShape;
+using testing::F32;
+using testing::HloProtoBuilder;
+using testing::TupleShape;
+
+int64_t Bytes(const std::string& serialized) {
+  Shape shape;
+  return ParseShape(serialized, &shape) ? shape.byte_size() : -1;
+}
+
+std::string Fault(const std::string& bytes) {
+  std::string error;
+  ParseHloModule(bytes, &error);
+  return error;
+}
+
+std::string Tile(const std::vector<int64_t>& dimensions) {
+  std::string tile, field;
+  AppendPackedField(1, dimensions, &tile);
+  AppendBytesField(6, tile, &field);
+  return field;
+}
+
+std::string VarintField(uint32_t number, uint64_t value) {
+  std::string out;
+  AppendVarintField(number, value, &out);
+  return out;
+}
+
+TEST(sizes_of_plain_shapes) {
+  EXPECT_EQ(Bytes(F32({})), 4);
+  EXPECT_EQ(Bytes(F32({3, 5})), 60);
+  EXPECT_EQ(Bytes(F32({3, 0, 5})), 0);
+  EXPECT_EQ(Bytes(ArrayShape(1, {7})), 7);                               // pred
+  EXPECT_EQ(Bytes(ArrayShape(16, {7})), 14);                             // bf16
+  EXPECT_EQ(Bytes(ArrayShape(18, {2})), 32);                             // c128
+  EXPECT_EQ(Bytes(TupleShape({F32({3}), F32({5}), TupleShape({})})), 24);  // three pointers
+  EXPECT_EQ(Bytes(VarintField(2, 17)), 0);                               // token
+}
+
+TEST(sizes_with_layouts) {
+  EXPECT_EQ(Bytes(ArrayShape(21, {7})), 7);                              // s4, a byte each
+  EXPECT_EQ(Bytes(ArrayShape(21, {7}, VarintField(7, 4))), 4);           // s4, packed: ceil(7 / 2)
+  EXPECT_EQ(Bytes(ArrayShape(11, {10, 100}, Tile({8, 128}))), 16 * 128 * 4);
+  EXPECT_EQ(Bytes(ArrayShape(11, {3, 10, 100}, Tile({8, 128}))), 3 * 16 * 128 * 4);
+  EXPECT_EQ(Bytes(ArrayShape(11, {}, Tile({128}))), 128 * 4);
+  // bf16[64]: one tile of 256 elements, cut into (128) and then pairs: no further padding.
+  EXPECT_EQ(Bytes(ArrayShape(16, {64}, Tile({256}) + Tile({128}) + Tile({2, 1}))), 512);
+  // bf16[9,100]: tiles of 16 x 128 made of row pairs.
+  EXPECT_EQ(Bytes(ArrayShape(16, {9, 100}, Tile({8, 128}) + Tile({2, 1}))), 16 * 128 * 2);
+  EXPECT_EQ(Bytes(ArrayShape(11, {10}, VarintField(16, 8))), 16 * 4);    // tail padded to a multiple of 8
+}
+
+TEST(dynamic_dimensions_add_their_sizes) {
+  std::string shape = F32({3, 5});
+  AppendBytesField(6, std::string("\0\1", 2), &shape);
+  EXPECT_EQ(Bytes(shape), 60 + 2 * 4);
+}
+
+TEST(shapes_that_make_no_sense) {
+  EXPECT_EQ(Bytes(ArrayShape(99, {2})), -1);                             // unknown element type
+  EXPECT_EQ(Bytes(F32({-1})), -1);
+  EXPECT_EQ(Bytes(F32({int64_t{1} << 40, int64_t{1} << 40})), -1);       // 2^82 bytes
+  EXPECT_EQ(Bytes(ArrayShape(11, {2, 3}, Tile({0}))), -1);
+  std::string rank_mismatch = VarintField(2, 11) + VarintField(3, 5);
+  AppendBytesField(5, VarintField(1, 1), &rank_mismatch);
+  EXPECT_EQ(Bytes(rank_mismatch), -1);
+  std::string nested = F32({});
+  for (int depth = 0; depth < 100; ++depth) nested = TupleShape({nested});
+  EXPECT_EQ(Bytes(nested), -1);
+}
+
+// main: (p0, p1) -> tuple(fusion(p0), p1), with one field of every kind that the view reads.
+std::string Sample() {
+  HloProtoBuilder builder;
+  const int64_t fused = builder.Begin("fused", /*is_scheduled=*/false);
+  builder.Add("negate", F32({4}), {builder.Parameter(0, F32({4}))});
+  builder.Begin("main");
+  const int64_t p0 = builder.Parameter(0, F32({4})), p1 = builder.Parameter(1, F32({4}));
+  std::string fields, entry, alias;
+  AppendBytesField(1, "key", &entry);
+  AppendBytesField(2, "value", &entry);
+  std::string map, metadata;
+  AppendBytesField(1, entry, &map);
+  AppendBytesField(68, map, &fields);
+  AppendVarintField(2, 0, &alias);
+  AppendBytesField(74, alias, &fields);
+  AppendBytesField(5000, "from the future", &fields);
+  const int64_t fusion = builder.Add("fusion", F32({4}), {p0}, {.control = {p1}, .called = {fused}, .fields = fields});
+  builder.Add("tuple", TupleShape({F32({4}), F32({4})}), {fusion, p1});
+  builder.Alias({0}, 0);
+  builder.AppendModuleFields(VarintField(4000, 17));
+  return builder.Build();
+}
+
+TEST(fields_are_parsed) {
+  std::string error;
+  const auto module = ParseHloModule(Sample(), &error);
+  EXPECT_EQ(error, "");
+  EXPECT_EQ(module->name, "test");
+  EXPECT_EQ(module->entry_computation().name, "main");
+  EXPECT_EQ(module->entry_computation().sequence.size(), 4u);
+  EXPECT_EQ(module->computations[0].sequence.size(), 0u);
+  const Instruction& p1 = module->instructions[3];
+  EXPECT_EQ(p1.parameter_number, 1);
+  EXPECT_EQ(module->instructions[2].parameter_number, 0);  // proto3 leaves the zero out
+  const Instruction& fusion = module->instructions[4];
+  EXPECT_EQ(fusion.name, "fusion.5");
+  EXPECT_TRUE(fusion.operand_ids == std::vector<int64_t>{module->instructions[2].id});
+  EXPECT_TRUE(fusion.control_predecessor_ids == std::vector<int64_t>{p1.id});
+  EXPECT_EQ(fusion.called_computation_ids[0], module->computations[0].id);
+  EXPECT_EQ(fusion.frontend_attributes[0].second, "value");
+  EXPECT_EQ(fusion.output_operand_aliasing.size(), 1u);
+  EXPECT_EQ(fusion.shape.byte_size(), 16);
+  EXPECT_EQ(&module->by_id(fusion.id), &fusion);
+  EXPECT_TRUE(module->input_output_aliases[0].output_index == std::vector<int64_t>{0});
+}
+
+TEST(source_lines_come_from_the_stack_frames) {
+  std::string metadata, field, location, frame, frames;
+  AppendBytesField(2, "jit(f)/tanh", &metadata);
+  AppendVarintField(15, 1, &metadata);
+  AppendBytesField(7, metadata, &field);
+  HloProtoBuilder builder;
+  builder.Begin("main");
+  builder.Add("iota", F32({4}), {}, {.fields = field});
+  AppendBytesField(1, "train.py", &frames);
+  location = VarintField(1, 1) + VarintField(3, 42);
+  AppendBytesField(3, location, &frames);
+  frame = VarintField(1, 1);
+  AppendBytesField(4, frame, &frames);
+  std::string module_field;
+  AppendBytesField(17, frames, &module_field);
+  builder.AppendModuleFields(module_field);
+  std::string error;
+  const auto module = ParseHloModule(builder.Build(), &error);
+  EXPECT_EQ(module->instructions[0].op_name, "jit(f)/tanh");
+  EXPECT_EQ(module->instructions[0].source_file, "train.py");
+  EXPECT_EQ(module->instructions[0].source_line, 42);
+}
+
+TEST(emitting_everything_anew_changes_nothing) {
+  std::string error;
+  const auto module = ParseHloModule(Sample(), &error);
+  EXPECT_TRUE(EmitHloModule(*module, {}) == module->bytes);
+  std::vector<ComputationEdit> edits;
+  for (int32_t c = 0; c < 2; ++c) {
+    ComputationEdit& edit = edits.emplace_back();
+    edit.computation = c;
+    edit.sequence = module->computations[c].sequence;
+    for (const int32_t i : module->computations[c].instructions) {
+      const Instruction& old = module->instructions[i];
+      edit.instructions.push_back(EmitInstruction(old, {old.id, old.name, old.operand_ids, old.control_predecessor_ids, old.called_computation_ids}));
+      EXPECT_TRUE(edit.instructions.back() == old.raw);
+    }
+  }
+  EXPECT_TRUE(EmitHloModule(*module, edits) == module->bytes);
+}
+
+TEST(a_cloned_computation_keeps_unknown_fields) {
+  std::string error;
+  const auto module = ParseHloModule(Sample(), &error);
+  ComputationEdit clone;
+  clone.computation = 1;
+  clone.is_clone = true;
+  clone.new_id = 77;
+  clone.new_name = "main.clone";
+  clone.insert_before = 1;
+  const int64_t id = int64_t{77} << 32;
+  clone.new_root_id = id;
+  clone.sequence = {id};
+  clone.instructions.push_back(EmitInstruction(module->instructions[4], {id, "fusion.clone", {}, {}, {module->computations[0].id}}));
+  const auto after = ParseHloModule(EmitHloModule(*module, {clone}), &error);
+  EXPECT_EQ(error, "");
+  EXPECT_EQ(after->computations.size(), 3u);
+  EXPECT_EQ(after->computations[1].name, "main.clone");
+  EXPECT_EQ(after->entry, 2);
+  const Instruction& fusion = after->by_id(id);
+  EXPECT_EQ(fusion.name, "fusion.clone");
+  EXPECT_TRUE(fusion.raw.find("from the future") != std::string_view::npos);
+  EXPECT_EQ(after->computations[1].sequence.size(), 1u);
+}
+
+TEST(malformed_modules_are_refused_with_a_reason) {
+  EXPECT_EQ(Fault(""), "the module has no schedule");
+  EXPECT_EQ(Fault("\x0a\x05"), "the bytes are not a protobuf message");
+  EXPECT_EQ(Fault(VarintField(6, 3) + std::string("\x3a\x00", 2)), "the module has no entry computation");
+  HloProtoBuilder forward;
+  forward.Begin("main");
+  const int64_t next = (int64_t{1} << 32) + 1;
+  forward.Add("negate", F32({4}), {next});
+  forward.Add("iota", F32({4}));
+  EXPECT_EQ(Fault(forward.Build()), "'negate.1' refers to instruction 4294967297, which does not stand before it in its computation");
+  HloProtoBuilder calls;
+  calls.Begin("main");
+  calls.Add("fusion", F32({4}), {}, {.called = {1}});
+  EXPECT_EQ(Fault(calls.Build()), "'fusion.1' calls computation 1, which does not stand before its own");
+  HloProtoBuilder unscheduled;
+  unscheduled.Begin("main", /*is_scheduled=*/false);
+  unscheduled.Add("iota", F32({4}));
+  EXPECT_EQ(Fault(unscheduled.Build()), "the entry computation is not in the schedule");
+}
+
+// iota, negate: both scheduled, as given.
+std::string WithSequence(const std::vector<int64_t>& sequence) {
+  HloProtoBuilder builder;
+  builder.Begin("main");
+  builder.Add("negate", F32({4}), {builder.Add("iota", F32({4}))});
+  std::string error;
+  const auto module = ParseHloModule(builder.Build(), &error);
+  ComputationEdit edit;
+  edit.computation = 0;
+  for (const Instruction& instruction : module->instructions) edit.instructions.emplace_back(instruction.raw);
+  edit.sequence = sequence;
+  return EmitHloModule(*module, {edit});
+}
+
+TEST(bad_sequences_are_refused_with_a_reason) {
+  const int64_t a = int64_t{1} << 32, b = a + 1;
+  EXPECT_EQ(Fault(WithSequence({a, b})), "");
+  EXPECT_EQ(Fault(WithSequence({b, a})), "the schedule of 'main' has 'negate.2' before 'iota.1'");
+  EXPECT_EQ(Fault(WithSequence({a})), "the schedule of 'main' lacks 'negate.2'");
+  EXPECT_EQ(Fault(WithSequence({a, b, a})), "the schedule of 'main' names 'iota.1' twice");
+  EXPECT_EQ(Fault(WithSequence({a, b, 5})), "the schedule of 'main' names instruction 5, which is not in it");
+}
+
+TEST(truncated_and_flipped_bytes_never_crash) {
+  const std::string bytes = Sample();
+  for (size_t size = 0; size < bytes.size(); ++size) Fault(bytes.substr(0, size));
+  for (size_t at = 0; at < bytes.size(); ++at) {
+    for (int bit = 0; bit < 8; ++bit) {
+      std::string flipped = bytes;
+      flipped[at] = static_cast<char>(flipped[at] ^ (1 << bit));
+      Fault(flipped);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace coopjax
