@@ -160,7 +160,7 @@ def _wrap_rule(rule: linear_util.WrappedFun, transform_rule) -> linear_util.Wrap
 
 
 def is_plain_jit(equation: core.JaxprEqn) -> bool:
-  """True for a nested ``jit`` that asks for nothing but a trace: it can be inlined without a loss."""
+  """True for a nested ``jit`` that can be inlined without a loss (donation means nothing inside a program)."""
   if equation.primitive.name != "jit":
     return False
   params = equation.params
@@ -168,7 +168,7 @@ def is_plain_jit(equation: core.JaxprEqn) -> bool:
     return False
   unspecified = all(isinstance(s, UnspecifiedValue) for s in (*params["in_shardings"], *params["out_shardings"]))
   layouts_open = all(layout is None for layout in (*params["in_layouts"], *params["out_layouts"]))
-  return unspecified and layouts_open and not any(params["donated_invars"]) and not params["compiler_options_kvs"]
+  return unspecified and layouts_open and not params["compiler_options_kvs"]
 
 
 def no_trace() -> contextlib.AbstractContextManager:

@@ -19,8 +19,9 @@ constexpr int32_t kNotCalled = -2;
 // Opcodes of which the table of hlo_opcode.h says nothing, and whose outputs are buffers of their own.
 bool MakesOwnBuffers(std::string_view opcode) {
   static const std::unordered_set<std::string_view> names = {
-      "all-gather", "all-to-all", "collective-broadcast", "dynamic-reshape", "get-dimension-size", "infeed", "outfeed",
-      "partition-id", "recv", "reduce-scatter", "replica-id", "rng-get-and-update-state", "send-done"};
+      "all-gather", "all-to-all", "collective-broadcast", "dynamic-reshape", "get-dimension-size",
+      "infeed", "outfeed", "partition-id", "recv", "reduce-scatter", "replica-id",
+      "rng-get-and-update-state", "send-done"};
   return names.contains(opcode);
 }
 
@@ -56,7 +57,9 @@ class BufferOrder {
   int32_t StepOf(int32_t i) const;
   // Whether the computation is the entry or called from it by a loop, a branch or a call. (Fusions and
   // reducers have no buffers of their own.)
-  bool Runs(int32_t computation) const { return computation == module_.entry || caller_[computation] != kNotCalled; }
+  bool Runs(int32_t computation) const {
+    return computation == module_.entry || caller_[computation] != kNotCalled;
+  }
   bool IsForwarding(int32_t i) const { return nodes_.op(i) >= Op::kBitcast && nodes_.op(i) <= Op::kDomain; }
   const Instruction& instruction(int32_t i) const { return nodes_.instruction(i); }
 
@@ -109,7 +112,9 @@ std::string BufferOrder::Check() {
 std::string BufferOrder::FindSteps() {
   entry_step_.assign(nodes_.num_instructions(), kNotCalled);
   int32_t step = 0;
-  for (const int64_t id : module_.entry_computation().sequence) entry_step_[module_.instruction_index.at(id)] = step++;
+  for (const int64_t id : module_.entry_computation().sequence) {
+    entry_step_[module_.instruction_index.at(id)] = step++;
+  }
   caller_.assign(module_.computations.size(), kNotCalled);
   // Callers stand behind their callees.
   for (int32_t c = module_.entry; c >= 0; --c) {
@@ -207,10 +212,12 @@ void BufferOrder::JoinCallee(int32_t i) {
   const auto called = nodes_.called(i);
   for (int32_t c = 0; c < std::ssize(called); ++c) {
     const int32_t first_operand = op == Op::kConditional ? c + 1 : 0;
-    const int32_t num_parameters = op == Op::kConditional || op == Op::kWhile ? 1 : std::ssize(nodes_.operands(i));
+    const bool takes_one = op == Op::kConditional || op == Op::kWhile;
+    const int32_t num_parameters = takes_one ? 1 : static_cast<int32_t>(nodes_.operands(i).size());
     for (int32_t number = 0; number < num_parameters; ++number) {
       const int32_t parameter = nodes_.parameter(called[c], number);
-      if (parameter >= 0) JoinTrees(nodes_.first(parameter), nodes_.OperandNode(i, first_operand + number, 0));
+      if (parameter < 0) continue;
+      JoinTrees(nodes_.first(parameter), nodes_.OperandNode(i, first_operand + number, 0));
     }
     if (op == Op::kWhile && c > 0) continue;  // the condition's result is nobody's buffer
     JoinTrees(nodes_.first(nodes_.root(called[c])), output);
@@ -259,7 +266,8 @@ ShapeNode BufferOrder::InPlaceOperand(ShapeNode output) const {
       return nodes_.OperandNode(i, 1, offset);
     case Op::kCollectivePermute: case Op::kCollectivePermuteStart: {
       if (num_operands != 4) return kNoNode;  // only this form writes into an operand, the second
-      const ShapeNode target = nodes_.op(i) == Op::kCollectivePermute ? nodes_.first(i) : nodes_.Child(nodes_.first(i), 1);
+      const bool is_start = nodes_.op(i) == Op::kCollectivePermuteStart;
+      const ShapeNode target = is_start ? nodes_.Child(nodes_.first(i), 1) : nodes_.first(i);
       return target == kNoNode || output < target ? kNoNode : nodes_.OperandNode(i, 1, output - target);
     }
     case Op::kFusion:

@@ -79,7 +79,8 @@ std::string ScheduleEntry(int64_t computation_id, const std::vector<int64_t>& se
 }
 
 // The schedule with the sequences of edited computations replaced, and those of clones at the end.
-std::string EmitSchedule(std::string_view schedule, const HloModule& module, const std::vector<ComputationEdit>& edits) {
+std::string EmitSchedule(std::string_view schedule, const HloModule& module,
+                         const std::vector<ComputationEdit>& edits) {
   std::map<int64_t, const ComputationEdit*> rewritten;
   for (const ComputationEdit& edit : edits) {
     if (!edit.is_clone) rewritten[module.computations[edit.computation].id] = &edit;
@@ -134,8 +135,9 @@ std::string EmitHloModule(const HloModule& module, const std::vector<Computation
     }
     const ComputationEdit* rewrite = nullptr;
     for (const ComputationEdit& edit : edits) {
-      if (edit.is_clone && edit.insert_before == computation) AppendBytesField(3, EmitComputation(module, edit), &out);
       if (!edit.is_clone && edit.computation == computation) rewrite = &edit;
+      if (!edit.is_clone || edit.insert_before != computation) continue;
+      AppendBytesField(3, EmitComputation(module, edit), &out);
     }
     if (rewrite != nullptr) {
       AppendBytesField(3, EmitComputation(module, *rewrite), &out);

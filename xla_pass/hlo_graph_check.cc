@@ -23,9 +23,8 @@ class Checker {
       case Op::kGetTupleElement: return num_operands == 1 && IsElement(i, operands[0]);
       case Op::kTuple: return IsTupleOfOperands(i);
       case Op::kWhile: return num_operands == 1 && IsLoop(i);
-      case Op::kCall: return NumCalled(i) == 1 && Takes(Callee(i, 0), operands) && SameTree(graph_.root(Callee(i, 0)), i);
       case Op::kAsyncStart: return num_operands >= 1 && NumCalled(i) == 1 && Takes(Callee(i, 0), operands);
-      case Op::kFusion:
+      case Op::kCall: case Op::kFusion:
         return NumCalled(i) == 1 && Takes(Callee(i, 0), operands) && SameTree(graph_.root(Callee(i, 0)), i);
       case Op::kConditional: return IsConditional(i);
       case Op::kDynamicUpdateSlice: return num_operands >= 2 && SameTree(operands[0], i);
@@ -59,7 +58,8 @@ class Checker {
     return true;
   }
   bool SameTree(int32_t a, int32_t b) const {
-    return a >= 0 && b >= 0 && SameTree(graph_.node_base(a), graph_.node_base(b), graph_.subtree_size(graph_.node_base(a)));
+    if (a < 0 || b < 0) return false;
+    return SameTree(graph_.node_base(a), graph_.node_base(b), graph_.subtree_size(graph_.node_base(a)));
   }
 
   bool IsElement(int32_t i, int32_t tuple) const {

@@ -118,6 +118,13 @@ bool ParseMetadata(std::string_view message, const StackFrames& frames, Instruct
   return reader.ok();
 }
 
+size_t CountFields(std::string_view message, uint32_t number) {
+  size_t count = 0;
+  WireReader reader(message);
+  for (WireField field; reader.Next(&field);) count += field.number == number;
+  return count;
+}
+
 bool ParseInstruction(std::string_view message, const StackFrames& frames, Instruction* result) {
   result->raw = message;
   WireReader reader(message);
@@ -138,7 +145,9 @@ bool ParseInstruction(std::string_view message, const StackFrames& frames, Instr
       case 38: is_valid = ReadRepeatedInt64(field, &result->called_computation_ids); break;
       case 65: result->custom_call_has_side_effect = field.value != 0; break;
       case 68: is_valid = ParseAttributes(field.bytes, &result->frontend_attributes); break;
-      case 74: is_valid = ParseOutputOperandAlias(field.bytes, &result->output_operand_aliasing.emplace_back()); break;
+      case 74:
+        is_valid = ParseOutputOperandAlias(field.bytes, &result->output_operand_aliasing.emplace_back());
+        break;
     }
     if (!is_valid) return false;
   }
@@ -190,7 +199,7 @@ std::string ModuleParser::ParseTopLevel() {
         schedule_ = field.bytes;
         break;
       case 8:
-        if (!ParseInputOutputAliases(field.bytes, &module_.input_output_aliases)) return "malformed input-output aliases";
+        if (!ParseInputOutputAliases(field.bytes, &module_.input_output_aliases)) return "malformed aliases";
         break;
       case 17:
         if (!frames_.Parse(field.bytes)) return "malformed stack frames";
@@ -199,6 +208,10 @@ std::string ModuleParser::ParseTopLevel() {
   }
   if (!reader.ok()) return "the bytes are not a protobuf message";
   if (!module_.is_scheduled) return "the module has no schedule";
+  size_t num_instructions = 0;
+  for (const std::string_view message : computations) num_instructions += CountFields(message, 2);
+  module_.instructions.reserve(num_instructions);
+  module_.computations.reserve(computations.size());
   // Last, because the stack frames stand behind the computations that point to them.
   for (const std::string_view message : computations) {
     if (std::string fault = ParseComputation(message); !fault.empty()) return fault;
@@ -268,7 +281,8 @@ std::string ModuleParser::CheckReferences(int32_t instruction_index) {
   for (const int64_t id : instruction.called_computation_ids) {
     const auto found = module_.computation_index.find(id);
     if (found == module_.computation_index.end()) {
-      return "'" + instruction.name + "' calls computation " + std::to_string(id) + ", which does not stand before its own";
+      return "'" + instruction.name + "' calls computation " + std::to_string(id) +
+             ", which does not stand before its own";
     }
     int32_t& depth = call_depth_[instruction.computation];
     depth = std::max(depth, call_depth_[found->second] + 1);
@@ -320,7 +334,8 @@ std::string ModuleParser::CheckSequence(const Computation& computation) const {
     if (placed(id)) return where + "names '" + instruction.name + "' twice";
     for (const auto* ids : {&instruction.operand_ids, &instruction.control_predecessor_ids}) {
       for (const int64_t before : *ids) {
-        if (!placed(before)) return where + "has '" + instruction.name + "' before '" + module_.by_id(before).name + "'";
+        if (placed(before)) continue;
+        return where + "has '" + instruction.name + "' before '" + module_.by_id(before).name + "'";
       }
     }
     placed(id) = 1;

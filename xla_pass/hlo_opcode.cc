@@ -14,15 +14,16 @@ using OpcodeTable = std::unordered_map<std::string_view, OpcodeInfo>;
 
 void AddElementwise(OpcodeTable& table) {
   for (const std::string_view name :
-       {"abs", "round-nearest-afz", "round-nearest-even", "ceil", "count-leading-zeros", "convert",
-        "erf", "floor", "imag", "is-finite", "not", "negate", "popcnt", "real", "reduce-precision", "sign", "tan",
-        "acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "sinh", "compare", "complex", "divide", "maximum", "minimum",
-        "mulhi", "multiply", "remainder", "subtract", "and", "or", "xor", "shift-left", "shift-right-arithmetic",
-        "shift-right-logical", "stochastic-convert", "select", "clamp"}) {
+       {"abs", "acos", "acosh", "and", "asin", "asinh", "atan", "atanh", "ceil", "clamp", "compare", "complex", "convert",
+        "cosh", "count-leading-zeros", "divide", "erf", "floor", "imag", "is-finite", "maximum", "minimum", "mulhi",
+        "multiply", "negate", "not", "or", "popcnt", "real", "reduce-precision", "remainder", "round-nearest-afz",
+        "round-nearest-even", "select", "shift-left", "shift-right-arithmetic", "shift-right-logical", "sign", "sinh",
+        "stochastic-convert", "subtract", "tan", "xor"}) {
     table[name] = Elementwise();
   }
-  for (const std::string_view name : {"exponential", "log", "logistic", "power", "sqrt", "cbrt", "rsqrt", "tanh", "sine",
-                                      "cosine", "exponential-minus-one", "log-plus-one", "atan2"}) {
+  for (const std::string_view name :
+       {"exponential", "log", "logistic", "power", "sqrt", "cbrt", "rsqrt", "tanh", "sine", "cosine",
+        "exponential-minus-one", "log-plus-one", "atan2"}) {
     table[name] = Transcendental();
   }
   table["bitcast-convert"] = Elementwise(Op::kBitcastConvert);

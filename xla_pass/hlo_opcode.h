@@ -19,8 +19,8 @@ enum class Op : uint8_t {
   kCollectivePermute, kCollectivePermuteStart, kCollectivePermuteDone,
   // Everything else with a rule for aliasing or for cost.
   kFusion, kCustomCall, kDynamicUpdateSlice, kScatter, kSetDimensionSize, kRaggedAllToAll, kSort, kTriangularSolve,
-  kBitcastConvert, kCopy, kAdd, kDot, kConvolution, kReduce, kReduceWindow, kSelectAndScatter, kMap, kFft, kCholesky, kSlice,
-  kDynamicSlice, kGather, kBroadcast, kReshape, kTranspose, kRng, kRngBitGenerator, kAllReduce,
+  kBitcastConvert, kCopy, kAdd, kDot, kConvolution, kReduce, kReduceWindow, kSelectAndScatter, kMap, kFft, kCholesky,
+  kSlice, kDynamicSlice, kGather, kBroadcast, kReshape, kTranspose, kRng, kRngBitGenerator, kAllReduce,
 };
 
 struct OpcodeInfo {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <unordered_map>
 
 #include "hlo_graph_check.h"
 #include "hlo_heap.h"
@@ -283,13 +282,19 @@ std::string ShapeText(const Shape& shape) {
       "bf16", "token", "c128", "f8e5m2", "f8e4m3fn", "s4", "u4", "f8e4m3b11fnuz", "f8e5m2fnuz", "f8e4m3fnuz", "s2", "u2",
       "f8e4m3", "f8e3m4", "s1", "u1", "f4e2m1fn", "f8e8m0fnu"};
   std::string text;
+  const auto append = [&text](const std::string& item, const char* separator) {
+    if (!text.empty()) text += separator;
+    text += item;
+  };
   if (shape.is_tuple()) {
-    for (const Shape& element : shape.tuple_shapes) text += (text.empty() ? "" : ", ") + ShapeText(element);
-    return "(" + text + ")";
+    for (const Shape& element : shape.tuple_shapes) append(ShapeText(element), ", ");
+    return std::string("(").append(text).append(")");
   }
-  for (const int64_t size : shape.dimensions) text += (text.empty() ? "" : ",") + std::to_string(size);
   const bool is_known = shape.element_type > 0 && shape.element_type < std::ssize(kNames);
-  return std::string(kNames[is_known ? shape.element_type : 0]) + (shape.is_array() ? "[" + text + "]" : "");
+  const std::string name = kNames[is_known ? shape.element_type : 0];
+  if (!shape.is_array()) return name;
+  for (const int64_t size : shape.dimensions) append(std::to_string(size), ",");
+  return name + "[" + text + "]";
 }
 
 bool BuildHloProgram(const HloModule& module, const Roofline& roofline, HloProgram* result, std::string* error) {

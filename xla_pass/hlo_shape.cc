@@ -9,6 +9,7 @@ namespace {
 
 // Nested tuples deeper than this are garbage, not shapes.
 constexpr int kMaxDepth = 32;
+constexpr size_t kMaxRank = 64;
 constexpr int64_t kMaxBytes = int64_t{1} << 62;
 constexpr int32_t kOpaqueType = 14;
 constexpr int32_t kBufferType = 34;     // memref-like: the element is its one child
@@ -92,7 +93,7 @@ bool ParseLayout(std::string_view message, Shape* shape) {
         if (!ReadRepeatedInt64(field, &shape->minor_to_major)) return false;
         break;
       case 6:
-        if (field.type != WireType::kBytes || !ParseTile(field.bytes, &shape->tiles.emplace_back())) return false;
+        if (!ParseTile(field.bytes, &shape->tiles.emplace_back())) return false;
         shape->has_layout_extras = true;
         break;
       case 7:
@@ -113,20 +114,23 @@ bool ParseLayout(std::string_view message, Shape* shape) {
   return reader.ok();
 }
 
+bool IsPermutation(const std::vector<int64_t>& order, size_t rank) {
+  if (order.size() != rank || rank > kMaxRank) return false;
+  uint64_t seen = 0;
+  for (const int64_t dimension : order) {
+    if (dimension < 0 || dimension >= static_cast<int64_t>(rank) || (seen >> dimension & 1) != 0) return false;
+    seen |= uint64_t{1} << dimension;
+  }
+  return true;
+}
+
 // Layouts are permutations of the dimensions, sizes are not negative and fit: what byte_size assumes.
 bool IsConsistent(const Shape& shape) {
   if (StorageBits(shape.element_type) < 0) return false;
   if (shape.element_size_in_bits < 0 || shape.element_size_in_bits > 128) return false;
   if (std::ranges::any_of(shape.dimensions, [](int64_t size) { return size < 0; })) return false;
   if (shape.element_type == kBufferType && shape.tuple_shapes.size() != 1) return false;
-  if (!shape.minor_to_major.empty()) {
-    std::vector<int64_t> sorted = shape.minor_to_major;
-    std::ranges::sort(sorted);
-    if (sorted.size() != shape.dimensions.size()) return false;
-    for (size_t i = 0; i < sorted.size(); ++i) {
-      if (sorted[i] != static_cast<int64_t>(i)) return false;
-    }
-  }
+  if (!shape.minor_to_major.empty() && !IsPermutation(shape.minor_to_major, shape.dimensions.size())) return false;
   return shape.byte_size() < kMaxBytes / 128;
 }
 
@@ -142,16 +146,15 @@ bool ParseShapeAtDepth(std::string_view message, int depth, Shape* shape) {
         if (!ReadRepeatedInt64(field, &shape->dimensions)) return false;
         break;
       case 4:
-        if (field.type != WireType::kBytes) return false;
         if (!ParseShapeAtDepth(field.bytes, depth + 1, &shape->tuple_shapes.emplace_back())) return false;
         break;
       case 5:
-        if (field.type != WireType::kBytes || !ParseLayout(field.bytes, shape)) return false;
+        if (!ParseLayout(field.bytes, shape)) return false;
         break;
       case 6: {
         std::vector<int64_t> is_dynamic;
         if (!ReadRepeatedInt64(field, &is_dynamic)) return false;
-        shape->is_dynamic = shape->is_dynamic || std::ranges::any_of(is_dynamic, [](int64_t d) { return d != 0; });
+        shape->is_dynamic |= std::ranges::any_of(is_dynamic, [](int64_t flag) { return flag != 0; });
         break;
       }
       default:
@@ -170,13 +173,15 @@ int64_t Shape::byte_size() const {
   if (element_type == kOpaqueType) return kPointerBytes;
   if (element_type == kBufferType) return tuple_shapes.front().byte_size();
   if (!is_array()) return 0;
-  std::vector<int64_t> physical = dimensions;
+  int64_t num_padded = num_elements();
   if (!tiles.empty() && minor_to_major.size() == dimensions.size()) {
-    for (size_t i = 0; i < physical.size(); ++i) physical[physical.size() - 1 - i] = dimensions[minor_to_major[i]];
+    std::vector<int64_t> physical;  // major to minor
+    for (auto it = minor_to_major.rbegin(); it != minor_to_major.rend(); ++it) physical.push_back(dimensions[*it]);
     for (const auto& tile : tiles) physical = Tiled(std::move(physical), tile);
+    num_padded = Product(physical);
   }
   const int64_t alignment = std::max<int64_t>(1, tail_alignment_elements);
-  const int64_t elements = SaturatingMultiply(CeilOfRatio(Product(physical), alignment), alignment);
+  const int64_t elements = SaturatingMultiply(CeilOfRatio(num_padded, alignment), alignment);
   const int64_t bits = element_size_in_bits > 0 ? element_size_in_bits : StorageBits(element_type);
   const int64_t bytes = CeilOfRatio(SaturatingMultiply(elements, bits), 8);
   // A dynamic array carries its dimensions, one int32 each, behind the data.

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <span>
 
+#include "lowering.h"
 #include "step_program.h"
 
 namespace coopjax {
@@ -25,13 +26,6 @@ struct PeakOptions {
   bool swap = true;             // try to replace each repeat by cheaper ones
   int64_t max_trials = 400000;  // moves tried in all
   double time_limit_s = 10;
-};
-
-struct PeakCounters {
-  int64_t trials = 0;           // moves tried
-  int64_t moves = 0;            // moves taken
-  int64_t removals = 0;         // repeats taken out by the clean-up
-  int64_t swaps = 0;            // swaps that paid
 };
 
 struct PeakResult {

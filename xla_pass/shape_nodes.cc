@@ -21,7 +21,9 @@ ShapeNodes::ShapeNodes(const HloModule& module) : module_(module), parameters_(m
     AddShape(instruction(i).shape, i);
   }
   firsts_.push_back(num_nodes());
-  for (const Computation& computation : module.computations) roots_.push_back(module.instruction_index.at(computation.root_id));
+  for (const Computation& computation : module.computations) {
+    roots_.push_back(module.instruction_index.at(computation.root_id));
+  }
 }
 
 void ShapeNodes::AddShape(const Shape& shape, int32_t owner) {

@@ -13,7 +13,8 @@
 
 namespace coopjax::testing {
 
-inline std::string ArrayShape(int32_t element_type, const std::vector<int64_t>& dimensions, std::string_view layout_fields = "") {
+inline std::string ArrayShape(int32_t element_type, const std::vector<int64_t>& dimensions,
+                              std::string_view layout_fields = "") {
   std::string shape, layout;
   AppendVarintField(2, element_type, &shape);
   AppendPackedField(3, dimensions, &shape);
@@ -40,14 +41,18 @@ struct Extra {
 class HloProtoBuilder {
  public:
   int64_t Begin(std::string_view name, bool is_scheduled = true) {
-    computations_.push_back({std::string(name), static_cast<int64_t>(computations_.size()) + 1, is_scheduled, {}, {}, 0});
+    const int64_t id = static_cast<int64_t>(computations_.size()) + 1;
+    computations_.push_back({std::string(name), id, is_scheduled, {}, {}, 0});
     return computations_.back().id;
   }
   // Adds an instruction named like its opcode and its number; the last one added is the root.
-  int64_t Add(std::string_view opcode, std::string_view shape, const std::vector<int64_t>& operands = {}, const Extra& extra = {}) {
+  int64_t Add(std::string_view opcode, std::string_view shape, const std::vector<int64_t>& operands = {},
+              const Extra& extra = {}) {
     return AddNumbered(opcode, shape, operands, extra, 0, 0);
   }
-  int64_t Parameter(int64_t number, std::string_view shape) { return AddNumbered("parameter", shape, {}, {}, 9, number); }
+  int64_t Parameter(int64_t number, std::string_view shape) {
+    return AddNumbered("parameter", shape, {}, {}, 9, number);
+  }
   int64_t Element(std::string_view shape, int64_t tuple, int64_t index) {
     return AddNumbered("get-tuple-element", shape, {tuple}, {}, 13, index);
   }
@@ -98,8 +103,8 @@ class HloProtoBuilder {
     return out;
   }
 
-  int64_t AddNumbered(std::string_view opcode, std::string_view shape, const std::vector<int64_t>& operands, const Extra& extra,
-                      uint32_t number_field, int64_t number) {
+  int64_t AddNumbered(std::string_view opcode, std::string_view shape, const std::vector<int64_t>& operands,
+                      const Extra& extra, uint32_t number_field, int64_t number) {
     Computation& computation = computations_.back();
     const int64_t id = computation.id << 32 | static_cast<int64_t>(computation.ids.size());
     std::string out;

@@ -36,7 +36,8 @@ class FreshIdentifiers {
   int64_t ComputationId() { return next_computation_id_++; }
   int64_t InstructionId(int64_t computation_id) {
     if (!has_split_ids_) return next_instruction_id_++;
-    return next_in_computation_.try_emplace(computation_id, computation_id << kComputationIdShift).first->second++;
+    const int64_t first = computation_id << kComputationIdShift;
+    return next_in_computation_.try_emplace(computation_id, first).first->second++;
   }
   std::string Name(const std::string& original) {
     int& number = num_clones_[original];
@@ -134,7 +135,8 @@ std::string EntryRewriter::MapOps(const std::vector<int64_t>& op_instruction_ids
   resolved_at_.assign(n, -1);
   for (const int64_t id : op_instruction_ids) {
     const auto found = module_.instruction_index.find(id);
-    if (found == module_.instruction_index.end() || module_.instructions[found->second].computation != module_.entry) {
+    if (found == module_.instruction_index.end() ||
+        module_.instructions[found->second].computation != module_.entry) {
       return "op " + std::to_string(op_locals_.size()) + " is not an instruction of the entry computation";
     }
     const int32_t local = LocalOf(id);
@@ -144,7 +146,9 @@ std::string EntryRewriter::MapOps(const std::vector<int64_t>& op_instruction_ids
   }
   std::vector<uint8_t> occurs(op_locals_.size(), 0);
   for (const OpId op : schedule) {
-    if (op < 0 || op >= std::ssize(op_locals_)) return "the schedule names op " + std::to_string(op) + ", which does not exist";
+    if (op < 0 || op >= std::ssize(op_locals_)) {
+      return "the schedule names op " + std::to_string(op) + ", which does not exist";
+    }
     occurs[op] = 1;
   }
   const auto missing = std::ranges::find(occurs, 0);
@@ -176,19 +180,22 @@ void EntryRewriter::FindDeadGlue() {
 void EntryRewriter::PlaceSources() {
   for (const int64_t id : entry_.sequence) {
     const int32_t local = LocalOf(id);
-    if (!is_op_[local] && at(local).operand_ids.empty() && at(local).control_predecessor_ids.empty()) Place(local);
+    if (is_op_[local] || !at(local).operand_ids.empty() || !at(local).control_predecessor_ids.empty()) continue;
+    Place(local);
   }
 }
 
 std::string EntryRewriter::PlaceOp(int32_t local) {
   const Instruction& original = at(local);
   for (const int64_t id : original.operand_ids) {
-    if (std::string fault = Resolve(LocalOf(id)); !fault.empty()) return fault + ", which '" + original.name + "' reads";
+    const std::string fault = Resolve(LocalOf(id));
+    if (!fault.empty()) return fault + ", which '" + original.name + "' reads";
   }
   if (!is_placed_[local]) {
     for (const int64_t id : original.control_predecessor_ids) {
       if (is_placed_[LocalOf(id)]) continue;
-      if (std::string fault = Resolve(LocalOf(id)); !fault.empty()) return fault + ", which must precede '" + original.name + "'";
+      const std::string fault = Resolve(LocalOf(id));
+      if (!fault.empty()) return fault + ", which must precede '" + original.name + "'";
     }
   }
   num_clones_ += is_placed_[local];
@@ -278,7 +285,9 @@ std::vector<int64_t> EntryRewriter::CurrentOperands(int32_t local) const {
 
 std::vector<int64_t> EntryRewriter::CloneCalled(const Instruction& original) {
   std::vector<int64_t> ids;
-  for (const int64_t id : original.called_computation_ids) ids.push_back(CloneComputation(module_.computation_index.at(id)));
+  for (const int64_t id : original.called_computation_ids) {
+    ids.push_back(CloneComputation(module_.computation_index.at(id)));
+  }
   return ids;
 }
 

@@ -52,80 +52,91 @@ bool IsCloneName(std::string_view name, std::string_view original) {
 std::string Quoted(const Instruction& instruction) { return "'" + instruction.name + "'"; }
 std::string Taken(const std::string& name) { return "the name '" + name + "' is taken"; }
 
-// What a module's instructions do, callees included. One pass: operands and callees come first.
+// What a module's instructions do, callees included.
 class Effects {
  public:
   explicit Effects(const HloModule& module);
   // A pure array operation or a forwarding one, fit to run twice.
-  bool MayRunTwice(const Instruction& instruction) const { return may_run_twice_[IndexOf(instruction)]; }
+  bool MayRunTwice(const Instruction& instruction) const { return FactsOf(instruction).may_run_twice; }
   // Touches something besides its operands and its result.
-  bool HasEffects(const Instruction& instruction) const { return has_effects_[IndexOf(instruction)]; }
+  bool HasEffects(const Instruction& instruction) const { return FactsOf(instruction).has_effects; }
 
  private:
-  struct Callee {
-    bool is_pure = true, has_effects = false, writes_in_place = false;
+  // Of an instruction, or of a computation as a whole.
+  struct Facts {
+    bool is_pure = true;
+    bool has_effects = false;
+    bool writes_in_place = false;  // the result, or an element of it, is an update of some other array
+    bool may_run_twice = false;    // instructions only
   };
-  int32_t IndexOf(const Instruction& instruction) const {
-    return static_cast<int32_t>(&instruction - module_.instructions.data());
-  }
+  Facts FactsOf(const Instruction& instruction) const { return facts_[&instruction - module_.instructions.data()]; }
+  Facts Derive(const Instruction& instruction, const Facts& callees) const;
 
   const HloModule& module_;
-  std::vector<uint8_t> may_run_twice_, has_effects_;
+  std::vector<Facts> facts_;  // [instruction]
 };
 
-bool HasOwnEffects(Op op, const Instruction& instruction) {
-  switch (op) {
+// One pass: operands and callees come first.
+Effects::Effects(const HloModule& module) : module_(module) {
+  facts_.reserve(module.instructions.size());
+  std::vector<Facts> computations(module.computations.size());
+  for (const Instruction& instruction : module.instructions) {
+    Facts callees;
+    for (const int64_t id : instruction.called_computation_ids) {
+      const Facts& callee = computations[module.computation_index.at(id)];
+      callees.is_pure &= callee.is_pure;
+      callees.has_effects |= callee.has_effects;
+      callees.writes_in_place |= callee.writes_in_place;
+    }
+    const Facts& facts = facts_.emplace_back(Derive(instruction, callees));
+    Facts& own = computations[instruction.computation];
+    own.is_pure &= facts.is_pure;
+    own.has_effects |= facts.has_effects;
+    const bool is_root = instruction.id == module.computations[instruction.computation].root_id;
+    if (is_root) own.writes_in_place = facts.writes_in_place;
+  }
+}
+
+bool HasOwnEffects(const OpcodeInfo& opcode, const Instruction& instruction) {
+  switch (opcode.op) {
     case Op::kCustomCall:
       return instruction.custom_call_has_side_effect;
     case Op::kOther:  // all that is not known to be harmless
-      return instruction.opcode != "partition-id" && instruction.opcode != "replica-id";
-    case Op::kRng: case Op::kSend: case Op::kRecvDone: case Op::kAllReduce: case Op::kRaggedAllToAll:
-    case Op::kAllGatherStart: case Op::kAllReduceStart: case Op::kCollectivePermute: case Op::kCollectivePermuteStart:
+      return !opcode.is_pure && instruction.opcode != "partition-id" && instruction.opcode != "replica-id";
+    case Op::kRng: case Op::kSend: case Op::kRecvDone: case Op::kAllReduce: case Op::kAllReduceStart:
+    case Op::kAllGatherStart: case Op::kRaggedAllToAll: case Op::kCollectivePermute:
+    case Op::kCollectivePermuteStart:
       return true;
     default:
       return false;
   }
 }
 
-Effects::Effects(const HloModule& module) : module_(module) {
-  const size_t n = module.instructions.size();
-  may_run_twice_.resize(n);
-  has_effects_.resize(n);
-  // Whether the result, or an element of a tuple of results, is an update of some other array.
-  std::vector<uint8_t> writes_in_place(n, 0);
-  std::vector<Callee> callees(module.computations.size());
-  for (size_t i = 0; i < n; ++i) {
-    const Instruction& instruction = module.instructions[i];
-    const OpcodeInfo opcode = LookUpOpcode(instruction.opcode);
-    Callee called;
-    for (const int64_t id : instruction.called_computation_ids) {
-      const Callee& callee = callees[module.computation_index.at(id)];
-      called.is_pure &= callee.is_pure;
-      called.has_effects |= callee.has_effects;
-      called.writes_in_place |= callee.writes_in_place;
+Effects::Facts Effects::Derive(const Instruction& instruction, const Facts& callees) const {
+  const OpcodeInfo opcode = LookUpOpcode(instruction.opcode);
+  const Op op = opcode.op;
+  const bool is_source = op == Op::kParameter || op == Op::kConstant;
+  const bool shows_operands = op == Op::kTuple || op == Op::kGetTupleElement || op == Op::kBitcast;
+  const bool only_forwards = shows_operands || op == Op::kOptimizationBarrier || op == Op::kAddDependency;
+  Facts facts;
+  facts.writes_in_place = op == Op::kDynamicUpdateSlice || op == Op::kScatter ||
+                          !instruction.output_operand_aliasing.empty() ||
+                          (op == Op::kFusion && callees.writes_in_place);
+  if (shows_operands) {
+    for (const int64_t id : instruction.operand_ids) {
+      facts.writes_in_place |= FactsOf(module_.by_id(id)).writes_in_place;
     }
-    const bool is_update = opcode.op == Op::kDynamicUpdateSlice || opcode.op == Op::kScatter;
-    writes_in_place[i] = is_update || !instruction.output_operand_aliasing.empty() ||
-                         (opcode.op == Op::kFusion && called.writes_in_place);
-    if (opcode.op == Op::kTuple || opcode.op == Op::kGetTupleElement || opcode.op == Op::kBitcast) {
-      for (const int64_t id : instruction.operand_ids) writes_in_place[i] |= writes_in_place[module.instruction_index.at(id)];
-    }
-    const bool is_source = opcode.op == Op::kParameter || opcode.op == Op::kConstant;
-    const bool only_forwards = opcode.op == Op::kOptimizationBarrier || opcode.op == Op::kAddDependency ||
-                               opcode.op == Op::kTuple || opcode.op == Op::kGetTupleElement || opcode.op == Op::kBitcast;
-    const bool is_pure = (opcode.is_pure || only_forwards || is_source) && called.is_pure && !instruction.shape.is_token();
-    may_run_twice_[i] = is_pure && !is_source && (only_forwards || !writes_in_place[i]);
-    has_effects_[i] = called.has_effects || (!opcode.is_pure && HasOwnEffects(opcode.op, instruction));
-    Callee& own = callees[instruction.computation];
-    own.is_pure &= is_pure;
-    own.has_effects |= has_effects_[i] != 0;
-    if (instruction.id == module.computations[instruction.computation].root_id) own.writes_in_place = writes_in_place[i];
   }
+  facts.is_pure = (opcode.is_pure || only_forwards || is_source) && callees.is_pure && !instruction.shape.is_token();
+  facts.has_effects = callees.has_effects || HasOwnEffects(opcode, instruction);
+  facts.may_run_twice = facts.is_pure && !is_source && (only_forwards || !facts.writes_in_place);
+  return facts;
 }
 
 class TransformVerifier {
  public:
-  TransformVerifier(const HloModule& before, const HloModule& after) : before_(before), after_(after), effects_(before) {}
+  TransformVerifier(const HloModule& before, const HloModule& after)
+      : before_(before), after_(after), effects_(before) {}
   std::string Verify();
 
  private:
@@ -152,7 +163,9 @@ class TransformVerifier {
 };
 
 std::string TransformVerifier::Verify() {
-  if (!SameFields(before_.bytes, after_.bytes, IsRewrittenModuleField)) return "something besides computations and schedule changed";
+  if (!SameFields(before_.bytes, after_.bytes, IsRewrittenModuleField)) {
+    return "something besides computations and schedule changed";
+  }
   if (before_.entry_computation().id != after_.entry_computation().id) return "another computation is the entry";
   std::string fault = CheckComputations();
   if (fault.empty()) fault = CheckNames();
@@ -171,8 +184,9 @@ std::string TransformVerifier::CheckComputations() const {
     if (found == after_.computation_index.end()) return "computation '" + computation.name + "' is missing";
     const Computation& now = after_.computations[found->second];
     const bool is_entry = found->second == after_.entry;
-    const bool is_same = is_entry ? computation.name == now.name && SameFields(computation.raw, now.raw, IsComparedApart)
-                                  : computation.raw == now.raw && computation.sequence == now.sequence;
+    const bool is_same =
+        is_entry ? computation.name == now.name && SameFields(computation.raw, now.raw, IsComparedApart)
+                 : computation.raw == now.raw && computation.sequence == now.sequence;
     if (!is_same) return "computation '" + computation.name + "' changed";
   }
   return "";
@@ -208,7 +222,9 @@ std::string TransformVerifier::CheckCallers() const {
   for (const Computation& computation : after_.computations) {
     const auto found = num_callers.find(computation.id);
     const int32_t gained = found == num_callers.end() ? 0 : found->second;
-    if (gained != (IsNew(computation) ? 1 : 0)) return "computation '" + computation.name + "' has the wrong number of callers";
+    if (gained != (IsNew(computation) ? 1 : 0)) {
+      return "computation '" + computation.name + "' has the wrong number of callers";
+    }
   }
   return "";
 }
@@ -225,19 +241,24 @@ std::string TransformVerifier::CheckEntry() {
     num_originals += !IsNew(instruction);
   }
   if (num_originals != before_.entry_computation().instructions.size()) return "an instruction is missing";
-  if (origin_.at(after_.entry_computation().root_id) != before_.entry_computation().root_id) return "the root changed";
-  return "";
+  const bool is_same_root = origin_.at(after_.entry_computation().root_id) == before_.entry_computation().root_id;
+  return is_same_root ? "" : "the root changed";
 }
 
 std::string TransformVerifier::CheckInstruction(const Instruction& instruction) {
   const Instruction* original = OriginalOf(instruction);
   if (original == nullptr) return Quoted(instruction) + " is no copy of any instruction";
-  if (!SameFieldsButOperands(instruction, *original)) return Quoted(instruction) + " differs from " + Quoted(*original);
-  if (instruction.operand_ids.size() != original->operand_ids.size()) return Quoted(instruction) + " has other operands";
+  if (!SameFieldsButOperands(instruction, *original)) {
+    return Quoted(instruction) + " differs from " + Quoted(*original);
+  }
+  if (instruction.operand_ids.size() != original->operand_ids.size()) {
+    return Quoted(instruction) + " has other operands";
+  }
   for (size_t k = 0; k < instruction.operand_ids.size(); ++k) {
     // Operands stand before their users, so their origins are known.
     if (origin_.at(instruction.operand_ids[k]) != original->operand_ids[k]) {
-      return "operand " + std::to_string(k) + " of " + Quoted(instruction) + " is not what " + Quoted(*original) + " reads";
+      return "operand " + std::to_string(k) + " of " + Quoted(instruction) + " is not what " + Quoted(*original) +
+             " reads";
     }
   }
   origin_[instruction.id] = original->id;
@@ -293,8 +314,9 @@ bool TransformVerifier::SameComputation(const Computation& clone, const Computat
   for (size_t k = 0; k < clone.instructions.size(); ++k) {
     const Instruction& a = after_.instructions[clone.instructions[k]];
     const Instruction& b = before_.instructions[original.instructions[k]];
-    if (!IsNew(a) || !IsCloneName(a.name, b.name) || !SameFieldsButOperands(a, b) || !same_ids(a.operand_ids, b.operand_ids) ||
-        !same_ids(a.control_predecessor_ids, b.control_predecessor_ids) || !SameCalled(a, b)) {
+    if (!IsNew(a) || !IsCloneName(a.name, b.name) || !SameFieldsButOperands(a, b) || !SameCalled(a, b) ||
+        !same_ids(a.operand_ids, b.operand_ids) ||
+        !same_ids(a.control_predecessor_ids, b.control_predecessor_ids)) {
       return false;
     }
     ids[a.id] = b.id;
@@ -308,8 +330,8 @@ std::string TransformVerifier::CheckControlSuccessors() const {
   for (const int64_t id : after_.entry_computation().sequence) {
     const Instruction& instruction = after_.by_id(id);
     if (IsNew(instruction)) {
-      if (is_over.contains(origin_.at(id))) return Quoted(instruction) + " runs after a control successor of its original";
-      continue;
+      if (!is_over.contains(origin_.at(id))) continue;
+      return Quoted(instruction) + " runs after a control successor of its original";
     }
     is_over.insert(instruction.control_predecessor_ids.begin(), instruction.control_predecessor_ids.end());
   }
@@ -321,7 +343,8 @@ std::string TransformVerifier::CheckEffects() const {
     std::vector<int64_t> ids;
     for (const int64_t id : module.entry_computation().sequence) {
       const auto found = before_.instruction_index.find(id);
-      if (found != before_.instruction_index.end() && effects_.HasEffects(before_.instructions[found->second])) ids.push_back(id);
+      if (found == before_.instruction_index.end()) continue;
+      if (effects_.HasEffects(before_.instructions[found->second])) ids.push_back(id);
     }
     return ids;
   };

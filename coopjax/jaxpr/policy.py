@@ -3,8 +3,8 @@
 Candidates are built from the jaxpr: a segmentation (see `segments.cut`), then saved values across all segments and
 scan bodies in order of FLOPs spared per byte, which gives a ladder from least memory to least recompute for every
 segmentation. Their bytes are JAX's, before fusion, so they only order candidates and choose which to try; the
-compiler's `temp_size_in_bytes` decides. Each compile is a point on the curve from estimated to compiled bytes, and
-the next try is the cheapest candidate that the curve puts inside the budget. A handful of compiles suffices.
+compiler's `temp_size_in_bytes` decides. Each compile is a point on a curve from estimated to compiled bytes, and the
+next try is the cheapest candidate that the curve puts inside the budget. A handful of compiles suffices.
 
 Known weaknesses: one level of segments, so nothing below about the square root of a uniform chain's residuals;
 transient bytes inside a segment are not in the estimate until a compile has shown them.
@@ -28,7 +28,7 @@ _MARGIN = 0.98       # of the budget that a prediction has to leave after one ha
 _CLOSE_ENOUGH = 0.95  # of the budget: no further try for less recompute
 _MAX_BARE = 3        # tries at the least memory before the budget counts as out of reach
 _WITHIN_REACH = 1.1  # of the budget: worth more tries
-_MIN_GAIN = 0.01     # of the forward FLOPs: what a further compile has to promise
+_MIN_GAIN = 0.02     # of the forward FLOPs: what a further compile has to promise
 
 CompileFn = Callable[[Callable, Sequence[jax.ShapeDtypeStruct]], jax.stages.Compiled]
 
@@ -135,11 +135,10 @@ class _Search:
     self._space = space
     self._budget = budget_bytes
     self._tried: list[tuple[Candidate, int]] = []
-    self._points = {0.0: 0.0, space.baseline_bytes: float(baseline_temp_bytes)}
+    self._baseline = float(baseline_temp_bytes)
 
   def record(self, candidate: Candidate, temp_bytes: int) -> None:
     self._tried.append((candidate, temp_bytes))
-    self._points[candidate.estimated_bytes] = float(temp_bytes)
 
   def next_candidate(self, is_last: bool) -> Candidate | None:
     tried = {id(candidate) for candidate, _ in self._tried}
@@ -173,9 +172,20 @@ class _Search:
     return min(feasible, key=lambda entry: entry[0].flops, default=None)
 
   def _predict(self, candidate: Candidate) -> float:
-    """Compiled bytes by straight lines through what has been compiled, and through nothing for nothing."""
-    estimated = sorted(self._points)
-    return float(np.interp(candidate.estimated_bytes, estimated, [self._points[e] for e in estimated]))
+    """Compiled bytes: between two compiled candidates by the line through them, beyond them byte for byte.
+
+    The program without checkpoints is scheduled differently, so it lends its ratio only until there is a candidate.
+    """
+    num_bytes = candidate.estimated_bytes
+    if not self._tried:
+      return num_bytes * self._baseline / max(self._space.baseline_bytes, 1.0)
+    points = sorted((tried.estimated_bytes, temp_bytes) for tried, temp_bytes in self._tried)
+    estimated, compiled = zip(*points, strict=True)
+    if estimated[0] < num_bytes < estimated[-1]:
+      return float(np.interp(num_bytes, estimated, compiled))
+    nearest = 0 if num_bytes <= estimated[0] else -1
+    slope = min(1.0, compiled[nearest] / max(estimated[nearest], 1.0))
+    return compiled[nearest] + slope * (num_bytes - estimated[nearest])
 
 
 class _Space:

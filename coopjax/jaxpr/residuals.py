@@ -212,7 +212,7 @@ class _GraphBuilder:
 
   def _kept_roots(self, residuals: frozenset[int]) -> frozenset[int]:
     """Residual buffers, each left out if a short chain of cheap ops makes it from those before it."""
-    wanted = {self._root[value] for value in residuals} - {-1}
+    wanted = {self._source(self._root[value]) for value in residuals if self._root[value] >= 0}
     chain = {-1: 0}  # cheap ops between a root and the buffers it is made from
     kept = set()
     for root in sorted({root for root in self._root if root >= 0}):
@@ -226,6 +226,15 @@ class _GraphBuilder:
         chain[root] = 0
         kept.add(root)
     return frozenset(kept)
+
+  def _source(self, root: int) -> int:
+    """What XLA keeps for a residual that cheap ops make from one other buffer: that buffer, if it is no larger."""
+    while root in self._cheap_inputs:
+      sources = {self._root[value] for value in self._cheap_inputs[root]} - {-1}
+      if len(sources) != 1 or self._bytes[min(sources)] > self._bytes[root]:
+        break
+      root = min(sources)
+    return root
 
 
 def _parse_name(name: str) -> Value | None:

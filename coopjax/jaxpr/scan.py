@@ -10,6 +10,7 @@ while one step is repeated.
 import dataclasses
 
 from jax.extend import core
+import numpy as np
 
 from coopjax import compat
 from coopjax.jaxpr.residuals import ForwardGraph, forward_graph
@@ -96,7 +97,8 @@ def _as_scan(equation: core.JaxprEqn, equation_id: int, position: int, table: tu
   if not graph.residual_bytes().sum():
     return None
   length = equation.params["length"]
-  cuttings = sorted(cut(graph), key=len)[:_MAX_CUTTINGS]
+  cuttings = sorted(cut(graph), key=len)
+  cuttings = [cuttings[i] for i in sorted({*np.linspace(0, len(cuttings) - 1, _MAX_CUTTINGS, dtype=int).tolist()})]
   return Scan(equation_id, position, tuple(_body(graph, bounds, length) for bounds in cuttings), nested)
 
 

@@ -131,8 +131,9 @@ def _shortest_chain(positions: np.ndarray, fits: np.ndarray, out: np.ndarray, is
                     ) -> tuple[int, ...]:
   """Boundaries of the segmentation with the fewest bytes between segments; fewer segments break ties."""
   num = len(positions)
-  length = (out + 1).astype(np.float64)
-  length[:, -1] = 1.0
+  length = out.astype(np.float64)
+  length[:, -1] = 0.0
+  length += 1 / (2 * num)  # all of it less than a byte
   adjacent = np.eye(num, k=1, dtype=bool)
   length[~(is_allowed & (fits | adjacent))] = np.inf
   best, origin = np.full(num, np.inf), np.zeros(num, np.int64)

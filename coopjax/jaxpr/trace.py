@@ -152,7 +152,7 @@ def trace(fn: Callable, args: Sequence[Any] = (), kwargs: dict[str, Any] | None 
 def inline_jits(jaxpr: core.Jaxpr) -> core.Jaxpr:
   """The jaxpr with nested jits opened up, at every depth; custom derivative rules and checkpoints stay whole.
 
-  A jit that asks for shardings, layouts, donation or compiler options stays a call.
+  A jit that asks for shardings, layouts or compiler options stays a call.
   """
   substitute: dict[core.Var, Any] = {}
   read = lambda atom: atom if isinstance(atom, core.Literal) else substitute.get(atom, atom)

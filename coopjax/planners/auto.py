@@ -1,32 +1,78 @@
-"""Several orders and planners; the cheapest plan that the validator accepts."""
+"""Several planners on several orders; the cheapest plan that the validator accepts."""
 
 import dataclasses
 import time
+from collections.abc import Iterator
+
+import numpy as np
 
 from coopjax import _core
+from coopjax.errors import InvalidPlanError
 from coopjax.planners.base import PlannerResult
+from coopjax.planners.coop import CoopPlanner
 from coopjax.planners.peak import PeakPlanner
 from coopjax.program.step_program import StepProgram
+from coopjax.program.validate import validate
 
 
 @dataclasses.dataclass(frozen=True)
 class AutoPlanner:
-  """Never worse than any planner it runs: feasible before cheap, cheap before small."""
+  """Never worse than any planner it runs: feasible before cheap, cheap before small.
+
+  First the peak planner as it comes, which is usually the best already; then the other orders, quickly, and the winner
+  among them thoroughly; then Coop, its plan polished by the peak planner, and the other potential.
+
+  Attributes:
+    screening_trials: moves tried per order to find out which is worth more.
+  """
+
+  screening_trials: int = 30_000
 
   def plan(self, program: StepProgram, budget_bytes: int, *, time_limit_s: float = 10.0) -> PlannerResult:
-    """See :class:`coopjax.planners.base.Planner`."""
+    """See :class:`coopjax.planners.base.Planner`. The first planner runs whatever the limit."""
     start = time.perf_counter()
-    best = None
-    for order in (program.schedule, _core.schedule_for_memory(program.core)):
-      for exponent in (2.0, 1.0):
-        if best is not None and time.perf_counter() - start > time_limit_s:
-          break
-        found = PeakPlanner(exponent=exponent).plan(program, budget_bytes, time_limit_s=time_limit_s, order=order)
-        if best is None or _rank(found) < _rank(best):
-          best = found
-    return dataclasses.replace(best, seconds=time.perf_counter() - start)
+    results = []
+    for result in self._results(program, budget_bytes, start + time_limit_s):
+      results.append(result)
+      if result.is_feasible and result.num_recomputed == 0 or time.perf_counter() - start > time_limit_s:
+        break
+    for result in sorted(results, key=_rank):
+      report = validate(program, result.schedule, claimed_peak_bytes=result.peak_live_bytes,
+                        claimed_cost_s=result.recompute_cost_s)
+      if report.is_valid:
+        return dataclasses.replace(result, seconds=time.perf_counter() - start)
+    raise InvalidPlanError(f"no planner made a valid plan; the last one: {report}")
+
+  def _results(self, program: StepProgram, budget_bytes: int, deadline: float) -> Iterator[PlannerResult]:
+    def run(planner, order: np.ndarray) -> PlannerResult:
+      return planner.plan(program, budget_bytes, time_limit_s=max(deadline - time.perf_counter(), 0.0), order=order)
+
+    default = _core.schedule_for_memory(program.core)
+    first = run(PeakPlanner(), default)
+    yield first
+    screened = [(_rank(first), default)]
+    for order in _other_orders(program, default):
+      result = run(PeakPlanner(num_price_rounds=6, swap=False, max_trials=self.screening_trials), order)
+      screened.append((_rank(result), order))
+      yield result
+    winner = min(screened, key=lambda item: item[0])[1]
+    if winner is not default:
+      yield run(PeakPlanner(), winner)
+    coop = run(CoopPlanner(), default)
+    yield coop
+    if coop.is_feasible:
+      yield run(PeakPlanner(), coop.schedule)
+    yield run(PeakPlanner(exponent=1.0), winner)
 
 
-def _rank(result: PlannerResult) -> tuple:
-  excess = max(0, result.peak_live_bytes - result.budget_bytes)
-  return excess, result.recompute_cost_s, result.peak_live_bytes
+def _other_orders(program: StepProgram, default: np.ndarray) -> list[np.ndarray]:
+  orders = {default.tobytes(): default}
+  for rule in range(_core.NUM_ORDER_RULES):
+    order = _core.schedule_by_rule(program.core, rule)
+    orders.setdefault(order.tobytes(), order)
+  return list(orders.values())[1:]
+
+
+def _rank(result: PlannerResult) -> tuple[int, float, int]:
+  excess_bytes = max(0, result.peak_live_bytes - result.budget_bytes)
+  return excess_bytes, result.recompute_cost_s, result.peak_live_bytes

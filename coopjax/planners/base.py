@@ -31,6 +31,8 @@ class PlannerResult:
     num_recomputed: how many repeats there are.
     seconds: how long planning took.
     counters: what the planner counted, by name.
+    placements: rows (value, step of production, offset) of temporaries in an arena of the budget's size, int64
+      ``[n, 3]``; None from planners that do not place.
   """
 
   schedule: np.ndarray
@@ -44,6 +46,7 @@ class PlannerResult:
   num_recomputed: int
   seconds: float = 0.0
   counters: Mapping[str, float] = MappingProxyType({})
+  placements: np.ndarray | None = None
 
   @classmethod
   def of(

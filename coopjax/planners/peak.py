@@ -1,4 +1,4 @@
-"""Greedy rematerialization on an exact model of live bytes; the algorithm is in ``xla_pass/peak_planner.h``."""
+"""Rematerialization on an exact model of live bytes; the algorithm is in ``xla_pass/peak_planner.h``."""
 
 import dataclasses
 import time
@@ -12,29 +12,31 @@ from coopjax.program.step_program import StepProgram
 
 @dataclasses.dataclass(frozen=True)
 class PeakPlanner:
-  """Lowers live bytes above the budget by the moves that save most per modelled second.
+  """Proposes by minimum cut what to hold and what to remake, then lowers live bytes to the budget by exact moves.
 
   Attributes:
     exponent: of the excess bytes in the potential: 1 counts every byte alike, 2 goes for the peak first.
+    num_price_rounds: proposals by minimum cut; 0 lowers the bare order alone.
     merge_repeats: whether one recompute may serve reads that had recomputes of their own.
     clean_up: whether repeats that the budget does not need are taken out at the end.
+    swap: whether needed repeats are tried to be replaced by cheaper ones.
+    max_trials: moves tried in all, which bounds the time the same on every machine.
   """
 
   exponent: float = 2.0
+  num_price_rounds: int = 24
   merge_repeats: bool = True
   clean_up: bool = True
+  swap: bool = True
+  max_trials: int = 400_000
 
   def plan(
     self, program: StepProgram, budget_bytes: int, *, time_limit_s: float = 10.0, order: np.ndarray | None = None,
   ) -> PlannerResult:
-    """See :class:`coopjax.planners.base.Planner`; ``order`` is the order to start from, the least peak by default."""
+    """See :class:`coopjax.planners.base.Planner`; ``order`` is the schedule to start from, the least peak by default."""
     start = time.perf_counter()
     order = _core.schedule_for_memory(program.core) if order is None else order
-    found = _core.plan_peak(
-      program.core, order, budget_bytes, exponent=self.exponent, merge_repeats=self.merge_repeats,
-      clean_up=self.clean_up, time_limit_s=time_limit_s,
-    )
-    return PlannerResult.of(
-      program, found["schedule"], "peak", budget_bytes, time.perf_counter() - start, trials=found["trials"],
-      moves=found["moves"], removals=found["removals"], timed_out=found["timed_out"],
-    )
+    found = _core.plan_peak(program.core, order, budget_bytes, time_limit_s=time_limit_s, **dataclasses.asdict(self))
+    schedule = found.pop("schedule")
+    found.pop("is_feasible")
+    return PlannerResult.of(program, schedule, "peak", budget_bytes, time.perf_counter() - start, **found)

@@ -1,0 +1,216 @@
+#include "lowering.h"
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+#include "liveness.h"
+
+namespace coopjax {
+namespace {
+
+// A stale score this close to the best counts as still good: scores fall together as the curve does.
+constexpr double kStaleTolerance = 0.9;
+// Relative gains and potentials below this are rounding.
+constexpr double kLeastGain = 1e-6;
+constexpr double kLeastDelta = 1e-12;
+
+}  // namespace
+
+bool Effort::IsSpent() {
+  is_out_of_time = is_out_of_time || std::chrono::steady_clock::now() > deadline;
+  return is_out_of_time || counters->trials >= std::min(max_trials, stage_end);
+}
+
+Lowering::Lowering(const StepProgram& program, std::span<const OpId> start, int64_t budget_bytes, bool is_squared,
+                   bool merges_repeats, Effort* effort, PeakCounters* counters)
+    : program_(program),
+      merges_repeats_(merges_repeats),
+      schedule_(program, start),
+      curve_(budget_bytes, Unit(budget_bytes), is_squared),
+      moves_(&schedule_, &curve_),
+      effort_(*effort),
+      counters_(*counters),
+      version_(program.num_values(), 0) {
+  const double total_s = std::accumulate(program.op_cost_s.begin(), program.op_cost_s.end(), 0.0);
+  least_cost_s_ = std::max(1e-12, 1e-6 * total_s);
+  curve_.Reset(schedule_);
+}
+
+int64_t Lowering::Unit(int64_t budget_bytes) const {
+  const auto& live = schedule_.live_bytes();
+  const int64_t peak = live.empty() ? 0 : *std::max_element(live.begin(), live.end());
+  return std::max<int64_t>(1, peak - budget_bytes);
+}
+
+void Lowering::Commit() {
+  schedule_.Commit();
+  curve_.Reset(schedule_);
+}
+
+// ---- moves ------------------------------------------------------------------------------------
+
+template <typename Visitor>
+void Lowering::ForEachGap(ValueId v, const Visitor& visit) const {
+  if (!program_.takes_budget(v)) return;
+  const OpId producer = program_.value_producer[v];
+  if (!schedule_.may_run_twice(producer) || producer == shunned_) return;
+  const auto& made = schedule_.made(v);
+  const auto& reads = schedule_.reads(v);
+  size_t next_read = 0;
+  for (size_t i = 0; i < made.size(); ++i) {
+    Key last = made[i].key;
+    while (next_read < reads.size() && (i + 1 == made.size() || reads[next_read].key < made[i + 1].key)) {
+      visit(Gap{v, made[i].key, last, reads[next_read].key});
+      last = reads[next_read++].key;
+    }
+  }
+}
+
+// The best move for a value over its gaps and the ways to treat dead operands.
+Lowering::Move Lowering::BestMove(ValueId v) {
+  std::vector<Gap> gaps;
+  ForEachGap(v, [&](const Gap& gap) {
+    if (curve_.PricePerByte(gap.last + 1, gap.next) > 0) gaps.push_back(gap);
+  });
+  Move best;
+  for (const Gap& gap : gaps) TryGap(gap, &best);
+  return best;
+}
+
+void Lowering::TryGap(const Gap& gap, Move* best) {
+  for (DeadOperands dead : {DeadOperands::kRemake, DeadOperands::kAtRate, DeadOperands::kHold}) {
+    ++counters_.trials;
+    double cost_s = 0;
+    bool depends_on_choice = false;
+    if (moves_.Drop(gap, dead, merges_repeats_, &cost_s, &depends_on_choice)) {
+      const double delta = curve_.Delta(schedule_);
+      const double per_second = -delta / std::max(cost_s, least_cost_s_);
+      if (delta < -kLeastDelta * curve_.total() && per_second > best->per_second) {
+        *best = {gap, dead, per_second, cost_s};
+      }
+    }
+    schedule_.UndoTo(0);
+    if (!depends_on_choice) return;
+  }
+}
+
+// Queues a value by an upper bound of its score: the potential is convex, so its slope overestimates
+// what is gained, and a move costs at least its own op (but for repeats that it replaces).
+void Lowering::Push(ValueId v) {
+  ++version_[v];
+  double bound = 0;
+  ForEachGap(v, [&](const Gap& gap) { bound = std::max(bound, curve_.PricePerByte(gap.last + 1, gap.next)); });
+  if (bound <= 0) return;
+  bound *= static_cast<double>(program_.value_bytes[v]);
+  queue_.push({bound / std::max(program_.op_cost_s[program_.value_producer[v]], least_cost_s_), v, version_[v]});
+}
+
+void Lowering::Take(const Move& move) {
+  double cost_s = 0;
+  bool depends_on_choice = false;
+  moves_.Drop(move.gap, move.dead, merges_repeats_, &cost_s, &depends_on_choice);
+  moves_.set_going_rate(move.per_second);
+  ++counters_.moves;
+  // What was edited, and what is made from or into it, has other chains now.
+  std::set<ValueId> stale;
+  for (const auto& edit : schedule_.edits()) {
+    stale.insert(program_.op_inputs[edit.op].begin(), program_.op_inputs[edit.op].end());
+    stale.insert(program_.op_outputs[edit.op].begin(), program_.op_outputs[edit.op].end());
+  }
+  Commit();
+  for (ValueId v : stale) Push(v);
+}
+
+// Scores go stale as the curve falls, mostly downwards, so only the top one is tried anew.
+void Lowering::Lower(double cost_limit_s) {
+  double spent_s = 0;
+  int64_t moves_before = -1;
+  queue_ = {};
+  while (curve_.total() > 0 && spent_s < cost_limit_s && !effort_.IsSpent()) {
+    if (queue_.empty()) {
+      if (moves_before == counters_.moves) break;
+      moves_before = counters_.moves;
+      for (ValueId v = 0; v < program_.num_values(); ++v) Push(v);
+      if (queue_.empty()) break;
+    }
+    const Candidate top = queue_.top();
+    queue_.pop();
+    if (top.version != version_[top.value]) continue;
+    const Move move = BestMove(top.value);
+    ++version_[top.value];
+    if (move.per_second <= 0) continue;
+    if (!queue_.empty() && move.per_second < kStaleTolerance * queue_.top().per_second) {
+      queue_.push({move.per_second, top.value, version_[top.value]});
+      continue;
+    }
+    spent_s += move.cost_s;
+    Take(move);
+  }
+}
+
+// ---- repeats ----------------------------------------------------------------------------------
+
+std::vector<OpId> Lowering::RepeatedOps() const {
+  std::vector<OpId> ops;
+  for (OpId op = 0; op < program_.num_ops(); ++op) {
+    const auto outputs = program_.op_outputs[op];
+    if (!outputs.empty() && schedule_.made(outputs[0]).size() > 1) ops.push_back(op);
+  }
+  std::stable_sort(ops.begin(), ops.end(),
+                   [this](OpId a, OpId b) { return program_.op_cost_s[a] > program_.op_cost_s[b]; });
+  return ops;
+}
+
+template <typename Visitor>
+void Lowering::ForEachRepeat(OpId op, const Visitor& visit) {
+  const auto& made = schedule_.made(program_.op_outputs[op][0]);
+  for (size_t i = made.size(); i-- > 1;) {
+    if (i < made.size()) visit(made[i].key);   // a removal may take others along
+  }
+}
+
+bool Lowering::TryTakeOut(OpId op, Key key) {
+  ++counters_.trials;
+  double saved_s = 0;
+  if (moves_.TakeOut(op, key, &saved_s) && curve_.Delta(schedule_) <= 0) {
+    Commit();
+    return true;
+  }
+  schedule_.UndoTo(0);
+  return false;
+}
+
+void Lowering::CleanUp() {
+  for (OpId op : RepeatedOps()) {
+    ForEachRepeat(op, [&](Key key) {
+      if (!effort_.IsSpent()) counters_.removals += TryTakeOut(op, key);
+    });
+  }
+}
+
+bool Lowering::TrySwap(OpId op, Key key) {
+  double saved_s = 0;
+  if (!moves_.TakeOut(op, key, &saved_s)) return false;
+  const Schedule before = schedule_.schedule();
+  const double cost_before_s = CountRecompute(program_, before).cost_s;
+  Commit();
+  shunned_ = op;
+  Lower((1 - kLeastGain) * saved_s);
+  shunned_ = kNoOp;
+  if (is_feasible()) CleanUp();
+  if (is_feasible() && CountRecompute(program_, schedule()).cost_s < (1 - kLeastGain) * cost_before_s) return true;
+  schedule_.Reset(before);
+  curve_.Reset(schedule_);
+  return false;
+}
+
+void Lowering::Swap() {
+  for (OpId op : RepeatedOps()) {
+    ForEachRepeat(op, [&](Key key) {
+      if (!effort_.IsSpent()) counters_.swaps += TrySwap(op, key);
+    });
+  }
+}
+
+}  // namespace coopjax
