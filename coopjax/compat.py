@@ -70,9 +70,17 @@ def name_scopes(equation: core.JaxprEqn) -> str:
 
 
 def inlined(outer: core.JaxprEqn, inner: core.JaxprEqn, invars: Sequence[Any], outvars: Sequence[Any]) -> core.JaxprEqn:
-  """An equation of a nested jit's jaxpr as it stands in the caller: other variables, the call's name scopes."""
-  name_stack = outer.source_info.name_stack.extend(f"jit({outer.params['name']})") + inner.source_info.name_stack
-  source_info = inner.source_info.replace(name_stack=name_stack)
+  """An equation of a nested jit's jaxpr as it stands in the caller: other variables, the call's name scopes.
+
+  JAX keeps the jaxpr of a jitted function from its first call. If no user frame of the equation lies in the jitted
+  function (it is one of JAX's own, `jnp.where` say), its source line is that of the first call, not of this one.
+  """
+  name, traceback = outer.params["name"], inner.source_info.traceback
+  frames = source_info_util.user_frames(traceback)
+  if not any(frame.function_name.rpartition(".")[2] == name for frame in frames):
+    traceback = outer.source_info.traceback
+  name_stack = outer.source_info.name_stack.extend(f"jit({name})") + inner.source_info.name_stack
+  source_info = inner.source_info.replace(name_stack=name_stack, traceback=traceback)
   return inner.replace(invars=list(invars), outvars=list(outvars), source_info=source_info)
 
 

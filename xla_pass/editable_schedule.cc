@@ -109,17 +109,16 @@ bool EditableSchedule::DiesAt(ValueId v, Key key) const {
   return i >= 0 && LastReader(v, i, &last) != kNoOp && last == key;
 }
 
-// Whether v, which dies at `op` there, leaves its buffer to one of the outputs.
+// Whether v, which dies at `op` there, leaves its buffer to one of the outputs: first come, first served.
 bool EditableSchedule::Shares(OpId op, Key key, ValueId v) const {
-  const auto shares = shares_[op];
-  for (size_t i = 0; i < shares.size(); ++i) {
-    if (shares[i].input != v) continue;
-    bool is_taken = false;
-    for (size_t j = 0; j < i && !is_taken; ++j) {
-      is_taken = shares[j].output == shares[i].output && DiesAt(shares[j].input, key) &&
-                 Shares(op, key, shares[j].input);
-    }
-    if (!is_taken) return true;
+  settled_.clear();
+  for (const MayShare& share : shares_[op]) {
+    const bool is_settled = std::any_of(settled_.begin(), settled_.end(), [&share](const MayShare* other) {
+      return other->input == share.input || other->output == share.output;
+    });
+    if (is_settled || !DiesAt(share.input, key)) continue;
+    if (share.input == v) return true;
+    settled_.push_back(&share);
   }
   return false;
 }

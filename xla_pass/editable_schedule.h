@@ -120,6 +120,7 @@ class EditableSchedule {
   std::vector<Edit> edits_;
   std::vector<size_t> changes_before_edit_;
   std::vector<Touched> touched_;
+  mutable std::vector<const MayShare*> settled_;   // scratch of Shares
 };
 
 }  // namespace coopjax

@@ -19,18 +19,14 @@ class CurrentRanges {
   int32_t next_ = 0;
 };
 
-// Opens a range per production and extends it over its reads. An in-place writer ends it a step early.
-std::vector<LiveRange> RangesWithoutSharing(const StepProgram& program, std::span<const OpId> schedule) {
+// Opens a range per production and extends it over its reads.
+std::vector<LiveRange> RangesOfReads(const StepProgram& program, std::span<const OpId> schedule) {
   std::vector<LiveRange> ranges;
   CurrentRanges current(program);
   for (Step t = 0; t < static_cast<Step>(schedule.size()); ++t) {
     const OpId op = schedule[t];
     for (ValueId v : program.op_inputs[op]) {
       if (current.of(v) >= 0) ranges[current.of(v)].end = t + 1;
-    }
-    for (ValueId w : program.op_outputs[op]) {
-      const ValueId overwritten = program.value_in_place_of[w];
-      if (overwritten != kNoValue && current.of(overwritten) >= 0) ranges[current.of(overwritten)].end = t;
     }
     for (ValueId w : program.op_outputs[op]) {
       current.Produce(w);
@@ -40,14 +36,19 @@ std::vector<LiveRange> RangesWithoutSharing(const StepProgram& program, std::spa
   return ranges;
 }
 
-// Ends the range of each input that dies where an output may take its buffer over.
-void ApplySharing(const StepProgram& program, std::span<const OpId> schedule, std::vector<LiveRange>* ranges) {
+// Ends a step early the range of each input that an output overwrites, or that dies where an output may
+// take its buffer over.
+void PassBuffersOn(const StepProgram& program, std::span<const OpId> schedule, std::vector<LiveRange>* ranges) {
   const ShareIndex shares(program);
   CurrentRanges current(program);
   std::vector<ValueId> taken;
   for (Step t = 0; t < static_cast<Step>(schedule.size()); ++t) {
     const OpId op = schedule[t];
     taken.clear();
+    for (ValueId w : program.op_outputs[op]) {
+      const ValueId overwritten = program.value_in_place_of[w];
+      if (overwritten != kNoValue && current.of(overwritten) >= 0) (*ranges)[current.of(overwritten)].end = t;
+    }
     for (const MayShare& share : shares[op]) {
       const int32_t range = current.of(share.input);
       if (range < 0 || (*ranges)[range].end != t + 1) continue;
@@ -59,12 +60,86 @@ void ApplySharing(const StepProgram& program, std::span<const OpId> schedule, st
   }
 }
 
+// How many bytes of its inputs an op may pass on to its outputs, at best: what it overwrites, and one
+// shared input per output.
+int64_t MostBytesPassedOn(const StepProgram& program, const ShareIndex& shares, OpId op) {
+  int64_t in_place = 0, by_output = 0, by_input = 0;
+  for (ValueId w : program.op_outputs[op]) {
+    const ValueId v = program.value_in_place_of[w];
+    if (v != kNoValue && program.takes_budget(v)) in_place += program.value_bytes[v];
+    int64_t largest = 0;
+    for (const MayShare& share : shares[op]) {
+      if (share.output == w) largest = std::max(largest, program.value_bytes[share.input]);
+    }
+    by_output += largest;
+  }
+  std::vector<ValueId> inputs;
+  for (const MayShare& share : shares[op]) inputs.push_back(share.input);
+  std::sort(inputs.begin(), inputs.end());
+  inputs.erase(std::unique(inputs.begin(), inputs.end()), inputs.end());
+  for (ValueId v : inputs) by_input += program.value_bytes[v];
+  return in_place + std::min(by_output, by_input);
+}
+
+// Marks with `stamp` what is reachable from the ops in `*frontier`, themselves excluded unless reached.
+void MarkReachable(const Csr& edges, std::vector<OpId>* frontier, int32_t stamp, std::vector<int32_t>* mark) {
+  while (!frontier->empty()) {
+    const OpId op = frontier->back();
+    frontier->pop_back();
+    for (OpId next : edges[op]) {
+      if ((*mark)[next] == stamp) continue;
+      (*mark)[next] = stamp;
+      frontier->push_back(next);
+    }
+  }
+}
+
+// Per op, the bytes of values that can be made only once, were made by something the op depends on, and
+// are read by something that depends on it: live at the op's first run, though it does not read them.
+std::vector<int64_t> BytesHeldAcross(const StepProgram& program) {
+  constexpr size_t kMostValues = 512;   // each costs a search of the graph
+  std::vector<ValueId> values;
+  for (ValueId v = 0; v < program.num_values(); ++v) {
+    if (program.takes_budget(v) && program.value_bytes[v] > 0 && !MayRunTwice(program, program.value_producer[v])) {
+      values.push_back(v);
+    }
+  }
+  std::stable_sort(values.begin(), values.end(),
+                   [&](ValueId a, ValueId b) { return program.value_bytes[a] > program.value_bytes[b]; });
+  values.resize(std::min(values.size(), kMostValues));
+  std::vector<int64_t> held(program.num_ops(), 0);
+  if (values.empty()) return held;
+  Csr before;
+  std::vector<OpId> row;
+  for (OpId op = 0; op < program.num_ops(); ++op) {
+    row.assign(program.op_control[op].begin(), program.op_control[op].end());
+    for (ValueId v : program.op_inputs[op]) {
+      if (program.value_producer[v] != kNoOp) row.push_back(program.value_producer[v]);
+    }
+    before.AddRow(row);
+  }
+  const Csr after = Transpose(before, program.num_ops());
+  const Csr readers = ValueReaders(program);
+  std::vector<int32_t> is_after(program.num_ops(), -1), is_before(program.num_ops(), -1);
+  for (ValueId v : values) {
+    std::vector<OpId> frontier = {program.value_producer[v]};
+    MarkReachable(after, &frontier, v, &is_after);
+    frontier.assign(readers[v].begin(), readers[v].end());
+    MarkReachable(before, &frontier, v, &is_before);
+    for (OpId reader : readers[v]) is_before[reader] = -1;   // counts `v` among its inputs
+    for (OpId op = 0; op < program.num_ops(); ++op) {
+      if (is_after[op] == v && is_before[op] == v) held[op] += program.value_bytes[v];
+    }
+  }
+  return held;
+}
+
 }  // namespace
 
 Liveness ComputeLiveness(const StepProgram& program, std::span<const OpId> schedule) {
   Liveness result;
-  result.ranges = RangesWithoutSharing(program, schedule);
-  ApplySharing(program, schedule, &result.ranges);
+  result.ranges = RangesOfReads(program, schedule);
+  PassBuffersOn(program, schedule, &result.ranges);
   std::vector<int64_t> change(schedule.size() + 1, 0);
   for (LiveRange& range : result.ranges) {
     if (program.value_kind[range.value] == ValueKind::kOutput) {
@@ -137,22 +212,12 @@ RecomputeTotals CountRecompute(const StepProgram& program, std::span<const OpId>
 
 LowerBound ComputeLowerBound(const StepProgram& program) {
   const ShareIndex shares(program);
+  const std::vector<int64_t> held = BytesHeldAcross(program);
   LowerBound bound;
-  std::vector<uint8_t> is_absorbed(program.num_values(), 0);
   for (OpId op = 0; op < program.num_ops(); ++op) {
-    // An input counts unless its storage may pass to an output: sharing at its best, so a lower bound.
-    for (ValueId w : program.op_outputs[op]) {
-      if (program.value_in_place_of[w] != kNoValue) is_absorbed[program.value_in_place_of[w]] = 1;
-    }
-    for (const MayShare& share : shares[op]) is_absorbed[share.input] = 1;
-    int64_t bytes = program.op_workspace_bytes[op];
-    for (ValueId v : program.op_inputs[op]) {
-      if (program.takes_budget(v) && !is_absorbed[v]) bytes += program.value_bytes[v];
-      is_absorbed[v] = 0;
-    }
-    for (ValueId w : program.op_outputs[op]) {
-      if (program.takes_budget(w)) bytes += program.value_bytes[w];
-    }
+    int64_t bytes = program.op_workspace_bytes[op] + held[op] - MostBytesPassedOn(program, shares, op);
+    for (ValueId v : program.op_inputs[op]) bytes += program.takes_budget(v) ? program.value_bytes[v] : 0;
+    for (ValueId w : program.op_outputs[op]) bytes += program.takes_budget(w) ? program.value_bytes[w] : 0;
     if (bound.op == kNoOp || bytes > bound.bytes) bound = {bytes, op};
   }
   return bound;

@@ -41,8 +41,9 @@ struct RecomputeTotals {
 };
 RecomputeTotals CountRecompute(const StepProgram& program, std::span<const OpId> schedule);
 
-// Bytes that no schedule avoids: the largest working set of a single op, its distinct temporary
-// inputs, outputs and workspace together, as small as in-place pairs and may_share can make it.
+// Bytes that no schedule avoids: the largest working set of a single op. Its temporary inputs, outputs
+// and workspace, less what in-place pairs and may_share can pass on at best, and the values that must
+// be held across its first run because they can't be made again.
 struct LowerBound {
   int64_t bytes = 0;
   OpId op = kNoOp;                   // the op that forces it; kNoOp for an empty program

@@ -10,15 +10,15 @@
 namespace coopjax::testing {
 
 struct OpSpec {
-  std::vector<ValueId> inputs;
-  std::vector<int64_t> output_bytes;
+  std::vector<ValueId> inputs = {};
+  std::vector<int64_t> output_bytes = {};
   double cost_s = 1;
   ValueKind kind = ValueKind::kTemporary;   // of all outputs
   bool can_recompute = true;
   int64_t workspace_bytes = 0;
   ValueId in_place_of = kNoValue;           // of the first output
-  std::vector<ValueId> share;               // inputs whose buffer the first output may take over
-  std::vector<OpId> control;
+  std::vector<ValueId> share = {};          // inputs whose buffer the first output may take over
+  std::vector<OpId> control = {};
 };
 
 class ProgramBuilder {

@@ -12,6 +12,7 @@ transient bytes inside a segment are not in the estimate until a compile has sho
 
 from collections.abc import Callable, Sequence
 import dataclasses
+import functools
 
 import jax
 from jax.extend import core
@@ -73,16 +74,21 @@ class Candidate:
   """One way to carry the function out.
 
   Attributes:
-    decisions: what is done.
+    make_decisions: what is done.
     estimated_bytes: JAX's bytes at the peak of the backward pass.
     flops: repeated.
     is_bare: nothing is saved beyond what its segments need: the least memory for this segmentation.
   """
 
-  decisions: PolicyDecisions
+  make_decisions: Callable[[], PolicyDecisions]
   estimated_bytes: float
   flops: float
   is_bare: bool
+
+  @functools.cached_property
+  def decisions(self) -> PolicyDecisions:
+    """Made when first asked for: of the candidates that are weighed, few are tried."""
+    return self.make_decisions()
 
   @property
   def summary(self) -> str:
@@ -135,33 +141,46 @@ class _Search:
     self._space = space
     self._budget = budget_bytes
     self._tried: list[tuple[Candidate, int]] = []
+    self._passed: set[Candidate] = set()
     self._baseline = float(baseline_temp_bytes)
 
   def record(self, candidate: Candidate, temp_bytes: int) -> None:
     self._tried.append((candidate, temp_bytes))
 
   def next_candidate(self, is_last: bool) -> Candidate | None:
-    tried = {id(candidate) for candidate, _ in self._tried}
-    untried = [candidate for candidate in self._space.candidates if id(candidate) not in tried]
+    """The cheapest candidate that should fit; before the first that does, and on the last try, the smallest."""
     best = self._best()
+    untried = [candidate for candidate in self._space.candidates if candidate not in self._passed]
     if best is not None:
       if best[1] >= _CLOSE_ENOUGH * self._budget:
         return None
       untried = [c for c in untried if c.flops < best[0].flops - _MIN_GAIN * self._space.forward_flops]
-    within = self._budget * (_MARGIN if len(self._tried) > 0 else 1.0)
+    within = self._budget * (_MARGIN if self._tried else 1.0)
     fitting = [candidate for candidate in untried if self._predict(candidate) <= within]
     if fitting and not (is_last and best is None):
-      return min(fitting, key=lambda candidate: (candidate.flops, candidate.estimated_bytes))
+      return self._first(fitting, lambda candidate: (candidate.flops, candidate.estimated_bytes))
     bare = [candidate for candidate in untried if candidate.is_bare]
     bare_tried = [temp_bytes for candidate, temp_bytes in self._tried if candidate.is_bare]
     is_hopeless = len(bare_tried) >= _MAX_BARE and min(bare_tried) > _WITHIN_REACH * self._budget
-    if best is not None or not bare or is_hopeless:
+    if best is not None or is_hopeless:
       return None
-    return min(bare, key=lambda candidate: (candidate.estimated_bytes, candidate.flops))
+    return self._first(bare, lambda candidate: (candidate.estimated_bytes, candidate.flops))
+
+  def _first(self, candidates: list[Candidate], key: Callable) -> Candidate | None:
+    """The first by `key` that decides something, and something new: different ladders share rungs."""
+    tried = {candidate.decisions for candidate, _ in self._tried} | {PolicyDecisions()}
+    for candidate in sorted(candidates, key=key):
+      self._passed.add(candidate)
+      if candidate.decisions not in tried:
+        return candidate
+    return None
 
   def result(self) -> PolicyPlan:
     rounds = tuple(PolicyRound(candidate.summary, int(candidate.estimated_bytes), temp)
                    for candidate, temp in self._tried)
+    if not self._tried:
+      return PolicyPlan(PolicyDecisions(), (), int(self._baseline), 0.0, self._space.forward_flops, False,
+                        int(self._baseline))
     smallest = min(self._tried, key=lambda entry: entry[1])
     candidate, temp_bytes = self._best() or smallest
     return PolicyPlan(candidate.decisions, rounds, temp_bytes, candidate.flops, self._space.forward_flops,
@@ -198,7 +217,7 @@ class _Space:
     self.forward_flops = sum(original.flops)
     self.baseline_bytes = float(original.residual_bytes().sum())
     self._effects = frozenset(i for i, equation in enumerate(jaxpr.eqns) if equation.effects)
-    self._found: dict[PolicyDecisions, Candidate] = {}
+    self.candidates: list[Candidate] = []
     scans = find_scans(jaxpr, table)
     for level in range(max((len(scan.bodies) for scan in scans), default=0)):
       barest = tuple(region for scan in scans for region in scan.barest(level))
@@ -208,7 +227,6 @@ class _Space:
         self._add_ladders(looped, _Scans(scans, level, are_alone=False))
     if not only_scans:
       self._add_ladders(original, _Scans())
-    self.candidates = list(self._found.values())
 
   def _add_ladders(self, graph: ForwardGraph, scans: "_Scans", is_cut: bool = True) -> None:
     """Candidates for one graph of the top region.
@@ -223,8 +241,7 @@ class _Space:
     alone = self._effects | scans.alone
     curves = _Curves(graph)
     for bounds in cut(graph, alone) if is_cut else [_uncut(graph, alone)]:
-      for candidate in _Ladder(graph, curves, bounds, scans, alone, is_cut).candidates():
-        self._found.setdefault(candidate.decisions, candidate)
+      self.candidates += _Ladder(graph, curves, bounds, scans, alone, is_cut).candidates()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -288,6 +305,7 @@ class _Ladder:
     self._scans = scans
     self._scan_at = {scan.position: scan for scan in scans.scans if scans.are_alone}
     pieces = list(zip(bounds, bounds[1:], strict=False))
+    self._is_scan = np.array([start in self._scan_at for start in bounds[:-1]])
     residuals = graph.residual_bytes()
     self._residuals = np.array([residuals[start:stop].sum() for start, stop in pieces], np.float64)
     self._repeated = np.zeros(len(pieces))  # held while a step of a scan inside the segment is repeated
@@ -305,27 +323,30 @@ class _Ladder:
         self._curves.append(curves(start, stop))
 
   def candidates(self) -> list[Candidate]:
-    """All rungs that decide anything: the last one may undo everything."""
-    found = [self._candidate(levels, is_bare=i == 0) for i, levels in enumerate(climb(self._curves))]
-    return [candidate for candidate in found if candidate.decisions.regions]
+    """All rungs; the last one may undo everything."""
+    return [self._candidate(points, is_bare=i == 0) for i, points in enumerate(climb(self._curves))]
 
-  def _candidate(self, levels: list[int], is_bare: bool) -> Candidate:
-    points = [curve[level] for curve, level in zip(self._curves, levels, strict=True)]
-    regions, segments = list(self._scans.inside_regions), []
+  def _candidate(self, points: list[CurvePoint], is_bare: bool) -> Candidate:
     kept = np.array([point.saved_bytes for point in points], np.float64)
-    inside = self._residuals + self._repeated
-    for i, (start, stop, point) in enumerate(zip(self._bounds, self._bounds[1:], points, strict=False)):
+    is_wrapped = np.array([point.is_wrapped for point in points])
+    kept[self._is_scan] += self._residuals[self._is_scan]  # stacked by the barest decisions
+    inside = np.where(self._is_scan, kept + is_wrapped * self._repeated, self._residuals + self._repeated)
+    before = np.concatenate([[0], np.cumsum(kept + self._out)])[:-1]
+    return Candidate(lambda: self._decisions(points), float((before + inside).max()),
+                     sum(point.flops for point in points) + self._scans.inside_flops, is_bare)
+
+  def _decisions(self, points: list[CurvePoint]) -> PolicyDecisions:
+    regions, segments = list(self._scans.inside_regions), []
+    for start, stop, point in zip(self._bounds, self._bounds[1:], points, strict=False):
       if scan := self._scan_at.get(start):
         regions += scan.regions(scan.body(self._scans.level), point)
-        kept[i] += self._residuals[i]  # stacked by the barest decisions
-        inside[i] = kept[i] + (self._repeated[i] if point.is_wrapped else 0.0)
-        point = CurvePoint(0, 0.0, False, ())
-      segments.append(Segment(start, stop, point.is_wrapped, point.saved))
-    before = np.concatenate([[0], np.cumsum(kept + self._out)])[:-1]
+        segments.append(Segment(start, stop))
+      else:
+        segments.append(Segment(start, stop, point.is_wrapped, point.saved))
     if any(segment.is_wrapped for segment in segments):
       regions.append(Region(None, _merged(segments)))
-    return Candidate(PolicyDecisions(tuple(regions)), float((before + inside).max()),
-                     sum(point.flops for point in points) + self._scans.inside_flops, is_bare)
+    return PolicyDecisions(tuple(regions))
+
 
 def _merged(segments: Sequence[Segment]) -> tuple[Segment, ...]:
   """Neighbours that are not wrapped become one."""

@@ -9,7 +9,7 @@ that a policy can save (after the name) from the one a derivative rule holds on 
 Sizes are JAX's, less what XLA certainly fuses away; the planner scales by what it has measured.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 import dataclasses
 import re
 
@@ -37,7 +37,7 @@ _MAX_CHAIN = 2  # cheap ops in a row that XLA repeats rather than keep their res
 Value = tuple[int, int]  # (position of the equation, index of its output)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class ForwardOp:
   """One equation of the differentiated forward pass.
 
@@ -89,20 +89,6 @@ class ForwardGraph:
     for root in self.kept_roots:
       per_position[self.value_position[root]] += self.value_bytes[root]
     return per_position
-
-  def recompute_flops(self, start: int, stop: int, saved: Iterable[int] = ()) -> float:
-    """FLOPs that positions ``[start, stop)`` repeat in the backward pass when only `saved` and their inputs are kept."""
-    saved = frozenset(saved)
-    needed = {value for value in self.residuals if start <= self.value_position[value] < stop} - saved
-    flops = 0.0
-    for position in range(stop - 1, start - 1, -1):
-      for op in reversed(self.ops[position]):
-        if needed.isdisjoint(op.outputs):
-          continue
-        flops += op.flops
-        needed.update(value for value in op.inputs
-                      if value not in saved and start <= self.value_position[value] < stop)
-    return flops
 
   def signature(self, start: int, stop: int) -> tuple:
     """Equal for segments that are the same up to a shift: their save curves are, too."""

@@ -19,8 +19,9 @@ from jax.extend import core
 
 from coopjax import compat
 from coopjax.errors import PlanMismatchError
+from coopjax.jaxpr import cost
 from coopjax.jaxpr.segments import Segment
-from coopjax.jaxpr.tags import tag_jaxpr
+from coopjax.jaxpr.tags import EquationInfo, tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn
 
 
@@ -96,6 +97,54 @@ def apply_to_scans(jaxpr: core.Jaxpr, decisions: PolicyDecisions) -> core.Jaxpr:
   if regions:
     raise PlanMismatchError(f"the plan names scans {sorted(regions)} that this function does not have")
   return jaxpr
+
+
+@dataclasses.dataclass(frozen=True)
+class ValueDecision:
+  """What happens to one value between the forward and the backward pass.
+
+  Attributes:
+    equation_id: the equation that makes it.
+    index: which of its outputs.
+    type: "float32[8,128]".
+    source: where the user wrote it, "model.py:12 (block)".
+    num_bytes: in JAX's layout; of all steps for a value inside a scan.
+    flops: to make it again from its inputs; of all steps.
+    decision: "saved" or "recomputed".
+  """
+
+  equation_id: int
+  index: int
+  type: str
+  source: str
+  num_bytes: int
+  flops: float
+  decision: str
+
+
+def describe(traced: TracedFn, decisions: PolicyDecisions) -> tuple[ValueDecision, ...]:
+  """The decisions value by value, largest first: all values made by work in wrapped segments."""
+  _, table = tag_jaxpr(traced.jaxpr)
+  found = []
+  for region in decisions.regions:
+    equations = [info for info in table if info.parent_id == region.equation_id]
+    steps, parent_id = 1, region.equation_id
+    while parent_id is not None:
+      steps *= table[parent_id].equation.params.get("length", 1)
+      parent_id = table[parent_id].parent_id
+    for segment in region.segments:
+      for position in range(segment.start, segment.stop if segment.is_wrapped else segment.start):
+        found += _value_decisions(equations[position], steps, {i for p, i in segment.saved if p == position})
+  return tuple(sorted(found, key=lambda decision: -decision.num_bytes))
+
+
+def _value_decisions(info: EquationInfo, steps: int, saved: set[int]) -> list[ValueDecision]:
+  flops = cost.equation_flops(info.equation)
+  source = "" if info.source is None else f"{info.source.file}:{info.source.line} ({info.source.function})"
+  return [
+    ValueDecision(info.id, index, var.aval.str_short(), source, steps * cost.num_bytes(var.aval), steps * flops,
+                  "saved" if index in saved else "recomputed")
+    for index, var in enumerate(info.equation.outvars) if flops and not isinstance(var, core.DropVar)]
 
 
 class _ScanRewriter:

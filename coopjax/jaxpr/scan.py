@@ -112,10 +112,9 @@ def _body(graph: ForwardGraph, bounds: tuple[int, ...], length: int) -> Body:
   residuals = graph.residual_bytes()
   pieces = list(zip(bounds, bounds[1:], strict=False))
   curves = [[point for point in save_curve(graph, start, stop) if point.is_wrapped] for start, stop in pieces]
-  rungs = [_joined([curve[level] for curve, level in zip(curves, levels, strict=True)], length)
-           for levels in climb(curves)]
+  rungs = {rung.saved_bytes: rung for rung in (_joined(points, length) for points in climb(curves))}
   unwrapped = CurvePoint(int(length * residuals.sum()), 0.0, False, ())
-  curve = [rung for rung in rungs if rung.saved_bytes < unwrapped.saved_bytes] + [unwrapped]
+  curve = [rungs[saved] for saved in sorted(rungs) if saved < unwrapped.saved_bytes] + [unwrapped]
   return Body(bounds, int(length * bytes_between(graph, bounds).sum()),
               max(int(residuals[start:stop].sum()) for start, stop in pieces), tuple(curve))
 

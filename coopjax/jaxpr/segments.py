@@ -12,21 +12,23 @@ would follow its forward at once.
 `cut` minimizes sum(out_j) under a limit on residuals_i, for a ladder of limits: the classic O(m^2) dynamic program
 over m candidate positions (Griewank and Walther, "Revolve", 2000, treat uniform chains; Chen et al., "Training Deep
 Nets with Sublinear Memory Cost", 2016, search the same limit greedily). `save_curve` then trades bytes against
-recompute inside one segment: values in order of FLOPs spared per byte, chains of recomputed ancestors included,
-thinned to a convex curve. Weakness: a value whose saving pays only together with another one's is not found.
+recompute inside one segment: values in order of FLOPs spared per byte, chains of recomputed ancestors included;
+`climb` goes up the curves of all segments together. Weakness: a value whose saving pays only together with another one's is not found.
 """
 
+from collections.abc import Iterator, Sequence
 import dataclasses
 import heapq
-from collections.abc import Iterator, Sequence
+import itertools
 
 import numpy as np
 
-from coopjax.jaxpr.residuals import ForwardGraph, Value
+from coopjax.jaxpr.residuals import ForwardGraph, ForwardOp, Value
 
 _MAX_CUTS = 256
 _NUM_LIMITS = 16
 _MAX_CANDIDATES = 64
+_MAX_POINTS = 8
 _MIN_SHARE = 1e-3  # of a segment's FLOPs: what spares less is not worth a saved value
 
 
@@ -158,50 +160,118 @@ def bytes_between(graph: ForwardGraph, bounds: Sequence[int]) -> np.ndarray:
   return out
 
 
-def climb(curves: Sequence[Sequence[CurvePoint]]) -> Iterator[list[int]]:
-  """Levels on several convex curves, from all at the start to all at the end, the best FLOPs per byte first."""
-  levels = [0] * len(curves)
-  yield list(levels)
-  rungs = sorted(
-    ((later.flops - earlier.flops) / (later.saved_bytes - earlier.saved_bytes), i, level)
-    for i, curve in enumerate(curves)
-    for level, (earlier, later) in enumerate(zip(curve, curve[1:], strict=False), start=1))
-  for _, i, level in rungs:
-    levels[i] = level
-    yield list(levels)
+def climb(curves: Sequence[Sequence[CurvePoint]]) -> Iterator[list[CurvePoint]]:
+  """One point of every curve at a time, from all first to all last, the best FLOPs per byte next.
+
+  Twice: over every point, and over those on the lower convex hulls, which skips points that the jump to a later one
+  beats. Neither contains the other: the jump may not fit.
+  """
+  convex = [_convex(curve) for curve in curves]
+  yield from _climb(curves)
+  if any(len(hull) < len(curve) for hull, curve in zip(convex, curves, strict=True)):
+    yield from itertools.islice(_climb(convex), 1, None)
+
+
+def _climb(curves: Sequence[Sequence[CurvePoint]]) -> Iterator[list[CurvePoint]]:
+  def rung(i: int, level: int) -> tuple[float, int, int]:
+    lower, upper = curves[i][level - 1], curves[i][level]
+    return (upper.flops - lower.flops) / (upper.saved_bytes - lower.saved_bytes), i, level
+
+  points = [curve[0] for curve in curves]
+  yield list(points)
+  queue = [rung(i, 1) for i, curve in enumerate(curves) if len(curve) > 1]
+  heapq.heapify(queue)
+  while queue:
+    _, i, level = heapq.heappop(queue)
+    points[i] = curves[i][level]
+    yield list(points)
+    if level + 1 < len(curves[i]):
+      heapq.heappush(queue, rung(i, level + 1))
 
 
 def save_curve(graph: ForwardGraph, start: int, stop: int) -> list[CurvePoint]:
-  """Choices for one segment, from nothing saved to not wrapped at all: bytes rise, FLOPs fall, returns diminish.
+  """Choices for one segment, from nothing saved to not wrapped at all: bytes rise, FLOPs fall.
 
-  Lazy greedy: a candidate's gain is computed again only when it leads. O(c log c) gains of O(ops in the segment)
-  each for c candidates, in practice about 2c.
+  Lazy greedy: a candidate's gain is computed again only when it leads. About 2c gains for c candidates, each of the
+  chain of ops that it spares.
   """
-  bare = graph.recompute_flops(start, stop)
-  everything = int(graph.residual_bytes()[start:stop].sum())
+  repeated = _Repeated(graph, start, stop)
+  bare, everything = repeated.flops, int(graph.residual_bytes()[start:stop].sum())
   points = [CurvePoint(0, bare, True, ())]
-  if not bare:
+  if not bare or not everything:
     return points
-  saved: list[int] = []
-  queue = []
-  for value in _save_candidates(graph, start, stop, bare):
-    gain = bare - graph.recompute_flops(start, stop, [value])
-    heapq.heappush(queue, (-gain / graph.value_bytes[value], value, 0))
+  saved: list[Value] = []
+  queue = [(-repeated.spared(value) / graph.value_bytes[value], value, 0)
+           for value in _save_candidates(graph, start, stop, bare)]
+  heapq.heapify(queue)
   while queue:
     _, value, num_saved = heapq.heappop(queue)
-    num_bytes, last = graph.value_bytes[value], points[-1]
-    flops = graph.recompute_flops(start, stop, [*saved, value])
-    gain = last.flops - flops
+    gain, num_bytes = repeated.spared(value), graph.value_bytes[value]
     if gain < _MIN_SHARE * bare:
       continue
     if num_saved != len(saved):
       heapq.heappush(queue, (-gain / num_bytes, value, len(saved)))
       continue
-    saved.append(value)
-    points.append(CurvePoint(last.saved_bytes + num_bytes, flops, True,
-                             tuple(sorted(graph.named[v] for v in saved))))
+    repeated.save(value)
+    saved.append(graph.named[value])
+    points.append(CurvePoint(points[-1].saved_bytes + num_bytes, repeated.flops, True, tuple(sorted(saved))))
   points = [point for point in points if point.saved_bytes < everything]
-  return _convex([*points, CurvePoint(everything, 0.0, False, ())])
+  kept = np.unique(np.linspace(0, len(points) - 1, _MAX_POINTS, dtype=int))
+  return [*(points[i] for i in kept), CurvePoint(everything, 0.0, False, ())]
+
+
+class _Repeated:
+  """The forward ops that a segment repeats in the backward pass, kept up to date as values are saved.
+
+  An op is repeated while an output of its is needed; a value is needed by the backward pass, or by a repeated op.
+  """
+
+  def __init__(self, graph: ForwardGraph, start: int, stop: int):
+    ops = [op for position in range(start, stop) for op in graph.ops[position]]
+    self._producer = {value: op for op in ops for value in op.outputs}
+    self._reasons = {value: int(value in graph.residuals) for value in self._producer}
+    self._outputs = {}
+    self.flops = 0.0
+    for op in reversed(ops):
+      self._outputs[op] = sum(self._reasons[value] > 0 for value in op.outputs)
+      if self._outputs[op]:
+        self.flops += op.flops
+        for value in self._inputs(op):
+          self._reasons[value] += 1
+
+  def _inputs(self, op: ForwardOp) -> set[int]:
+    return {value for value in op.inputs if value in self._producer}
+
+  def spared(self, value: int) -> float:
+    """FLOPs that saving a value would spare, its ancestors' included."""
+    flops, reasons, outputs = self._without(value)
+    return flops
+
+  def save(self, value: int) -> None:
+    """Saves a value."""
+    flops, reasons, outputs = self._without(value)
+    self.flops -= flops
+    self._reasons.update(reasons)
+    self._outputs.update(outputs)
+
+  def _without(self, value: int) -> tuple[float, dict[int, int], dict[ForwardOp, int]]:
+    """What changes when nothing needs a value any more: FLOPs, reasons, needed outputs."""
+    if self._reasons[value] <= 0:
+      return 0.0, {}, {}
+    flops, reasons, outputs = 0.0, {value: 0}, {}
+    unneeded = [value]
+    while unneeded:
+      op = self._producer[unneeded.pop()]
+      outputs[op] = outputs.get(op, self._outputs[op]) - 1
+      if outputs[op]:
+        continue
+      flops += op.flops
+      for source in self._inputs(op):
+        if left := reasons.get(source, self._reasons[source]):  # 0: saved
+          reasons[source] = left - 1
+          if left == 1:
+            unneeded.append(source)
+    return flops, reasons, outputs
 
 
 def _save_candidates(graph: ForwardGraph, start: int, stop: int, bare: float) -> list[int]:

@@ -48,14 +48,14 @@ class EquationInfo:
     primitive: the primitive's name.
     source: where the user wrote it, if JAX recorded that.
     parent_id: the equation whose sub-jaxpr holds it (a scan, say); None at the top.
-    out_types: "float32[8,128]" for each output.
+    equation: as it stands in the jaxpr, untagged.
   """
 
   id: int
   primitive: str
   source: compat.SourceLine | None
   parent_id: int | None
-  out_types: tuple[str, ...]
+  equation: core.JaxprEqn = dataclasses.field(repr=False, compare=False)
 
 
 def parse_tag(op_name: str) -> Tag | None:
@@ -98,8 +98,8 @@ class _Tagger:
 
   def _tag_equation(self, equation: core.JaxprEqn, parent_id: int | None) -> core.JaxprEqn:
     equation_id = len(self.table)
-    types = tuple(var.aval.str_short() for var in equation.outvars)
-    self.table.append(EquationInfo(equation_id, equation.primitive.name, compat.source_line(equation), parent_id, types))
+    source = compat.source_line(equation)
+    self.table.append(EquationInfo(equation_id, equation.primitive.name, source, parent_id, equation))
     equation = compat.map_sub_jaxprs(equation, lambda inner: self.tag(inner, equation_id), self._mark)
     return compat.relabel(equation, (f"coop{equation_id}",), self._metadata)
 

@@ -25,26 +25,25 @@ def live_ranges(program: StepProgram, schedule: np.ndarray) -> tuple[np.ndarray,
     in_place = {overwritten.get(int(output)) for output in program.outputs(op)}
     if program.value_kind[given] == TEMPORARY and given not in in_place and taker not in overwritten:
       shares.setdefault(op, []).append((given, taker))
-  sharing = []  # (step, range of the input, output), settled once deaths are known
+  passed_on = []  # (step, range of the input, output), settled in order once all reads are known
   for step, op in enumerate(np.asarray(schedule).tolist()):
     inputs, outputs = program.inputs(op).tolist(), program.outputs(op).tolist()
     for value in inputs:
       if latest[value] >= 0:
         ends[latest[value]] = step + 1
-    for value in outputs:
-      if latest[overwritten.get(value, value)] >= 0 and value in overwritten:
-        ends[latest[overwritten[value]]] = step
-    sharing += [(step, int(latest[given]), taker) for given, taker in shares.get(op, ())]
+    passed_on += [(step, int(latest[overwritten[output]]), None) for output in outputs if output in overwritten]
+    passed_on += [(step, int(latest[given]), taker) for given, taker in shares.get(op, ())]
     for value in outputs:
       latest[value] = len(values)
       values.append(value)
       starts.append(step)
       ends.append(step + 1)
   taken = set()
-  for step, given, taker in sharing:
-    if ends[given] == step + 1 and (step, taker) not in taken:
+  for step, given, taker in passed_on:
+    if given >= 0 and ends[given] == step + 1 and (step, taker) not in taken:
       ends[given] = step
-      taken.add((step, taker))
+      if taker is not None:
+        taken.add((step, taker))
   values, starts, ends = (np.array(column, np.int64) for column in (values, starts, ends))
   ends[program.value_kind[values] == OUTPUT] = len(schedule)
   return values, starts, ends

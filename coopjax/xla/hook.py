@@ -20,18 +20,22 @@ import warnings
 from collections.abc import Callable, Iterable
 
 import jax
+import numpy as np
 from jax.extend import xla as jax_xla
 
 from coopjax import _core
 from coopjax.budget import Budget, format_bytes
 from coopjax.errors import BudgetExceededWarning
 from coopjax.planners import base
+from coopjax.planners.peak import PeakPlanner
 from coopjax.program.step_program import StepProgram
 from coopjax.xla.program import HeapResult, predict_memory, read_step_program
 
 _log = logging.getLogger("coopjax.hook")
 _MARK = re.compile(rb"coopjax-mark\([^()]*\)")
 _MAX_ROUNDS = 6
+_ROOM_TO_LOOSEN = 0.03  # of the budget
+_SHARE_OF_TIME_TO_LOOSEN = 0.1  # of the time limit; later the plan at hand is good enough
 _KEPT_OUTCOMES = 64
 
 
@@ -103,9 +107,6 @@ class Outcome:
 def plan_module(module_bytes: bytes, requests: Iterable[Request]) -> Outcome:
   """Plans one scheduled module and carries the plan out.
 
-  The planner bounds live bytes, XLA packs buffers: each round the rewritten module's heap is predicted,
-  and the planner's limit moves by the difference, until the heap fits.
-
   Args:
     module_bytes: a serialized ``HloModuleProto`` at POST_SCHEDULER.
     requests: of the marks in the module; the strictest is obeyed.
@@ -118,35 +119,53 @@ def plan_module(module_bytes: bytes, requests: Iterable[Request]) -> Outcome:
   program, op_instruction_ids = read_step_program(module_bytes)
   resolved = {request: request.budget.resolve(baseline.temp_bytes, baseline.resident_bytes) for request in requests}
   request = min(resolved, key=resolved.get)
-  budget_bytes = resolved[request]
-  outcome = Outcome(request, program, baseline, budget_bytes, None, baseline, None, "", (), 0.0)
+  outcome = Outcome(request, program, baseline, resolved[request], None, baseline, None, "", (), 0.0)
   if outcome.fits:
-    reason = f"{format_bytes(baseline.temp_bytes)} of temporaries already fit {format_bytes(budget_bytes)}"
-    return dataclasses.replace(outcome, reason=reason, seconds=time.perf_counter() - start)
-  planner = base.get_planner(request.planner)
-  limit_bytes, rounds = budget_bytes, []
-  while len(rounds) < _MAX_ROUNDS:
-    time_left_s = request.time_limit_s - (time.perf_counter() - start)
-    if rounds and time_left_s <= 0:
-      break
-    result = planner.plan(program, max(limit_bytes, 0), time_limit_s=time_left_s)
+    reason = f"{format_bytes(baseline.temp_bytes)} of temporaries already fit {format_bytes(outcome.budget_bytes)}"
+  else:
+    outcome = _search(outcome, module_bytes, op_instruction_ids, start + request.time_limit_s)
+    reason = "" if outcome.module_bytes is not None else "no plan takes less memory than the module as it came"
+  if outcome.module_bytes is not None and (fault := _core.verify_transform(module_bytes, outcome.module_bytes)):
+    reason = f"the rewritten module was not proved equivalent: {fault}"
+    outcome = dataclasses.replace(outcome, result=None, predicted=baseline, module_bytes=None)
+  return dataclasses.replace(outcome, reason=reason, seconds=time.perf_counter() - start)
+
+
+def _search(outcome: Outcome, module_bytes: bytes, op_instruction_ids: np.ndarray, deadline: float) -> Outcome:
+  """The best plan of a few rounds: within the budget, then cheap, then small.
+
+  Planners bound live bytes, XLA packs buffers: after each round the planner's limit moves by what the predicted heap
+  is off the budget. Where the heap is too large the plan at hand is tightened; where it leaves room (XLA puts
+  temporaries into output buffers that are still free) and time is left, a new one is made.
+  """
+  program, budget_bytes = outcome.program, outcome.budget_bytes
+  started = time.perf_counter()
+  limit_bytes, result, rounds, best, best_rank = budget_bytes, None, [], outcome, None
+  while len(rounds) < _MAX_ROUNDS and (result is None or time.perf_counter() < deadline):
+    time_limit_s = deadline - time.perf_counter()
+    if result is None or result.peak_live_bytes < limit_bytes:
+      result = base.get_planner(outcome.request.planner).plan(program, max(limit_bytes, 0), time_limit_s=time_limit_s)
+    else:
+      result = PeakPlanner().plan(program, max(limit_bytes, 0), time_limit_s=time_limit_s, order=result.schedule)
     candidate = _core.apply_schedule(module_bytes, op_instruction_ids, result.schedule)
     predicted = predict_memory(candidate)
     rounds.append(
       f"round {len(rounds) + 1}: live limit {format_bytes(limit_bytes)}, live {format_bytes(result.peak_live_bytes)}, "
       f"heap {format_bytes(predicted.temp_bytes)}, cost {result.overhead(program):+.2%} ({result.planner})"
     )
-    if predicted.temp_bytes < outcome.predicted.temp_bytes:
-      outcome = dataclasses.replace(outcome, result=result, predicted=predicted, module_bytes=candidate)
-    if outcome.fits or not result.is_feasible:
+    rank = max(predicted.temp_bytes - budget_bytes, 0), result.recompute_cost_s, predicted.temp_bytes
+    if predicted.temp_bytes < outcome.baseline.temp_bytes and (best_rank is None or rank < best_rank):
+      best_rank = rank
+      best = dataclasses.replace(best, result=result, predicted=predicted, module_bytes=candidate)
+    room_bytes = budget_bytes - predicted.temp_bytes
+    has_time = time.perf_counter() - started < _SHARE_OF_TIME_TO_LOOSEN * outcome.request.time_limit_s
+    if room_bytes < 0 and result.is_feasible:
+      limit_bytes = min(limit_bytes, result.peak_live_bytes) + min(room_bytes, -budget_bytes // 200)
+    elif room_bytes > _ROOM_TO_LOOSEN * budget_bytes and result.recompute_cost_s > 0 and best.fits and has_time:
+      limit_bytes += room_bytes
+    else:
       break
-    limit_bytes -= max(predicted.temp_bytes - budget_bytes, budget_bytes // 100)
-  reason = "" if outcome.module_bytes is not None else "no plan takes less memory than the module as it came"
-  if outcome.module_bytes is not None and (fault := _core.verify_transform(module_bytes, outcome.module_bytes)):
-    reason = f"the rewritten module was not proved equivalent: {fault}"
-    outcome = dataclasses.replace(outcome, result=None, predicted=baseline, module_bytes=None)
-  seconds = time.perf_counter() - start
-  return dataclasses.replace(outcome, reason=reason, rounds=tuple(rounds), seconds=seconds)
+  return dataclasses.replace(best, rounds=tuple(rounds))
 
 
 class _Hook:

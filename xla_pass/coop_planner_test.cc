@@ -1,0 +1,114 @@
+#include "coop_planner.h"
+
+#include <algorithm>
+
+#include "list_scheduler.h"
+#include "liveness.h"
+#include "program_test_builder.h"
+#include "testing.h"
+
+namespace coopjax {
+namespace {
+
+using testing::ProgramBuilder;
+
+CoopOptions Bytewise() {
+  CoopOptions options;
+  options.alignment_bytes = 1;
+  return options;
+}
+
+TEST(KeepsEverythingThatFits) {
+  const StepProgram program = testing::ForwardBackwardChain(4, 10);
+  const int64_t peak = ComputeLiveness(program, program.schedule).peak_bytes;
+  const CoopResult result = PlanCoop(program, program.schedule, peak, Bytewise());
+  EXPECT_TRUE(result.is_feasible);
+  EXPECT_TRUE(result.schedule == program.schedule);
+  EXPECT_EQ(result.counters.evictions, 0);
+}
+
+TEST(EvictsAndMakesAgain) {
+  // a(8) is read again at the end; c1 + c2 = 10 do not fit beside it in 14, so a goes and comes back.
+  ProgramBuilder builder;
+  const ValueId x = builder.Given(1);
+  const ValueId a = builder.Op({.inputs = {x}, .output_bytes = {8}});
+  const ValueId b = builder.Op({.inputs = {a}, .output_bytes = {1}});
+  const ValueId c1 = builder.Op({.inputs = {b}, .output_bytes = {5}});
+  const ValueId c2 = builder.Op({.inputs = {c1}, .output_bytes = {5}});
+  builder.Op({.inputs = {a, c2}, .output_bytes = {1}});
+  const CoopResult result = PlanCoop(builder.program(), builder.program().schedule, 14, Bytewise());
+  EXPECT_TRUE(result.is_feasible);
+  EXPECT_TRUE((result.schedule == Schedule{0, 1, 2, 3, 0, 4}));
+  EXPECT_EQ(result.counters.evictions, 1);
+  const CoopResult tight = PlanCoop(builder.program(), builder.program().schedule, 13, Bytewise());
+  EXPECT_TRUE(!tight.is_feasible);     // the last op needs 8 + 5 + 1
+  EXPECT_EQ(tight.failed_step, 4);
+  EXPECT_EQ(tight.failed_bytes, 1);
+}
+
+TEST(CheapAndExpensiveGrowFromOppositeEnds) {
+  ProgramBuilder builder;
+  const ValueId x = builder.Given(1);
+  std::vector<ValueId> all;
+  for (double cost_s : {100.0, 1.0, 100.0, 1.0}) {
+    all.push_back(builder.Op({.inputs = {x}, .output_bytes = {10}, .cost_s = cost_s}));
+  }
+  builder.Op({.inputs = all, .output_bytes = {1}, .kind = ValueKind::kOutput});
+  CoopOptions options = Bytewise();
+  options.cheap_below_s_per_byte = 1;
+  std::vector<int64_t> offsets;
+  for (const Placement& placed : PlanCoop(builder.program(), builder.program().schedule, 100, options).placements) {
+    offsets.push_back(placed.offset);
+  }
+  EXPECT_TRUE((offsets == std::vector<int64_t>{0, 90, 10, 80}));
+}
+
+TEST(InPlaceKeepsTheAddress) {
+  ProgramBuilder builder;
+  const ValueId x = builder.Given(1);
+  const ValueId other = builder.Op({.inputs = {x}, .output_bytes = {3}});
+  const ValueId a = builder.Op({.inputs = {x}, .output_bytes = {8}});
+  const ValueId w = builder.Op({.inputs = {a}, .output_bytes = {8}, .in_place_of = a});
+  builder.Op({.inputs = {w, other}, .output_bytes = {1}, .kind = ValueKind::kOutput});
+  const CoopResult result = PlanCoop(builder.program(), builder.program().schedule, 11, Bytewise());
+  EXPECT_TRUE(result.is_feasible);
+  EXPECT_EQ(result.placements[1].offset, result.placements[2].offset);
+}
+
+TEST(BringsBackInTimeWhatAnOverwriteWouldLose) {
+  // a(8) comes from the donated x and is evicted for c1 + c2; x is overwritten before a is read again.
+  ProgramBuilder builder;
+  const ValueId x = builder.Given(4);
+  const ValueId a = builder.Op({.inputs = {x}, .output_bytes = {8}});
+  const ValueId b = builder.Op({.inputs = {a}, .output_bytes = {1}});
+  const ValueId c1 = builder.Op({.inputs = {b}, .output_bytes = {5}});
+  const ValueId c2 = builder.Op({.inputs = {c1}, .output_bytes = {5}});
+  builder.Op({.inputs = {c2}, .output_bytes = {4}, .kind = ValueKind::kOutput, .in_place_of = x});
+  builder.Op({.inputs = {a}, .output_bytes = {1}});
+  const CoopResult result = PlanCoop(builder.program(), builder.program().schedule, 14, Bytewise());
+  EXPECT_TRUE(result.is_feasible);
+  EXPECT_TRUE((result.schedule == Schedule{0, 1, 2, 3, 0, 4, 5}));
+}
+
+TEST(EverySwitchIsValidOnRandomPrograms) {
+  for (uint32_t seed = 0; seed < 60; ++seed) {
+    const StepProgram program = testing::RandomProgram(seed, 40);
+    const Schedule order = seed % 2 ? program.schedule : ScheduleForMemory(program);
+    const int64_t peak = ComputeLiveness(program, order).peak_bytes;
+    for (int bits = 0; bits < 72; ++bits) {
+      CoopOptions options = Bytewise();
+      options.eviction = static_cast<EvictionRule>(bits % 3);
+      options.cost = static_cast<CostRule>(bits / 3 % 3);
+      options.partitions_by_density = bits / 9 % 2;
+      options.recomputes_in_place = bits / 18 % 2;
+      options.knows_future = bits / 36 % 2;
+      const int64_t budget = peak * (9 - seed % 6) / 10;
+      const CoopResult result = PlanCoop(program, order, budget, options);
+      EXPECT_EQ(CheckSchedule(program, result.schedule), "");
+      if (result.is_feasible) EXPECT_TRUE(ComputeLiveness(program, result.schedule).peak_bytes <= budget);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace coopjax

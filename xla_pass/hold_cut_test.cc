@@ -1,0 +1,45 @@
+#include "hold_cut.h"
+
+#include <random>
+
+#include "liveness.h"
+#include "program_test_builder.h"
+#include "testing.h"
+
+namespace coopjax {
+namespace {
+
+// a (10 bytes, 4 s) is made into b (10 bytes, 1 s); the late op reads b. Step 2 lies between.
+StepProgram Pair() {
+  testing::ProgramBuilder builder;
+  const ValueId x = builder.Given(1);
+  const ValueId a = builder.Op({.inputs = {x}, .output_bytes = {10}, .cost_s = 4});
+  const ValueId b = builder.Op({.inputs = {a}, .output_bytes = {10}, .cost_s = 1});
+  const ValueId c = builder.Op({.inputs = {x}, .output_bytes = {1}});
+  builder.Op({.inputs = {b, c}, .output_bytes = {1}});
+  builder.Op({.inputs = {a}, .output_bytes = {1}});
+  return builder.program();
+}
+
+TEST(HoldsOrRemakesByPrice) {
+  const StepProgram program = Pair();
+  const HoldCut cut(program, program.schedule, 3);
+  auto choose = [&](double price) { return cut.Choose(std::vector<double>{0, 0, price, 0, 0}); };
+  EXPECT_TRUE((choose(0.05) == Schedule{0, 1, 2, 3, 4}));         // 0.5 s a value: hold both
+  EXPECT_TRUE((choose(0.2) == Schedule{0, 1, 2, 1, 3, 4}));       // 2 s: b again (1 s), a held
+  EXPECT_TRUE((choose(1.0) == Schedule{0, 1, 2, 0, 1, 3, 4}));    // 10 s: both again, a once for b and the last op
+}
+
+TEST(NeverReadsWhatIsOverwritten) {
+  std::mt19937 random(4);
+  for (uint32_t seed = 0; seed < 300; ++seed) {
+    const StepProgram program = testing::RandomProgram(seed, 30);
+    const HoldCut cut(program, program.schedule, static_cast<Step>(random() % 31));
+    std::vector<double> price(30);
+    for (double& p : price) p = (random() % 100) / 100.0;
+    EXPECT_EQ(CheckSchedule(program, cut.Choose(price)), "");
+  }
+}
+
+}  // namespace
+}  // namespace coopjax
