@@ -110,7 +110,7 @@ def plot(runs: list, path: pathlib.Path) -> None:
                          alpha=0.9, linewidth=0, label=f"{label}: {one.compiled['temp_bytes'] / MIB:,.0f} MiB compiled")
     limit = Budget.parse(run.budget).resolve(plain.compiled["temp_bytes"]) / MIB
     panel.axhline(limit, color="tab:red", linestyle="--", linewidth=1, label=f"the budget: {limit:,.0f} MiB")
-    panel.set(xlabel="step of the schedule", xlim=(0, None), ylim=(0, None))
+    panel.set(xlabel="step of the schedule", xlim=(0, len(run.live_bytes)), ylim=(0, None))
     panel.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
     panel.spines[["top", "right"]].set_visible(False)
   panels[0][0].set_ylabel("live temporaries, MiB")

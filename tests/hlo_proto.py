@@ -1,9 +1,10 @@
-"""A slow, obvious reader and writer of serialized HLO modules: the oracle for the C++ one, and a way to break modules."""
+"""A slow, obvious reader and writer of serialized HLO modules: an oracle, and a way to break modules on purpose."""
 
 import dataclasses
 
 GLUE = {
-  "parameter", "constant", "bitcast", "tuple", "get-tuple-element", "opt-barrier", "add-dependency", "after-all", "domain"
+  "parameter", "constant", "bitcast", "tuple", "get-tuple-element", "opt-barrier", "add-dependency", "after-all",
+  "domain",
 }
 # Field numbers of HloModuleProto, HloComputationProto and HloInstructionProto.
 MODULE_COMPUTATIONS, MODULE_ENTRY_ID, MODULE_SCHEDULE = 3, 6, 7
@@ -84,7 +85,9 @@ class Module:
   def __init__(self, data: bytes):
     self.parts = fields(data)
     entry_id = dict(self.parts)[MODULE_ENTRY_ID]
-    computations = [(at, fields(value)) for at, (number, value) in enumerate(self.parts) if number == MODULE_COMPUTATIONS]
+    computations = [
+      (at, fields(value)) for at, (number, value) in enumerate(self.parts) if number == MODULE_COMPUTATIONS
+    ]
     self.entry_at, self.entry = next((at, c) for at, c in computations if dict(c).get(COMPUTATION_ID, 0) == entry_id)
     self.root = dict(self.entry)[COMPUTATION_ROOT]
     self.opcodes = {}  # computation id -> opcodes, root last
@@ -124,8 +127,8 @@ class Module:
     return encode(parts)
 
 
-
 def parse_instruction(raw: bytes) -> Instruction:
   row = dict(fields(raw))
   ids = {number: unpack(row.get(number, b"")) for number in (OPERANDS, CONTROL, CALLED)}
-  return Instruction(row.get(ID, 0), row[NAME].decode(), row[OPCODE].decode(), ids[OPERANDS], ids[CONTROL], ids[CALLED])
+  name, opcode = row[NAME].decode(), row[OPCODE].decode()
+  return Instruction(row.get(ID, 0), name, opcode, ids[OPERANDS], ids[CONTROL], ids[CALLED])

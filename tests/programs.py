@@ -1,8 +1,8 @@
 """StepPrograms to test planners on: tiny named ones with literal peaks, random ones, and a synthetic transformer."""
 
 import dataclasses
-import random
 
+from hypothesis import strategies as st
 import numpy as np
 
 from coopjax.program.step_program import CONSTANT, OUTPUT, PARAMETER, TEMPORARY, StepProgram
@@ -81,6 +81,109 @@ def _csr(rows) -> tuple[np.ndarray, np.ndarray]:
   return offsets, np.array([item for row in rows for item in row], np.int32)
 
 
+def chain() -> StepProgram:
+  """x -> a (2 bytes) -> b (3) -> c (4). Live bytes 2, 2 + 3, 3 + 4."""
+  b = Builder()
+  a = b.op([b.value(100)], 2)
+  b.op([b.op([a], 3)], 4)
+  return b.build()
+
+
+def diamond() -> StepProgram:
+  """a (4) is made into b (6) and c (5), which d (1) reads. Live bytes 4, 4 + 6, 4 + 6 + 5, 6 + 5 + 1.
+
+  With c first: 4, 4 + 5, 4 + 5 + 6, the same. With a made again for c: 4, 4 + 6, 6 + 4, 6 + 4 + 5.
+  """
+  b = Builder()
+  a = b.op([b.value(100)], 4)
+  b.op([b.op([a], 6), b.op([a], 5)], 1)
+  return b.build()
+
+
+def skip() -> StepProgram:
+  """a (8, cost 3) is read by b (1) and at the end; c (5) and d (5) lie between.
+
+  Live bytes 8, 8 + 1, 8 + 1 + 5, 8 + 5 + 5, 8 + 5 + 1. With a made again before the end: 8, 9, 1 + 5, 5 + 5, 5 + 8,
+  5 + 8 + 1: 14 for a cost of 3.
+  """
+  b = Builder()
+  a = b.op([b.value(100)], 8, cost_s=3.0)
+  d = b.op([b.op([b.op([a], 1)], 5)], 5)
+  b.op([a, d], 1)
+  return b.build()
+
+
+def in_place_pair() -> StepProgram:
+  """a (8) is overwritten by w (8), which the output reads. Live bytes 8, 8, 8."""
+  b = Builder()
+  a = b.op([b.value(100)], 8)
+  w = b.op([a], 8, in_place_of=a)
+  b.op([w], 50, kind=OUTPUT, can_recompute=False)
+  return b.build()
+
+
+def donated_step() -> StepProgram:
+  """A training step: forward f1, f2 (10 each), gradient g (10), then the weight is overwritten in place."""
+  b = Builder()
+  weight, x = b.value(10), b.value(5)
+  f1 = b.op([x, weight], 10)
+  f2 = b.op([f1], 10)
+  g = b.op([f2, f1, weight], 10)
+  b.op([weight, g], 10, kind=OUTPUT, in_place_of=weight, can_recompute=False)
+  return b.build()
+
+
+NAMED = {"chain": (chain, 7), "diamond": (diamond, 15), "skip": (skip, 18), "in_place_pair": (in_place_pair, 8),
+         "donated_step": (donated_step, 30)}
+
+
+def forward_backward(num_layers: int, size: int = 10) -> StepProgram:
+  """f1 .. fn forward; back, b_i reads f_(i-1), f_i and b_(i+1). All values ``size`` bytes, all costs 1."""
+  b = Builder()
+  forward = [b.value(size)]
+  for _ in range(num_layers):
+    forward.append(b.op([forward[-1]], size))
+  back = []
+  for layer in range(num_layers, 0, -1):
+    back = [b.op([forward[layer - 1], forward[layer], *back], size)]
+  b.op(back, size, kind=OUTPUT, can_recompute=False)
+  return b.build()
+
+
+@st.composite
+def random_programs(draw, max_ops: int = 24, plain: bool = False) -> StepProgram:
+  """Anything the rules allow: several or no outputs, zero sizes, workspace, pinned ops, aliases, control edges.
+
+  ``plain`` leaves out storage tricks and pinned ops, for oracles that do not know them.
+  """
+  b = Builder()
+  readable = [b.value(draw(st.integers(0, 9)), draw(st.sampled_from([PARAMETER, CONSTANT]))) for _ in range(2)]
+  for op in range(draw(st.integers(0, max_ops))):
+    inputs = draw(st.lists(st.sampled_from(readable), max_size=3, unique=True)) if readable else []
+    sizes = draw(st.lists(st.integers(0, 12), min_size=plain, max_size=1 if plain else 3))
+    kind = TEMPORARY if plain else draw(st.sampled_from([TEMPORARY] * 6 + [OUTPUT]))
+    cost_s = float(draw(st.integers(0, 9)))
+    if plain:
+      made = b.op(inputs, *sizes, cost_s=cost_s)
+    else:
+      overwritten, share = -1, ()
+      if inputs and sizes and draw(st.integers(0, 4)) == 0 and b.kind[inputs[0]] != CONSTANT:
+        spoils_parameter = b.kind[inputs[0]] == PARAMETER
+        if spoils_parameter == (kind == OUTPUT) and b.kind[inputs[0]] != OUTPUT:
+          overwritten, sizes[0] = inputs[0], b.bytes[inputs[0]]
+      elif sizes:
+        share = [value for value in inputs if draw(st.booleans()) and b.bytes[value] >= sizes[0]]
+      control = draw(st.lists(st.integers(0, op - 1), max_size=1)) if op else []
+      made = b.op(
+        inputs, *sizes, kind=kind, cost_s=cost_s, workspace=draw(st.sampled_from([0, 0, 0, 5])),
+        can_recompute=draw(st.sampled_from([True] * 5 + [False])), control=control, in_place_of=overwritten, share=share,
+      )
+      if overwritten >= 0:
+        readable.remove(overwritten)
+    readable += [made] if isinstance(made, int) else list(made)
+  return b.build()
+
+
 @dataclasses.dataclass
 class _Tensors:
   """Ops of a network on ``rows`` tokens in float32, with roofline costs."""
@@ -134,6 +237,30 @@ def transformer(
     dx = _layer_backward(t, w, residuals, dx, rows, width, seq, heads, wide, scores)
   t.pointwise([dx, ids], vocab * width, kind=OUTPUT, can_recompute=False)
   return b.build()
+
+
+_LAYER_FORWARD_OPS, _LAYER_BACKWARD_OPS, _HEAD_OPS = 29, 25, 8
+
+
+def block_checkpoint(program: StepProgram, num_layers: int) -> np.ndarray:
+  """What ``jax.checkpoint`` around every layer of :func:`transformer` runs: its forward again before its backward.
+
+  Forward ops that the backward pass does not need are left out, as XLA's dead code elimination does.
+  """
+  first_backward = 1 + num_layers * _LAYER_FORWARD_OPS + _HEAD_OPS
+  schedule = list(range(first_backward))
+  for layer in reversed(range(num_layers)):
+    start = first_backward + (num_layers - 1 - layer) * _LAYER_BACKWARD_OPS
+    backward = list(range(start, start + _LAYER_BACKWARD_OPS))
+    forward = range(1 + layer * _LAYER_FORWARD_OPS, 1 + (layer + 1) * _LAYER_FORWARD_OPS)
+    needed, pending = set(), [value for op in backward for value in program.inputs(op)]
+    while pending:
+      producer = int(program.value_producer[pending.pop()])
+      if producer in forward and producer not in needed:
+        needed.add(producer)
+        pending.extend(program.inputs(producer))
+    schedule += [*sorted(needed), *backward]
+  return np.array([*schedule, program.num_ops - 1], np.int32)
 
 
 def _norm(t, x, rows, wide):

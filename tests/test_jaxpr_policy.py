@@ -456,7 +456,8 @@ def test_transformations_compose():
       lambda f: jax.jvp(jax.grad(f), (weights, x), tangents),
       lambda f: jax.vmap(jax.jit(jax.grad(f)), in_axes=(None, 0))(weights, jnp.stack([x, 2 * x])),
       lambda f: jax.grad(lambda w: jax.vmap(lambda x: f(w, x))(jnp.stack([x, -x])).sum())(weights),
-      lambda f: jax.lax.scan(lambda w, _: (jax.tree.map(jnp.subtract, w, jax.grad(f)(w, x)), None), weights, None, 2)[0],
+      lambda f: jax.lax.scan(
+        lambda w, _: (jax.tree.map(jnp.subtract, w, jax.grad(f)(w, x)), None), weights, None, 2)[0],
       lambda f: jax.grad(jax.checkpoint(f))(weights, x),
   ):
     assert_close(transform(fn), transform(loss))

@@ -78,7 +78,8 @@ TEST(in_place_updates_come_after_all_readers) {
   }
   EXPECT_EQ(InPlace("select", true, false), "");
   // Nobody knows what this one does to its operands.
-  EXPECT_EQ(InPlace("frobnicate", true, false), "'negate.4' reads 'iota.1' after 'frobnicate.3' has overwritten its buffer");
+  EXPECT_EQ(InPlace("frobnicate", true, false),
+            "'negate.4' reads 'iota.1' after 'frobnicate.3' has overwritten its buffer");
 }
 
 // A fusion whose root updates its parameter in place, behind a bitcast and within a tuple.
@@ -86,7 +87,8 @@ std::string InPlaceFusion(bool reads_late, bool is_annotated) {
   HloBuilder b;
   const int64_t fused = b.Begin("fused");
   const int64_t x = b.Parameter(0, kArray), y = b.Parameter(1, kArray);
-  const int64_t u = b.Add(is_annotated ? "add" : "dynamic-update-slice", kArray, {b.Add("bitcast", kArray, {y}), x});
+  const int64_t flat = b.Add("bitcast", kArray, {y});
+  const int64_t u = b.Add(is_annotated ? "add" : "dynamic-update-slice", kArray, {flat, x});
   b.Add("tuple", kPair, {b.Add("negate", kArray, {x}), b.Add("bitcast", kArray, {u})});
   b.EndEmbedded();
   b.Begin("main");
@@ -159,8 +161,9 @@ TEST(an_asynchronous_copy_reads_until_it_is_done) {
     const int64_t done = b.Add("copy-done", kArray, {start});
     const int64_t u = is_overwritten ? early : b.Add("dynamic-update-slice", kArray, {a, a});
     b.Add("tuple", kPair, {u, done});
-    EXPECT_EQ(CheckBufferOrder(b.Finish()), is_overwritten ? "'copy-done.3' reads 'iota.0' after 'dynamic-update-slice.2' "
-                                                             "has overwritten its buffer" : "");
+    const std::string fault =
+        "'copy-done.3' reads 'iota.0' after 'dynamic-update-slice.2' has overwritten its buffer";
+    EXPECT_EQ(CheckBufferOrder(b.Finish()), is_overwritten ? fault : "");
   }
 }
 

@@ -56,29 +56,31 @@ bool DropMoves::NeedValue(ValueId v, Key key) {
   return made >= 0;
 }
 
-bool DropMoves::Drop(const Gap& gap, DeadOperands dead, bool merges_repeats, double* cost_s,
-                     bool* depends_on_choice) {
+DropMoves::Outcome DropMoves::Drop(const Gap& gap, DeadOperands dead, bool merges_repeats) {
+  Outcome outcome;
   dead_ = dead;
   has_dead_operand_ = false;
   chain_.clear();
   const OpId producer = program_.value_producer[gap.value];
-  const bool is_possible = NeedOp(producer, gap.next);
+  const bool is_chain = NeedOp(producer, gap.next);
   for (OpId op : marked_) in_chain_[op] = 0;
   marked_.clear();
-  *depends_on_choice = has_dead_operand_;
-  if (!is_possible) return false;
-  *cost_s = 0;
+  outcome.met_dead_operand = has_dead_operand_;
+  if (!is_chain) return outcome;
   const Key first = gap.next - static_cast<Key>(chain_.size());
   for (size_t i = 0; i < chain_.size(); ++i) {
-    if (!schedule_.CanInsert(chain_[i], first + static_cast<Key>(i))) return false;
+    if (!schedule_.CanInsert(chain_[i], first + static_cast<Key>(i))) return outcome;
     schedule_.Insert(chain_[i], first + static_cast<Key>(i));
-    *cost_s += program_.op_cost_s[chain_[i]];
+    outcome.cost_s += program_.op_cost_s[chain_[i]];
   }
+  const size_t edits_before = schedule_.edits().size();
   if (merges_repeats) {
-    for (size_t i = 0; i < chain_.size(); ++i) *cost_s -= MergeLater(chain_[i], first + static_cast<Key>(i));
+    for (size_t i = 0; i < chain_.size(); ++i) outcome.cost_s -= MergeLater(chain_[i], first + static_cast<Key>(i));
   }
-  *cost_s -= RemoveIfDead(producer, gap.made);
-  return true;
+  outcome.has_merged = schedule_.edits().size() > edits_before;
+  outcome.cost_s -= RemoveIfDead(producer, gap.made);
+  outcome.is_possible = true;
+  return outcome;
 }
 
 // Takes out an occurrence that nobody reads any more: a repeat, or a first occurrence that a later one

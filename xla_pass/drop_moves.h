@@ -36,10 +36,15 @@ class DropMoves {
   // What a second is worth in potential: the score of the last move taken.
   void set_going_rate(double potential_per_second) { going_rate_ = potential_per_second; }
 
-  // Applies the move. False, with edits that the caller must undo, when it can't be done. `cost_s` is
-  // what it adds; below 0 when repeats that it replaces cost more. `depends_on_choice` says whether
-  // another DeadOperands could have led elsewhere.
-  bool Drop(const Gap& gap, DeadOperands dead, bool merges_repeats, double* cost_s, bool* depends_on_choice);
+  struct Outcome {
+    bool is_possible = false;    // if not, there may be edits that the caller must undo
+    double cost_s = 0;           // added; below 0 when repeats that it replaces cost more
+    bool met_dead_operand = false;   // another DeadOperands could have led elsewhere
+    bool has_merged = false;     // and so could not merging
+  };
+  // Drops across the gap. With `merges_repeats`, what comes back may serve later reads too, in place of
+  // their own repeats.
+  Outcome Drop(const Gap& gap, DeadOperands dead, bool merges_repeats);
 
   // Takes out the repeat of `op` at `key` and what is made for it alone. False, without edits, when a
   // read would find nothing.

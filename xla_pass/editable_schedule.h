@@ -75,8 +75,8 @@ class EditableSchedule {
   // storage has been overwritten by then.
   int32_t ReadableAt(ValueId v, Key key) const;
 
-  // `op` may be put at the free key `key`: its inputs are readable there and nobody reads what it
-  // overwrites afterwards.
+  // `op`, which has run before, may run again at the free key `key`: its inputs are readable there and
+  // nobody reads what it overwrites afterwards.
   bool CanInsert(OpId op, Key key) const;
   void Insert(OpId op, Key key);
   // The occurrence of `op` at `key` may go: every read of its outputs finds an earlier production.

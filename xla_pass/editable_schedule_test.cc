@@ -1,5 +1,6 @@
 #include "editable_schedule.h"
 
+#include <algorithm>
 #include <random>
 
 #include "liveness.h"
@@ -55,7 +56,9 @@ TEST(AgreesWithLivenessUnderRandomEdits) {
         if (random() % 2) {
           const OpId op = static_cast<OpId>(random() % program.num_ops());
           const Key key = StepKey(step) - 1 - static_cast<Key>(schedule.edits().size());
-          if (step > 0 && schedule.may_run_twice(op) && schedule.CanInsert(op, key)) schedule.Insert(op, key);
+          const auto& steps = schedule.schedule();
+          const bool has_run = std::find(steps.begin(), steps.begin() + step, op) != steps.begin() + step;
+          if (has_run && schedule.may_run_twice(op) && schedule.CanInsert(op, key)) schedule.Insert(op, key);
         } else if (schedule.edits().empty() && schedule.is_repeat(step) &&
                    schedule.CanRemove(schedule.schedule()[step], StepKey(step))) {
           schedule.Remove(schedule.schedule()[step], StepKey(step));

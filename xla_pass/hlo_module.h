@@ -70,7 +70,7 @@ struct Computation {
   int64_t id = 0;
   std::string name;
   int64_t root_id = 0;
-  std::vector<int32_t> instructions;        // indices into HloModule::instructions, in proto order
+  std::vector<int32_t> instructions;        // consecutive indices into HloModule::instructions, in proto order
   std::vector<int64_t> sequence;            // scheduled instruction ids; empty if not in the schedule
   std::string_view raw;
 };

@@ -42,7 +42,8 @@ std::string Sample() {
   AppendVarintField(2, 0, &alias);
   AppendBytesField(74, alias, &fields);
   AppendBytesField(5000, "from the future", &fields);
-  const int64_t fusion = builder.Add("fusion", F32({4}), {p0}, {.control = {p1}, .called = {fused}, .fields = fields});
+  const testing::Extra extra = {.control = {p1}, .called = {fused}, .fields = fields};
+  const int64_t fusion = builder.Add("fusion", F32({4}), {p0}, extra);
   builder.Add("tuple", TupleShape({F32({4}), F32({4})}), {fusion, p1});
   builder.Alias({0}, 0);
   builder.AppendModuleFields(VarintField(4000, 17));

@@ -80,19 +80,24 @@ Lowering::Move Lowering::BestMove(ValueId v) {
 
 void Lowering::TryGap(const Gap& gap, Move* best) {
   for (DeadOperands dead : {DeadOperands::kRemake, DeadOperands::kAtRate, DeadOperands::kHold}) {
-    ++counters_.trials;
-    double cost_s = 0;
-    bool depends_on_choice = false;
-    if (moves_.Drop(gap, dead, merges_repeats_, &cost_s, &depends_on_choice)) {
-      const double delta = curve_.Delta(schedule_);
-      const double per_second = -delta / std::max(cost_s, least_cost_s_);
-      if (delta < -kLeastDelta * curve_.total() && per_second > best->per_second) {
-        *best = {gap, dead, per_second, cost_s};
-      }
-    }
-    schedule_.UndoTo(0);
-    if (!depends_on_choice) return;
+    const auto outcome = TryMove({gap, dead, merges_repeats_}, best);
+    if (outcome.has_merged) TryMove({gap, dead, /*merges_repeats=*/false}, best);
+    if (!outcome.met_dead_operand) return;
   }
+}
+
+// Tries a move and takes it back; `*best` becomes it if it scores higher.
+DropMoves::Outcome Lowering::TryMove(Move move, Move* best) {
+  ++counters_.trials;
+  const auto outcome = moves_.Drop(move.gap, move.dead, move.merges_repeats);
+  if (outcome.is_possible) {
+    const double delta = curve_.Delta(schedule_);
+    move.cost_s = outcome.cost_s;
+    move.per_second = -delta / std::max(outcome.cost_s, least_cost_s_);
+    if (delta < -kLeastDelta * curve_.total() && move.per_second > best->per_second) *best = move;
+  }
+  schedule_.UndoTo(0);
+  return outcome;
 }
 
 // Queues a value by an upper bound of its score: the potential is convex, so its slope overestimates
@@ -107,9 +112,7 @@ void Lowering::Push(ValueId v) {
 }
 
 void Lowering::Take(const Move& move) {
-  double cost_s = 0;
-  bool depends_on_choice = false;
-  moves_.Drop(move.gap, move.dead, merges_repeats_, &cost_s, &depends_on_choice);
+  moves_.Drop(move.gap, move.dead, move.merges_repeats);
   moves_.set_going_rate(move.per_second);
   ++counters_.moves;
   // What was edited, and what is made from or into it, has other chains now.

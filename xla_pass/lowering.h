@@ -58,6 +58,7 @@ class Lowering {
   struct Move {
     Gap gap;
     DeadOperands dead = DeadOperands::kRemake;
+    bool merges_repeats = false;
     double per_second = 0;   // potential lowered per modelled second; 0: no gain
     double cost_s = 0;
   };
@@ -83,6 +84,7 @@ class Lowering {
   void ForEachGap(ValueId v, const Visitor& visit) const;
   Move BestMove(ValueId v);
   void TryGap(const Gap& gap, Move* best);
+  DropMoves::Outcome TryMove(Move move, Move* best);
   void Push(ValueId v);
   void Take(const Move& move);
 

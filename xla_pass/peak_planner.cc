@@ -31,7 +31,7 @@ class PeakPlanner {
     Keep(order_);
     if (result_.is_feasible) {
       if (std::get<1>(best_) > 0) Consider(order_, budget_);
-    } else {
+    } else if (!order_.empty()) {
       // Below what is reachable the potential would draw moves to places where nothing can be won.
       Reach(std::max(budget_, ComputeLowerBound(program_).bytes));
       if (!result_.is_feasible) ShrinkPeak();

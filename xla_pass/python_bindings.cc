@@ -188,8 +188,10 @@ static void BindTransform(nb::module_& m) {
     coopjax::ParseHloModule({module.c_str(), module.size()}, &error);
     return error;
   }, "What keeps a serialized HloModuleProto from being a scheduled module, or an empty string.");
-  m.def("apply_schedule", [parse](const nb::bytes& module, Array<int64_t> op_instruction_ids, Array<int32_t> schedule) {
-    const auto result = coopjax::ApplySchedule(*parse(module), ToVector<int64_t>(op_instruction_ids), ToVector<int32_t>(schedule));
+  m.def("apply_schedule", [parse](const nb::bytes& module, Array<int64_t> op_instruction_ids,
+                                  Array<int32_t> schedule) {
+    const auto result = coopjax::ApplySchedule(*parse(module), ToVector<int64_t>(op_instruction_ids),
+                                               ToVector<int32_t>(schedule));
     if (!result.error.empty()) throw nb::value_error(result.error.c_str());
     return nb::bytes(result.bytes.data(), result.bytes.size());
   }, "The module with the schedule, repeats as clones, in its entry computation; see transform.h.");

@@ -22,8 +22,8 @@ std::unique_ptr<HloModule> Parsed(const std::string& bytes) {
 }
 
 // The transformed module; nullptr, and the reason in `error`, when there is none.
-std::unique_ptr<HloModule> Applied(const HloProtoBuilder& builder, const std::vector<int64_t>& ops, const Schedule& schedule,
-                                   std::string* error) {
+std::unique_ptr<HloModule> Applied(const HloProtoBuilder& builder, const std::vector<int64_t>& ops,
+                                   const Schedule& schedule, std::string* error) {
   const TransformResult result = ApplySchedule(*Parsed(builder.Build()), ops, schedule);
   *error = result.error;
   return result.error.empty() ? Parsed(result.bytes) : nullptr;
@@ -118,7 +118,8 @@ struct Glued : HloProtoBuilder {
 TEST(glue_follows_its_operand_and_runs_at_its_first_use) {
   const Glued glued;
   EXPECT_EQ(AppliedText(glued, glued.ops, {0, 1, 2}),
-            "negate.2(parameter.1) bitcast.3(negate.2) exp.4(bitcast.3) add.5(bitcast.3 exp.4) tuple.6(negate.2 add.5)");
+            "negate.2(parameter.1) bitcast.3(negate.2) exp.4(bitcast.3) add.5(bitcast.3 exp.4) "
+            "tuple.6(negate.2 add.5)");
   // The root's tuple reads the clone, too: it is the most recent production of a.
   EXPECT_EQ(AppliedText(glued, glued.ops, {0, 1, 0, 2}),
             "negate.2(parameter.1) bitcast.3(negate.2) exp.4(bitcast.3) negate.2.coop_remat1(parameter.1) "
@@ -126,8 +127,8 @@ TEST(glue_follows_its_operand_and_runs_at_its_first_use) {
             "tuple.6(negate.2.coop_remat1 add.5)");
   // Nobody reads the first production through the bitcast: the original bitcast serves the clone.
   EXPECT_EQ(AppliedText(glued, glued.ops, {0, 0, 1, 2}),
-            "negate.2(parameter.1) negate.2.coop_remat1(parameter.1) bitcast.3(negate.2.coop_remat1) exp.4(bitcast.3) "
-            "add.5(bitcast.3 exp.4) tuple.6(negate.2.coop_remat1 add.5)");
+            "negate.2(parameter.1) negate.2.coop_remat1(parameter.1) bitcast.3(negate.2.coop_remat1) "
+            "exp.4(bitcast.3) add.5(bitcast.3 exp.4) tuple.6(negate.2.coop_remat1 add.5)");
 }
 
 TEST(glue_is_made_once_per_combination_of_productions) {
@@ -148,7 +149,8 @@ TEST(glue_is_made_once_per_combination_of_productions) {
             "negate.2(parameter.1) exp.3(parameter.1) tuple.4(negate.2 exp.3) opt-barrier.5(tuple.4) "
             "get-tuple-element.6(opt-barrier.5) sine.7(get-tuple-element.6) cosine.8(get-tuple-element.6) "
             "exp.3.coop_remat1(parameter.1) tuple.4.coop_remat1(negate.2 exp.3.coop_remat1) "
-            "opt-barrier.5.coop_remat1(tuple.4.coop_remat1) get-tuple-element.6.coop_remat1(opt-barrier.5.coop_remat1) "
+            "opt-barrier.5.coop_remat1(tuple.4.coop_remat1) "
+            "get-tuple-element.6.coop_remat1(opt-barrier.5.coop_remat1) "
             "add.9(get-tuple-element.6.coop_remat1 sine.7) add.10(cosine.8 add.9)");
 }
 
@@ -189,7 +191,9 @@ TEST(a_clone_of_a_fusion_brings_its_own_computations) {
   EXPECT_EQ(new_reduce.name, "reduce.5.coop_remat1");
   EXPECT_EQ(new_reduce.called_computation_ids[0], new_sum.id);
   EXPECT_EQ(new_reduce.id >> 32, new_fused.id);
-  EXPECT_EQ(Text(*module), "fusion.7(parameter.6) exp.8(fusion.7) fusion.7.coop_remat1(parameter.6) add.9(fusion.7.coop_remat1 exp.8)");
+  EXPECT_EQ(Text(*module),
+            "fusion.7(parameter.6) exp.8(fusion.7) fusion.7.coop_remat1(parameter.6) "
+            "add.9(fusion.7.coop_remat1 exp.8)");
 }
 
 TEST(control_predecessors_stay_with_the_original) {
@@ -203,8 +207,9 @@ TEST(control_predecessors_stay_with_the_original) {
   std::string error;
   const auto module = Applied(builder, {a, b, c}, {0, 1, 1, 2}, &error);
   // The bitcast has no user, yet it must precede b.
-  EXPECT_EQ(Text(*module), "negate.2(parameter.1) bitcast.3(negate.2) exp.4(parameter.1) exp.4.coop_remat1(parameter.1) "
-                           "add.5(exp.4.coop_remat1 parameter.1)");
+  EXPECT_EQ(Text(*module),
+            "negate.2(parameter.1) bitcast.3(negate.2) exp.4(parameter.1) exp.4.coop_remat1(parameter.1) "
+            "add.5(exp.4.coop_remat1 parameter.1)");
   EXPECT_EQ(module->by_id(b).control_predecessor_ids.size(), 1u);
   EXPECT_EQ(module->by_id(module->entry_computation().sequence[4]).control_predecessor_ids.size(), 0u);
   EXPECT_EQ(AppliedText(builder, {a, b, c}, {1, 0, 2}),
@@ -215,7 +220,8 @@ TEST(schedules_that_cannot_be_carried_out) {
   const Chain chain;
   EXPECT_EQ(AppliedText(chain, chain.ops, {0, 1, 2}), "error: the schedule lacks op 3");
   EXPECT_EQ(AppliedText(chain, chain.ops, {0, 1, 2, 3, 4}), "error: the schedule names op 4, which does not exist");
-  EXPECT_EQ(AppliedText(chain, chain.ops, {0, 1, 2, 3, -1}), "error: the schedule names op -1, which does not exist");
+  EXPECT_EQ(AppliedText(chain, chain.ops, {0, 1, 2, 3, -1}),
+            "error: the schedule names op -1, which does not exist");
   EXPECT_EQ(AppliedText(chain, chain.ops, {1, 0, 2, 3}),
             "error: the schedule has nothing before that produces 'negate.2', which 'exp.3' reads");
   EXPECT_EQ(AppliedText(chain, {chain.ops[0], chain.ops[0]}, {0, 1}), "error: 'negate.2' is two ops");

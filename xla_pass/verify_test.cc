@@ -67,7 +67,8 @@ TEST(what_the_transformation_makes_is_accepted) {
 TEST(a_clone_that_reads_an_overwritten_parameter_is_refused) {
   // s reads p, u overwrites it.
   EXPECT_EQ(Verdict({0, 1, 1, 2, 3}), "");
-  EXPECT_EQ(Verdict({0, 1, 2, 1, 3}), "'fusion.10.coop_remat1' reads 'parameter.7' after 'subtract.11' has overwritten its buffer");
+  EXPECT_EQ(Verdict({0, 1, 2, 1, 3}),
+            "'fusion.10.coop_remat1' reads 'parameter.7' after 'subtract.11' has overwritten its buffer");
 }
 
 // An edit of the entry computation: takes and returns what EmitHloModule takes.
@@ -105,11 +106,17 @@ TEST(an_untouched_module_passes) {
 }
 
 TEST(swapped_operands_are_refused) {
-  EXPECT_EQ(Mutated({0, 1, 2, 3}, [](auto&, auto& edits, auto&) { std::ranges::reverse(Named(edits, "subtract.11").operand_ids); }),
+  EXPECT_EQ(Mutated({0, 1, 2, 3}, [](auto&, auto& edits, auto&) {
+    std::ranges::reverse(Named(edits, "subtract.11").operand_ids);
+  }),
             "operand 0 of 'subtract.11' is not what 'subtract.11' reads");
-  EXPECT_EQ(Mutated({0, 1, 1, 2, 3}, [](auto&, auto& edits, auto&) { std::ranges::reverse(Named(edits, "fusion.10.coop_remat1").operand_ids); }),
+  EXPECT_EQ(Mutated({0, 1, 1, 2, 3}, [](auto&, auto& edits, auto&) {
+    std::ranges::reverse(Named(edits, "fusion.10.coop_remat1").operand_ids);
+  }),
             "operand 0 of 'fusion.10.coop_remat1' is not what 'fusion.10' reads");
-  EXPECT_EQ(Mutated({0, 1, 2, 3}, [](auto&, auto& edits, auto&) { Named(edits, "subtract.11").operand_ids.pop_back(); }),
+  EXPECT_EQ(Mutated({0, 1, 2, 3}, [](auto&, auto& edits, auto&) {
+    Named(edits, "subtract.11").operand_ids.pop_back();
+  }),
             "'subtract.11' has other operands");
 }
 
@@ -124,12 +131,15 @@ TEST(changed_fields_are_refused) {
 }
 
 TEST(a_clone_must_be_of_what_it_says) {
-  EXPECT_EQ(Mutated({0, 0, 1, 2, 3}, [](auto&, auto& edits, auto&) { Named(edits, "exponential.9.coop_remat1").name = "fusion.10.coop_remat7"; }),
-            "'fusion.10.coop_remat7' differs from 'fusion.10'");
-  EXPECT_EQ(Mutated({0, 0, 1, 2, 3}, [](auto&, auto& edits, auto&) { Named(edits, "exponential.9.coop_remat1").name = "nameless"; }),
-            "'nameless' is no copy of any instruction");
-  EXPECT_EQ(Mutated({0, 0, 0, 1, 2, 3}, [](auto&, auto& edits, auto&) { Named(edits, "exponential.9.coop_remat1").name = "exponential.9.coop_remat2"; }),
-            "the name 'exponential.9.coop_remat2' is taken");
+  const auto renamed = [](const Schedule& schedule, const std::string& name) {
+    return Mutated(schedule, [&](auto&, auto& edits, auto&) { Named(edits, "exponential.9.coop_remat1").name = name; });
+  };
+  EXPECT_EQ(renamed({0, 0, 1, 2, 3}, "exponential.9.coop_remat77"), "");
+  EXPECT_EQ(renamed({0, 0, 1, 2, 3}, "fusion.10.coop_remat7"), "'fusion.10.coop_remat7' differs from 'fusion.10'");
+  EXPECT_EQ(renamed({0, 0, 1, 2, 3}, "nameless"), "'nameless' is no copy of any instruction");
+  EXPECT_EQ(renamed({0, 0, 1, 2, 3}, "exponential.9.coop_rematX"),
+            "'exponential.9.coop_rematX' is no copy of any instruction");
+  EXPECT_EQ(renamed({0, 0, 0, 1, 2, 3}, "exponential.9.coop_remat2"), "the name 'exponential.9.coop_remat2' is taken");
 }
 
 TEST(a_clone_must_have_a_computation_of_its_own) {
@@ -158,8 +168,9 @@ TEST(ids_occur_once) {
 }
 
 TEST(the_root_and_the_control_predecessors_stay) {
-  EXPECT_EQ(Mutated({0, 1, 2, 3}, [](auto&, auto& edits, auto& computation) { computation.new_root_id = Named(edits, "add.12").id; }),
-            "the root changed");
+  EXPECT_EQ(Mutated({0, 1, 2, 3}, [](auto&, auto& edits, auto& computation) {
+    computation.new_root_id = Named(edits, "add.12").id;
+  }), "the root changed");
   EXPECT_EQ(Mutated({0, 1, 2, 3}, [](auto&, auto& edits, auto&) {
     Named(edits, "subtract.11").control_predecessor_ids = {Named(edits, "exponential.9").id};
   }), "'subtract.11' changed");
@@ -258,7 +269,9 @@ TEST(garbage_is_refused) {
   const auto before = Parsed(step.Build());
   const std::string after = ApplySchedule(*before, step.ops, {0, 1, 1, 0, 2, 0, 3}).bytes;
   EXPECT_EQ(VerifyTransform(*before, after), "");
-  for (size_t size = 0; size < after.size(); ++size) EXPECT_TRUE(!VerifyTransform(*before, after.substr(0, size)).empty());
+  for (size_t size = 0; size < after.size(); ++size) {
+    EXPECT_TRUE(!VerifyTransform(*before, after.substr(0, size)).empty());
+  }
   // Only flips that leave a module of the same meaning may pass: in the number of a clone, or from an
   // operand to its clone.
   int num_accepted = 0;

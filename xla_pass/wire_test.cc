@@ -17,8 +17,8 @@ bool Parses(const std::string& message) {
 }
 
 TEST(varints_round_trip_at_every_length) {
-  for (const uint64_t value : {uint64_t{0}, uint64_t{1}, uint64_t{127}, uint64_t{128}, uint64_t{16383}, uint64_t{16384},
-                               uint64_t{1} << 32, uint64_t{1} << 63, UINT64_MAX}) {
+  const std::vector<uint64_t> values = {0, 1, 127, 128, 16383, 16384, uint64_t{1} << 32, uint64_t{1} << 63, UINT64_MAX};
+  for (const uint64_t value : values) {
     std::string message;
     AppendVarintField(35, value, &message);
     WireReader reader(message);

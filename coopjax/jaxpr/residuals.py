@@ -29,8 +29,8 @@ _VIEWS = frozenset("name reshape squeeze expand_dims broadcast_in_dim reduce_pre
 
 # XLA repeats these inside every fusion that reads them rather than keep the result, if it has their inputs.
 _CHEAP = frozenset(
-  "abs add add_any and clamp convert_element_type div eq floor ge gt integer_pow is_finite le lt max min mul ne neg not "
-  "one_minus_square or round select_n sign square stop_gradient sub xor".split()) | _VIEWS
+  "abs add add_any and clamp convert_element_type div eq floor ge gt integer_pow is_finite le lt max min mul ne neg "
+  "not one_minus_square or round select_n sign square stop_gradient sub xor".split()) | _VIEWS
 
 _MAX_CHAIN = 2  # cheap ops in a row that XLA repeats rather than keep their result
 
@@ -174,7 +174,8 @@ class _GraphBuilder:
     return ForwardGraph(
       ops=tuple(map(tuple, ops)), value_bytes=tuple(self._bytes), value_root=tuple(self._root),
       value_position=tuple(self._position), named=tuple(self._named), residuals=residuals,
-      kept_roots=self._kept_roots(residuals), crossing=_crossing(self._jaxpr), flops=tuple(sum(op.flops for op in at) for at in ops))
+      kept_roots=self._kept_roots(residuals), crossing=_crossing(self._jaxpr),
+      flops=tuple(sum(op.flops for op in at) for at in ops))
 
   def _add_op(self, equation: core.JaxprEqn, position: int) -> ForwardOp:
     inputs = tuple(self._ids[atom] for atom in equation.invars

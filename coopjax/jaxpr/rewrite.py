@@ -54,7 +54,8 @@ class PolicyDecisions:
       saved = tuple((int(position), int(index)) for position, index in entry["saved"])
       return Segment(int(entry["start"]), int(entry["stop"]), bool(entry["is_wrapped"]), saved)
 
-    return cls(tuple(Region(entry["equation_id"], tuple(map(segment, entry["segments"]))) for entry in fields["regions"]))
+    return cls(tuple(Region(entry["equation_id"], tuple(map(segment, entry["segments"])))
+                     for entry in fields["regions"]))
 
   def digest(self) -> str:
     """Eight hexadecimal digits that name these decisions."""
@@ -174,8 +175,7 @@ class _ScanRewriter:
 
   def _body(self, body: core.Jaxpr, region: Region, prevent_cse: bool) -> core.Jaxpr:
     segmented = _Evaluator(body, region, self._digest, prevent_cse)
-    closed = jax.make_jaxpr(lambda *inputs: segmented.evaluate(inputs))(*[var.aval for var in body.invars])
-    return closed
+    return jax.make_jaxpr(lambda *inputs: segmented.evaluate(inputs))(*[var.aval for var in body.invars])
 
 
 class _Evaluator:

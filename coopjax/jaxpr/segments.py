@@ -13,7 +13,8 @@ would follow its forward at once.
 over m candidate positions (Griewank and Walther, "Revolve", 2000, treat uniform chains; Chen et al., "Training Deep
 Nets with Sublinear Memory Cost", 2016, search the same limit greedily). `save_curve` then trades bytes against
 recompute inside one segment: values in order of FLOPs spared per byte, chains of recomputed ancestors included;
-`climb` goes up the curves of all segments together. Weakness: a value whose saving pays only together with another one's is not found.
+`climb` goes up the curves of all segments together. Weakness: a value whose saving pays only together with another
+one's is not found.
 """
 
 from collections.abc import Iterator, Sequence
