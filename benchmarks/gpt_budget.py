@@ -208,8 +208,8 @@ def table(rows: list[dict[str, Any]]) -> rich.table.Table:
   shown = rich.table.Table(box=rich.box.SIMPLE_HEAD)
   shown.add_column(rows[0]["model"], no_wrap=True)
   for heading in ("temp\nMiB", "budget\nMiB", "holds", "step\ntime", "of\nminima", "recomputed\nGFLOP", "trace\ns",
-                  "compile\ns", "plan\ns", "in hook\ns", "same\nbits"):
-    shown.add_column(heading, justify="right")
+                  "compile\ns", "plan\ns", "in hook\ns (share)", "same\nbits"):
+    shown.add_column(heading, justify="right", no_wrap=True)
   for row in rows:
     has_budget = row["budget_bytes"] is not None
     shown.add_row(
@@ -217,7 +217,7 @@ def table(rows: list[dict[str, Any]]) -> rich.table.Table:
       yes_no(row["within_budget"]) if has_budget else "", f"{row['time_ratio']:.3f}x",
       f"{row['time_ratio_of_min']:.3f}x", f"{row['recomputed_flops'] / 1e9:+.1f}", f"{row['trace_s']:.2f}",
       f"{row['compile_s']:.2f}", f"{row['plan_s']:.2f}" if row["plan_s"] else "",
-      f"{row['hook_s']:.2f} ({row['hook_share']:.1%})" if row["hook_s"] else "",
+      f"{row['hook_s']:.2f} ({row['hook_share']:.0%})" if row["hook_s"] else "",
       yes_no(row["is_bit_identical"]),
     )
   return shown
@@ -237,7 +237,7 @@ def main() -> None:
   warnings.simplefilter("ignore", coopjax.BudgetExceededWarning)  # the table says which budgets are not held
 
   rows = []
-  console = rich.console.Console(width=None if sys.stdout.isatty() else 140)
+  console = rich.console.Console(width=None if sys.stdout.isatty() else 150)
   with rich.progress.Progress(console=rich.console.Console(stderr=True), transient=True) as progress:
     for name in arguments.model:
       rows += (measured := measure(CASES[name](), arguments.rounds, progress))

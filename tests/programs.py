@@ -239,6 +239,33 @@ def transformer(
   return b.build()
 
 
+def unrolled(program: StepProgram, num_steps: int) -> StepProgram:
+  """The program ``num_steps`` times in a row, as in an unrolled accumulation of gradients."""
+  num_ops, num_values = program.num_ops, program.num_values
+
+  def lists(csr, step: int):
+    return np.concatenate([[0], *(csr[0][1:] + copy * csr[0][-1] for copy in range(num_steps))]), np.concatenate(
+      [csr[1] + copy * step for copy in range(num_steps)])
+
+  def arrays(array, step: int = 0):
+    return np.concatenate([np.where(array >= 0, array + copy * step, array) for copy in range(num_steps)])
+
+  changed = {name: arrays(getattr(program, name)) for name in (
+    "op_cost_s", "op_flops", "op_workspace_bytes", "value_bytes", "value_kind")}
+  return dataclasses.replace(
+    program, **changed,
+    op_inputs=lists(program.op_inputs, num_values),
+    op_outputs=lists(program.op_outputs, num_values),
+    op_control=lists(program.op_control, num_ops),
+    op_can_recompute=np.tile(program.op_can_recompute, num_steps),
+    value_producer=arrays(program.value_producer, num_ops),
+    value_in_place_of=arrays(program.value_in_place_of, num_values),
+    may_share=np.concatenate([program.may_share + copy * np.array([num_ops, num_values, num_values])
+                              for copy in range(num_steps)]),
+    schedule=arrays(program.schedule, num_ops),
+  )
+
+
 _LAYER_FORWARD_OPS, _LAYER_BACKWARD_OPS, _HEAD_OPS = 29, 25, 8
 
 

@@ -200,6 +200,15 @@ def test_beats_checkpointing_every_block(num_layers):
   assert result.recompute_cost_s < 0.9 * checkpointed.recompute_cost_s
 
 
+def test_unrolled_steps_are_planned_one_by_one():
+  once, twice = programs.transformer(num_layers=4), programs.unrolled(programs.transformer(num_layers=4), 2)
+  budget_bytes = peak_of(once) // 5
+  single, double = (PeakPlanner().plan(program, budget_bytes) for program in (once, twice))
+  check(twice, double, budget_bytes)
+  assert single.is_feasible and double.is_feasible
+  assert double.recompute_cost_s <= 2.02 * single.recompute_cost_s
+
+
 def test_memory_order_defers_nothing_to_luck():
   program = programs.transformer(num_layers=3)
   shuffled = _random_order(program, seed=0)

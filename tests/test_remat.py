@@ -99,7 +99,7 @@ def test_a_budget_larger_than_needed_changes_nothing_and_says_so():
   assert plan.engine == "none" and plan.fits and plan.decisions == () and plan.overhead == 0
 
 
-@pytest.mark.parametrize("engine", ["hlo", "auto"])
+@pytest.mark.parametrize("engine", ["hlo", "auto", "policy"])
 def test_a_budget_too_small_names_what_forces_it(engine):
   loss, params, x = models.mlp()
   with pytest.raises(coopjax.BudgetInfeasibleError, match="smallest reached is") as caught:
@@ -211,7 +211,7 @@ def test_a_scan_needs_the_policy_engine(engine):
   with pytest.raises(coopjax.BudgetInfeasibleError, match="while"):
     coopjax.plan(loss, params, ids, budget=0.6, engine="hlo")
   plan = coopjax.plan(loss, params, ids, budget=0.6, engine=engine)
-  assert plan.fits and "policy" in plan.engine and plan.rounds and plan.lower_bound_bytes == 0
+  assert plan.fits and "policy" in plan.engine and plan.decisions and plan.rounds and plan.lower_bound_bytes == 0
   assert coopjax.RematPlan.from_json(plan.to_json()) == plan
   plain, fitted = compile_step(loss, params, ids), compile_step(plan.apply(loss), params, ids)
   assert temp_bytes(fitted) <= 0.6 * temp_bytes(plain)

@@ -10,7 +10,11 @@ EditableSchedule::EditableSchedule(const StepProgram& program, std::span<const O
       touches_(OpTouches(program)),
       schedule_(schedule.begin(), schedule.end()) {
   may_run_twice_.resize(program.num_ops());
-  for (OpId op = 0; op < program.num_ops(); ++op) may_run_twice_[op] = MayRunTwice(program, op);
+  is_in_place_.resize(program.num_ops(), 0);
+  for (OpId op = 0; op < program.num_ops(); ++op) {
+    may_run_twice_[op] = MayRunTwice(program, op);
+    for (ValueId w : program.op_outputs[op]) is_in_place_[op] |= program.value_in_place_of[w] != kNoValue;
+  }
   made_.resize(program.num_values());
   reads_.resize(program.num_values());
   Build();
@@ -71,6 +75,7 @@ void EditableSchedule::Build() {
 }
 
 bool EditableSchedule::Overwrites(OpId op, ValueId v) const {
+  if (!is_in_place_[op]) return false;
   for (ValueId w : program_.op_outputs[op]) {
     if (program_.value_in_place_of[w] == v) return true;
   }

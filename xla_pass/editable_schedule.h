@@ -110,6 +110,7 @@ class EditableSchedule {
   const ShareIndex shares_;
   const Csr touches_;                 // overwriting counts as a read: it must find the value
   std::vector<uint8_t> may_run_twice_;
+  std::vector<uint8_t> is_in_place_;  // per op: overwrites something
   Schedule schedule_;
   std::vector<uint8_t> is_repeat_;
   std::vector<std::vector<Made>> made_;

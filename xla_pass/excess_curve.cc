@@ -1,6 +1,7 @@
 #include "excess_curve.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace coopjax {
 
@@ -8,16 +9,18 @@ void ExcessCurve::Reset(const EditableSchedule& schedule) {
   const auto& live = schedule.live_bytes();
   over_.resize(live.size());
   price_.assign(live.size() + 1, 0);
+  block_max_.assign(live.size() / kBlock + 1, std::numeric_limits<double>::lowest());
   total_ = 0;
   for (size_t t = 0; t < live.size(); ++t) {
     over_[t] = static_cast<double>(live[t] - budget_);
     total_ += Power(over_[t]);
+    block_max_[t / kBlock] = std::max(block_max_[t / kBlock], over_[t]);
     const double slope = over_[t] <= 0 ? 0 : is_squared_ ? 2 * over_[t] / (unit_ * unit_) : 1 / unit_;
     price_[t + 1] = price_[t] + slope;
   }
 }
 
-double ExcessCurve::RangeDelta(Step begin, Step end, double bytes) const {
+double ExcessCurve::StepsDelta(Step begin, Step end, double bytes) const {
   double sum = 0;
   if (is_squared_) {
     for (Step t = begin; t < end; ++t) {
@@ -28,6 +31,17 @@ double ExcessCurve::RangeDelta(Step begin, Step end, double bytes) const {
   }
   for (Step t = begin; t < end; ++t) sum += std::max(0.0, over_[t] + bytes) - std::max(0.0, over_[t]);
   return sum / unit_;
+}
+
+// As StepsDelta, without looking at blocks that stay under the budget.
+double ExcessCurve::RangeDelta(Step begin, Step end, double bytes) const {
+  double sum = 0;
+  for (Step t = begin; t < end;) {
+    const Step block = t / kBlock, block_end = std::min(end, (block + 1) * kBlock);
+    if (block_max_[block] + std::max(0.0, bytes) > 0) sum += StepsDelta(t, block_end, bytes);
+    t = block_end;
+  }
+  return sum;
 }
 
 // What the steps that came and went add: `boundaries_` is sorted, its bytes are running sums.

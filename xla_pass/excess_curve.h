@@ -38,14 +38,18 @@ class ExcessCurve {
     return is_squared_ ? x * x : x;
   }
   double RangeDelta(Step begin, Step end, double bytes) const;
+  double StepsDelta(Step begin, Step end, double bytes) const;
   double EditedSteps(const EditableSchedule& schedule);
 
   int64_t budget_;
   double unit_;
   bool is_squared_;
   double total_ = 0;
-  std::vector<double> over_;    // live bytes - budget, per step
-  std::vector<double> price_;   // prefix sums of the potential's slope per byte
+  static constexpr Step kBlock = 64;
+
+  std::vector<double> over_;       // live bytes - budget, per step
+  std::vector<double> block_max_;  // of over_, per kBlock steps: most blocks are under the budget
+  std::vector<double> price_;      // prefix sums of the potential's slope per byte
   std::vector<Boundary> boundaries_;
   std::vector<EditableSchedule::Edit> edited_;
 };

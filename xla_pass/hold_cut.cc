@@ -7,109 +7,121 @@
 #include "min_cut.h"
 
 namespace coopjax {
+namespace {
 
-HoldCut::HoldCut(const StepProgram& program, std::span<const OpId> order, Step cut_step)
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+}  // namespace
+
+HoldCut::HoldCut(const StepProgram& program, std::span<const OpId> order, std::span<const Step> cut_steps)
     : program_(program),
       order_(order.begin(), order.end()),
-      cut_step_(cut_step),
-      hold_from_(program.num_values(), 0),
-      needed_at_(program.num_values(), -1),
-      is_early_(program.num_ops(), 0),
-      may_hold_(program.num_values(), 1),
-      step_of_(program.num_ops(), 0),
-      readers_(ValueReaders(program)) {
-  std::vector<uint8_t> is_wanted(program.num_values(), 0);
+      readers_(ValueReaders(program)),
+      may_repeat_(program.num_ops()),
+      step_of_(program.num_ops(), 0) {
+  for (OpId op = 0; op < program.num_ops(); ++op) {
+    may_repeat_[op] = MayRunTwice(program, op);
+    for (ValueId w : program.op_outputs[op]) may_repeat_[op] &= program.value_in_place_of[w] == kNoValue;
+  }
   for (Step t = 0; t < static_cast<Step>(order_.size()); ++t) step_of_[order_[t]] = t;
-  for (Step t = 0; t < cut_step; ++t) {
-    is_early_[order_[t]] = 1;
-    for (ValueId v : program.op_inputs[order_[t]]) hold_from_[v] = t;
-    for (ValueId w : program.op_outputs[order_[t]]) {
-      hold_from_[w] = t;
-      if (program.value_in_place_of[w] != kNoValue) may_hold_[program.value_in_place_of[w]] = 0;
+  for (Step step : cut_steps) cuts_.push_back(CutAt(step));
+}
+
+HoldCut::Cut HoldCut::CutAt(Step step) const {
+  Cut cut = {step, {}, std::vector<Step>(program_.num_values(), 0), std::vector<Step>(program_.num_values(), -1),
+             std::vector<uint8_t>(program_.num_values(), 1)};
+  for (Step t = 0; t < step; ++t) {
+    for (ValueId v : program_.op_inputs[order_[t]]) cut.hold_from[v] = t;
+    for (ValueId w : program_.op_outputs[order_[t]]) {
+      cut.hold_from[w] = t;
+      if (program_.value_in_place_of[w] != kNoValue) cut.may_hold[program_.value_in_place_of[w]] = 0;
     }
   }
-  for (Step t = cut_step; t < static_cast<Step>(order_.size()); ++t) {
-    for (ValueId v : program.op_inputs[order_[t]]) {
-      const OpId producer = program.value_producer[v];
-      if (producer == kNoOp || !is_early_[producer] || needed_at_[v] >= 0) continue;
-      needed_at_[v] = t;
-      wanted_.push_back(v);
+  std::vector<uint8_t> is_wanted(program_.num_values(), 0);
+  for (Step t = step; t < static_cast<Step>(order_.size()); ++t) {
+    for (ValueId v : program_.op_inputs[order_[t]]) {
+      const OpId producer = program_.value_producer[v];
+      if (producer == kNoOp || step_of_[producer] >= step || is_wanted[v]) continue;
+      cut.needed_at[v] = t;
+      cut.wanted.push_back(v);
       is_wanted[v] = 1;
     }
   }
   // What is only read early is needed when the first thing made from it is.
-  for (Step t = cut_step - 1; t >= 0; --t) {
+  for (Step t = step - 1; t >= 0; --t) {
     Step first = -1;
-    for (ValueId w : program.op_outputs[order_[t]]) {
-      if (needed_at_[w] >= 0 && (first < 0 || needed_at_[w] < first)) first = needed_at_[w];
+    for (ValueId w : program_.op_outputs[order_[t]]) {
+      if (cut.needed_at[w] >= 0 && (first < 0 || cut.needed_at[w] < first)) first = cut.needed_at[w];
     }
     if (first < 0) continue;
-    for (ValueId v : program.op_inputs[order_[t]]) {
-      if (!is_wanted[v] && (needed_at_[v] < 0 || first < needed_at_[v])) needed_at_[v] = first;
+    for (ValueId v : program_.op_inputs[order_[t]]) {
+      if (!is_wanted[v] && (cut.needed_at[v] < 0 || first < cut.needed_at[v])) cut.needed_at[v] = first;
     }
   }
+  return cut;
 }
 
-std::vector<uint8_t> HoldCut::OpsToRepeat(std::span<const double> price) const {
-  std::vector<double> sum(price.size() + 1, 0);
-  for (size_t t = 0; t < price.size(); ++t) sum[t + 1] = sum[t] + price[t];
-  constexpr double kNever = std::numeric_limits<double>::infinity();
+// `price_before[t]` is the sum of the prices of the steps before t.
+std::vector<OpId> HoldCut::OpsToRepeat(const Cut& cut, std::span<const double> price_before) const {
   const int32_t source = 0, sink = 1;
   std::vector<int32_t> value_node(program_.num_values(), -1), op_node(program_.num_ops(), -1);
-  std::vector<ValueId> values = wanted_;
+  std::vector<ValueId> values = cut.wanted;
+  std::vector<OpId> ops;
   int32_t num_nodes = 2;
-  for (ValueId v : wanted_) value_node[v] = num_nodes++;
+  for (ValueId v : values) value_node[v] = num_nodes++;
   for (size_t i = 0; i < values.size(); ++i) {
     const OpId producer = program_.value_producer[values[i]];
     if (op_node[producer] >= 0) continue;
     op_node[producer] = num_nodes++;
+    ops.push_back(producer);
     for (ValueId v : program_.op_inputs[producer]) {
       if (value_node[v] >= 0 || program_.value_producer[v] == kNoOp) continue;
       value_node[v] = num_nodes++;
       values.push_back(v);
     }
   }
-  MinCut cut(num_nodes);
-  for (ValueId v : wanted_) cut.AddEdge(source, value_node[v], kNever);
-  std::vector<uint8_t> is_done(program_.num_ops(), 0);
+  MinCut network(num_nodes);
+  for (ValueId v : cut.wanted) network.AddEdge(source, value_node[v], kNever);
   for (ValueId v : values) {
-    const OpId producer = program_.value_producer[v];
-    const double hold = !may_hold_[v] ? kNever
-                        : !program_.takes_budget(v)
-                            ? 0
-                            : static_cast<double>(program_.value_bytes[v]) * (sum[needed_at_[v]] - sum[hold_from_[v] + 1]);
-    cut.AddEdge(value_node[v], op_node[producer], hold);
-    if (is_done[producer]) continue;
-    is_done[producer] = 1;
-    bool may_repeat = MayRunTwice(program_, producer);
-    for (ValueId w : program_.op_outputs[producer]) {
-      may_repeat = may_repeat && program_.value_in_place_of[w] == kNoValue;
+    double hold_s = cut.may_hold[v] ? 0 : kNever;
+    if (cut.may_hold[v] && program_.takes_budget(v)) {
+      const double price = price_before[cut.needed_at[v]] - price_before[cut.hold_from[v] + 1];
+      hold_s = static_cast<double>(program_.value_bytes[v]) * price;
     }
-    for (ValueId u : program_.op_inputs[producer]) {
-      if (program_.value_producer[u] == kNoOp) {
-        may_repeat = may_repeat && may_hold_[u];
+    network.AddEdge(value_node[v], op_node[program_.value_producer[v]], hold_s);
+  }
+  for (OpId op : ops) {
+    bool may_repeat = may_repeat_[op];
+    for (ValueId v : program_.op_inputs[op]) {
+      if (program_.value_producer[v] == kNoOp) {
+        may_repeat = may_repeat && cut.may_hold[v];
       } else {
-        cut.AddEdge(op_node[producer], value_node[u], kNever);
+        network.AddEdge(op_node[op], value_node[v], kNever);
       }
     }
-    cut.AddEdge(op_node[producer], sink, may_repeat ? program_.op_cost_s[producer] : kNever);
+    network.AddEdge(op_node[op], sink, may_repeat ? program_.op_cost_s[op] : kNever);
   }
-  cut.Solve(source, sink);
-  std::vector<uint8_t> repeats(program_.num_ops(), 0);
-  for (OpId op = 0; op < program_.num_ops(); ++op) repeats[op] = op_node[op] >= 0 && cut.IsOnSourceSide(op_node[op]);
-  return repeats;
+  network.Solve(source, sink);
+  std::erase_if(ops, [&](OpId op) { return !network.IsOnSourceSide(op_node[op]); });
+  return ops;
 }
 
 Schedule HoldCut::Choose(std::span<const double> price) const {
-  std::vector<uint8_t> to_repeat = OpsToRepeat(price);
-  Schedule schedule(order_.begin(), order_.begin() + cut_step_);
+  std::vector<double> price_before(price.size() + 1, 0);
+  for (size_t t = 0; t < price.size(); ++t) price_before[t + 1] = price_before[t] + price[t];
+  std::vector<uint8_t> to_repeat(program_.num_ops(), 0);
+  Schedule schedule;
   std::vector<OpId> chain;
   auto need = [&](OpId op) {
     if (op == kNoOp || !to_repeat[op]) return;
     to_repeat[op] = 0;
     chain.push_back(op);
   };
-  for (Step t = cut_step_; t < static_cast<Step>(order_.size()); ++t) {
+  size_t next_cut = 0;
+  for (Step t = 0; t < static_cast<Step>(order_.size()); ++t) {
+    for (; next_cut < cuts_.size() && cuts_[next_cut].step <= t; ++next_cut) {
+      for (OpId op : OpsToRepeat(cuts_[next_cut], price_before)) to_repeat[op] = 1;
+    }
     chain.clear();
     for (ValueId v : program_.op_inputs[order_[t]]) need(program_.value_producer[v]);
     // The last chance to read what this op overwrites.

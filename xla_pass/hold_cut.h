@@ -7,7 +7,9 @@
 // multipliers of "live bytes <= budget": they rise where a choice is over the budget and fall where it is
 // under, so that successive choices close in on the budget at every step.
 //
-// What differs from min-cut partitioners: no list of recomputable ops, real costs, and prices per step.
+// One step is enough for a forward and a backward pass; unrolled training steps have one each, and are
+// cut one by one. What differs from min-cut partitioners (PyTorch's): no list of recomputable ops, real
+// costs, prices per step, and an order of the recomputes.
 #pragma once
 
 #include <cstdint>
@@ -20,26 +22,32 @@ namespace coopjax {
 
 class HoldCut {
  public:
-  // `order` is valid and has no repeats; ops at steps >= `cut_step` come late. `program` must outlive this.
-  HoldCut(const StepProgram& program, std::span<const OpId> order, Step cut_step);
+  // `order` is valid and has no repeats; each step of `cut_steps`, ascending, separates ops that come
+  // early from those at or after it. `program` must outlive this.
+  HoldCut(const StepProgram& program, std::span<const OpId> order, std::span<const Step> cut_steps);
 
   // The schedule that holds and remakes at least price, the price of step t being price[t] seconds
   // per byte. A recompute runs as late as its first reader allows and serves all later ones.
   Schedule Choose(std::span<const double> price) const;
 
  private:
-  std::vector<uint8_t> OpsToRepeat(std::span<const double> price) const;
+  // What is known of one cut.
+  struct Cut {
+    Step step = 0;
+    std::vector<ValueId> wanted;      // early values that late ops read
+    std::vector<Step> hold_from;      // per value: the last early step that touches it
+    std::vector<Step> needed_at;      // per value: about when it is needed late; -1: never
+    std::vector<uint8_t> may_hold;    // per value: not overwritten early
+  };
+  Cut CutAt(Step step) const;
+  std::vector<OpId> OpsToRepeat(const Cut& cut, std::span<const double> price_before) const;
 
   const StepProgram& program_;
-  std::vector<OpId> order_;
-  Step cut_step_;
-  std::vector<Step> hold_from_;     // per value: the last step before the cut that touches it
-  std::vector<Step> needed_at_;     // per value: about when it is needed late; -1: never
-  std::vector<uint8_t> is_early_;   // per op
-  std::vector<ValueId> wanted_;     // early values that late ops read
-  std::vector<uint8_t> may_hold_;   // per value: not overwritten before the cut
-  std::vector<Step> step_of_;       // per op
-  Csr readers_;                     // per value
+  const std::vector<OpId> order_;
+  const Csr readers_;                 // per value
+  std::vector<uint8_t> may_repeat_;   // per op; in-place writers are left to other means
+  std::vector<Step> step_of_;         // per op
+  std::vector<Cut> cuts_;
 };
 
 }  // namespace coopjax

@@ -1,5 +1,6 @@
 #include "hold_cut.h"
 
+#include <algorithm>
 #include <random>
 
 #include "liveness.h"
@@ -23,7 +24,8 @@ StepProgram Pair() {
 
 TEST(HoldsOrRemakesByPrice) {
   const StepProgram program = Pair();
-  const HoldCut cut(program, program.schedule, 3);
+  const std::vector<Step> cuts = {3};
+  const HoldCut cut(program, program.schedule, cuts);
   auto choose = [&](double price) { return cut.Choose(std::vector<double>{0, 0, price, 0, 0}); };
   EXPECT_TRUE((choose(0.05) == Schedule{0, 1, 2, 3, 4}));         // 0.5 s a value: hold both
   EXPECT_TRUE((choose(0.2) == Schedule{0, 1, 2, 1, 3, 4}));       // 2 s: b again (1 s), a held
@@ -34,7 +36,10 @@ TEST(NeverReadsWhatIsOverwritten) {
   std::mt19937 random(4);
   for (uint32_t seed = 0; seed < 300; ++seed) {
     const StepProgram program = testing::RandomProgram(seed, 30);
-    const HoldCut cut(program, program.schedule, static_cast<Step>(random() % 31));
+    std::vector<Step> cuts(1 + random() % 3);
+    for (Step& step : cuts) step = static_cast<Step>(random() % 31);
+    std::sort(cuts.begin(), cuts.end());
+    const HoldCut cut(program, program.schedule, cuts);
     std::vector<double> price(30);
     for (double& p : price) p = (random() % 100) / 100.0;
     EXPECT_EQ(CheckSchedule(program, cut.Choose(price)), "");

@@ -60,12 +60,14 @@ class PeakPlanner {
 
   // The budget was not reached: what is the smallest peak that is? Bisects between the bound and it.
   void ShrinkPeak() {
+    effort_.max_trials = result_.counters.trials + options_.max_trials / 2;
     int64_t low = std::max(budget_, ComputeLowerBound(program_).bytes);
     for (int round = 0; round < kShrinkRounds && !effort_.IsSpent(); ++round) {
       const int64_t high = budget_ + std::get<0>(best_);
       if (high - low <= high / 100) return;
       const int64_t middle = low + (high - low) / 2;
-      if (!Reach(middle)) low = middle;
+      const Schedule smallest = result_.schedule;
+      if (!Consider(smallest, middle) && !Reach(middle)) low = middle;
     }
   }
 
@@ -105,13 +107,13 @@ class PeakPlanner {
   // Multiplicative weights: the price of a step rises where the last proposal was above the target
   // there, and falls where it was below.
   bool SearchPrices(int64_t target_bytes) {
-    const HoldCut cut(program_, order_, liveness_.peak_step);
+    const HoldCut cut(program_, order_, CutSteps(target_bytes));
     std::vector<double> price = FirstPrices(target_bytes);
     std::set<Schedule> seen;
     bool is_reached = false;
     int32_t best_round = 0;
     for (int32_t round = 0; round < options_.num_price_rounds && !effort_.IsSpent(); ++round) {
-      if (is_reached && round - best_round > kPatience) break;
+      if (round - best_round > kPatience) break;
       const Schedule proposal = cut.Choose(price);
       const Rank best_before = best_;
       if (seen.insert(proposal).second) is_reached = Consider(proposal, target_bytes) || is_reached;
@@ -126,6 +128,26 @@ class PeakPlanner {
       for (double& p : price) p = std::max(p, kLeastPrice * largest);
     }
     return is_reached;
+  }
+
+  // The highest step of each stretch above the target, where that is at least half as far above it as the
+  // peak: one for a forward and a backward pass, one per training step where several are unrolled.
+  std::vector<Step> CutSteps(int64_t target_bytes) const {
+    const auto& live = liveness_.live_bytes;
+    const int64_t least = target_bytes + (liveness_.peak_bytes - target_bytes) / 2;
+    std::vector<Step> steps;
+    bool is_new = true;
+    for (Step t = 0; t < static_cast<Step>(live.size()); ++t) {
+      if (live[t] <= target_bytes) is_new = true;
+      if (live[t] < least) continue;
+      if (is_new) {
+        steps.push_back(t);
+      } else if (live[t] > live[steps.back()]) {
+        steps.back() = t;
+      }
+      is_new = false;
+    }
+    return steps.size() <= kMostCuts ? steps : std::vector<Step>{liveness_.peak_step};
   }
 
   // To hold every temporary byte over the steps above the target is about as dear as to run every op.
@@ -155,6 +177,7 @@ class PeakPlanner {
     return peaks;
   }
 
+  static constexpr size_t kMostCuts = 32;
   static constexpr int64_t kLeastStage = 10000;
   static constexpr int kShrinkRounds = 5;
   static constexpr double kWorseningAllowed = 1.25;   // before the clean-up

@@ -9,8 +9,8 @@
 namespace coopjax {
 namespace {
 
-std::string OpText(OpId op) { return "op " + std::to_string(op); }
-std::string ValueText(ValueId v) { return "value " + std::to_string(v); }
+std::string OpText(OpId op) { return std::string("op ") + std::to_string(op); }
+std::string ValueText(ValueId v) { return std::string("value ") + std::to_string(v); }
 
 // Rows in order, ids in [0, limit).
 std::string CheckLists(const Csr& lists, int32_t num_rows, int32_t limit, const char* what, const char* item) {

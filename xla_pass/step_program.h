@@ -12,12 +12,16 @@
 //    0; outputs have allocations of their own and exist until the end.
 //  * In place (`in_place_of[w] == v`): the producer of `w` overwrites `v`'s storage. `v`'s live range
 //    ends where the producer of `w` runs (that step counts the bytes once, as `w`'s), and nobody may
-//    read `v` afterwards, recomputes included, unless `v` was itself produced anew.
-//  * May share (`may_share`): if the input dies at that very step, its range ends one step earlier,
-//    because XLA puts the output into the input's buffer. An input and an output share at most once.
+//    read `v` afterwards, recomputes included, unless `v` was itself produced anew. The producer of `w`
+//    reads a temporary `v`; a parameter or output it may overwrite unread (a donated buffer), but only
+//    once that has been made.
+//  * May share (`may_share`): if the input's production is read for the last time at that very step, its
+//    range ends one step earlier, because XLA puts the output into the input's buffer. An input and an
+//    output share at most once, in the order of `may_share`; what overwrites or is overwritten does not.
 //  * `workspace_bytes` (the inner peak of a loop, say) count only at the op's own step.
 //  * A control predecessor's first occurrence precedes the op's first occurrence.
-//  * Only ops with `can_recompute` may occur twice.
+//  * Only ops with `can_recompute` may occur twice, and of those none that makes an output (it has one
+//    allocation, which is never given up) or overwrites what can't be made anew (anything but a temporary).
 #pragma once
 
 #include <cstdint>

@@ -28,11 +28,13 @@ class AutoPlanner:
 
   screening_trials: int = 30_000
 
-  def plan(self, program: StepProgram, budget_bytes: int, *, time_limit_s: float = 10.0) -> PlannerResult:
+  def plan(
+    self, program: StepProgram, budget_bytes: int, *, time_limit_s: float = 10.0, order: np.ndarray | None = None,
+  ) -> PlannerResult:
     """See :class:`coopjax.planners.base.Planner`. The first planner runs whatever the limit."""
     start = time.perf_counter()
     results = []
-    for result in self._results(program, budget_bytes, start + time_limit_s):
+    for result in self._results(program, budget_bytes, order, start + time_limit_s):
       results.append(result)
       if result.is_feasible and result.num_recomputed == 0 or time.perf_counter() - start > time_limit_s:
         break
@@ -43,26 +45,30 @@ class AutoPlanner:
         return dataclasses.replace(result, seconds=time.perf_counter() - start)
     raise InvalidPlanError(f"no planner made a valid plan; the last one: {report}")
 
-  def _results(self, program: StepProgram, budget_bytes: int, deadline: float) -> Iterator[PlannerResult]:
-    def run(planner, order: np.ndarray) -> PlannerResult:
-      return planner.plan(program, budget_bytes, time_limit_s=max(deadline - time.perf_counter(), 0.0), order=order)
+  def _results(
+    self, program: StepProgram, budget_bytes: int, order: np.ndarray | None, deadline: float,
+  ) -> Iterator[PlannerResult]:
+    def run(planner, start_order: np.ndarray) -> PlannerResult:
+      time_left_s = max(deadline - time.perf_counter(), 0.0)
+      return planner.plan(program, budget_bytes, time_limit_s=time_left_s, order=start_order)
 
-    default = _core.schedule_for_memory(program.core)
+    default = _core.schedule_for_memory(program.core) if order is None else order
     first = run(PeakPlanner(), default)
     yield first
-    screened = [(_rank(first), default)]
-    for order in _other_orders(program, default):
-      result = run(PeakPlanner(num_price_rounds=6, swap=False, max_trials=self.screening_trials), order)
-      screened.append((_rank(result), order))
-      yield result
-    winner = min(screened, key=lambda item: item[0])[1]
-    if winner is not default:
-      yield run(PeakPlanner(), winner)
+    winner = first
+    for other in _other_orders(program, default) if order is None else ():
+      screened = run(PeakPlanner(num_price_rounds=6, swap=False, max_trials=self.screening_trials), other)
+      winner = min(winner, screened, key=_rank)
+      yield screened
+    if budget_bytes < _core.lower_bound(program.core)[0]:
+      return  # no plan gets there: the smallest peak of all orders will do
+    if winner is not first:
+      yield run(PeakPlanner(), winner.order)
     coop = run(CoopPlanner(), default)
     yield coop
     if coop.is_feasible:
-      yield run(PeakPlanner(), coop.schedule)
-    yield run(PeakPlanner(exponent=1.0), winner)
+      yield dataclasses.replace(run(PeakPlanner(), coop.schedule), order=default)
+    yield run(PeakPlanner(exponent=1.0), winner.order)
 
 
 def _other_orders(program: StepProgram, default: np.ndarray) -> list[np.ndarray]:

@@ -31,6 +31,8 @@ class PlannerResult:
     num_recomputed: how many repeats there are.
     seconds: how long planning took.
     counters: what the planner counted, by name.
+    order: the order without repeats that the planner started from, int32 ``[num_ops]``; handed to the next call for a
+      nearby budget it saves the search for one.
     placements: rows (value, step of production, offset) of temporaries in an arena of the budget's size, int64
       ``[n, 3]``; None from planners that do not place.
   """
@@ -46,11 +48,13 @@ class PlannerResult:
   num_recomputed: int
   seconds: float = 0.0
   counters: Mapping[str, float] = MappingProxyType({})
+  order: np.ndarray | None = None
   placements: np.ndarray | None = None
 
   @classmethod
   def of(
-    cls, program: StepProgram, schedule: np.ndarray, planner: str, budget_bytes: int, seconds: float = 0.0, **counters,
+    cls, program: StepProgram, schedule: np.ndarray, planner: str, budget_bytes: int, seconds: float,
+    order: np.ndarray, **counters,
   ) -> "PlannerResult":
     """The result that a valid ``schedule`` stands for: bytes and cost are counted here, not taken on trust."""
     from coopjax import _core
@@ -61,7 +65,7 @@ class PlannerResult:
     cost_s, flops, num_recomputed = _core.recompute_totals(program.core, schedule)
     return cls(
       schedule, planner, budget_bytes, peak_bytes <= budget_bytes, peak_bytes, peak_step, cost_s, flops, num_recomputed,
-      seconds, MappingProxyType(counters),
+      seconds, MappingProxyType(counters), order,
     )
 
   def overhead(self, program: StepProgram) -> float:
@@ -73,13 +77,16 @@ class PlannerResult:
 class Planner(Protocol):
   """Chooses what to recompute. Options are fields of the planner; the same input gives the same plan."""
 
-  def plan(self, program: StepProgram, budget_bytes: int, *, time_limit_s: float = 10.0) -> PlannerResult:
+  def plan(
+    self, program: StepProgram, budget_bytes: int, *, time_limit_s: float = 10.0, order: np.ndarray | None = None,
+  ) -> PlannerResult:
     """Plans ``program`` for ``budget_bytes`` of live bytes.
 
     Args:
       program: what to plan.
       budget_bytes: limit on live temporary bytes.
       time_limit_s: planning stops improving after about so many seconds.
+      order: a valid order to start from, int32 ``[num_ops]``; by default the planner chooses.
 
     Returns:
       A valid schedule; if it is not feasible, the one with the smallest peak that was found.

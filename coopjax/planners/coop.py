@@ -66,5 +66,5 @@ class CoopPlanner:
     found = _core.plan_coop(program.core, order, budget_bytes, **options)
     schedule, placements = found.pop("schedule"), found.pop("placements").reshape(-1, 3)
     found.pop("is_feasible")
-    result = PlannerResult.of(program, schedule, "coop", budget_bytes, time.perf_counter() - start, **found)
+    result = PlannerResult.of(program, schedule, "coop", budget_bytes, time.perf_counter() - start, order, **found)
     return dataclasses.replace(result, placements=placements)

@@ -20,7 +20,8 @@ class PeakPlanner:
     merge_repeats: whether one recompute may serve reads that had recomputes of their own.
     clean_up: whether repeats that the budget does not need are taken out at the end.
     swap: whether needed repeats are tried to be replaced by cheaper ones.
-    max_trials: moves tried in all, which bounds the time the same on every machine.
+    max_trials: moves tried, which bounds the effort the same on every machine; half as many again where the budget can't
+      be reached, to find the smallest peak that can.
   """
 
   exponent: float = 2.0
@@ -28,15 +29,18 @@ class PeakPlanner:
   merge_repeats: bool = True
   clean_up: bool = True
   swap: bool = True
-  max_trials: int = 400_000
+  max_trials: int = 200_000
 
   def plan(
     self, program: StepProgram, budget_bytes: int, *, time_limit_s: float = 10.0, order: np.ndarray | None = None,
   ) -> PlannerResult:
-    """See :class:`coopjax.planners.base.Planner`; ``order`` is the schedule to start from, the least peak by default."""
+    """See :class:`coopjax.planners.base.Planner`; ``order`` is the one of least peak by default.
+
+    It may have repeats: then it is a plan to lower further or to clean up, and no proposals are made.
+    """
     start = time.perf_counter()
     order = _core.schedule_for_memory(program.core) if order is None else order
     found = _core.plan_peak(program.core, order, budget_bytes, time_limit_s=time_limit_s, **dataclasses.asdict(self))
     schedule = found.pop("schedule")
     found.pop("is_feasible")
-    return PlannerResult.of(program, schedule, "peak", budget_bytes, time.perf_counter() - start, **found)
+    return PlannerResult.of(program, schedule, "peak", budget_bytes, time.perf_counter() - start, order, **found)

@@ -33,10 +33,15 @@ def compile_abstract(fn: Callable[..., Any], avals: Sequence[jax.ShapeDtypeStruc
     return jax.jit(fn, donate_argnums=tuple(donate)).lower(*avals).compile()
 
 
+def module_of(compiled: jax.stages.Compiled) -> bytes:
+  """The scheduled module that a compiled program runs, a serialized ``HloModuleProto``."""
+  return compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
+
+
 def measure(compiled: jax.stages.Compiled) -> MemoryProfile:
   """Memory of a compiled program: sizes from the compiler's memory analysis, live bytes along its schedule."""
   stats = compiled.memory_analysis()
-  module = compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
+  module = module_of(compiled)
   program, _ = read_step_program(module)
   return MemoryProfile(
       temp_bytes=stats.temp_size_in_bytes, argument_bytes=stats.argument_size_in_bytes,
@@ -44,7 +49,3 @@ def measure(compiled: jax.stages.Compiled) -> MemoryProfile:
       peak_live_bytes=predict_memory(module).peak_live_bytes,
       live_bytes=tuple(liveness.live_bytes(program, program.schedule).tolist()))
 
-
-def compiled_flops(compiled: jax.stages.Compiled) -> float:
-  """FLOPs of one run by the compiler's cost analysis (loop bodies counted once), 0 where it has none."""
-  return (compiled.cost_analysis() or {}).get("flops", 0.0)

@@ -5,11 +5,9 @@ every program that contains them. There the hook reads the very module that is a
 (optimizer, donation and sharding included), plans, rewrites, has the outcome verified and hands the
 bytes back. Modules without a mark are left alone after one search for the mark's bytes.
 
-The hook never fails a user's compile: on any doubt it returns None, and says why in the log and in the
-:class:`Outcome`, which is kept under the mark's key.
+The hook never fails a user's compile: on any doubt it returns None, and says why in the log.
 """
 
-import collections
 import dataclasses
 import logging
 import re
@@ -36,7 +34,6 @@ _MARK = re.compile(rb"coopjax-mark\([^()]*\)")
 _MAX_ROUNDS = 6
 _ROOM_TO_LOOSEN = 0.03  # of the budget
 _SHARE_OF_TIME_TO_LOOSEN = 0.1  # of the time limit; later the plan at hand is good enough
-_KEPT_OUTCOMES = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +44,7 @@ class Request:
     budget: limit on the module's temporary memory; a share is of the module's own un-rematerialized temporaries.
     planner: name of a planner.
     time_limit_s: seconds that planning one module may take.
-    key: identifies program and request; the outcome is kept under it.
+    key: identifies program and request, so that compilation caches tell them apart.
   """
 
   budget: Budget
@@ -169,12 +166,11 @@ def _search(outcome: Outcome, module_bytes: bytes, op_instruction_ids: np.ndarra
 
 
 class _Hook:
-  """The callback that is registered with XLA, and the outcomes it leaves."""
+  """The callback that is registered with XLA, and the captures that wait for a module."""
 
   def __init__(self):
     self._lock = threading.Lock()
     self._platforms: set[str] = set()
-    self._outcomes: collections.OrderedDict[str, Outcome] = collections.OrderedDict()
     self._captures: dict[str, bytes | None] = {}
 
   def install(self, platform: str) -> None:
@@ -184,11 +180,6 @@ class _Hook:
         stage = jax_xla.PipelineStage.POST_SCHEDULER
         jax_xla.register_hlo_module_transformation(self._callback, name="coopjax", stage=stage, platforms=platform)
         self._platforms.add(platform)
-
-  def pop_outcome(self, key: str) -> Outcome | None:
-    """The newest outcome under ``key``; None when the hook did not run for it (a compilation cache hit, say)."""
-    with self._lock:
-      return self._outcomes.pop(key, None)
 
   def capture(self, compile_marked: Callable[[str], object]) -> bytes:
     """The module that a compile reaches POST_SCHEDULER with; code generation is skipped.
@@ -230,11 +221,6 @@ class _Hook:
 
   def _plan(self, module_bytes: bytes, requests: set[Request]) -> bytes | None:
     outcome = plan_module(module_bytes, requests)
-    with self._lock:
-      for request in requests:
-        self._outcomes[request.key] = outcome
-      while len(self._outcomes) > _KEPT_OUTCOMES:
-        self._outcomes.popitem(last=False)
     for line in outcome.rounds:
       _log.debug(line)
     _log.info(
@@ -263,4 +249,4 @@ class _CapturedError(Exception):
 
 
 _hook = _Hook()
-install, pop_outcome, capture = _hook.install, _hook.pop_outcome, _hook.capture
+install, capture = _hook.install, _hook.capture
