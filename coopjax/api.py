@@ -172,7 +172,7 @@ def _make_plan(traced: TracedFn, request: Request) -> RematPlan:
   """Plans, compiles with and without the plan, and reads the compiler's numbers."""
   start = time.perf_counter()
   fingerprint = fingerprint_of(traced)
-  decided = decide(traced, request, fingerprint)
+  decided = decide(traced, request, fingerprint, planners=(request.planner,))
   planning_s = time.perf_counter() - start
   outcome, found = decided.outcome, decided.policy_plan
   compiled = compile_abstract(*fn_and_gradient(traced))

@@ -6,7 +6,7 @@ import hashlib
 import re
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -100,7 +100,7 @@ def choose(traced: TracedFn, request: Request) -> Choice:
     if key in _choices:
       return _choices[key]
   try:
-    decided = decide(traced, request, key[0])
+    decided = decide(traced, request, key[0], planners=("peak", request.planner))
   except NotDifferentiableError as error:
     warnings.warn(f"coopjax.remat has no effect: {error}", RematNoEffectWarning, stacklevel=3)
     return Choice()
@@ -119,8 +119,15 @@ def choose(traced: TracedFn, request: Request) -> Choice:
   return decided.choice
 
 
-def decide(traced: TracedFn, request: Request, fingerprint: str) -> Decided:
+def decide(traced: TracedFn, request: Request, fingerprint: str, planners: Sequence[str]) -> Decided:
   """Plans fn with its gradient on the module that XLA schedules for it, without generating code.
+
+  Args:
+    traced: the function.
+    request: what is asked.
+    fingerprint: of the function.
+    planners: tried in turn until one reaches the budget. Where only that matters, because the hook will plan the
+      user's own program, a fast one comes first.
 
   Raises:
     NotDifferentiableError: nothing to differentiate.
@@ -135,7 +142,10 @@ def decide(traced: TracedFn, request: Request, fingerprint: str) -> Decided:
   hook.install(platform)
   module = hook.capture(lambda mark: compile_abstract(*fn_and_gradient(traced, tagged_fn(traced, mark))))
   mark = mark_of(fingerprint, request.budget, request.planner, request.time_limit_s)
-  outcome = hook.plan_module(module, [hook.Request.from_mark(mark)])
+  for planner in dict.fromkeys(planners):
+    outcome = hook.plan_module(module, [hook.Request(request.budget, planner, request.time_limit_s)])
+    if outcome.fits:
+      break
   if not outcome.fits and request.engine == "auto":
     return _decide_policy(traced, request, outcome, fingerprint)
   if not outcome.fits:

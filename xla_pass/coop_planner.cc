@@ -7,6 +7,7 @@
 
 #include "arena.h"
 #include "dependences.h"
+#include "next_need.h"
 
 namespace coopjax {
 namespace {
@@ -14,7 +15,6 @@ namespace {
 constexpr int64_t kNowhere = -1;                    // zero bytes, or not a temporary
 constexpr Arena::Owner kWorkspace = -2;
 constexpr double kUnevictable = std::numeric_limits<double>::infinity();
-constexpr double kNever = std::numeric_limits<double>::infinity();
 
 // The median over bytes of op seconds per output byte.
 double MedianDensity(const StepProgram& program) {
@@ -49,20 +49,11 @@ class Simulation {
         reads_left_(program.num_values()),
         num_pins_(program.num_values(), 0),
         last_access_s_(program.num_values(), 0),
-        time_of_step_s_(order.size(), 0),
-        needs_at_(program.num_values()),
-        most_s_(0),
+        next_need_(program, order, options.knows_future),
+        most_s_((1 + options.max_overhead) * next_need_.total_s()),
         is_bound_(program.num_values(), 0),
         is_made_(program.num_values(), 0),
         held_(order.size()) {
-    double now_s = 0;
-    for (Step t = 0; t < static_cast<Step>(order.size()); ++t) {
-      time_of_step_s_[t] = now_s;
-      now_s += program.op_cost_s[order[t]];
-      for (ValueId v : program.op_inputs[order[t]]) needs_at_[v].push_back(t);
-    }
-    most_s_ = (1 + options.max_overhead) * now_s;
-    if (options.knows_future) AddNeedsOfRecompute();
     for (ValueId v = 0; v < program.num_values(); ++v) {
       reads_left_[v] = static_cast<int32_t>(readers_[v].size());
       const ValueId overwritten = program.value_in_place_of[v];
@@ -96,20 +87,6 @@ class Simulation {
     OpId op;
     size_t next_input = 0;   // inputs before it are resident and pinned
   };
-
-  // A value may be wanted once more to remake what was made from it, when that is read.
-  void AddNeedsOfRecompute() {
-    const std::vector<std::vector<Step>> reads_at = needs_at_;
-    for (ValueId v = 0; v < program_.num_values(); ++v) {
-      for (OpId reader : readers_[v]) {
-        for (ValueId w : program_.op_outputs[reader]) {
-          if (program_.value_bytes[w] < program_.value_bytes[v]) continue;   // cheaper to keep w itself
-          needs_at_[v].insert(needs_at_[v].end(), reads_at[w].begin(), reads_at[w].end());
-        }
-      }
-      std::sort(needs_at_[v].begin(), needs_at_[v].end());
-    }
-  }
 
   // ---- running ops ----------------------------------------------------------------------------
 
@@ -240,8 +217,7 @@ class Simulation {
 
   void ReleaseIfDead(ValueId v) {
     if (reads_left_[v] > 0 || num_pins_[v] > 0 || !cost_.is_resident(v)) return;
-    const double need_s = options_.knows_future ? NextNeed(v) : kNever;
-    if (need_s == kNever && MayForget(v)) {
+    if (NeedSeconds(v) == NextNeed::kNever && MayForget(v)) {
       Release(v);
     } else if (step_ + 1 < static_cast<Step>(order_.size())) {
       held_[step_ + 1].push_back(v);
@@ -357,19 +333,17 @@ class Simulation {
     if (owner == Arena::kFree) return 0;
     if (owner == kWorkspace || num_pins_[owner] > 0 || is_bound_[owner]) return kUnevictable;
     ++result_.counters.candidates;
-    if (reads_left_[owner] == 0 && (!options_.knows_future || NextNeed(owner) == kNever)) {
+    if (reads_left_[owner] == 0 && NeedSeconds(owner) == NextNeed::kNever) {
       return MayForget(owner) ? 0 : kUnevictable;
     }
-    const double distance_s =
-        options_.knows_future ? NextNeed(owner) - time_of_step_s_[step_] : now_s_ - last_access_s_[owner];
+    const double distance_s = options_.knows_future ? NeedSeconds(owner) : now_s_ - last_access_s_[owner];
     const double cost = cost_.Seconds(owner) / distance_s;
     return std::isfinite(cost) && cost >= 0 ? cost : kUnevictable;
   }
 
-  // When `v` is wanted next, on the clock of the order without recomputes.
-  double NextNeed(ValueId v) const {
-    const auto next = std::upper_bound(needs_at_[v].begin(), needs_at_[v].end(), step_);
-    return next == needs_at_[v].end() ? kNever : time_of_step_s_[*next];
+  // Seconds to the next need of `v`; of a value that is no longer read, as a source of recomputes.
+  double NeedSeconds(ValueId v) const {
+    return options_.knows_future || reads_left_[v] > 0 ? next_need_.SecondsFrom(step_, v) : NextNeed::kNever;
   }
 
   const StepProgram& program_;
@@ -384,9 +358,8 @@ class Simulation {
   std::vector<int32_t> reads_left_;            // by ops of the order that have not run
   std::vector<int32_t> num_pins_;
   std::vector<double> last_access_s_;
-  std::vector<double> time_of_step_s_;
-  std::vector<std::vector<Step>> needs_at_;    // steps of the order, ascending
-  double most_s_;                              // what all ops may cost together
+  const NextNeed next_need_;
+  const double most_s_;                        // what all ops may cost together
   std::vector<uint8_t> is_bound_;              // never evicted
   std::vector<uint8_t> is_made_;
   std::vector<std::vector<ValueId>> held_;     // per step: dead values to let go after it, if possible

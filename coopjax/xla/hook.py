@@ -25,7 +25,6 @@ from coopjax import _core
 from coopjax.budget import Budget, format_bytes
 from coopjax.errors import BudgetExceededWarning
 from coopjax.planners import base
-from coopjax.planners.peak import PeakPlanner
 from coopjax.program.step_program import StepProgram
 from coopjax.xla.program import HeapResult, predict_memory, read_step_program
 
@@ -33,7 +32,6 @@ _log = logging.getLogger("coopjax.hook")
 _MARK = re.compile(rb"coopjax-mark\([^()]*\)")
 _MAX_ROUNDS = 6
 _ROOM_TO_LOOSEN = 0.03  # of the budget
-_SHARE_OF_TIME_TO_LOOSEN = 0.1  # of the time limit; later the plan at hand is good enough
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,18 +130,16 @@ def _search(outcome: Outcome, module_bytes: bytes, op_instruction_ids: np.ndarra
   """The best plan of a few rounds: within the budget, then cheap, then small.
 
   Planners bound live bytes, XLA packs buffers: after each round the planner's limit moves by what the predicted heap
-  is off the budget. Where the heap is too large the plan at hand is tightened; where it leaves room (XLA puts
-  temporaries into output buffers that are still free) and time is left, a new one is made.
+  is off the budget, down for fragmentation, up where XLA puts temporaries into output buffers that are still free.
+  The first round's planner and order are kept.
   """
   program, budget_bytes = outcome.program, outcome.budget_bytes
-  started = time.perf_counter()
-  limit_bytes, result, rounds, best, best_rank = budget_bytes, None, [], outcome, None
-  while len(rounds) < _MAX_ROUNDS and (result is None or time.perf_counter() < deadline):
-    time_limit_s = deadline - time.perf_counter()
-    if result is None or result.peak_live_bytes < limit_bytes:
-      result = base.get_planner(outcome.request.planner).plan(program, max(limit_bytes, 0), time_limit_s=time_limit_s)
-    else:
-      result = PeakPlanner().plan(program, max(limit_bytes, 0), time_limit_s=time_limit_s, order=result.schedule)
+  limit_bytes, rounds, best, best_rank = budget_bytes, [], outcome, None
+  planner, order = base.get_planner(outcome.request.planner), {}
+  while len(rounds) < _MAX_ROUNDS and (not rounds or time.perf_counter() < deadline):
+    time_limit_s = max(deadline - time.perf_counter(), 0.0)
+    result = planner.plan(program, max(limit_bytes, 0), time_limit_s=time_limit_s, **order)
+    planner, order = base.get_planner(result.planner), {"order": result.order}
     candidate = _core.apply_schedule(module_bytes, op_instruction_ids, result.schedule)
     predicted = predict_memory(candidate)
     rounds.append(
@@ -155,10 +151,9 @@ def _search(outcome: Outcome, module_bytes: bytes, op_instruction_ids: np.ndarra
       best_rank = rank
       best = dataclasses.replace(best, result=result, predicted=predicted, module_bytes=candidate)
     room_bytes = budget_bytes - predicted.temp_bytes
-    has_time = time.perf_counter() - started < _SHARE_OF_TIME_TO_LOOSEN * outcome.request.time_limit_s
     if room_bytes < 0 and result.is_feasible:
       limit_bytes = min(limit_bytes, result.peak_live_bytes) + min(room_bytes, -budget_bytes // 200)
-    elif room_bytes > _ROOM_TO_LOOSEN * budget_bytes and result.recompute_cost_s > 0 and best.fits and has_time:
+    elif room_bytes > _ROOM_TO_LOOSEN * budget_bytes and result.recompute_cost_s > 0:
       limit_bytes += room_bytes
     else:
       break

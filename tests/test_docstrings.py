@@ -1,0 +1,12 @@
+"""The examples in public docstrings run."""
+
+import doctest
+import importlib
+
+import pytest
+
+
+@pytest.mark.parametrize("name", ["coopjax.api", "coopjax.budget"])
+def test_examples(name):
+  found = doctest.testmod(importlib.import_module(name))
+  assert found.attempted and not found.failed
