@@ -143,7 +143,7 @@ def test_every_buffer_lies_where_xla_puts_it(captured):
 
 def test_cost_is_cost_analysis(captured):
   module, compiled = captured
-  flops, transcendentals, _ = _core.module_cost(module, False)  # XLA counts one iteration of a loop
+  flops, transcendentals, _ = _core.module_cost(_core.HloModule(module), False)  # XLA counts one iteration of a loop
   analysis = compiled.cost_analysis()
   assert flops == pytest.approx(analysis["flops"], rel=0.02)
   assert transcendentals == pytest.approx(analysis["transcendentals"], rel=0.02)
@@ -237,7 +237,7 @@ def test_rewritten_modules_are_predicted_too():
   def rewrite(module):
     program, op_instruction_ids = read_step_program(module)
     order = _core.schedule_for_memory(program.core)
-    rewritten = _core.apply_schedule(module, op_instruction_ids, order)
+    rewritten = _core.apply_schedule(_core.HloModule(module), op_instruction_ids, order)
     predicted.append(predict_memory(rewritten))
     return rewritten
 

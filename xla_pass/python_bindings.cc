@@ -176,27 +176,36 @@ static void BindPlanners(nb::module_& m) {
      "Rematerialization under a budget of live bytes; see peak_planner.h.");
 }
 
+// A module that is parsed once and then read, rewritten and verified.
+struct ParsedModule {
+  explicit ParsedModule(const nb::bytes& module_bytes) {
+    std::string copy(module_bytes.c_str(), module_bytes.size()), error;
+    {
+      nb::gil_scoped_release release;
+      module = coopjax::ParseHloModule(std::move(copy), &error);
+    }
+    if (module == nullptr) throw nb::value_error(error.c_str());
+  }
+  std::unique_ptr<const coopjax::HloModule> module;
+};
+
 static void BindTransform(nb::module_& m) {
-  const auto parse = [](const nb::bytes& module) {
-    std::string error;
-    auto parsed = coopjax::ParseHloModule({module.c_str(), module.size()}, &error);
-    if (parsed == nullptr) throw nb::value_error(error.c_str());
-    return parsed;
-  };
-  m.def("parse_check", [](const nb::bytes& module) {
-    std::string error;
-    coopjax::ParseHloModule({module.c_str(), module.size()}, &error);
-    return error;
-  }, "What keeps a serialized HloModuleProto from being a scheduled module, or an empty string.");
-  m.def("apply_schedule", [parse](const nb::bytes& module, Array<int64_t> op_instruction_ids,
-                                  Array<int32_t> schedule) {
-    const auto result = coopjax::ApplySchedule(*parse(module), ToVector<int64_t>(op_instruction_ids),
-                                               ToVector<int32_t>(schedule));
+  nb::class_<ParsedModule>(m, "HloModule", "A parsed HloModuleProto; ValueError says what keeps bytes from being one.")
+      .def(nb::init<const nb::bytes&>());
+  m.def("apply_schedule", [](const ParsedModule& parsed, Array<int64_t> op_instruction_ids, Array<int32_t> schedule) {
+    const auto ids = ToVector<int64_t>(op_instruction_ids);
+    const auto steps = ToVector<int32_t>(schedule);
+    coopjax::TransformResult result;
+    {
+      nb::gil_scoped_release release;
+      result = coopjax::ApplySchedule(*parsed.module, ids, steps);
+    }
     if (!result.error.empty()) throw nb::value_error(result.error.c_str());
     return nb::bytes(result.bytes.data(), result.bytes.size());
   }, "The module with the schedule, repeats as clones, in its entry computation; see transform.h.");
-  m.def("verify_transform", [parse](const nb::bytes& before, const nb::bytes& after) {
-    return coopjax::VerifyTransform(*parse(before), {after.c_str(), after.size()});
+  m.def("verify_transform", [](const ParsedModule& before, const ParsedModule& after) {
+    nb::gil_scoped_release release;
+    return coopjax::VerifyTransform(*before.module, *after.module);
   }, "Why `after` may not compute what `before` does, or an empty string; see verify.h.");
 }
 
@@ -207,11 +216,6 @@ static nb::tuple ToTexts(const std::vector<std::string>& texts) {
     list.append(nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace")));
   }
   return nb::tuple(list);
-}
-
-static std::unique_ptr<coopjax::HloModule> ParseModule(std::string module_bytes, std::string* error) {
-  nb::gil_scoped_release release;
-  return coopjax::ParseHloModule(std::move(module_bytes), error);
 }
 
 static nb::dict ToDict(const coopjax::HloProgram& hlo) {
@@ -304,36 +308,32 @@ static nb::dict ToDict(const coopjax::BufferAssignment& assignment) {
 }
 
 static void BindHloProgram(nb::module_& m) {
-  m.def("read_step_program", [](const nb::bytes& module_bytes, double flops_per_s, double transcendentals_per_s,
+  m.def("read_step_program", [](const ParsedModule& parsed, double flops_per_s, double transcendentals_per_s,
                                 double bytes_per_s, double op_overhead_s) {
     std::string error;
     coopjax::HloProgram hlo;
-    const auto module = ParseModule({module_bytes.c_str(), module_bytes.size()}, &error);
-    if (module != nullptr) {
+    {
       nb::gil_scoped_release release;
-      coopjax::BuildHloProgram(*module, {flops_per_s, transcendentals_per_s, bytes_per_s, op_overhead_s}, &hlo, &error);
+      coopjax::BuildHloProgram(*parsed.module, {flops_per_s, transcendentals_per_s, bytes_per_s, op_overhead_s}, &hlo,
+                               &error);
     }
     if (!error.empty()) throw nb::value_error(error.c_str());
     return nb::make_tuple(ToDict(hlo), ToNumpy(hlo.op_instruction_ids));
   }, "The fields of a StepProgram, and the instruction id of each op; see hlo_program.h.");
-  m.def("predict_memory", [](const nb::bytes& module_bytes) {
+  m.def("predict_memory", [](const ParsedModule& parsed) {
     std::string error;
     coopjax::HeapResult heap;
-    const auto module = ParseModule({module_bytes.c_str(), module_bytes.size()}, &error);
-    if (module != nullptr) {
+    {
       nb::gil_scoped_release release;
-      coopjax::AssignBuffers(*module, &heap, &error);
+      coopjax::AssignBuffers(*parsed.module, &heap, &error);
     }
     if (!error.empty()) throw nb::value_error(error.c_str());
     return ToDict(heap);
   }, "What XLA:CPU's buffer assignment will do with a scheduled module; see hlo_heap.h.");
-  m.def("module_cost", [](const nb::bytes& module_bytes, bool count_iterations) {
-    std::string error;
-    const auto module = ParseModule({module_bytes.c_str(), module_bytes.size()}, &error);
-    if (module == nullptr) throw nb::value_error(error.c_str());
-    const coopjax::HloGraph graph(*module);
-    if (error = coopjax::CheckHloGraph(graph); !error.empty()) throw nb::value_error(error.c_str());
-    const auto cost = coopjax::CostModel(graph, count_iterations).ComputationCost(module->entry);
+  m.def("module_cost", [](const ParsedModule& parsed, bool count_iterations) {
+    const coopjax::HloGraph graph(*parsed.module);
+    if (const std::string error = coopjax::CheckHloGraph(graph); !error.empty()) throw nb::value_error(error.c_str());
+    const auto cost = coopjax::CostModel(graph, count_iterations).ComputationCost(parsed.module->entry);
     return nb::make_tuple(cost.flops, cost.transcendentals, cost.bytes_accessed);
   }, "FLOPs, transcendentals and bytes accessed of one run of a module; see hlo_cost.h.");
   m.def("parse_buffer_assignment", [](const nb::bytes& proto, bool is_hlo_proto) {

@@ -20,13 +20,13 @@
 #pragma once
 
 #include <string>
-#include <string_view>
 
 #include "hlo_module.h"
 
 namespace coopjax {
 
-// Empty when the proof goes through; otherwise one sentence on the first step that fails.
-std::string VerifyTransform(const HloModule& before, std::string_view after_bytes);
+// Empty when the proof goes through; otherwise one sentence on the first step that fails. `after` is
+// parsed from the very bytes that would be handed to XLA.
+std::string VerifyTransform(const HloModule& before, const HloModule& after);
 
 }  // namespace coopjax

@@ -8,7 +8,7 @@ import jax
 from coopjax import compat
 from coopjax.program import liveness
 from coopjax.remat_plan import MemoryProfile
-from coopjax.xla.program import predict_memory, read_step_program
+from coopjax.xla.program import parse_module, predict_memory, read_step_program
 
 
 def compile_abstract(fn: Callable[..., Any], avals: Sequence[jax.ShapeDtypeStruct], *,
@@ -41,7 +41,7 @@ def module_of(compiled: jax.stages.Compiled) -> bytes:
 def measure(compiled: jax.stages.Compiled) -> MemoryProfile:
   """Memory of a compiled program: sizes from the compiler's memory analysis, live bytes along its schedule."""
   stats = compiled.memory_analysis()
-  module = module_of(compiled)
+  module = parse_module(module_of(compiled))
   program, _ = read_step_program(module)
   return MemoryProfile(
       temp_bytes=stats.temp_size_in_bytes, argument_bytes=stats.argument_size_in_bytes,

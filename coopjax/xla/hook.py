@@ -26,7 +26,7 @@ from coopjax.budget import Budget, format_bytes
 from coopjax.errors import BudgetExceededWarning
 from coopjax.planners import base
 from coopjax.program.step_program import StepProgram
-from coopjax.xla.program import HeapResult, predict_memory, read_step_program
+from coopjax.xla.program import HeapResult, parse_module, predict_memory, read_step_program
 
 _log = logging.getLogger("coopjax.hook")
 _MARK = re.compile(rb"coopjax-mark\([^()]*\)")
@@ -110,23 +110,23 @@ def plan_module(module_bytes: bytes, requests: Iterable[Request]) -> Outcome:
     The outcome; ``module_bytes`` is None with a reason where nothing is gained or anything is in doubt.
   """
   start = time.perf_counter()
-  baseline = predict_memory(module_bytes)
-  program, op_instruction_ids = read_step_program(module_bytes)
+  module = parse_module(module_bytes)
+  baseline = predict_memory(module)
+  program, op_instruction_ids = read_step_program(module)
   resolved = {request: request.budget.resolve(baseline.temp_bytes, baseline.resident_bytes) for request in requests}
   request = min(resolved, key=resolved.get)
   outcome = Outcome(request, program, baseline, resolved[request], None, baseline, None, "", (), 0.0)
   if outcome.fits:
     reason = f"{format_bytes(baseline.temp_bytes)} of temporaries already fit {format_bytes(outcome.budget_bytes)}"
+    outcome = dataclasses.replace(outcome, reason=reason)
   else:
-    outcome = _search(outcome, module_bytes, op_instruction_ids, start + request.time_limit_s)
-    reason = "" if outcome.module_bytes is not None else "no plan takes less memory than the module as it came"
-  if outcome.module_bytes is not None and (fault := _core.verify_transform(module_bytes, outcome.module_bytes)):
-    reason = f"the rewritten module was not proved equivalent: {fault}"
-    outcome = dataclasses.replace(outcome, result=None, predicted=baseline, module_bytes=None)
-  return dataclasses.replace(outcome, reason=reason, seconds=time.perf_counter() - start)
+    outcome = _search(outcome, module, op_instruction_ids, start + request.time_limit_s)
+  return dataclasses.replace(outcome, seconds=time.perf_counter() - start)
 
 
-def _search(outcome: Outcome, module_bytes: bytes, op_instruction_ids: np.ndarray, deadline: float) -> Outcome:
+def _search(
+  outcome: Outcome, module: _core.HloModule, op_instruction_ids: np.ndarray, deadline: float,
+) -> Outcome:
   """The best plan of a few rounds: within the budget, then cheap, then small.
 
   Planners bound live bytes, XLA packs buffers: after each round the planner's limit moves by what the predicted heap
@@ -134,22 +134,22 @@ def _search(outcome: Outcome, module_bytes: bytes, op_instruction_ids: np.ndarra
   The first round's planner and order are kept.
   """
   program, budget_bytes = outcome.program, outcome.budget_bytes
-  limit_bytes, rounds, best, best_rank = budget_bytes, [], outcome, None
+  limit_bytes, rounds, best = budget_bytes, [], None
   planner, order = base.get_planner(outcome.request.planner), {}
   while len(rounds) < _MAX_ROUNDS and (not rounds or time.perf_counter() < deadline):
     time_limit_s = max(deadline - time.perf_counter(), 0.0)
     result = planner.plan(program, max(limit_bytes, 0), time_limit_s=time_limit_s, **order)
     planner, order = base.get_planner(result.planner), {"order": result.order}
-    candidate = _core.apply_schedule(module_bytes, op_instruction_ids, result.schedule)
+    candidate_bytes = _core.apply_schedule(module, op_instruction_ids, result.schedule)
+    candidate = parse_module(candidate_bytes)
     predicted = predict_memory(candidate)
     rounds.append(
       f"round {len(rounds) + 1}: live limit {format_bytes(limit_bytes)}, live {format_bytes(result.peak_live_bytes)}, "
       f"heap {format_bytes(predicted.temp_bytes)}, cost {result.overhead(program):+.2%} ({result.planner})"
     )
     rank = max(predicted.temp_bytes - budget_bytes, 0), result.recompute_cost_s, predicted.temp_bytes
-    if predicted.temp_bytes < outcome.baseline.temp_bytes and (best_rank is None or rank < best_rank):
-      best_rank = rank
-      best = dataclasses.replace(best, result=result, predicted=predicted, module_bytes=candidate)
+    if predicted.temp_bytes < outcome.baseline.temp_bytes and (best is None or rank < best[0]):
+      best = rank, result, predicted, candidate_bytes, candidate
     room_bytes = budget_bytes - predicted.temp_bytes
     if room_bytes < 0 and result.is_feasible:
       limit_bytes = min(limit_bytes, result.peak_live_bytes) + min(room_bytes, -budget_bytes // 200)
@@ -157,7 +157,13 @@ def _search(outcome: Outcome, module_bytes: bytes, op_instruction_ids: np.ndarra
       limit_bytes += room_bytes
     else:
       break
-  return dataclasses.replace(best, rounds=tuple(rounds))
+  outcome = dataclasses.replace(outcome, rounds=tuple(rounds))
+  if best is None:
+    return dataclasses.replace(outcome, reason="no plan takes less memory than the module as it came")
+  _, result, predicted, candidate_bytes, candidate = best
+  if fault := _core.verify_transform(module, candidate):
+    return dataclasses.replace(outcome, reason=f"the rewritten module was not proved equivalent: {fault}")
+  return dataclasses.replace(outcome, result=result, predicted=predicted, module_bytes=candidate_bytes)
 
 
 class _Hook:

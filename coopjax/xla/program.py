@@ -81,11 +81,25 @@ class HeapResult:
     return (self.heap_bytes - self.peak_live_bytes) / self.heap_bytes if self.heap_bytes else 0.0
 
 
-def read_step_program(module_bytes: bytes, roofline: Roofline | None = None) -> tuple[StepProgram, np.ndarray]:
+def parse_module(module_bytes: bytes) -> _core.HloModule:
+  """Parses a serialized ``HloModuleProto`` with a schedule, once for all that is asked of it.
+
+  Raises:
+    coopjax.errors.InvalidProgramError: the bytes are not such a module.
+  """
+  try:
+    return _core.HloModule(bytes(module_bytes))
+  except ValueError as error:
+    raise InvalidProgramError(str(error)) from None
+
+
+def read_step_program(
+  module: bytes | _core.HloModule, roofline: Roofline | None = None,
+) -> tuple[StepProgram, np.ndarray]:
   """Reads the entry computation of a scheduled module.
 
   Args:
-    module_bytes: a serialized ``HloModuleProto`` with a schedule.
+    module: a serialized ``HloModuleProto`` with a schedule, or a parsed one.
     roofline: the target that gives ops their modelled seconds; a CPU by default.
 
   Returns:
@@ -94,8 +108,9 @@ def read_step_program(module_bytes: bytes, roofline: Roofline | None = None) -> 
   Raises:
     coopjax.errors.InvalidProgramError: the bytes are not such a module.
   """
+  module = parse_module(module) if isinstance(module, bytes) else module
   try:
-    fields, op_instruction_ids = _core.read_step_program(bytes(module_bytes), *dataclasses.astuple(roofline or CPU))
+    fields, op_instruction_ids = _core.read_step_program(module, *dataclasses.astuple(roofline or CPU))
   except ValueError as error:
     raise InvalidProgramError(str(error)) from None
   fields["op_can_recompute"] = fields["op_can_recompute"].astype(bool)
@@ -103,16 +118,17 @@ def read_step_program(module_bytes: bytes, roofline: Roofline | None = None) -> 
   return StepProgram(**fields), op_instruction_ids
 
 
-def predict_memory(module_bytes: bytes) -> HeapResult:
+def predict_memory(module: bytes | _core.HloModule) -> HeapResult:
   """Predicts the memory that XLA:CPU will give a scheduled module.
 
   Args:
-    module_bytes: a serialized ``HloModuleProto`` with a schedule.
+    module: a serialized ``HloModuleProto`` with a schedule, or a parsed one.
 
   Raises:
     coopjax.errors.InvalidProgramError: the bytes are not such a module.
   """
+  module = parse_module(module) if isinstance(module, bytes) else module
   try:
-    return HeapResult(**_core.predict_memory(bytes(module_bytes)))
+    return HeapResult(**_core.predict_memory(module))
   except ValueError as error:
     raise InvalidProgramError(str(error)) from None
