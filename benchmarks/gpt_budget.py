@@ -7,7 +7,7 @@ over the unbudgeted program's of the same rounds. Recomputed FLOPs are what XLA'
 program beyond what it counts in the unbudgeted one. "plan s" is all planning; "in hook" is the part inside XLA's
 pipeline, beside the rest of the compile. Writes benchmarks/results/gpt_budget.json.
 
-  python benchmarks/gpt_budget.py                       # everything, some fifteen minutes on two cores
+  python benchmarks/gpt_budget.py                       # everything, some half an hour on two cores
   python benchmarks/gpt_budget.py --model decoder --rounds 20
 """
 

@@ -60,7 +60,7 @@ class Candidates:
   """
 
   def __init__(self, traced: TracedFn, only_scans: bool):
-    jaxpr, table = tag_jaxpr(traced.jaxpr)
+    jaxpr, table = tag_jaxpr(traced.inlined)
     differentiable = traced.is_differentiable
     original = forward_graph(jaxpr, differentiable)
     self.forward_flops = sum(original.flops)

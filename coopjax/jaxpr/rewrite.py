@@ -75,7 +75,7 @@ def rewrite(traced: TracedFn, decisions: PolicyDecisions, mark: str | None = Non
   Raises:
     PlanMismatchError: the decisions don't fit the jaxpr.
   """
-  jaxpr, _ = tag_jaxpr(traced.jaxpr, mark)
+  jaxpr, _ = tag_jaxpr(traced.inlined, mark)
   return evaluator(apply_to_scans(jaxpr, decisions), decisions)
 
 
@@ -125,7 +125,7 @@ class ValueDecision:
 
 def describe(traced: TracedFn, decisions: PolicyDecisions) -> tuple[ValueDecision, ...]:
   """The decisions value by value, largest first: all values made by work in wrapped segments."""
-  _, table = tag_jaxpr(traced.jaxpr)
+  _, table = tag_jaxpr(traced.inlined)
   found = []
   for region in decisions.regions:
     equations = [info for info in table if info.parent_id == region.equation_id]

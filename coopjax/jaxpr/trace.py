@@ -7,6 +7,7 @@ call that the user makes passes them through.
 
 from collections.abc import Callable, Sequence
 import dataclasses
+import functools
 import inspect
 from typing import Any
 
@@ -45,6 +46,12 @@ class TracedFn:
   out_avals: tuple[jax.ShapeDtypeStruct, ...]
   out_tree: Any
   is_differentiable: tuple[bool, ...]
+
+  @functools.cached_property
+  def inlined(self) -> core.Jaxpr:
+    """`jaxpr` with nested jits opened up, for cutting it into segments. It computes the same, but not the same bits:
+    XLA fuses and orders it differently."""
+    return inline_jits(self.jaxpr)
 
   def call(self, leaves: Sequence[Any], flat_fn: Callable[..., Sequence[Any]] | None = None) -> Any:
     """The user's return value for the leaves of the dynamic arguments (see `split_arguments`).
@@ -138,7 +145,7 @@ def trace(fn: Callable, args: Sequence[Any] = (), kwargs: dict[str, Any] | None 
   flat_fn.__name__ = name
   closed, out_shapes = jax.make_jaxpr(flat_fn, return_shape=True)(*split.leaves)
   consts = tuple(closed.consts)
-  jaxpr = inline_jits(compat.open_constants(closed))
+  jaxpr = compat.open_constants(closed)
   out_avals, out_tree = jax.tree.flatten(out_shapes)
   values = (*consts, *split.leaves)
   in_avals = tuple(_abstract(var.aval, value) for var, value in zip(jaxpr.invars, values, strict=True))
