@@ -69,19 +69,24 @@ def name_scopes(equation: core.JaxprEqn) -> str:
   return str(equation.source_info.name_stack)
 
 
-def inlined(outer: core.JaxprEqn, inner: core.JaxprEqn, invars: Sequence[Any], outvars: Sequence[Any]) -> core.JaxprEqn:
-  """An equation of a nested jit's jaxpr as it stands in the caller: other variables, the call's name scopes.
+def at_call_site(call: core.JaxprEqn, inner: core.JaxprEqn) -> core.JaxprEqn:
+  """An equation of a nested jit's jaxpr with the source line that this call of the jit gives it.
 
   JAX keeps the jaxpr of a jitted function from its first call. If no user frame of the equation lies in the jitted
   function (it is one of JAX's own, `jnp.where` say), its source line is that of the first call, not of this one.
   """
-  name, traceback = outer.params["name"], inner.source_info.traceback
-  frames = source_info_util.user_frames(traceback)
-  if not any(frame.function_name.rpartition(".")[2] == name for frame in frames):
-    traceback = outer.source_info.traceback
-  name_stack = outer.source_info.name_stack.extend(f"jit({name})") + inner.source_info.name_stack
-  source_info = inner.source_info.replace(name_stack=name_stack, traceback=traceback)
-  return inner.replace(invars=list(invars), outvars=list(outvars), source_info=source_info)
+  frames = source_info_util.user_frames(inner.source_info.traceback)
+  if any(frame.function_name.rpartition(".")[2] == call.params["name"] for frame in frames):
+    return inner
+  return inner.replace(source_info=inner.source_info.replace(traceback=call.source_info.traceback))
+
+
+def inlined(call: core.JaxprEqn, inner: core.JaxprEqn, invars: Sequence[Any], outvars: Sequence[Any]) -> core.JaxprEqn:
+  """An equation of a nested jit's jaxpr as it stands in the caller: other variables, the call's line and name scopes."""
+  inner = at_call_site(call, inner)
+  name_stack = call.source_info.name_stack.extend(f"jit({call.params['name']})") + inner.source_info.name_stack
+  return inner.replace(invars=list(invars), outvars=list(outvars),
+                       source_info=inner.source_info.replace(name_stack=name_stack))
 
 
 def pinned_checkpoint(fn: Callable, *, policy: Callable | None, prevent_cse: bool) -> Callable:

@@ -245,6 +245,18 @@ def test_the_table_knows_source_lines_and_nesting():
   assert len([info for info in table if info.parent_id is None]) == len(jaxpr.eqns)
 
 
+def test_a_cached_jit_of_jax_gets_the_line_of_each_call():
+  def loss(x):
+    x = jnp.where(x > 0, jnp.sin(x), x)
+    return jnp.where(x > 1, jnp.cos(x), x).sum()
+
+  start = inspect.getsourcelines(loss)[1]
+  traced = trace(loss, (jnp.ones(8),))
+  for jaxpr in (traced.jaxpr, traced.inlined):
+    lines = {info.source.line for info in tag_jaxpr(jaxpr)[1] if info.primitive == "select_n"}
+    assert lines == {start + 1, start + 2}
+
+
 # --- residuals and segments -------------------------------------------------------------------------------------
 
 

@@ -93,14 +93,18 @@ class _Tagger:
     self._metadata = {} if mark is None else {MARK_ATTRIBUTE: mark}
     self.table: list[EquationInfo] = []
 
-  def tag(self, jaxpr: core.Jaxpr, parent_id: int | None) -> core.Jaxpr:
-    return compat.rebuild(jaxpr, [self._tag_equation(equation, parent_id) for equation in jaxpr.eqns])
+  def tag(self, jaxpr: core.Jaxpr, parent_id: int | None, call: core.JaxprEqn | None = None) -> core.Jaxpr:
+    """Tags every equation; `call` is the nested jit, if any, that the jaxpr is the body of."""
+    return compat.rebuild(jaxpr, [self._tag_equation(equation, parent_id, call) for equation in jaxpr.eqns])
 
-  def _tag_equation(self, equation: core.JaxprEqn, parent_id: int | None) -> core.JaxprEqn:
+  def _tag_equation(self, equation: core.JaxprEqn, parent_id: int | None, call: core.JaxprEqn | None) -> core.JaxprEqn:
+    if call is not None:
+      equation = compat.at_call_site(call, equation)
+    call = equation if compat.is_plain_jit(equation) else call
     equation_id = len(self.table)
     source = compat.source_line(equation)
     self.table.append(EquationInfo(equation_id, equation.primitive.name, source, parent_id, equation))
-    equation = compat.map_sub_jaxprs(equation, lambda inner: self.tag(inner, equation_id), self._mark)
+    equation = compat.map_sub_jaxprs(equation, lambda inner: self.tag(inner, equation_id, call), self._mark)
     return compat.relabel(equation, (f"coop{equation_id}",), self._metadata)
 
   def _mark(self, jaxpr: core.Jaxpr) -> core.Jaxpr:
