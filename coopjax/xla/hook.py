@@ -79,7 +79,8 @@ class Outcome:
     module_bytes: the rewritten module, None if it was left as it came.
     reason: why it was left as it came, or "".
     rounds: one line per plan tried.
-    seconds: time spent in the hook.
+    seconds: time spent on the module, planning included.
+    planning_s: time spent in the planner.
   """
 
   request: Request
@@ -92,6 +93,7 @@ class Outcome:
   reason: str
   rounds: tuple[str, ...]
   seconds: float
+  planning_s: float
 
   @property
   def fits(self) -> bool:
@@ -115,7 +117,7 @@ def plan_module(module_bytes: bytes, requests: Iterable[Request]) -> Outcome:
   program, op_instruction_ids = read_step_program(module)
   resolved = {request: request.budget.resolve(baseline.temp_bytes, baseline.resident_bytes) for request in requests}
   request = min(resolved, key=resolved.get)
-  outcome = Outcome(request, program, baseline, resolved[request], None, baseline, None, "", (), 0.0)
+  outcome = Outcome(request, program, baseline, resolved[request], None, baseline, None, "", (), 0.0, 0.0)
   if outcome.fits:
     reason = f"{format_bytes(baseline.temp_bytes)} of temporaries already fit {format_bytes(outcome.budget_bytes)}"
     outcome = dataclasses.replace(outcome, reason=reason)
@@ -135,11 +137,11 @@ def _search(
   """
   program, budget_bytes = outcome.program, outcome.budget_bytes
   limit_bytes, rounds, best = budget_bytes, [], None
-  planner, order = base.get_planner(outcome.request.planner), {}
+  planner, order, planning_s = base.get_planner(outcome.request.planner), {}, 0.0
   while len(rounds) < _MAX_ROUNDS and (not rounds or time.perf_counter() < deadline):
     time_limit_s = max(deadline - time.perf_counter(), 0.0)
     result = planner.plan(program, max(limit_bytes, 0), time_limit_s=time_limit_s, **order)
-    planner, order = base.get_planner(result.planner), {"order": result.order}
+    planner, order, planning_s = base.get_planner(result.planner), {"order": result.order}, planning_s + result.seconds
     candidate_bytes = _core.apply_schedule(module, op_instruction_ids, result.schedule)
     candidate = parse_module(candidate_bytes)
     predicted = predict_memory(candidate)
@@ -157,7 +159,7 @@ def _search(
       limit_bytes += room_bytes
     else:
       break
-  outcome = dataclasses.replace(outcome, rounds=tuple(rounds))
+  outcome = dataclasses.replace(outcome, rounds=tuple(rounds), planning_s=planning_s)
   if best is None:
     return dataclasses.replace(outcome, reason="no plan takes less memory than the module as it came")
   _, result, predicted, candidate_bytes, candidate = best
