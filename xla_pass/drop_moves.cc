@@ -15,18 +15,22 @@ DropMoves::DropMoves(EditableSchedule* schedule, const ExcessCurve* curve)
       program_(schedule->program()),
       curve_(*curve),
       guards_order_(program_.num_ops(), 0),
-      in_chain_(program_.num_ops(), 0) {
+      in_chain_(program_.num_ops(), 0),
+      is_hopeless_(program_.num_ops(), 0) {
   for (OpId before : program_.op_control.items) guards_order_[before] = 1;
 }
 
 // Puts `op` and what must come back for it into the chain.
 bool DropMoves::NeedOp(OpId op, Key key) {
   if (in_chain_[op]) return true;
-  if (!schedule_.may_run_twice(op) || chain_.size() >= kMaxChain) return false;
+  if (is_hopeless_[op] || !schedule_.may_run_twice(op) || chain_.size() >= kMaxChain) return false;
   in_chain_[op] = 1;
   marked_.push_back(op);
   for (ValueId v : program_.op_inputs[op]) {
-    if (!NeedValue(v, key)) return false;
+    if (NeedValue(v, key)) continue;
+    is_hopeless_[op] = 1;
+    hopeless_.push_back(op);
+    return false;
   }
   chain_.push_back(op);
   return true;
@@ -65,6 +69,8 @@ DropMoves::Outcome DropMoves::Drop(const Gap& gap, DeadOperands dead, bool merge
   const bool is_chain = NeedOp(producer, gap.next);
   for (OpId op : marked_) in_chain_[op] = 0;
   marked_.clear();
+  for (OpId op : hopeless_) is_hopeless_[op] = 0;
+  hopeless_.clear();
   outcome.met_dead_operand = has_dead_operand_;
   if (!is_chain) return outcome;
   const Key first = gap.next - static_cast<Key>(chain_.size());
