@@ -4,7 +4,6 @@
 #include <iterator>
 #include <numeric>
 
-#include "hlo_graph_check.h"
 
 namespace coopjax {
 namespace {
@@ -289,15 +288,5 @@ HeapResult Assigner::Run() {
 }  // namespace
 
 HeapResult AssignBuffers(const HloAlias& alias, const HloLiveRanges& ranges) { return Assigner(alias, ranges).Run(); }
-
-bool AssignBuffers(const HloModule& module, HeapResult* result, std::string* error) {
-  const HloGraph graph(module);
-  *error = CheckHloGraph(graph);
-  if (!error->empty()) return false;
-  const HloDataflow dataflow(graph);
-  const HloAlias alias(dataflow);
-  *result = AssignBuffers(alias, ComputeHloLiveRanges(alias));
-  return true;
-}
 
 }  // namespace coopjax

@@ -46,8 +46,6 @@ struct HeapResult {
 };
 
 HeapResult AssignBuffers(const HloAlias& alias, const HloLiveRanges& ranges);
-// False, and one sentence in `error`, when the module is not one that the analyses understand.
-bool AssignBuffers(const HloModule& module, HeapResult* result, std::string* error);
 
 // Step 2 alone. Intervals count heap events (allocations and frees), not flattened time.
 struct HeapInterval {

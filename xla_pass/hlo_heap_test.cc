@@ -1,5 +1,6 @@
 #include "hlo_heap.h"
 
+#include "hlo_analysis.h"
 #include "testing.h"
 #include "testing_hlo.h"
 
@@ -13,11 +14,10 @@ using testing::TupleOf;
 const Shape kKilobyte = F32({256});
 
 HeapResult Assign(HloBuilder& b) {
-  HeapResult result;
   std::string error;
-  EXPECT_TRUE(AssignBuffers(b.Finish(), &result, &error));
+  const auto analysis = AnalyzeHlo(b.Finish(), &error);
   EXPECT_EQ(error, "");
-  return result;
+  return AssignBuffers(*analysis->alias, analysis->ranges);
 }
 
 // p -> a -> b -> scalar; "reverse" can't run in place, so a and b are live together: 2 KB. The result has 4 bytes.

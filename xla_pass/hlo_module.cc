@@ -85,22 +85,6 @@ bool ParseInputOutputAliases(std::string_view message, std::vector<InputOutputAl
   return reader.ok();
 }
 
-// FrontendAttributes: map<string, string> map = 1.
-bool ParseAttributes(std::string_view message, std::vector<std::pair<std::string, std::string>>* attributes) {
-  WireReader reader(message);
-  for (WireField field; reader.Next(&field);) {
-    if (field.number != 1) continue;
-    auto& [key, value] = attributes->emplace_back();
-    WireReader entry(field.bytes);
-    for (WireField part; entry.Next(&part);) {
-      if (part.number == 1) key = part.bytes;
-      if (part.number == 2) value = part.bytes;
-    }
-    if (!entry.ok()) return false;
-  }
-  return reader.ok();
-}
-
 bool ParseMetadata(std::string_view message, const StackFrames& frames, Instruction* instruction) {
   int64_t frame_id = 0;
   WireReader reader(message);
@@ -144,7 +128,6 @@ bool ParseInstruction(std::string_view message, const StackFrames& frames, Instr
       case 37: is_valid = ReadRepeatedInt64(field, &result->control_predecessor_ids); break;
       case 38: is_valid = ReadRepeatedInt64(field, &result->called_computation_ids); break;
       case 65: result->custom_call_has_side_effect = field.value != 0; break;
-      case 68: is_valid = ParseAttributes(field.bytes, &result->frontend_attributes); break;
       case 74:
         is_valid = ParseOutputOperandAlias(field.bytes, &result->output_operand_aliasing.emplace_back());
         break;

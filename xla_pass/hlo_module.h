@@ -61,7 +61,6 @@ struct Instruction {
   std::string op_name;                      // metadata.op_name: the name-scope path
   std::string source_file;
   int32_t source_line = 0;
-  std::vector<std::pair<std::string, std::string>> frontend_attributes;
   std::string_view raw;                     // the serialized HloInstructionProto, inside the module's bytes
   int32_t computation = -1;                 // index into HloModule::computations
 };

@@ -66,7 +66,6 @@ TEST(fields_are_parsed) {
   EXPECT_TRUE(fusion.operand_ids == std::vector<int64_t>{module->instructions[2].id});
   EXPECT_TRUE(fusion.control_predecessor_ids == std::vector<int64_t>{p1.id});
   EXPECT_EQ(fusion.called_computation_ids[0], module->computations[0].id);
-  EXPECT_EQ(fusion.frontend_attributes[0].second, "value");
   EXPECT_EQ(fusion.output_operand_aliasing.size(), 1u);
   EXPECT_EQ(fusion.shape.byte_size(), 16);
   EXPECT_EQ(&module->by_id(fusion.id), &fusion);

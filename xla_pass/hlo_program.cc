@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <iterator>
 
-#include "hlo_graph_check.h"
 #include "hlo_heap.h"
 
 namespace coopjax {
@@ -297,16 +296,9 @@ std::string ShapeText(const Shape& shape) {
   return name + "[" + text + "]";
 }
 
-bool BuildHloProgram(const HloModule& module, const Roofline& roofline, HloProgram* result, std::string* error) {
-  const HloGraph graph(module);
-  *error = CheckHloGraph(graph);
-  if (!error->empty()) return false;
-  const HloDataflow dataflow(graph);
-  const HloAlias alias(dataflow);
-  const HloLiveRanges ranges = ComputeHloLiveRanges(alias);
-  ProgramBuilder(alias, ranges, roofline, result).Run();
-  *error = CheckProgram(result->program);
-  return error->empty();
+std::string BuildHloProgram(const HloAnalysis& analysis, const Roofline& roofline, HloProgram* result) {
+  ProgramBuilder(*analysis.alias, analysis.ranges, roofline, result).Run();
+  return CheckProgram(result->program);
 }
 
 }  // namespace coopjax

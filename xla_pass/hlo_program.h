@@ -18,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "hlo_analysis.h"
 #include "hlo_cost.h"
 #include "hlo_module.h"
 #include "step_program.h"
@@ -35,8 +36,8 @@ struct HloProgram {
   std::vector<double> op_bytes_accessed;
 };
 
-// False, and one sentence in `error`, when the module is not one that these rules understand.
-bool BuildHloProgram(const HloModule& module, const Roofline& roofline, HloProgram* result, std::string* error);
+// What is wrong with the program that was built (see CheckProgram), in one sentence, or an empty string.
+std::string BuildHloProgram(const HloAnalysis& analysis, const Roofline& roofline, HloProgram* result);
 
 // "f32[4,128]", tuples as "(f32[4], s32[])".
 std::string ShapeText(const Shape& shape);

@@ -16,8 +16,9 @@ using testing::TupleOf;
 HloProgram Build(HloBuilder& b) {
   HloProgram result;
   std::string error;
-  EXPECT_TRUE(BuildHloProgram(b.Finish(), {1e9, 1e9, 1e9, 1e-6}, &result, &error));
+  const auto analysis = AnalyzeHlo(b.Finish(), &error);
   EXPECT_EQ(error, "");
+  EXPECT_EQ(BuildHloProgram(*analysis, {1e9, 1e9, 1e9, 1e-6}, &result), "");
   return result;
 }
 

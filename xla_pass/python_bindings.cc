@@ -11,7 +11,7 @@
 
 #include "buffer_assignment.h"
 #include "coop_planner.h"
-#include "hlo_graph_check.h"
+#include "hlo_analysis.h"
 #include "hlo_heap.h"
 #include "hlo_module.h"
 #include "hlo_program.h"
@@ -186,7 +186,17 @@ struct ParsedModule {
     }
     if (module == nullptr) throw nb::value_error(error.c_str());
   }
+
+  // Made when first asked for; the GIL serializes the asking.
+  const coopjax::HloAnalysis& Analysis() const {
+    std::string error;
+    if (analysis == nullptr) analysis = coopjax::AnalyzeHlo(*module, &error);
+    if (analysis == nullptr) throw nb::value_error(error.c_str());
+    return *analysis;
+  }
+
   std::unique_ptr<const coopjax::HloModule> module;
+  mutable std::unique_ptr<const coopjax::HloAnalysis> analysis;
 };
 
 static void BindTransform(nb::module_& m) {
@@ -310,30 +320,18 @@ static nb::dict ToDict(const coopjax::BufferAssignment& assignment) {
 static void BindHloProgram(nb::module_& m) {
   m.def("read_step_program", [](const ParsedModule& parsed, double flops_per_s, double transcendentals_per_s,
                                 double bytes_per_s, double op_overhead_s) {
-    std::string error;
+    const coopjax::Roofline roofline = {flops_per_s, transcendentals_per_s, bytes_per_s, op_overhead_s};
     coopjax::HloProgram hlo;
-    {
-      nb::gil_scoped_release release;
-      coopjax::BuildHloProgram(*parsed.module, {flops_per_s, transcendentals_per_s, bytes_per_s, op_overhead_s}, &hlo,
-                               &error);
-    }
+    const std::string error = coopjax::BuildHloProgram(parsed.Analysis(), roofline, &hlo);
     if (!error.empty()) throw nb::value_error(error.c_str());
     return nb::make_tuple(ToDict(hlo), ToNumpy(hlo.op_instruction_ids));
   }, "The fields of a StepProgram, and the instruction id of each op; see hlo_program.h.");
   m.def("predict_memory", [](const ParsedModule& parsed) {
-    std::string error;
-    coopjax::HeapResult heap;
-    {
-      nb::gil_scoped_release release;
-      coopjax::AssignBuffers(*parsed.module, &heap, &error);
-    }
-    if (!error.empty()) throw nb::value_error(error.c_str());
-    return ToDict(heap);
+    const coopjax::HloAnalysis& analysis = parsed.Analysis();
+    return ToDict(coopjax::AssignBuffers(*analysis.alias, analysis.ranges));
   }, "What XLA:CPU's buffer assignment will do with a scheduled module; see hlo_heap.h.");
   m.def("module_cost", [](const ParsedModule& parsed, bool count_iterations) {
-    const coopjax::HloGraph graph(*parsed.module);
-    if (const std::string error = coopjax::CheckHloGraph(graph); !error.empty()) throw nb::value_error(error.c_str());
-    const auto cost = coopjax::CostModel(graph, count_iterations).ComputationCost(parsed.module->entry);
+    const auto cost = coopjax::CostModel(parsed.Analysis().graph, count_iterations).ComputationCost(parsed.module->entry);
     return nb::make_tuple(cost.flops, cost.transcendentals, cost.bytes_accessed);
   }, "FLOPs, transcendentals and bytes accessed of one run of a module; see hlo_cost.h.");
   m.def("parse_buffer_assignment", [](const nb::bytes& proto, bool is_hlo_proto) {
