@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from coopjax import compat
+from coopjax import __version__, compat
 from coopjax.budget import Budget, format_bytes
 from coopjax.errors import BudgetExceededWarning, BudgetInfeasibleError, NotDifferentiableError, RematNoEffectWarning
 from coopjax.jaxpr import policy as jaxpr_policy
@@ -182,8 +182,11 @@ def _decide_policy(
 
 
 def mark_of(fingerprint: str, budget: Budget, planner: str, time_limit_s: float) -> str:
-  """The mark of a traced program; the same for the same program and request, in every process."""
-  key = _hash(f"{fingerprint} {budget} {planner} {time_limit_s}")
+  """The mark of a traced program: the same for the same program, request and coopjax, in every process.
+
+  Compilation caches key on it, so an executable that another version of coopjax planned is not taken for this one's.
+  """
+  key = _hash(f"{__version__} {fingerprint} {budget} {planner} {time_limit_s}")
   return hook.Request(budget, planner, time_limit_s, key).to_mark()
 
 
