@@ -23,11 +23,9 @@ import time
 
 import coopjax
 import gpt
-import jax
 import optax
 import side_by_side
-from coopjax.program import liveness
-from coopjax.xla.program import read_step_program
+from coopjax.xla.compile import measure
 
 OUT = pathlib.Path("out")
 
@@ -74,7 +72,7 @@ def train(arguments: argparse.Namespace) -> None:
   step = gpt.make_train_step(loss, optimizer).lower(params, state, batch).compile()
   memory = step.memory_analysis()
   report(temp_bytes=memory.temp_size_in_bytes, argument_bytes=memory.argument_size_in_bytes,
-         compile_s=time.perf_counter() - start, live_bytes=live_bytes(step))
+         compile_s=time.perf_counter() - start, live_bytes=measure(step).live_bytes)
 
   reset_peak_resident()
   for _ in sys.stdin:
@@ -82,13 +80,6 @@ def train(arguments: argparse.Namespace) -> None:
     params, state, value = step(params, state, batch)
     report(loss=float(value), step_s=time.perf_counter() - start, resident_bytes=peak_resident_bytes())
     batch = next(data)
-
-
-def live_bytes(step: jax.stages.Compiled) -> list[int]:
-  """Temporary bytes that are live at each step of the schedule that XLA will run."""
-  module = step.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
-  program, _ = read_step_program(module)
-  return liveness.live_bytes(program, program.schedule).tolist()
 
 
 def parse_budget(text: str) -> float | str | None:

@@ -1,32 +1,20 @@
 """The HLO layer for real: modules rewritten inside XLA's compile pipeline, run, and compared to the bit."""
 
-import contextlib
 import functools
 import random
 import re
 
 import jax
-from jax.extend import xla as jax_xla
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from coopjax import _core
 from tests import hlo_proto
+from tests.hlo_hook import hook
 
-HOOK = "coopjax_test_hlo_module"
-STAGE = jax_xla.PipelineStage.POST_SCHEDULER
 IN_PLACE = {"dynamic-update-slice", "scatter"}
 NEVER_CLONED = {"while", "conditional", "call", "custom-call", *IN_PLACE}
-
-
-@contextlib.contextmanager
-def hook(callback):
-  jax_xla.register_hlo_module_transformation(callback, name=HOOK, stage=STAGE, platforms="cpu")
-  try:
-    yield
-  finally:
-    assert jax_xla.clear_hlo_module_transformation(HOOK, stage=STAGE, platforms="cpu")
 
 
 def mlp_gradients():

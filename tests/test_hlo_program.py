@@ -1,11 +1,9 @@
 """HLO modules as StepPrograms, and their predicted memory, against what XLA:CPU compiles them to."""
 
-import contextlib
 import dataclasses
 import math
 
 import jax
-from jax.extend import xla as jax_xla
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,18 +15,7 @@ from coopjax.program.cost import CPU, Roofline
 from coopjax.xla.buffer_assignment import BufferAssignment
 from coopjax.xla.program import AllocationKind, predict_memory, read_step_program
 from tests import models
-
-HOOK = "coopjax_test_hlo_program"
-STAGE = jax_xla.PipelineStage.POST_SCHEDULER
-
-
-@contextlib.contextmanager
-def hook(callback):
-  jax_xla.register_hlo_module_transformation(callback, name=HOOK, stage=STAGE, platforms="cpu")
-  try:
-    yield
-  finally:
-    assert jax_xla.clear_hlo_module_transformation(HOOK, stage=STAGE, platforms="cpu")
+from tests.hlo_hook import hook
 
 
 def capture(fn, *args, donate=(), rewrite=None):

@@ -116,8 +116,6 @@ void ProgramBuilder::AddOp(int32_t i) {
   const OpCost cost = cost_model_.Cost(i);
   program_.op_cost_s.push_back(cost_model_.Seconds(i, roofline_));
   program_.op_flops.push_back(cost.flops);
-  result_.op_transcendentals.push_back(cost.transcendentals);
-  result_.op_bytes_accessed.push_back(cost.bytes_accessed);
   program_.schedule.push_back(op);
   AddDescription(i);
 }

@@ -32,8 +32,6 @@ struct HloProgram {
   std::vector<std::string> op_scopes;     // metadata.op_name: the name-scope path
   std::vector<std::string> op_sources;    // "file:line", or empty
   std::vector<std::string> value_types;   // "f32[4,128]"
-  std::vector<double> op_transcendentals;
-  std::vector<double> op_bytes_accessed;
 };
 
 // What is wrong with the program that was built (see CheckProgram), in one sentence, or an empty string.
