@@ -35,6 +35,7 @@ class StepProgram:
     may_share: rows (op, input value, output value), int32 ``[n, 3]``.
     schedule: the given order, each op once, int32 ``[num_ops]``.
     op_names: a name per op (an HLO instruction's, say), or empty.
+    op_kinds: what each op does: a jaxpr primitive, or an HLO opcode (a fusion's most expensive one); or empty.
     op_scopes: a name-scope path per op, or empty.
     op_sources: ``file:line`` per op, or empty.
     value_types: dtype and shape per value, for people to read, or empty.
@@ -54,6 +55,7 @@ class StepProgram:
   may_share: np.ndarray
   schedule: np.ndarray
   op_names: tuple[str, ...] = ()
+  op_kinds: tuple[str, ...] = ()
   op_scopes: tuple[str, ...] = ()
   op_sources: tuple[str, ...] = ()
   value_types: tuple[str, ...] = ()
