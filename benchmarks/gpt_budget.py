@@ -15,10 +15,8 @@ import argparse
 import contextlib
 import dataclasses
 import gc
-import json
 import os
 import pathlib
-import platform
 import statistics
 import sys
 import time
@@ -36,13 +34,13 @@ import models
 import numpy as np
 import optax
 import rich.box
-import rich.console
 import rich.progress
 import rich.table
+import tables
 from coopjax.xla import hook
 
 MIB = 2**20
-RESULTS = pathlib.Path(__file__).parent / "results" / "gpt_budget.json"
+RESULTS = tables.RESULTS / "gpt_budget.json"
 BUDGETS = (0.5, 0.25, 0.12)
 MEMORY_SCHEDULER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
@@ -238,16 +236,13 @@ def main() -> None:
   warnings.simplefilter("ignore", coopjax.BudgetExceededWarning)  # the table says which budgets are not held
 
   rows = []
-  console = rich.console.Console(width=None if sys.stdout.isatty() else 150)
-  with rich.progress.Progress(console=rich.console.Console(stderr=True), transient=True) as progress:
+  console = tables.console()
+  with tables.progress() as progress:
     for name in arguments.model:
       rows += (measured := measure(CASES[name](), arguments.rounds, progress))
       console.print(table(measured))
       gc.collect()
-  machine = {"cpus": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version(),
-             "jax": jax.__version__, "coopjax": coopjax.__version__}
-  arguments.out.parent.mkdir(parents=True, exist_ok=True)
-  arguments.out.write_text(json.dumps({"machine": machine, "rounds": arguments.rounds, "rows": rows}, indent=1) + "\n")
+  tables.write(arguments.out, rounds=arguments.rounds, rows=rows)
   console.print(f"written to {arguments.out}")
 
 

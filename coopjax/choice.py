@@ -194,22 +194,15 @@ def _report_infeasible(
   traced: TracedFn, request: Request, budget_bytes: int, smallest_bytes: int, program: StepProgram, schedule: np.ndarray,
 ) -> None:
   """Raises, or warns for a best effort, with the smallest reachable bytes and what forces them."""
-  op, values = explain.largest_at_peak(program, schedule)
-  op_text = " ".join(filter(None, (program.op_names[op], program.op_sources[op])))
-  lines = [
+  error = explain.infeasible(
+    program, schedule,
     f"no plan brings {traced.name} and its gradient within {format_bytes(budget_bytes)} of temporaries; the smallest "
     f"reached is {format_bytes(smallest_bytes)} (planner {request.planner}, engine {request.engine})",
-    f"what forces it is {op_text}; the largest values live there:",
-    *(f"  {format_bytes(program.value_bytes[v]):>10}  {explain.describe_value(program, v)}" for v in values),
-    "try a larger budget, a smaller batch, or on_infeasible='best_effort'",
-  ]
+    budget_bytes=budget_bytes, smallest_bytes=smallest_bytes)
+  error.add_note("try a larger budget, a smaller batch, or on_infeasible='best_effort'")
   if request.on_infeasible == "error":
-    raise BudgetInfeasibleError(
-      "\n".join(lines), budget_bytes=budget_bytes, smallest_bytes=smallest_bytes, op=op_text,
-      largest=tuple((int(program.value_bytes[v]), program.value_types[v], program.op_sources[program.value_producer[v]])
-                    for v in values),
-    )
-  warnings.warn("\n".join(lines), BudgetExceededWarning, stacklevel=5)
+    raise error
+  warnings.warn(str(error), BudgetExceededWarning, stacklevel=5)
 
 
 def warn_no_effect(

@@ -8,6 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
+from coopjax.budget import format_bytes
+from coopjax.program import explain
 from coopjax.program.step_program import StepProgram
 
 _HOMES = {"auto": ("coopjax.planners.auto", "AutoPlanner"), "coop": ("coopjax.planners.coop", "CoopPlanner"),
@@ -72,6 +74,16 @@ class PlannerResult:
     """Recompute cost over the program's own cost."""
     total_s = float(program.op_cost_s.sum())
     return self.recompute_cost_s / total_s if total_s > 0 else 0.0
+
+  def require_feasible(self, program: StepProgram) -> "PlannerResult":
+    """This result; ``BudgetInfeasibleError``, with what forces the peak, if it misses the budget."""
+    if self.is_feasible:
+      return self
+    raise explain.infeasible(
+      program, self.schedule,
+      f"no plan was found within {format_bytes(self.budget_bytes)} of live bytes; the smallest reached is "
+      f"{format_bytes(self.peak_live_bytes)} (planner {self.planner})",
+      budget_bytes=self.budget_bytes, smallest_bytes=self.peak_live_bytes)
 
 
 class Planner(Protocol):

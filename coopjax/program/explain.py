@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from coopjax.budget import format_bytes
+from coopjax.errors import BudgetInfeasibleError
 from coopjax.program import liveness
 from coopjax.program.step_program import TEMPORARY, StepProgram
 
@@ -47,3 +49,43 @@ def decided_values(program: StepProgram, schedule: np.ndarray) -> list[int]:
     across_peak.update(int(value) for value in program.outputs(op))
   decided = [value for value in across_peak if program.value_kind[value] == TEMPORARY and program.value_bytes[value] > 0]
   return sorted(decided, key=lambda value: (-program.value_bytes[value], value))
+
+
+def infeasible(
+  program: StepProgram, schedule: np.ndarray, headline: str, *, budget_bytes: int, smallest_bytes: int,
+) -> BudgetInfeasibleError:
+  """The error that a missed budget deserves.
+
+  Args:
+    program: what was planned.
+    schedule: the smallest that was found.
+    headline: what was asked and what was reached.
+    budget_bytes: what was asked.
+    smallest_bytes: what was reached.
+
+  Returns:
+    An error with the op at the peak, the largest values live there and, where it is the reason, the bound that no
+    schedule gets below.
+  """
+  from coopjax import _core
+
+  bound_bytes, bound_op = _core.lower_bound(program.core)
+  op, values = largest_at_peak(program, schedule)
+  lines = [headline]
+  if budget_bytes < bound_bytes:
+    lines.append(f"no schedule whatever has fewer than {format_bytes(bound_bytes)} live: {_describe_op(program, bound_op)} "
+                 "alone needs them")
+  lines += [
+    f"what forces the smallest is {_describe_op(program, op)}; the largest values live there:",
+    *(f"  {format_bytes(program.value_bytes[value]):>10}  {describe_value(program, value)}" for value in values),
+  ]
+  largest = tuple(
+    (int(program.value_bytes[value]), program.value_types[value] if program.value_types else "",
+     program.op_sources[program.value_producer[value]] if program.op_sources else "") for value in values)
+  return BudgetInfeasibleError("\n".join(lines), budget_bytes=budget_bytes, smallest_bytes=smallest_bytes,
+                               op=_describe_op(program, op), largest=largest)
+
+
+def _describe_op(program: StepProgram, op: int) -> str:
+  name = program.op_names[op] if program.op_names else f"op {op}"
+  return f"{name} {program.op_sources[op]}" if program.op_sources and program.op_sources[op] else name

@@ -1,0 +1,64 @@
+"""How benchmarks show and keep their rows: a table for people, JSON for machines, and what they ran on."""
+
+import json
+import os
+import pathlib
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import coopjax
+import jax
+import rich.box
+import rich.console
+import rich.progress
+import rich.table
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+Row = dict[str, Any]
+
+
+def console() -> rich.console.Console:
+  """Standard output, wide enough for a table when it is no terminal."""
+  return rich.console.Console(width=None if sys.stdout.isatty() else 150)
+
+
+def progress() -> rich.progress.Progress:
+  """Bars on a terminal's standard error, gone when they are done; silence elsewhere."""
+  return rich.progress.Progress(console=rich.console.Console(stderr=True), transient=True)
+
+
+def table(rows: Sequence[Row], columns: Mapping[str, str], title: str = "") -> rich.table.Table:
+  """A table of rows.
+
+  Args:
+    rows: what to show.
+    columns: heading, to a format string over a row's fields; what is None stays empty. The first column is the label.
+    title: above the table.
+  """
+  shown = rich.table.Table(title=title or None, title_justify="left", box=rich.box.SIMPLE_HEAD)
+  for position, heading in enumerate(columns):
+    shown.add_column(heading, justify="right" if position else "left", no_wrap=True)
+  for row in rows:
+    shown.add_row(*(_cell(text, row) for text in columns.values()))
+  return shown
+
+
+def _cell(text: str, row: Row) -> str:
+  try:
+    return text.format(**row)
+  except (TypeError, KeyError):  # a field that is None, or absent, has no format
+    return ""
+
+
+def machine() -> Row:
+  """What the figures were measured on."""
+  return {"cpus": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version(),
+          "jax": jax.__version__, "coopjax": coopjax.__version__}
+
+
+def write(path: pathlib.Path, **contents: Any) -> None:
+  """Writes a results file, the machine included."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_text(json.dumps({"machine": machine(), **contents}, indent=1) + "\n")
