@@ -14,6 +14,7 @@ import jax
 from jax._src import config, linear_util, source_info_util
 from jax._src.ad_checkpoint import RematTraced
 from jax._src.core import JaxprEqnContext
+from jax._src.interpreters import partial_eval
 from jax._src.sharding_impls import UnspecifiedValue
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend import core
@@ -76,15 +77,23 @@ def at_call_site(call: core.JaxprEqn, inner: core.JaxprEqn) -> core.JaxprEqn:
   function (it is one of JAX's own, `jnp.where` say), its source line is that of the first call, not of this one.
   """
   frames = source_info_util.user_frames(inner.source_info.traceback)
-  if any(frame.function_name.rpartition(".")[2] == call.params["name"] for frame in frames):
+  if any(frame.function_name.rpartition(".")[2] == _call_name(call) for frame in frames):
     return inner
   return inner.replace(source_info=inner.source_info.replace(traceback=call.source_info.traceback))
 
 
+def _call_name(call: core.JaxprEqn) -> str:
+  """Of the called function."""
+  return call.params["name"] if "name" in call.params else next(sub_jaxprs(call)).debug_info.func_name
+
+
 def inlined(call: core.JaxprEqn, inner: core.JaxprEqn, invars: Sequence[Any], outvars: Sequence[Any]) -> core.JaxprEqn:
-  """An equation of a nested jit's jaxpr as it stands in the caller: other variables, the call's line and name scopes."""
+  """An equation of a call's body as it stands in the caller: other variables, the call's line and name scopes."""
   inner = at_call_site(call, inner)
-  name_stack = call.source_info.name_stack.extend(f"jit({call.params['name']})") + inner.source_info.name_stack
+  name_stack = call.source_info.name_stack
+  if call.primitive.name == "jit":
+    name_stack = name_stack.extend(f"jit({_call_name(call)})")
+  name_stack = name_stack + inner.source_info.name_stack
   return inner.replace(invars=list(invars), outvars=list(outvars),
                        source_info=inner.source_info.replace(name_stack=name_stack))
 
@@ -182,6 +191,34 @@ def is_plain_jit(equation: core.JaxprEqn) -> bool:
   unspecified = all(isinstance(s, UnspecifiedValue) for s in (*params["in_shardings"], *params["out_shardings"]))
   layouts_open = all(layout is None for layout in (*params["in_layouts"], *params["out_layouts"]))
   return unspecified and layouts_open and not params["compiler_options_kvs"]
+
+
+def call_body(equation: core.JaxprEqn) -> core.Jaxpr | None:
+  """The jaxpr that a call evaluates once, on its own inputs (plain jits, custom derivative rules, checkpoints)."""
+  name = equation.primitive.name
+  is_call = name in ("remat2", *_LAZY_RULES) or is_plain_jit(equation)
+  is_call = is_call or (name == "call_hi_primitive" and isinstance(equation.params["_prim"], RematTraced))
+  body = next(sub_jaxprs(equation)) if is_call else None
+  return None if body is None or body.consts else body
+
+
+def scan_slices(equation: core.JaxprEqn) -> Sequence[core.Var]:
+  """The variables of a scan's body that hold slices of its inputs; none for other equations."""
+  if equation.primitive.name != "scan":
+    return ()
+  body = equation.params["jaxpr"]
+  return [inner for inner, outer in zip(body.invars, equation.invars, strict=True)
+          if len(inner.aval.shape) < len(outer.aval.shape)]
+
+
+def dce(jaxpr: core.Jaxpr) -> core.Jaxpr:
+  """Without dead code, in loops and branches too; all inputs and outputs stay."""
+  return partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)[0]
+
+
+def short_type(aval: Any) -> str:
+  """Dtype and shape, "f32[8,128]" for one."""
+  return aval.str_short(short_dtypes=True)
 
 
 def no_trace() -> contextlib.AbstractContextManager:

@@ -1,16 +1,18 @@
-"""FLOPs of jaxpr equations: what recomputing one costs.
+"""FLOPs and seconds of jaxpr equations: what recomputing one costs.
 
-The unit is a floating-point operation that the machine can't hide behind memory traffic. Elementwise work is counted
-per output element, because XLA fuses its recompute into whatever reads it; data movement that fuses away counts
-nothing. Only ratios matter to the planner; reports show the sum as FLOPs.
+The unit of FLOPs is a floating-point operation that the machine can't hide behind memory traffic. Elementwise work is
+counted per output element, because XLA fuses its recompute into whatever reads it; data movement that fuses away
+counts nothing. Only ratios matter to the planner; reports show the sum as FLOPs.
 """
 
+from collections.abc import Sequence
 import math
 from typing import Any
 
 from jax.extend import core
 
 from coopjax import compat
+from coopjax.program.cost import Roofline
 
 _TRANSCENDENTAL_FLOPS = 8.0
 _TRANSCENDENTAL = frozenset(
@@ -24,6 +26,7 @@ _FREE = frozenset(
 _MOVES = {"transpose": 1.0, "concatenate": 1.0, "pad": 1.0, "rev": 1.0, "dynamic_slice": 1.0, "gather": 4.0,
           "dynamic_update_slice": 1.0, "scatter": 8.0, "scatter-add": 8.0, "scatter_add": 8.0, "sort": 64.0,
           "top_k": 64.0, "cumsum": 4.0, "cumlogsumexp": 16.0, "cumprod": 4.0, "cummax": 4.0, "cummin": 4.0}
+_LOOKUPS = frozenset("dynamic_slice gather slice".split())
 
 
 def num_elements(aval: Any) -> int:
@@ -42,9 +45,7 @@ def equation_flops(equation: core.JaxprEqn) -> float:
   name = equation.primitive.name
   inner = [jaxpr_flops(jaxpr) for jaxpr in compat.sub_jaxprs(equation)]
   if inner:
-    if name == "scan":
-      return equation.params["length"] * inner[0]
-    return max(inner) if name == "cond" else sum(inner)
+    return _combined(equation, inner)
   if name == "dot_general":
     return _dot_flops(equation)
   if name == "conv_general_dilated":
@@ -59,6 +60,36 @@ def equation_flops(equation: core.JaxprEqn) -> float:
   if name.startswith(("reduce_", "arg")):
     return float(max(elements, sum(num_elements(atom.aval) for atom in equation.invars)))
   return float(elements)
+
+
+def arithmetic_seconds(equation: core.JaxprEqn, roofline: Roofline) -> float:
+  """Modelled seconds of one equation if memory were infinitely fast; of loops and branches, those of what is inside."""
+  inner = [sum(equation_seconds(each, roofline) for each in jaxpr.eqns) for jaxpr in compat.sub_jaxprs(equation)]
+  if inner:
+    return _combined(equation, inner)
+  if equation.primitive.name in _TRANSCENDENTAL:
+    return roofline.arithmetic_seconds(0.0, sum(num_elements(var.aval) for var in equation.outvars))
+  return roofline.arithmetic_seconds(equation_flops(equation), 0.0)
+
+
+def equation_seconds(equation: core.JaxprEqn, roofline: Roofline) -> float:
+  """Modelled seconds of one equation; loops are counted with their length, branches by the costliest."""
+  inputs = {id(atom): num_bytes(atom.aval) for atom in equation.invars}
+  outputs = sum(num_bytes(var.aval) for var in equation.outvars)
+  moved = moved_bytes(equation.primitive.name, sum(inputs.values()), outputs)
+  return roofline.seconds(arithmetic_seconds(equation, roofline), moved)
+
+
+def moved_bytes(name: str, input_bytes: int, output_bytes: int) -> int:
+  """Bytes that a primitive reads and writes: of a table it reads what it looks up."""
+  return output_bytes + (min(input_bytes, output_bytes) if name in _LOOKUPS else input_bytes)
+
+
+def _combined(equation: core.JaxprEqn, inner: Sequence[float]) -> float:
+  """The cost of an equation from those of its sub-jaxprs."""
+  if equation.primitive.name == "scan":
+    return equation.params["length"] * inner[0]
+  return max(inner) if equation.primitive.name == "cond" else sum(inner)
 
 
 def jaxpr_flops(jaxpr: core.Jaxpr) -> float:

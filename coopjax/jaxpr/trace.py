@@ -161,23 +161,36 @@ def inline_jits(jaxpr: core.Jaxpr) -> core.Jaxpr:
 
   A jit that asks for shardings, layouts or compiler options stays a call.
   """
+  return _inline(jaxpr, lambda equation: equation.params["jaxpr"] if compat.is_plain_jit(equation) else None)
+
+
+def inline_calls(jaxpr: core.Jaxpr) -> core.Jaxpr:
+  """The jaxpr with all calls opened up, at every depth: plain jits, custom derivative rules and checkpoints.
+
+  For looking at, not for differentiating.
+  """
+  return _inline(jaxpr, compat.call_body)
+
+
+def _inline(jaxpr: core.Jaxpr, body_of: Callable[[core.JaxprEqn], core.Jaxpr | None]) -> core.Jaxpr:
+  """The jaxpr with the equations opened up for which `body_of` has a jaxpr."""
   substitute: dict[core.Var, Any] = {}
   read = lambda atom: atom if isinstance(atom, core.Literal) else substitute.get(atom, atom)
   equations: list[core.JaxprEqn] = []
   for equation in jaxpr.eqns:
     invars = [read(atom) for atom in equation.invars]
-    if compat.is_plain_jit(equation):
-      outputs = _inline_call(equation, invars, equations)
+    if (body := body_of(equation)) is not None:
+      outputs = _inline_call(equation, _inline(body, body_of), invars, equations)
       substitute.update(zip(equation.outvars, outputs, strict=True))
     else:
-      equation = compat.map_sub_jaxprs(equation, inline_jits, lambda rule: rule)
+      equation = compat.map_sub_jaxprs(equation, lambda inner: _inline(inner, body_of), lambda rule: rule)
       equations.append(equation.replace(invars=invars))
   return compat.rebuild(jaxpr, equations, [read(atom) for atom in jaxpr.outvars])
 
 
-def _inline_call(call: core.JaxprEqn, arguments: Sequence[Any], equations: list[core.JaxprEqn]) -> list[Any]:
-  """Appends a nested jit's equations, with fresh variables, and returns what stands for its outputs."""
-  body = inline_jits(call.params["jaxpr"])
+def _inline_call(call: core.JaxprEqn, body: core.Jaxpr, arguments: Sequence[Any],
+                 equations: list[core.JaxprEqn]) -> list[Any]:
+  """Appends the equations of a call's body, with fresh variables, and returns what stands for its outputs."""
   substitute = dict(zip(body.invars, arguments, strict=True))
   read = lambda atom: atom if isinstance(atom, core.Literal) else substitute[atom]
   for inner in body.eqns:

@@ -32,6 +32,14 @@ class Roofline:
     if not all(rate > 0 for rate in rates) or not 0 <= self.op_overhead_s < math.inf:
       raise ValueError(f"a roofline has positive rates and an overhead of no less than 0, got {self}")
 
+  def arithmetic_seconds(self, flops: float, transcendentals: float) -> float:
+    """The first term: seconds that the arithmetic takes."""
+    return flops / self.flops_per_s + transcendentals / self.transcendentals_per_s
+
+  def seconds(self, arithmetic_s: float, num_bytes: float) -> float:
+    """Modelled seconds of one op."""
+    return max(arithmetic_s, num_bytes / self.bytes_per_s) + self.op_overhead_s
+
 
 CPU = Roofline(flops_per_s=4e11, transcendentals_per_s=2e9, bytes_per_s=2e10, op_overhead_s=2e-6)
 """A CPU with two cores, by XLA:CPU's own kernels, best of five to nine runs each:

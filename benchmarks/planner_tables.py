@@ -1,0 +1,246 @@
+"""The tables of `planners.py`: what is planned, by whom, and which figures are kept. One function a table."""
+
+import dataclasses
+import math
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import layered
+import numpy as np
+import zoo
+from tables import Row
+
+from coopjax import _core
+from coopjax.jaxpr.program import ProgramOptions, persistent_bytes
+from coopjax.planners.auto import AutoPlanner
+from coopjax.planners.base import Planner, PlannerResult
+from coopjax.planners.coop import CoopPlanner
+from coopjax.planners.exact import STATUSES, ExactPlanner
+from coopjax.planners.fastsa import FastSAPlanner
+from coopjax.planners.large import SegmentPlanner
+from coopjax.planners.model import ModelPlanner
+from coopjax.planners.packing import pack
+from coopjax.planners.peak import PeakPlanner
+from coopjax.program import liveness
+from coopjax.program.step_program import StepProgram
+from coopjax.program.validate import validate
+
+GREEDY = PeakPlanner(exponent=1.0, num_price_rounds=0, merge_repeats=False, clean_up=False, swap=False)
+"""The plain greedy of every table: while live bytes stand above the budget, the drop that lowers most of them a second."""
+
+SCALES = (1_000, 10_000, 100_000, 1_000_000)
+_GREEDY_TAKES = 20_000  # ops; above, it would take hours
+_COOP_SHARES = (0.9, 0.7, 0.5, 0.4, 0.3)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """What a run is asked for.
+
+  Attributes:
+    models: of the zoo; None: each table's own.
+    time_limit_s: of one plan.
+    exact_limit_s: of one exact plan.
+    announce: told what is under way.
+  """
+
+  models: tuple[str, ...] | None
+  time_limit_s: float
+  exact_limit_s: float
+  announce: Callable[[str], None]
+
+  def of(self, paper: str) -> list[tuple[str, int]]:
+    """A paper's models and batches."""
+    return [(name, batch) for name, model in zoo.MODELS.items() if self.models is None or name in self.models
+            for batch in model.batches.get(paper, ())]
+
+
+def peak_of(program: StepProgram, schedule: np.ndarray) -> int:
+  return int(_core.live_bytes(program.core, schedule).max(initial=0))
+
+
+def plan(planner: Planner, program: StepProgram, budget_bytes: int, time_limit_s: float, **order) -> PlannerResult:
+  """A plan that the validator has passed; the table must not stand on a claim."""
+  result = planner.plan(program, budget_bytes, time_limit_s=time_limit_s, **order)
+  report = validate(program, result.schedule, claimed_peak_bytes=result.peak_live_bytes,
+                    claimed_cost_s=result.recompute_cost_s)
+  if not report.is_valid:
+    raise AssertionError(f"{result.planner}: {report}")
+  return result
+
+
+def fastsa(settings: Settings) -> Iterator[Row]:
+  """FastSA's models at half and a quarter of the un-rematerialized peak, unit costs, inputs counted as it counts them."""
+  planners = {"greedy": GREEDY, "coop": CoopPlanner(), "peak": PeakPlanner(), "fastsa": FastSAPlanner(),
+              "auto": AutoPlanner()}
+  for name, batch in settings.of(zoo.FASTSA):
+    settings.announce(f"{name}: tracing")
+    program = zoo.build(name, batch)
+    inputs_bytes = persistent_bytes(program)
+    whole_bytes = peak_of(program, program.schedule) + inputs_bytes
+    bound_bytes, bound_op = _core.lower_bound(program.core)
+    for share in (0.5, 0.25):
+      budget_bytes = math.floor(share * whole_bytes) - inputs_bytes
+      for label, planner in planners.items():
+        settings.announce(f"{name} at {share:.0%}: {label}")
+        result = plan(planner, program, budget_bytes, settings.time_limit_s)
+        yield {
+          "model": name, "batch": batch, "ops": program.num_ops, "share": share, "planner": label,
+          "whole_bytes": whole_bytes, "budget_bytes": budget_bytes + inputs_bytes, "holds": result.is_feasible,
+          "memory_cut": 1 - (result.peak_live_bytes + inputs_bytes) / whole_bytes,
+          "most_cut": 1 - (bound_bytes + inputs_bytes) / whole_bytes,
+          "forced_by": program.op_kinds[bound_op] if bound_bytes > budget_bytes else None,
+          "overhead": result.overhead(program), "least_overhead": result.least_overhead(program),
+          "seconds": result.seconds,
+        }
+
+
+def exact(settings: Settings) -> Iterator[Row]:
+  """The optimum of the given order beside heuristics on the same order, unit costs."""
+  heuristics = {"greedy": GREEDY, "coop": CoopPlanner(), "fastsa": FastSAPlanner(), "peak": PeakPlanner(),
+                "auto": AutoPlanner()}
+  for name in settings.models or ("vgg11", "resnet18"):
+    program = zoo.build(name)
+    peak_bytes = peak_of(program, program.schedule)
+    for share in (0.9, 0.8, 0.7, 0.6, 0.5):
+      budget_bytes = math.floor(share * peak_bytes)
+      settings.announce(f"{name} at {share:.0%}: exact")
+      order = {"order": program.schedule}
+      best = plan(ExactPlanner(), program, budget_bytes, settings.exact_limit_s, **order)
+      total_s = float(program.op_cost_s.sum())
+      common = {"model": name, "ops": program.num_ops, "share": share}
+      yield {**common, "planner": "exact", "holds": best.is_feasible, "overhead": best.overhead(program),
+             "status": STATUSES[int(best.counters["status"])], "peak_share": best.peak_live_bytes / peak_bytes,
+             "order_bound": best.counters["order_bound_s"] / total_s, "seconds": best.seconds}
+      for label, planner in heuristics.items():
+        settings.announce(f"{name} at {share:.0%}: {label}")
+        result = plan(planner, program, budget_bytes, settings.time_limit_s, **order)
+        yield {**common, "planner": label, "holds": result.is_feasible, "overhead": result.overhead(program),
+               "peak_share": result.peak_live_bytes / peak_bytes, "seconds": result.seconds,
+               "points_above": 100 * (result.overhead(program) - best.overhead(program))}
+
+
+COOP_VARIANTS = {
+  "coop": CoopPlanner.published(),
+  "coop as shipped": CoopPlanner.as_shipped(),
+  "  no partition": CoopPlanner.published(partition="off"),
+  "  op list": CoopPlanner.published(partition="op_list"),
+  "  own cost only": CoopPlanner.published(cost="own"),
+  "  no in place": CoopPlanner.published(recomputes_in_place=False),
+  "  every cost evaluated": CoopPlanner.published(reuses_costs=False),
+  "coop, future known": CoopPlanner(),
+  "dtr": CoopPlanner.dtr(),
+  "dte": CoopPlanner.dte(),
+  "greedy": GREEDY,
+}
+
+
+def coop(settings: Settings) -> Iterator[Row]:
+  """Coop, its ablations, DTR and DTE in one arena, on Coop's models, by modelled seconds."""
+  from coopjax.program import cost
+
+  for name, batch in settings.of(zoo.COOP):
+    settings.announce(f"{name}: tracing")
+    program = zoo.build(name, batch, ProgramOptions(roofline=cost.CPU, outputs_take_budget=True))
+    peak_bytes = peak_of(program, program.schedule)
+    for share in _COOP_SHARES:
+      for label, planner in COOP_VARIANTS.items():
+        settings.announce(f"{name} at {share:.0%}: {label.strip()}")
+        result = plan(planner, program, math.floor(share * peak_bytes), settings.time_limit_s, order=program.schedule)
+        counted = result.counters
+        yield {"model": name, "batch": batch, "ops": program.num_ops, "share": share, "planner": label,
+               "holds": counted.get("failed_step", -1) < 0 and result.is_feasible,
+               "overhead": result.overhead(program), "evictions": counted.get("evictions"),
+               "searches": counted.get("searches"), "candidates": counted.get("candidates"),
+               "fragmentation": counted.get("fragmentation"), "heap_fragmentation": counted.get("heap_fragmentation"),
+               "seconds": result.seconds}
+
+
+def model(settings: Settings) -> Iterator[Row]:
+  """MODeL's order and addresses, no recompute: steps with their weight updates, in the order they are traced."""
+  for name, batch in settings.of(zoo.MODEL):
+    settings.announce(f"{name}, batch {batch}: tracing")
+    program = zoo.build(name, batch, ProgramOptions(), learning_rate=0.1)
+    given_bytes = peak_of(program, program.schedule)
+    greedy_bytes = peak_of(program, _core.schedule_by_rule(program.core, 1))
+    settings.announce(f"{name}, batch {batch}: planning")
+    result = plan(ModelPlanner(), program, 0, settings.time_limit_s)
+    counted = result.counters
+    yield {"model": name, "batch": batch, "ops": program.num_ops, "given_bytes": given_bytes,
+           "greedy_saves": 1 - greedy_bytes / given_bytes, "saves": 1 - result.peak_live_bytes / given_bytes,
+           "gap": counted["gap"], "is_proven": bool(counted["is_proven"]), "ilps": counted["ilps"],
+           "fell_back": bool(counted["fell_back"]), "fragmentation": counted["fragmentation"],
+           "greedy_fragmentation": fragmentation_of_first_come(program, result.schedule), "seconds": result.seconds}
+
+
+def lifetimes(program: StepProgram, schedule: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """``(lower, upper, sizes)`` of the temporaries of a schedule that take bytes."""
+  values, starts, ends = liveness.live_ranges(program, schedule)
+  sizes = np.where(program.value_kind[values] == 0, program.value_bytes[values], 0)
+  kept = (sizes > 0) & (ends > starts)
+  return starts[kept], ends[kept], sizes[kept]
+
+
+def fragmentation_of_first_come(program: StepProgram, schedule: np.ndarray) -> float:
+  """Of an eager allocator: values placed when they are made, best fit."""
+  packing = pack(*lifetimes(program, schedule), method="best_fit")
+  return packing.fragmentation
+
+
+def packing(settings: Settings) -> Iterator[Row]:
+  """Offsets for fixed schedules: a plain greedy, ours and omnimalloc's, on the same live ranges in one run."""
+  import omnimalloc_peer
+
+  for name in settings.models or ("vgg11", "resnet50", "densenet121", "unet", "bert_base", "gpt2", "swin_tiny", "llama_7b"):
+    program = zoo.build(name)
+    peak_bytes = peak_of(program, program.schedule)
+    for share in (1.0, 0.5, 0.25):
+      settings.announce(f"{name} at {share:.0%}: planning")
+      schedule = program.schedule
+      if share < 1:
+        schedule = plan(PeakPlanner(), program, math.floor(share * peak_bytes), settings.time_limit_s).schedule
+      problem = lifetimes(program, schedule)
+      row = {"model": name, "share": share, "buffers": len(problem[0])}
+      for label, method in (("greedy", "best_fit"), ("search", "search")):
+        settings.announce(f"{name} at {share:.0%}: {label}")
+        packed = pack(*problem, method=method, time_limit_s=settings.time_limit_s)
+        row |= {f"{label}_fragmentation": packed.fragmentation, f"{label}_s": packed.seconds}
+      settings.announce(f"{name} at {share:.0%}: omnimalloc")
+      row |= omnimalloc_peer.measure(*problem, live_bytes=packed.peak_live_bytes)
+      yield row
+
+
+def scale(settings: Settings) -> Iterator[Row]:
+  """Layered programs with skips of 1k to 1M ops, each planned in a process of its own."""
+  for num_ops in SCALES:
+    for share in (0.5, 0.25):
+      for label in ("first", "auto", *(["greedy"] if num_ops <= _GREEDY_TAKES else [])):
+        settings.announce(f"{num_ops:,} ops at {share:.0%}: {label}")
+        child = [sys.executable, __file__, str(num_ops), str(share), label, str(settings.time_limit_s)]
+        figures = subprocess.run(child, capture_output=True, text=True, check=True).stdout
+        yield dict(zip(("ops", "share", "planner", "holds", "overhead", "seconds", "us_per_op", "rss_gib"),
+                       (num_ops, share, label, *map(float, figures.split()))))
+
+
+def plan_layered(num_ops: int, share: float, label: str, time_limit_s: float) -> None:
+  """The child of :func:`scale`: prints whether the budget holds, overhead, seconds, microseconds an op, GiB at most."""
+  program = layered.layered(num_ops)
+  budget_bytes = math.floor(share * peak_of(program, program.schedule))
+  planner = {"first": SegmentPlanner(), "auto": AutoPlanner(), "greedy": GREEDY}[label]
+  start = time.perf_counter()
+  result = planner.plan(program, budget_bytes, time_limit_s=time_limit_s)
+  seconds = time.perf_counter() - start
+  rss_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+  print(int(result.is_feasible), result.overhead(program), seconds, 1e6 * seconds / program.num_ops, rss_gib)
+
+
+def mean(rows: list[Row], field: str) -> float:
+  return statistics.fmean(row[field] for row in rows)
+
+
+if __name__ == "__main__":
+  plan_layered(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3], float(sys.argv[4]))
