@@ -18,22 +18,24 @@ from coopjax import _core
 from coopjax.jaxpr.program import ProgramOptions, persistent_bytes
 from coopjax.planners.auto import AutoPlanner
 from coopjax.planners.base import Planner, PlannerResult
-from coopjax.planners.coop import CoopPlanner
+from coopjax.planners.coop import ABLATIONS, CoopPlanner
 from coopjax.planners.exact import STATUSES, ExactPlanner
 from coopjax.planners.fastsa import FastSAPlanner
 from coopjax.planners.large import SegmentPlanner
 from coopjax.planners.model import ModelPlanner
 from coopjax.planners.packing import pack
 from coopjax.planners.peak import PeakPlanner
-from coopjax.program import liveness
+from coopjax.program import cost, liveness
 from coopjax.program.step_program import StepProgram
 from coopjax.program.validate import validate
 
 GREEDY = PeakPlanner(exponent=1.0, num_price_rounds=0, merge_repeats=False, clean_up=False, swap=False)
 """The plain greedy of every table: while live bytes stand above the budget, the drop that lowers most of them a second."""
 
+OPTIMALITY_STUDY = ("vgg11", "resnet18")   # of FastSA's models, those that its paper compares with the optimum alone
 SCALES = (1_000, 10_000, 100_000, 1_000_000)
 _GREEDY_TAKES = 20_000  # ops; above, it would take hours
+_COOP_COUNTERS = ("evictions", "searches", "candidates", "scanned", "search_s", "fragmentation", "heap_fragmentation")
 _COOP_SHARES = (0.9, 0.7, 0.5, 0.4, 0.3)
 
 
@@ -78,6 +80,8 @@ def fastsa(settings: Settings) -> Iterator[Row]:
   planners = {"greedy": GREEDY, "coop": CoopPlanner(), "peak": PeakPlanner(), "fastsa": FastSAPlanner(),
               "auto": AutoPlanner()}
   for name, batch in settings.of(zoo.FASTSA):
+    if name in OPTIMALITY_STUDY:
+      continue
     settings.announce(f"{name}: tracing")
     program = zoo.build(name, batch)
     inputs_bytes = persistent_bytes(program)
@@ -103,7 +107,7 @@ def exact(settings: Settings) -> Iterator[Row]:
   """The optimum of the given order beside heuristics on the same order, unit costs."""
   heuristics = {"greedy": GREEDY, "coop": CoopPlanner(), "fastsa": FastSAPlanner(), "peak": PeakPlanner(),
                 "auto": AutoPlanner()}
-  for name in settings.models or ("vgg11", "resnet18"):
+  for name in settings.models or OPTIMALITY_STUDY:
     program = zoo.build(name)
     peak_bytes = peak_of(program, program.schedule)
     for share in (0.9, 0.8, 0.7, 0.6, 0.5):
@@ -124,47 +128,32 @@ def exact(settings: Settings) -> Iterator[Row]:
                "points_above": 100 * (result.overhead(program) - best.overhead(program))}
 
 
-COOP_VARIANTS = {
-  "coop": CoopPlanner.published(),
-  "coop as shipped": CoopPlanner.as_shipped(),
-  "  no partition": CoopPlanner.published(partition="off"),
-  "  op list": CoopPlanner.published(partition="op_list"),
-  "  own cost only": CoopPlanner.published(cost="own"),
-  "  no in place": CoopPlanner.published(recomputes_in_place=False),
-  "  every cost evaluated": CoopPlanner.published(reuses_costs=False),
-  "coop, future known": CoopPlanner(),
-  "dtr": CoopPlanner.dtr(),
-  "dte": CoopPlanner.dte(),
-  "greedy": GREEDY,
-}
-
-
 def coop(settings: Settings) -> Iterator[Row]:
   """Coop, its ablations, DTR and DTE in one arena, on Coop's models, by modelled seconds."""
-  from coopjax.program import cost
-
   for name, batch in settings.of(zoo.COOP):
     settings.announce(f"{name}: tracing")
     program = zoo.build(name, batch, ProgramOptions(roofline=cost.CPU, outputs_take_budget=True))
     peak_bytes = peak_of(program, program.schedule)
     for share in _COOP_SHARES:
-      for label, planner in COOP_VARIANTS.items():
-        settings.announce(f"{name} at {share:.0%}: {label.strip()}")
+      for label, planner in {**ABLATIONS, "greedy": GREEDY}.items():
+        settings.announce(f"{name} at {share:.0%}: {label}")
         result = plan(planner, program, math.floor(share * peak_bytes), settings.time_limit_s, order=program.schedule)
         counted = result.counters
         yield {"model": name, "batch": batch, "ops": program.num_ops, "share": share, "planner": label,
                "holds": counted.get("failed_step", -1) < 0 and result.is_feasible,
-               "overhead": result.overhead(program), "evictions": counted.get("evictions"),
-               "searches": counted.get("searches"), "candidates": counted.get("candidates"),
-               "fragmentation": counted.get("fragmentation"), "heap_fragmentation": counted.get("heap_fragmentation"),
-               "seconds": result.seconds}
+               "overhead": result.overhead(program), "seconds": result.seconds,
+               **{field: counted.get(field) for field in _COOP_COUNTERS}}
 
 
 def model(settings: Settings) -> Iterator[Row]:
-  """MODeL's order and addresses, no recompute: steps with their weight updates, in the order they are traced."""
+  """MODeL's order and addresses, no recompute: steps with their weight updates, in the order they are traced.
+
+  Elementwise work is fused, and done in place where it may be; transposes are views.
+  """
+  options = ProgramOptions(fold_transposes=True, fuse_elementwise=True, share_elementwise=True)
   for name, batch in settings.of(zoo.MODEL):
     settings.announce(f"{name}, batch {batch}: tracing")
-    program = zoo.build(name, batch, ProgramOptions(), learning_rate=0.1)
+    program = zoo.build(name, batch, options, learning_rate=0.1)
     given_bytes = peak_of(program, program.schedule)
     greedy_bytes = peak_of(program, _core.schedule_by_rule(program.core, 1))
     settings.announce(f"{name}, batch {batch}: planning")

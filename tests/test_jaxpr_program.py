@@ -56,6 +56,14 @@ def test_joint_program_of_a_gradient():
   assert program.op_can_recompute.tolist() == [True] * 7 + [False]
 
 
+def test_transposes_are_views_if_asked():
+  step = jax.value_and_grad(lambda w, x: jnp.sin(x @ w).sum())
+  options = ProgramOptions(outputs_take_budget=True, fold_transposes=True)
+  program = program_of(step, f32(4, 4), f32(8, 4), options=options)
+  assert program.op_kinds == ("dot_general", "sin", "cos", "reduce_sum", "mul", "dot_general", "outputs")
+  assert live(program) == [128, 256, 384, 260, 260, 196, 68]
+
+
 def test_a_checkpoint_is_its_recompute():
   fn = jax.checkpoint(lambda w, x: jnp.sin(x @ w).sum())
   program = program_of(jax.value_and_grad(fn), f32(4, 4), f32(8, 4))
@@ -221,7 +229,7 @@ _BINARY = (jnp.add, jnp.multiply, lambda x, y: jnp.where(x > y, x, y), lambda x,
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=8),
-       st.sampled_from([{}, {"fold_views": False}, {"fuse_elementwise": True}, {"share_elementwise": True},
+       st.sampled_from([{}, {"fold_views": False}, {"fuse_elementwise": True}, {"share_elementwise": True}, {"fold_transposes": True},
                         {"fuse_elementwise": True, "outputs_take_budget": True}]))
 def test_random_gradients_are_valid_programs(recipe, options):
   def fn(x):

@@ -1,55 +1,37 @@
 // Coop (Zhang et al., "Coop: Memory is not a Commodity", NeurIPS 2023), as a planner over a static order.
 //
 // The order is simulated in one Arena of the budget's size. When an allocation finds no hole, the
-// cheapest contiguous window of values is evicted (CheapestWindow), cost being recompute seconds over
-// staleness. A read of an evicted value runs its op again, evicted ancestors first; ancestors that no
-// op of the order still reads go as soon as they have served. Cheap values (by cost density, seconds
-// per byte) and expensive ones grow from opposite ends of the arena, so that windows of cheap values
-// form. In-place ops keep their address. DTR and DTE are the same simulation with another eviction.
+// cheapest contiguous window of values is evicted (window_search.h), cost being recompute seconds over
+// staleness (eviction_cost.h). A read of an evicted value runs its op again, evicted ancestors first;
+// those that no op of the order still reads go as soon as they have served. Cheap values (by cost density,
+// seconds per byte, or by a list of ops) and expensive ones grow from opposite ends of the arena or of its
+// regions (arena_groups.h), so that windows of cheap values form. In-place ops keep their address. Small
+// requests have an area of their own. What may not run twice (random ops, side effects) is never evicted.
+// DTR and DTE are the same simulation with another eviction (coop_eviction.h).
 //
-// What differs from OneFlow: the two faults of its window search are gone (arena.h); cost density
-// decides what is cheap instead of a list of ops; a value whose inputs are about to be overwritten is
-// made again in time, where an eager runtime would forbid the eviction; thrashing ends at `max_overhead`.
+// What differs from OneFlow: the faults of its window search are gone (window_search.h); a value whose
+// inputs are about to be overwritten is made again in time, where an eager runtime would forbid the
+// eviction; what pending recomputes will read is spared, as there, but goes when nothing else can;
+// thrashing ends at `max_overhead`; costs of earlier searches serve as bounds.
+// Which input leaves its buffer to an output (may_share) depends on evictions still to come; where a simulation
+// guessed wrong, it is run again with fewer guesses, at most nine times. Counters are those of the last run.
 // `knows_future` (ours): a static order knows when a value is wanted next, itself or to remake what was
 // made from it. The distance to that replaces staleness, and a value that is no longer read stays, as
 // a source of recomputes, until its bytes are needed.
 //
 // Weaknesses: greedy and without look-ahead into the backward order; windows are whole values.
-// O(steps + failed allocations x pieces), times the fan-in for neighbourhood costs.
+// O(steps + failed allocations x pieces), plus the recomputed chains.
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <vector>
 
-#include "recompute_cost.h"
+#include "arena_groups.h"
+#include "coop_options.h"
 #include "step_program.h"
 
 namespace coopjax {
-
-enum class EvictionRule : uint8_t {
-  kWindow = 0,   // Coop: a contiguous window, cost / staleness
-  kDtr = 1,      // DTR: one value at a time, cost / (staleness x size)
-  kDte = 2,      // MegTaiChi's DTE: as DTR, with the holes beside the value counted into its size
-};
-
-struct CoopOptions {
-  EvictionRule eviction = EvictionRule::kWindow;
-  CostRule cost = CostRule::kNeighbours;
-  bool partitions_by_density = true;   // off: everything grows from the low end
-  double cheap_below_s_per_byte = 0;   // density of cheap values; 0: the program's median, by bytes
-  bool recomputes_in_place = true;     // off: a value that is overwritten or overwrites is never evicted
-  bool knows_future = true;            // off: as the paper
-  int64_t alignment_bytes = 64;        // XLA:CPU's; 512 in OneFlow
-  double max_overhead = 4;             // recompute over the program's own cost: beyond it, give up
-};
-
-struct CoopCounters {
-  int64_t evictions = 0;
-  int64_t searches = 0;                // failed allocations (kWindow), evicted values (kDtr, kDte)
-  int64_t candidates = 0;              // costs evaluated
-  double fragmentation = 0;            // mean over searches of free bytes / arena when a hole was found
-};
 
 // Where one production of a temporary value lies in the arena.
 struct Placement {
@@ -63,12 +45,16 @@ struct CoopResult {
   std::vector<Placement> placements;
   bool is_feasible = false;
   Step failed_step = -1;               // of the given order: the allocation that could not be met
-  int64_t failed_bytes = 0;
+  int64_t failed_bytes = 0;            // 0: the overhead was too much, or a value was lost
   CoopCounters counters;
 };
 
 // `order` is a valid schedule without repeats.
 CoopResult PlanCoop(const StepProgram& program, std::span<const OpId> order, int64_t budget_bytes,
                     const CoopOptions& options);
+
+// The class of each op by cost density: seconds over bytes of temporary outputs. Cheap is what lies below
+// `cheap_below_s_per_byte`; 0 stands for the program's median, by bytes.
+std::vector<CostClass> ClassesByDensity(const StepProgram& program, double cheap_below_s_per_byte);
 
 }  // namespace coopjax

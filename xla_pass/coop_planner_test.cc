@@ -17,7 +17,7 @@ CoopOptions Bytewise() {
   CoopOptions options;
   options.alignment_bytes = 1;
   options.knows_future = false;
-  options.partitions_by_density = false;
+  options.num_groups = 1;
   return options;
 }
 
@@ -57,7 +57,7 @@ TEST(CheapAndExpensiveGrowFromOppositeEnds) {
   }
   builder.Op({.inputs = all, .output_bytes = {1}, .kind = ValueKind::kOutput});
   CoopOptions options = Bytewise();
-  options.partitions_by_density = true;
+  options.num_groups = 2;
   options.cheap_below_s_per_byte = 1;
   std::vector<int64_t> offsets;
   for (const Placement& placed : PlanCoop(builder.program(), builder.program().schedule, 100, options).placements) {
@@ -93,18 +93,50 @@ TEST(BringsBackInTimeWhatAnOverwriteWouldLose) {
   EXPECT_TRUE((result.schedule == Schedule{0, 1, 2, 3, 0, 4, 5}));
 }
 
+TEST(SmallRequestsLieApart) {
+  // 20 bytes, the last 2 x 2 for requests of up to 2: s (2) lies at 16 and a (8) at 0.
+  ProgramBuilder builder;
+  const ValueId x = builder.Given(1);
+  const ValueId s = builder.Op({.inputs = {x}, .output_bytes = {2}});
+  const ValueId a = builder.Op({.inputs = {x}, .output_bytes = {8}});
+  builder.Op({.inputs = {s, a}, .output_bytes = {1}, .kind = ValueKind::kOutput});
+  CoopOptions options = Bytewise();
+  options.small_piece_bytes = 2;
+  options.num_small_pieces = 2;
+  const CoopResult result = PlanCoop(builder.program(), builder.program().schedule, 20, options);
+  EXPECT_EQ(result.placements[0].offset, 16);
+  EXPECT_EQ(result.placements[1].offset, 0);
+  EXPECT_EQ(result.counters.heap_bytes, 18);
+}
+
+TEST(ReusedCostsLookAtAsManyAndEvaluateFewer) {
+  const StepProgram program = testing::ForwardBackwardChain(40, 10);
+  CoopOptions options = Bytewise();
+  const CoopResult reused = PlanCoop(program, program.schedule, 200, options);
+  options.reuses_costs = false;
+  const CoopResult anew = PlanCoop(program, program.schedule, 200, options);
+  EXPECT_TRUE(reused.is_feasible && anew.is_feasible);
+  EXPECT_EQ(anew.counters.candidates, anew.counters.scanned);
+  EXPECT_TRUE(reused.counters.candidates < reused.counters.scanned);
+}
+
 TEST(EverySwitchIsValidOnRandomPrograms) {
   for (uint32_t seed = 0; seed < 60; ++seed) {
     const StepProgram program = testing::RandomProgram(seed, 40);
     const Schedule order = seed % 2 ? program.schedule : ScheduleForMemory(program);
     const int64_t peak = ComputeLiveness(program, order).peak_bytes;
-    for (int bits = 0; bits < 72; ++bits) {
+    for (int bits = 0; bits < 144; ++bits) {
       CoopOptions options = Bytewise();
       options.eviction = static_cast<EvictionRule>(bits % 3);
       options.cost = static_cast<CostRule>(bits / 3 % 3);
-      options.partitions_by_density = bits / 9 % 2;
-      options.recomputes_in_place = bits / 18 % 2;
-      options.knows_future = bits / 36 % 2;
+      const int numbers[] = {1, 2, 3, 4, 6};
+      options.num_groups = numbers[(bits + seed) % 5];
+      options.recomputes_in_place = bits / 9 % 2;
+      options.knows_future = bits / 18 % 2;
+      options.evicts_eagerly = bits / 36 % 2;
+      options.reuses_costs = bits / 72 % 2;
+      options.small_piece_bytes = 2;
+      options.num_small_pieces = bits % 4;
       const int64_t budget = peak * (9 - seed % 6) / 10;
       const CoopResult result = PlanCoop(program, order, budget, options);
       EXPECT_EQ(CheckSchedule(program, result.schedule), "");

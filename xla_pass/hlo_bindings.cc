@@ -96,6 +96,7 @@ nb::dict ToDict(const coopjax::HloProgram& hlo) {
   fields["may_share"] = ToNumpy(may_share);
   fields["schedule"] = ToNumpy(program.schedule);
   fields["op_names"] = ToTexts(hlo.op_names);
+  fields["op_kinds"] = ToTexts(hlo.op_kinds);
   fields["op_scopes"] = ToTexts(hlo.op_scopes);
   fields["op_sources"] = ToTexts(hlo.op_sources);
   fields["value_types"] = ToTexts(hlo.value_types);

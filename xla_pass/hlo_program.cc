@@ -204,6 +204,7 @@ void ProgramBuilder::AddDescription(int32_t i) {
   const Instruction& instruction = graph_.instruction(i);
   result_.op_instruction_ids.push_back(instruction.id);
   result_.op_names.push_back(instruction.name);
+  result_.op_kinds.push_back(OpKind(graph_, i));
   result_.op_scopes.push_back(instruction.op_name);
   result_.op_sources.push_back(
       instruction.source_file.empty() ? "" : instruction.source_file + ":" + std::to_string(instruction.source_line));
@@ -272,6 +273,29 @@ void ProgramBuilder::SetCanRecompute() {
 }
 
 }  // namespace
+
+std::string OpKind(const HloGraph& graph, int32_t instruction) {
+  const Op op = graph.op(instruction);
+  const std::string& opcode = graph.instruction(instruction).opcode;
+  if (op == Op::kCustomCall) {
+    const std::string& target = graph.instruction(instruction).custom_call_target;
+    if (target.find("conv") != std::string::npos) return "convolution";
+    if (target.find("gemm") != std::string::npos || target.find("matmul") != std::string::npos) return "dot";
+  }
+  if (op != Op::kFusion && op != Op::kCall) return opcode;
+  const int32_t computation = graph.called(instruction)[0];
+  std::string most;
+  for (const int32_t inner : graph.module().computations[computation].instructions) {
+    const std::string kind = OpKind(graph, inner);
+    if (kind == "convolution" || (kind == "dot" && most.empty())) most = kind;
+  }
+  if (!most.empty()) return most;
+  int32_t root = graph.root(computation);
+  while ((graph.op(root) == Op::kTuple || graph.op(root) == Op::kBitcast) && !graph.operands(root).empty()) {
+    root = graph.operands(root)[0];
+  }
+  return OpKind(graph, root);
+}
 
 std::string ShapeText(const Shape& shape) {
   static constexpr const char* kNames[] = {

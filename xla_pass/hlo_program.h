@@ -29,6 +29,7 @@ struct HloProgram {
   StepProgram program;
   std::vector<int64_t> op_instruction_ids;
   std::vector<std::string> op_names;      // instruction names
+  std::vector<std::string> op_kinds;      // opcodes; see OpKind
   std::vector<std::string> op_scopes;     // metadata.op_name: the name-scope path
   std::vector<std::string> op_sources;    // "file:line", or empty
   std::vector<std::string> value_types;   // "f32[4,128]"
@@ -36,6 +37,11 @@ struct HloProgram {
 
 // What is wrong with the program that was built (see CheckProgram), in one sentence, or an empty string.
 std::string BuildHloProgram(const HloAnalysis& analysis, const Roofline& roofline, HloProgram* result);
+
+// What an instruction does: its opcode. A fusion or call does its most expensive part, "convolution" or "dot" if one is
+// inside, else what its root does (of several results the first). A custom call that is a matrix product or convolution
+// by its target counts as one.
+std::string OpKind(const HloGraph& graph, int32_t instruction);
 
 // "f32[4,128]", tuples as "(f32[4], s32[])".
 std::string ShapeText(const Shape& shape);

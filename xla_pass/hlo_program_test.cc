@@ -106,6 +106,26 @@ TEST(LoopsOverwriteTheirStateAndNeedWorkspace) {
   EXPECT_TRUE(program.op_can_recompute == (std::vector<uint8_t>{1, 1, 0, 1, 0}));
 }
 
+TEST(KindsAreThoseOfTheDearestPart) {
+  HloBuilder b;
+  const int64_t product = b.Begin("product");   // a dot, then an add: the dot counts
+  const int64_t q = b.Parameter(0, F32({8, 8}));
+  b.Add("add", F32({8, 8}), {b.Add("dot", F32({8, 8}), {q, q}), q});
+  b.EndEmbedded();
+  const int64_t pointwise = b.Begin("pointwise");   // no product: what the root does
+  const int64_t r = b.Parameter(0, F32({8, 8}));
+  b.Add("tanh", F32({8, 8}), {b.Add("negate", F32({8, 8}), {r})});
+  b.EndEmbedded();
+  b.Begin("main");
+  const int64_t p = b.Parameter(0, F32({8, 8}));
+  const int64_t x = b.LoopFusion(F32({8, 8}), {p}, product);
+  const int64_t y = b.LoopFusion(F32({8, 8}), {x}, pointwise);
+  const int64_t z = b.Add("custom-call", F32({8, 8}), {y});
+  b.last().custom_call_target = "__onednn$matmul";
+  b.Add("reverse", F32({8, 8}), {z});
+  EXPECT_TRUE(Build(b).op_kinds == (std::vector<std::string>{"dot", "tanh", "dot", "reverse"}));
+}
+
 TEST(SharingFollowsXlasRule) {
   HloBuilder b;
   b.Begin("main");

@@ -24,9 +24,14 @@ NextNeed::NextNeed(const StepProgram& program, std::span<const OpId> order, bool
   for (auto& steps : steps_) std::sort(steps.begin(), steps.end());
 }
 
-double NextNeed::SecondsFrom(Step step, ValueId v) const {
+Step NextNeed::StepFrom(Step step, ValueId v) const {
   const auto next = std::upper_bound(steps_[v].begin(), steps_[v].end(), step);
-  return next == steps_[v].end() ? kNever : time_s_[*next] - time_s_[step];
+  return next == steps_[v].end() ? kNoStep : *next;
+}
+
+double NextNeed::SecondsFrom(Step step, ValueId v) const {
+  const Step next = StepFrom(step, v);
+  return next == kNoStep ? kNever : time_s_[next] - time_s_[step];
 }
 
 }  // namespace coopjax

@@ -13,12 +13,15 @@ namespace coopjax {
 class NextNeed {
  public:
   static constexpr double kNever = std::numeric_limits<double>::infinity();
+  static constexpr Step kNoStep = std::numeric_limits<Step>::max();
 
   // A value is wanted where the order reads it and, with `counts_recompute`, where it reads what was made
   // directly from it and is no smaller: to make that again. `order` has no repeats.
   NextNeed(const StepProgram& program, std::span<const OpId> order, bool counts_recompute);
 
-  // Seconds from the beginning of `step` to the next step that wants `v`, without recomputes.
+  // The next step after `step` that wants `v`, or kNoStep.
+  Step StepFrom(Step step, ValueId v) const;
+  // Seconds from the beginning of `step` to the beginning of that one, without recomputes; kNever for none.
   double SecondsFrom(Step step, ValueId v) const;
   double total_s() const { return total_s_; }
 

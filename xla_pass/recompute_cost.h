@@ -1,17 +1,17 @@
-// What it costs to bring an evicted value back, while a schedule is being simulated.
-//
-// A value is resident (its bytes are there) or not: evicted, died, or not made yet. Three estimates:
+// What it costs to bring an evicted value back, while a schedule is being simulated. Three estimates:
 //  * kOwn: its own op.
-//  * kNeighbours: Coop's and DTR's. Its own op, and for every input and sibling of its op that is not
-//    resident the larger of that value's op and of its evicted component. Components are kept in a
-//    union-find: eviction joins, remaking subtracts the value's own time and leaves (approximate, as
-//    in DTR's h_eq; two inputs in one component count twice, as in OneFlow).
+//  * kNeighbours: Coop's and DTR's. Its own op, and for every evicted input and sibling of its op the
+//    larger of that value's op and of its evicted component. Components are kept in a union-find: eviction
+//    joins, remaking subtracts the value's own time and makes it a component of its own (approximate, as
+//    DTR's h_eq; as in OneFlow, two neighbours in one component count twice, and what had been joined to
+//    the value leaves with it). O(fan-in + fan-out), nearly.
 //  * kChain: exact. Its own op and those of all ancestors that must come back first, each once.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
+#include "residency.h"
 #include "step_program.h"
 
 namespace coopjax {
@@ -20,41 +20,37 @@ enum class CostRule : uint8_t { kOwn = 0, kNeighbours = 1, kChain = 2 };
 
 class RecomputeCost {
  public:
-  // `program` must outlive this. Parameters and constants start resident.
-  RecomputeCost(const StepProgram& program, CostRule rule);
+  // Both must outlive this.
+  RecomputeCost(const StepProgram& program, const Residency& residency, CostRule rule);
 
-  bool is_resident(ValueId v) const { return is_resident_[v]; }
-  void SetResident(ValueId v);
-  void SetEvicted(ValueId v);
-  // A parameter's storage has been overwritten: nothing can be made from it any more.
-  void SetLost(ValueId v);
+  // Follow every change of residency of a value that has a producer, after it.
+  void OnResident(ValueId v);
+  void OnEvicted(ValueId v);
 
-  // Seconds to make `v` again now, by the rule. Infinite when its op, or one that it needs, may not run
-  // twice or reads what has been overwritten.
+  // Seconds to make `v` again now, by the rule, if Residency::CanRemake.
   double Seconds(ValueId v);
-  // Whether it can be done at all.
-  bool IsPossible(ValueId v);
-  // Whether its own op may run again, whatever the state.
-  bool MayRemake(ValueId v) const {
-    return program_.value_producer[v] != kNoOp && may_run_twice_[program_.value_producer[v]];
-  }
+  // Whether Seconds(v) may have gone down since it was last asked for. (It may have gone up unnoticed.)
+  bool MayHaveDropped(ValueId v) const { return may_have_dropped_[v]; }
 
  private:
   int32_t Root(ValueId v);
   double Neighbours(ValueId v);
-  // Exact cost of the evicted ancestors and `v` itself; infinite if impossible.
   double Chain(ValueId v);
+  void Count(int32_t part, ValueId v);
+  void Drop(int32_t part);
 
   const StepProgram& program_;
+  const Residency& residency_;
   const CostRule rule_;
-  std::vector<uint8_t> may_run_twice_;   // per op
-  std::vector<uint8_t> is_resident_;
-  std::vector<uint8_t> is_lost_;
   std::vector<int32_t> parent_;          // union-find over values
   std::vector<double> component_s_;      // at roots: seconds of the evicted component
   std::vector<int32_t> visited_;         // per op: the query that saw it last
   int32_t query_ = 0;
   std::vector<OpId> stack_;
+  std::vector<ValueId> path_;
+  // Who counted a part (kNeighbours: a component, by its root; kChain: an op), to be told when it gets cheaper.
+  std::vector<std::vector<ValueId>> counted_by_;
+  std::vector<uint8_t> may_have_dropped_;
 };
 
 }  // namespace coopjax

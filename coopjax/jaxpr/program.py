@@ -36,6 +36,7 @@ from coopjax.program.step_program import CONSTANT, OUTPUT, PARAMETER, TEMPORARY,
 # Pass values on, output by output.
 _GLUE = frozenset("copy name optimization_barrier stop_gradient".split())
 _OUTPUTS = "outputs"  # the op that reads them at the end
+_TRANSPOSES = frozenset("rev transpose".split())
 _RESHAPES = frozenset("expand_dims reshape squeeze".split())
 _RESHAPES_OF_ONE = frozenset("broadcast_in_dim reduce_max reduce_min reduce_prod reduce_sum".split())
 _NEVER_REPEATED = frozenset(
@@ -54,6 +55,8 @@ class ProgramOptions:
       they have allocations of their own, outside the budget.
     fold_views: reshapes are glue, and so are broadcasts that only elementwise equations read, which no compiler and
       no eager framework ever stores. Otherwise each is an op with a value as large as its shape says.
+    fold_transposes: transposes and reversals are glue too: views for an eager framework, and for XLA most of the time
+      part of the product or convolution that reads them.
     fuse_elementwise: elementwise equations join what reads them (`fusion.fuse`).
     share_elementwise: the output of an elementwise op may take over the buffer of an input that it is the last to
       read, as XLA lets it; FastSA's graphs do not.
@@ -62,6 +65,7 @@ class ProgramOptions:
   roofline: Roofline | None = None
   outputs_take_budget: bool = False
   fold_views: bool = True
+  fold_transposes: bool = False
   fuse_elementwise: bool = False
   share_elementwise: bool = False
 
@@ -140,6 +144,7 @@ class _Reader:
   def _pass_on(self, equation: core.JaxprEqn) -> bool:
     """Takes a glue equation's outputs for its inputs; False if it is none."""
     is_view = self._options.fold_views and _is_reshape(equation)
+    is_view |= self._options.fold_transposes and equation.primitive.name in _TRANSPOSES
     is_literal = equation.primitive.name == "convert_element_type" and self._source(equation.invars[0]) is None
     is_dissolved = any(var in self._dissolved for var in equation.outvars)
     if not (_is_glue(equation) or is_view or is_literal or is_dissolved):
