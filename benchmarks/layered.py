@@ -53,8 +53,7 @@ def layered(num_ops: int, layers: Layers = Layers()) -> StepProgram:
     costs = costs * rng.uniform(0.6, 1.4, num_forward)
   has_weight = np.stack([kind.has_weight for kind in kinds])[kind_of].ravel()
   reads_made = np.stack([kind.reads_made for kind in kinds])[kind_of].ravel()
-  sources, readers = _edges(kinds, kind_of, layers)
-  return _program(sizes, costs, has_weight, reads_made, sources, readers, layers.ops_per_layer)
+  return _program(_Forward(sizes, costs, has_weight, reads_made, *_edges(kinds, kind_of, layers)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +84,18 @@ class _Kind:
     return cls(sizes, np.maximum(cost_s, 1e-6), has_weight, rng.random(num_ops) < 0.5, np.unique(edges, axis=0))
 
 
+@dataclasses.dataclass(frozen=True)
+class _Forward:
+  """The forward pass: per op as in :class:`_Kind`, and per read the ops (source, reader)."""
+
+  bytes: np.ndarray
+  cost_s: np.ndarray
+  has_weight: np.ndarray
+  reads_made: np.ndarray
+  sources: np.ndarray
+  readers: np.ndarray
+
+
 def _edges(kinds: list[_Kind], kind_of: np.ndarray, layers: Layers) -> tuple[np.ndarray, np.ndarray]:
   """Forward ops (source, reader) of every read; source -1 is the program's input. Sorted by reader, each once."""
   num_layers, num_ops = len(kind_of), layers.ops_per_layer
@@ -102,26 +113,27 @@ def _edges(kinds: list[_Kind], kind_of: np.ndarray, layers: Layers) -> tuple[np.
   return edges[:, 1], edges[:, 0]
 
 
-def _program(sizes, costs, has_weight, reads_made, sources, readers, ops_per_layer: int) -> StepProgram:
+def _program(forward: _Forward) -> StepProgram:
   """Value ids: what forward op f makes is f; then one cotangent per edge, weights, their gradients, the input, the loss."""
-  num_forward, num_edges, weighted = len(sizes), len(sources) + 1, np.flatnonzero(has_weight)
+  sizes, costs, has_weight = forward.bytes, forward.cost_s, forward.has_weight
+  num_forward, num_edges, weighted = len(sizes), len(forward.sources) + 1, np.flatnonzero(has_weight)
   loss = num_forward
-  sources, readers = np.append(sources, num_forward - 1), np.append(readers, loss)  # the loss reads the last op
+  sources, readers = np.append(forward.sources, loss - 1), np.append(forward.readers, loss)  # the loss reads the last op
   cotangents = num_forward + np.arange(num_edges)
   weights = num_forward + num_edges + np.arange(len(weighted))
   gradients = weights + len(weighted)
   given, loss_value = gradients[-1] + 1, gradients[-1] + 2
-  backward, weight_op = _backward_ops(has_weight, ops_per_layer)
+  backward, weight_op = _backward_ops(has_weight)
   backward = np.append(backward, loss)
   num_ops = num_forward + 1 + num_forward + len(weighted)
 
   source_value = np.where(sources < 0, given, sources)
   takes_part = sources >= 0
-  reads_inputs = ~np.append(reads_made, True)[readers]
+  reads_inputs = ~np.append(forward.reads_made, True)[readers]
   weight_edges = takes_part & np.append(has_weight, False)[sources]
   first_edge = np.full(num_forward, -1)
   first_edge[readers[:-1][::-1]] = np.arange(num_edges - 1)[::-1]  # by which an expensive op reads its matrix
-  made = np.flatnonzero(reads_made)
+  made = np.flatnonzero(forward.reads_made)
   inputs = _csr(num_ops, [
     (readers, source_value), (weighted, weights), (backward[sources[takes_part]], cotangents[takes_part]),
     (backward[readers[reads_inputs]], source_value[reads_inputs]), (backward[made], made), (backward[weighted], weights),
@@ -139,17 +151,20 @@ def _program(sizes, costs, has_weight, reads_made, sources, readers, ops_per_lay
   cost_s[:num_forward], cost_s[loss], cost_s[backward[:-1]], cost_s[weight_op[weighted]] = costs, 1e-6, costs, costs[weighted]
   producer = np.full(len(kind), -1, np.int32)
   producer[outputs[1]] = np.repeat(np.arange(num_ops), np.diff(outputs[0]))
+  rows = _first_cotangents(sources, readers, backward, cotangents)
+  given_value, taker = rows[:, 1], rows[:, 2]
+  fits = (given_value >= 0) & (value_bytes[given_value] == value_bytes[taker]) & (kind[taker] == TEMPORARY)
   return StepProgram(
     op_inputs=inputs, op_outputs=outputs, op_control=(np.zeros(num_ops + 1, np.int32), np.zeros(0, np.int32)),
     op_cost_s=cost_s, op_flops=cost_s * 1e11, op_workspace_bytes=np.zeros(num_ops, np.int64),
     op_can_recompute=np.arange(num_ops) != loss, value_bytes=value_bytes, value_producer=producer, value_kind=kind,
     value_in_place_of=np.full(len(kind), -1, np.int32),
-    may_share=_shares(sources, readers, backward, cotangents, value_bytes, kind),
+    may_share=rows[fits].astype(np.int32),
     schedule=np.arange(num_ops, dtype=np.int32),
   )
 
 
-def _backward_ops(has_weight: np.ndarray, ops_per_layer: int) -> tuple[np.ndarray, np.ndarray]:
+def _backward_ops(has_weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   """Per forward op its backward op, and its weight gradient's (where it has one): in reverse, the latter first."""
   num_forward = len(has_weight)
   ops_taken = np.cumsum(1 + has_weight[::-1])[::-1]
@@ -165,12 +180,10 @@ def _csr(num_rows: int, pairs: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.
   return offsets.astype(np.int32), (keys & 0xFFFFFFFF).astype(np.int32)
 
 
-def _shares(sources, readers, backward, cotangents, value_bytes, kind) -> np.ndarray:
-  """A backward op's first cotangent may leave its buffer to the first one that it makes, if they are of one size."""
+def _first_cotangents(sources, readers, backward, cotangents) -> np.ndarray:
+  """Rows (backward op, the first cotangent it reads or -1, the first one it makes): one may leave its buffer to the other."""
   takes_part = sources >= 0
   first_read = np.full(len(backward), -1)
   first_read[sources[takes_part][::-1]] = cotangents[takes_part][::-1]
   ops, first = np.unique(readers[:-1], return_index=True)
-  given, taker = first_read[ops], cotangents[first]
-  fits = (value_bytes[given] == value_bytes[taker]) & (kind[taker] == TEMPORARY) & (given >= 0)
-  return np.stack([backward[ops], given, taker], axis=-1)[fits].astype(np.int32)
+  return np.stack([backward[ops], first_read[ops], cotangents[first]], axis=-1)

@@ -200,7 +200,8 @@ def _make_plan(traced: TracedFn, request: Request) -> RematPlan:
     predicted = MemoryProfile(
       temp_bytes=outcome.predicted.temp_bytes, peak_live_bytes=outcome.predicted.peak_live_bytes)
     if outcome.result is not None:
-      model |= {"overhead": outcome.result.overhead(outcome.program), "recompute_flops": outcome.result.recompute_flops}
+      model |= {"overhead": outcome.result.overhead(outcome.program), "recompute_flops": outcome.result.recompute_flops,
+                "least_overhead": outcome.result.least_overhead(outcome.program)}
   return RematPlan(
     name=traced.name, budget=request.budget, budget_bytes=budget_bytes, planner=request.planner, target=None,
     engine=decided.choice.engine if is_planned else "none", fingerprint=fingerprint, baseline=baseline,

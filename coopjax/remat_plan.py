@@ -97,6 +97,8 @@ class RematPlan:
     measured: memory of the compiled plan.
     overhead: recompute cost over baseline cost, modelled.
     recompute_flops: floating-point operations added, modelled.
+    least_overhead: overhead that no schedule of the program's instructions avoids with the live bytes that this one was
+      allowed, modelled; 0 where the policy engine changed the instructions.
     lower_bound_bytes: peak live bytes that no schedule of the program's instructions goes below; 0 where the policy
       engine changed the instructions.
     decisions: one per value that was recomputed or that is kept across the peak, largest first.
@@ -122,6 +124,7 @@ class RematPlan:
   policy: Any = dataclasses.field(default=None, repr=False)
   rounds: tuple[str, ...] = dataclasses.field(default=(), repr=False)
   planning_s: float = dataclasses.field(default=0.0, compare=False)
+  least_overhead: float = 0.0
 
   @property
   def fits(self) -> bool:
@@ -130,8 +133,8 @@ class RematPlan:
 
   @property
   def gap(self) -> float:
-    """Proven distance to the best plan: the overhead less what is known to be unavoidable (nothing yet)."""
-    return self.overhead
+    """Proven distance to the best plan: the overhead less what no plan avoids."""
+    return max(self.overhead - self.least_overhead, 0.0)
 
   def apply(self, fn: Callable) -> Callable:
     """``fn`` with this plan carried out; the same function that was planned.
@@ -151,6 +154,7 @@ class RematPlan:
       f"({'fits' if self.fits else 'OVER BUDGET'})",
       f"  engine {self.engine}, planner {self.planner}: {self.overhead:+.2%} modelled cost, "
       f"{self.recompute_flops:.3g} FLOPs recomputed"
+      + (f"; no plan costs less than {self.least_overhead:+.2%}" if self.least_overhead else "")
       + (f"; no plan goes below {format_bytes(self.lower_bound_bytes)}" if self.lower_bound_bytes else ""),
     ]
     lines += [f"  {line}" for line in self.rounds]

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from benchmarks import coop as coop_table
 from coopjax.errors import InvalidProgramError
 from coopjax.planners.coop import ABLATIONS, COSTS, EVICTIONS, NUM_GROUPS, CoopPlanner
 from coopjax.program import liveness
@@ -141,8 +140,3 @@ def test_as_shipped_is_oneflows_defaults():
   assert (planner.partition, planner.num_small_pieces, planner.small_piece_bytes, planner.alignment_bytes) == (
     "off", 1024, 10240, 512)
   assert not planner.knows_future and planner.cost == "neighbours"
-
-
-def test_table_has_a_row_per_planner():
-  table = list(coop_table.rows(with_kinds(programs.transformer(num_layers=2)), [0.5]))
-  assert [row["planner"] for row in table] == list(ABLATIONS)

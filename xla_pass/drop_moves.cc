@@ -24,6 +24,8 @@ DropMoves::DropMoves(EditableSchedule* schedule, const ExcessCurve* curve)
 bool DropMoves::NeedOp(OpId op, Key key) {
   if (in_chain_[op]) return true;
   if (is_hopeless_[op] || !schedule_.may_run_twice(op) || chain_.size() >= kMaxChain) return false;
+  if (chain_s_ > most_s_) return false;
+  chain_s_ += program_.op_cost_s[op];
   in_chain_[op] = 1;
   marked_.push_back(op);
   for (ValueId v : program_.op_inputs[op]) {
@@ -51,7 +53,10 @@ bool DropMoves::NeedValue(ValueId v, Key key) {
   }
   if (producer == kNoOp) return false;
   const size_t chain_size = chain_.size(), marked_size = marked_.size();
+  const double chain_s = chain_s_;
   if (NeedOp(producer, key)) return true;
+  if (chain_s_ > most_s_) return false;
+  chain_s_ = chain_s;
   chain_.resize(chain_size);
   while (marked_.size() > marked_size) {
     in_chain_[marked_.back()] = 0;
@@ -65,6 +70,7 @@ DropMoves::Outcome DropMoves::Drop(const Gap& gap, DeadOperands dead, bool merge
   dead_ = dead;
   has_dead_operand_ = false;
   chain_.clear();
+  chain_s_ = 0;
   const OpId producer = program_.value_producer[gap.value];
   const bool is_chain = NeedOp(producer, gap.next);
   for (OpId op : marked_) in_chain_[op] = 0;
@@ -72,7 +78,8 @@ DropMoves::Outcome DropMoves::Drop(const Gap& gap, DeadOperands dead, bool merge
   for (OpId op : hopeless_) is_hopeless_[op] = 0;
   hopeless_.clear();
   outcome.met_dead_operand = has_dead_operand_;
-  if (!is_chain) return outcome;
+  outcome.is_too_dear = chain_s_ > most_s_;
+  if (!is_chain || outcome.is_too_dear) return outcome;
   const Key first = gap.next - static_cast<Key>(chain_.size());
   for (size_t i = 0; i < chain_.size(); ++i) {
     if (!schedule_.CanInsert(chain_[i], first + static_cast<Key>(i))) return outcome;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "editable_schedule.h"
@@ -41,10 +42,12 @@ class DropMoves {
     double cost_s = 0;           // added; below 0 when repeats that it replaces cost more
     bool met_dead_operand = false;   // another DeadOperands could have led elsewhere
     bool has_merged = false;     // and so could not merging
+    bool is_too_dear = false;    // the chain would cost more than allowed
   };
   // Drops across the gap. With `merges_repeats`, what comes back may serve later reads too, in place of
-  // their own repeats.
+  // their own repeats. Not possible when the chain costs more than the `most_s` last set.
   Outcome Drop(const Gap& gap, DeadOperands dead, bool merges_repeats);
+  void set_most_cost(double most_s) { most_s_ = most_s; }
 
   // Takes out the repeat of `op` at `key` and what is made for it alone. False, without edits, when a
   // read would find nothing.
@@ -61,6 +64,8 @@ class DropMoves {
   const StepProgram& program_;
   const ExcessCurve& curve_;
   double going_rate_ = 0;
+  double most_s_ = std::numeric_limits<double>::infinity();
+  double chain_s_ = 0;                  // cost of the ops in `chain_` and on the way into it
   DeadOperands dead_ = DeadOperands::kRemake;
   bool has_dead_operand_ = false;
   std::vector<uint8_t> guards_order_;   // per op: is somebody's control predecessor

@@ -15,6 +15,7 @@
 
 #include "hlo_alias.h"
 #include "hlo_live_range.h"
+#include "packing.h"
 
 namespace coopjax {
 
@@ -64,10 +65,6 @@ std::vector<HeapInterval> SimulateHeap(const HloAlias& alias, const HloLiveRange
 int64_t PeakLiveBytes(const std::vector<HeapInterval>& intervals);
 
 // Step 3: an offset per interval, and the heap's size.
-struct Packing {
-  int64_t heap_bytes = 0;
-  std::vector<int64_t> offsets;
-};
 Packing PackHeap(const std::vector<HeapInterval>& intervals);
 
 }  // namespace coopjax

@@ -102,100 +102,41 @@ class Simulator {
   int32_t clock_ = 0;
 };
 
-// The placed intervals, searchable by time: a binary tree over all intervals, which are in order of
-// their start, with the latest end of the placed ones below each node.
-class PlacedIntervals {
- public:
-  explicit PlacedIntervals(const std::vector<HeapInterval>& intervals) : intervals_(intervals) {
-    while (width_ < intervals.size()) width_ *= 2;
-    latest_end_.assign(2 * width_, -1);
+PackingProblem ProblemOf(const std::vector<HeapInterval>& intervals) {
+  PackingProblem problem;
+  for (const HeapInterval& interval : intervals) {
+    problem.buffers.push_back(
+        {interval.start, interval.end + 1, interval.bytes, kHeapAlignment, kAnyOffset, interval.shared_with});
   }
+  return problem;
+}
 
-  void Add(size_t k) {
-    for (size_t node = k + width_; node >= 1; node /= 2) {
-      latest_end_[node] = std::max(latest_end_[node], intervals_[k].end);
-    }
-  }
-
-  template <typename Visitor>
-  void ForEachOverlapping(int32_t start, int32_t end, const Visitor& visit) const {
-    const auto by_start = [](int32_t time, const HeapInterval& interval) { return time < interval.start; };
-    const auto limit = std::upper_bound(intervals_.begin(), intervals_.end(), end, by_start);
-    Visit(1, 0, width_, limit - intervals_.begin(), start, visit);
-  }
-
- private:
-  template <typename Visitor>
-  void Visit(size_t node, size_t first, size_t width, size_t limit, int32_t start, const Visitor& visit) const {
-    if (first >= limit || latest_end_[node] < start) return;
-    if (width == 1) return visit(first);
-    Visit(2 * node, first, width / 2, limit, start, visit);
-    Visit(2 * node + 1, first + width / 2, width / 2, limit, start, visit);
-  }
-
-  const std::vector<HeapInterval>& intervals_;
-  size_t width_ = 1;
-  std::vector<int32_t> latest_end_;
-};
-
-// Intervals at one address, placed together: a root and those that share with it.
-struct Group {
-  std::vector<int32_t> members;  // the root first
-  int32_t first_start = 0;
+// An interval that shares nobody's memory, with the last event of those that share its own.
+struct Root {
+  int32_t interval = 0;
   int32_t last_end = 0;
 };
 
-std::vector<Group> GroupsOf(const std::vector<HeapInterval>& intervals) {
-  std::vector<Group> groups;
-  std::vector<int32_t> group_of(intervals.size());
-  for (size_t k = 0; k < intervals.size(); ++k) {
+std::vector<Root> RootsOf(const std::vector<HeapInterval>& intervals) {
+  std::vector<Root> roots;
+  std::vector<int32_t> root_of(intervals.size());
+  for (int32_t k = 0; k < std::ssize(intervals); ++k) {
     const HeapInterval& interval = intervals[k];
-    if (interval.shared_with < 0) {
-      group_of[k] = static_cast<int32_t>(groups.size());
-      groups.push_back({{}, interval.start, interval.end});
-    } else {
-      group_of[k] = group_of[interval.shared_with];
-    }
-    Group& group = groups[group_of[k]];
-    group.members.push_back(static_cast<int32_t>(k));
-    group.last_end = std::max(group.last_end, interval.end);
+    root_of[k] = interval.shared_with < 0 ? static_cast<int32_t>(roots.size()) : root_of[interval.shared_with];
+    if (interval.shared_with < 0) roots.push_back({k, interval.end});
+    Root& root = roots[root_of[k]];
+    root.last_end = std::max(root.last_end, interval.end);
   }
-  return groups;
+  return roots;
 }
 
-// Puts the groups, in the given order, each into the smallest gap that fits, the lowest among equals.
-Packing BestFit(const std::vector<HeapInterval>& intervals, const std::vector<const Group*>& order) {
-  Packing packing{0, std::vector<int64_t>(intervals.size(), 0)};
-  PlacedIntervals placed(intervals);
-  std::vector<std::pair<int64_t, int64_t>> used;  // [offset, end)
-  for (const Group* group : order) {
-    int64_t bytes = 0;
-    used.clear();
-    for (const int32_t member : group->members) {
-      bytes = std::max(bytes, intervals[member].bytes);
-      placed.ForEachOverlapping(intervals[member].start, intervals[member].end, [&](size_t k) {
-        used.emplace_back(packing.offsets[k], packing.offsets[k] + intervals[k].bytes);
-      });
-    }
-    if (bytes == 0) continue;
-    std::ranges::sort(used);
-    int64_t gap_start = 0, best = -1, best_size = INT64_MAX;
-    for (const auto& [offset, end] : used) {
-      const int64_t size = offset - gap_start;
-      if (size >= bytes && size < best_size) {
-        best = gap_start;
-        best_size = size;
-      }
-      gap_start = std::max(gap_start, (end + kHeapAlignment - 1) / kHeapAlignment * kHeapAlignment);
-    }
-    if (best < 0) best = gap_start;
-    for (const int32_t member : group->members) {
-      packing.offsets[member] = best;
-      packing.heap_bytes = std::max(packing.heap_bytes, best + intervals[member].bytes);
-      placed.Add(member);
-    }
-  }
-  return packing;
+// Best fit in the order of `key`.
+template <typename Key>
+Packing PackByKey(const std::vector<HeapInterval>& intervals, std::vector<Root> roots, const Key& key) {
+  std::ranges::sort(roots, {}, key);
+  std::vector<int32_t> sequence;
+  for (const Root& root : roots) sequence.push_back(root.interval);
+  return PackInSequence(ProblemOf(intervals), sequence, FitRule::kBest);
 }
 
 }  // namespace
@@ -205,38 +146,18 @@ std::vector<HeapInterval> SimulateHeap(const HloAlias& alias, const HloLiveRange
   return Simulator(alias, ranges, is_in_heap).Run();
 }
 
-int64_t PeakLiveBytes(const std::vector<HeapInterval>& intervals) {
-  std::vector<std::pair<int32_t, int64_t>> changes;  // event, bytes
-  for (const Group& group : GroupsOf(intervals)) {
-    int32_t covered = -1;
-    for (const int32_t member : group.members) {  // by start
-      const HeapInterval& interval = intervals[member];
-      if (interval.end <= covered) continue;
-      changes.emplace_back(std::max(interval.start, covered + 1), interval.bytes);
-      changes.emplace_back(interval.end + 1, -interval.bytes);
-      covered = interval.end;
-    }
-  }
-  std::ranges::sort(changes);
-  int64_t live = 0, peak = 0;
-  for (const auto& [event, bytes] : changes) peak = std::max(peak, live += bytes);
-  return peak;
-}
+int64_t PeakLiveBytes(const std::vector<HeapInterval>& intervals) { return PeakLiveBytes(ProblemOf(intervals)); }
 
 Packing PackHeap(const std::vector<HeapInterval>& intervals) {
-  const std::vector<Group> groups = GroupsOf(intervals);
-  std::vector<const Group*> spatial, temporal;
-  for (const Group& group : groups) spatial.push_back(&group);
-  temporal = spatial;
-  const auto root = [&](const Group* group) -> const HeapInterval& { return intervals[group->members[0]]; };
-  std::ranges::sort(spatial, {}, [&](const Group* group) {
-    return std::make_tuple(-root(group).bytes, root(group).start - root(group).end, root(group).value);
+  const std::vector<Root> roots = RootsOf(intervals);
+  Packing by_size = PackByKey(intervals, roots, [&](const Root& root) {
+    const HeapInterval& interval = intervals[root.interval];
+    return std::make_tuple(-interval.bytes, interval.start - interval.end, interval.value);
   });
-  std::ranges::sort(temporal, {}, [&](const Group* group) {
-    return std::make_tuple(group->first_start - group->last_end, -root(group).bytes, root(group).value);
+  Packing by_duration = PackByKey(intervals, roots, [&](const Root& root) {
+    const HeapInterval& interval = intervals[root.interval];
+    return std::make_tuple(interval.start - root.last_end, -interval.bytes, interval.value);
   });
-  Packing by_size = BestFit(intervals, spatial);
-  Packing by_duration = BestFit(intervals, temporal);
   return by_duration.heap_bytes < by_size.heap_bytes ? by_duration : by_size;
 }
 

@@ -16,6 +16,7 @@ struct LiveRange {
   ValueId value;
   Step begin;
   Step end;
+  int32_t heir = -1;                 // index of the range of the output that takes the buffer over at `end`, or -1
 };
 
 struct Liveness {
@@ -41,9 +42,10 @@ struct RecomputeTotals {
 };
 RecomputeTotals CountRecompute(const StepProgram& program, std::span<const OpId> schedule);
 
-// Bytes that no schedule avoids: the largest working set of a single op. Its temporary inputs, outputs
-// and workspace, less what in-place pairs and may_share can pass on at best, and the values that must
-// be held across its first run because they can't be made again.
+// Bytes that no schedule avoids. The largest working set of a single op: its temporary inputs, outputs and
+// workspace, less what in-place pairs and may_share can pass on at best, and the values that must be held across
+// its first run because they can't be made again. Or what getting there takes: of the inputs that must be live at
+// once, one was made last, next to the others; the least over which that was, a few steps back.
 struct LowerBound {
   int64_t bytes = 0;
   OpId op = kNoOp;                   // the op that forces it; kNoOp for an empty program

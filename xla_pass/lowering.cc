@@ -1,6 +1,7 @@
 #include "lowering.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <set>
 
@@ -11,6 +12,9 @@ namespace {
 
 // A stale score this close to the best counts as still good: scores fall together as the curve does.
 constexpr double kStaleTolerance = 0.9;
+// A move may cost less than its chain, by the repeats that the chain replaces: so far below the best a score that the
+// chain's cost rules out counts as hopeless.
+constexpr double kDearerTolerance = 0.1;
 // Relative gains and potentials below this are rounding.
 constexpr double kLeastGain = 1e-6;
 constexpr double kLeastDelta = 1e-12;
@@ -43,6 +47,26 @@ int64_t Lowering::Unit(int64_t budget_bytes) const {
   return std::max<int64_t>(1, peak - budget_bytes);
 }
 
+void Lowering::Reset(std::span<const OpId> start) {
+  schedule_.Reset(start);
+  curve_.Reset(schedule_);
+}
+
+void Lowering::SetLuck(uint64_t seed, double spread) {
+  luck_seed_ = seed;
+  luck_spread_ = spread;
+}
+
+// The same for a value until the next seed.
+double Lowering::Luck(ValueId v) const {
+  if (luck_spread_ <= 0) return 1;
+  uint64_t bits = (luck_seed_ + static_cast<uint64_t>(v)) * 0x9e3779b97f4a7c15ull;   // splitmix64
+  bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9ull;
+  bits = (bits ^ (bits >> 27)) * 0x94d049bb133111ebull;
+  bits ^= bits >> 31;
+  return std::exp(luck_spread_ * (static_cast<double>(bits >> 11) * 0x1p-52 - 1));
+}
+
 void Lowering::Commit() {
   schedule_.Commit();
   curve_.Reset(schedule_);
@@ -67,23 +91,35 @@ void Lowering::ForEachGap(ValueId v, const Visitor& visit) const {
   }
 }
 
-// The best move for a value over its gaps and the ways to treat dead operands.
-Lowering::Move Lowering::BestMove(ValueId v) {
+// The best move for a value over its gaps and the ways to treat dead operands. The slope overestimates what a drop
+// gains, so that a chain's cost bounds its score: chains that can't score `least_per_second` or cost more than
+// `most_s` are not followed to their ends, which may be far.
+Lowering::Move Lowering::BestMove(ValueId v, double least_per_second, double most_s) {
   std::vector<Gap> gaps;
   ForEachGap(v, [&](const Gap& gap) {
     if (curve_.PricePerByte(gap.last + 1, gap.next) > 0) gaps.push_back(gap);
   });
   Move best;
-  for (const Gap& gap : gaps) TryGap(gap, &best);
+  for (const Gap& gap : gaps) {
+    const double gain = curve_.PricePerByte(gap.last + 1, gap.next) * static_cast<double>(program_.value_bytes[v]);
+    const double scoring_s = gain * Luck(v) / least_per_second;
+    moves_.set_most_cost(std::min(most_s, scoring_s));
+    if (TryGap(gap, &best)) best.may_score_later |= scoring_s < most_s;
+  }
+  moves_.set_most_cost(std::numeric_limits<double>::infinity());
   return best;
 }
 
-void Lowering::TryGap(const Gap& gap, Move* best) {
+// True when a chain was too dear to be followed.
+bool Lowering::TryGap(const Gap& gap, Move* best) {
+  bool is_too_dear = false;
   for (DeadOperands dead : {DeadOperands::kRemake, DeadOperands::kAtRate, DeadOperands::kHold}) {
     const auto outcome = TryMove({gap, dead, merges_repeats_}, best);
     if (outcome.has_merged) TryMove({gap, dead, /*merges_repeats=*/false}, best);
-    if (!outcome.met_dead_operand) return;
+    is_too_dear |= outcome.is_too_dear;
+    if (!outcome.met_dead_operand && !outcome.is_too_dear) break;
   }
+  return is_too_dear;
 }
 
 // Tries a move and takes it back; `*best` becomes it if it scores higher.
@@ -93,7 +129,7 @@ DropMoves::Outcome Lowering::TryMove(Move move, Move* best) {
   if (outcome.is_possible) {
     const double delta = curve_.Delta(schedule_);
     move.cost_s = outcome.cost_s;
-    move.per_second = -delta / std::max(outcome.cost_s, least_cost_s_);
+    move.per_second = -delta / std::max(outcome.cost_s, least_cost_s_) * Luck(move.gap.value);
     if (delta < -kLeastDelta * curve_.total() && move.per_second > best->per_second) *best = move;
   }
   schedule_.UndoTo(0);
@@ -107,7 +143,7 @@ void Lowering::Push(ValueId v) {
   double bound = 0;
   ForEachGap(v, [&](const Gap& gap) { bound = std::max(bound, curve_.PricePerByte(gap.last + 1, gap.next)); });
   if (bound <= 0) return;
-  bound *= static_cast<double>(program_.value_bytes[v]);
+  bound *= static_cast<double>(program_.value_bytes[v]) * Luck(v);
   queue_.push({bound / std::max(program_.op_cost_s[program_.value_producer[v]], least_cost_s_), v, version_[v]});
 }
 
@@ -140,11 +176,13 @@ void Lowering::Lower(double cost_limit_s) {
     const Candidate top = queue_.top();
     queue_.pop();
     if (top.version != version_[top.value]) continue;
-    const Move move = BestMove(top.value);
+    const double next = queue_.empty() ? 0 : queue_.top().per_second;
+    const Move move = BestMove(top.value, kDearerTolerance * next, (cost_limit_s - spent_s) / kDearerTolerance);
     ++version_[top.value];
-    if (move.per_second <= 0) continue;
-    if (!queue_.empty() && move.per_second < kStaleTolerance * queue_.top().per_second) {
-      queue_.push({move.per_second, top.value, version_[top.value]});
+    const double per_second = std::max(move.per_second, move.may_score_later ? kDearerTolerance * next : 0);
+    if (per_second <= 0) continue;
+    if (per_second < kStaleTolerance * next) {
+      queue_.push({per_second, top.value, version_[top.value]});
       continue;
     }
     spent_s += move.cost_s;
@@ -190,6 +228,19 @@ void Lowering::CleanUp() {
       if (!effort_.IsSpent()) counters_.removals += TryTakeOut(op, key);
     });
   }
+}
+
+double Lowering::TakeOut(std::span<const Step> steps) {
+  double saved_s = 0;
+  for (Step step : steps) {
+    const OpId op = schedule_.schedule()[step];
+    double more_s = 0;
+    const auto outputs = program_.op_outputs[op];
+    const bool is_there = !outputs.empty() && schedule_.MadeAt(outputs[0], StepKey(step)) >= 0;
+    if (is_there && moves_.TakeOut(op, StepKey(step), &more_s)) saved_s += more_s;
+  }
+  Commit();
+  return saved_s;
 }
 
 bool Lowering::TrySwap(OpId op, Key key) {

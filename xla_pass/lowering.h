@@ -49,10 +49,17 @@ class Lowering {
   const Schedule& schedule() const { return schedule_.schedule(); }
   bool is_feasible() const { return curve_.total() <= 0; }
 
+  // Starts over from another valid schedule.
+  void Reset(std::span<const OpId> start);
   // Takes moves until nothing is above the budget, no move helps, or they have cost `cost_limit_s`.
   void Lower(double cost_limit_s);
   void CleanUp();
   void Swap();
+  // Takes out the repeats at `steps`, with what is made for them alone, whatever that does to the budget. Returns the
+  // seconds saved.
+  double TakeOut(std::span<const Step> steps);
+  // From now on moves are scored with luck: each value's score is multiplied by up to e^spread, or divided.
+  void SetLuck(uint64_t seed, double spread);
 
  private:
   struct Move {
@@ -61,6 +68,7 @@ class Lowering {
     bool merges_repeats = false;
     double per_second = 0;   // potential lowered per modelled second; 0: no gain
     double cost_s = 0;
+    bool may_score_later = false;   // chains were too dear to be followed as long as others score more
   };
   struct Candidate {
     double per_second;
@@ -72,6 +80,7 @@ class Lowering {
   };
 
   int64_t Unit(int64_t budget_bytes) const;
+  double Luck(ValueId v) const;
   void Commit();
   // Ops that run more than once, the most expensive first.
   std::vector<OpId> RepeatedOps() const;
@@ -82,8 +91,8 @@ class Lowering {
   bool TrySwap(OpId op, Key key);
   template <typename Visitor>
   void ForEachGap(ValueId v, const Visitor& visit) const;
-  Move BestMove(ValueId v);
-  void TryGap(const Gap& gap, Move* best);
+  Move BestMove(ValueId v, double least_per_second, double most_s);
+  bool TryGap(const Gap& gap, Move* best);
   DropMoves::Outcome TryMove(Move move, Move* best);
   void Push(ValueId v);
   void Take(const Move& move);
@@ -97,6 +106,8 @@ class Lowering {
   PeakCounters& counters_;
   double least_cost_s_ = 0;              // a free move is not infinitely good
   OpId shunned_ = kNoOp;                 // the op that a swap is trying to do without
+  uint64_t luck_seed_ = 0;
+  double luck_spread_ = 0;
   std::priority_queue<Candidate> queue_;
   std::vector<int32_t> version_;
 };

@@ -24,7 +24,7 @@ struct PeakOptions {
   bool merge_repeats = true;    // a chain may take over the work of later repeats of its ops
   bool clean_up = true;         // take out repeats that the budget does not need
   bool swap = true;             // try to replace each repeat by cheaper ones
-  int64_t max_trials = 200000;  // moves tried; half as many again to find the smallest peak
+  int64_t max_trials = 1000000; // moves tried; half as many again to find the smallest peak
   double time_limit_s = 10;
 };
 

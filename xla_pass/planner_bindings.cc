@@ -5,9 +5,10 @@
 #include <vector>
 
 #include "bindings.h"
-#include "coop_planner.h"
+#include "cost_bound.h"
 #include "list_scheduler.h"
 #include "liveness.h"
+#include "neighbourhood_search.h"
 #include "peak_planner.h"
 #include "step_program.h"
 
@@ -81,44 +82,6 @@ void BindRemat(nb::module_& m) {
     }
     return ToNumpy(schedule);
   }, "The best order of all rules.");
-  m.def("plan_coop", [](const StepProgram& program, Array<int32_t> order, int64_t budget_bytes, int eviction, int cost,
-                        bool partitions_by_density, double cheap_below_s_per_byte, bool recomputes_in_place,
-                        bool knows_future, int64_t alignment_bytes, double max_overhead) {
-    const coopjax::CoopOptions options = {static_cast<coopjax::EvictionRule>(eviction),
-                                          static_cast<coopjax::CostRule>(cost),
-                                          partitions_by_density,
-                                          cheap_below_s_per_byte,
-                                          recomputes_in_place,
-                                          knows_future,
-                                          alignment_bytes,
-                                          max_overhead};
-    const std::vector<int32_t> steps = ToVector<int32_t>(order);
-    coopjax::CoopResult result;
-    {
-      nb::gil_scoped_release release;
-      result = coopjax::PlanCoop(program, steps, budget_bytes, options);
-    }
-    std::vector<int64_t> placements;
-    for (const auto& placed : result.placements) {
-      placements.insert(placements.end(), {placed.value, placed.step, placed.offset});
-    }
-    nb::dict answer;
-    answer["schedule"] = ToNumpy(result.schedule);
-    answer["placements"] = ToNumpy(placements);
-    answer["is_feasible"] = result.is_feasible;
-    answer["failed_step"] = result.failed_step;
-    answer["failed_bytes"] = result.failed_bytes;
-    answer["evictions"] = result.counters.evictions;
-    answer["searches"] = result.counters.searches;
-    answer["candidates"] = result.counters.candidates;
-    answer["fragmentation"] = result.counters.fragmentation;
-    return answer;
-  }, nb::arg("program"), nb::arg("order"), nb::arg("budget_bytes"), nb::kw_only(), nb::arg("eviction") = 0,
-     nb::arg("cost") = 1, nb::arg("partitions_by_density") = true, nb::arg("cheap_below_s_per_byte") = 0.0,
-     nb::arg("recomputes_in_place") = true, nb::arg("knows_future") = true, nb::arg("alignment_bytes") = 64,
-     nb::arg("max_overhead") = 4.0,
-     "Coop, DTR or DTE simulated in an arena of the budget's size; see coop_planner.h. `placements` has rows (value, "
-     "step of production, offset), flattened.");
   m.def("plan_peak", [](const StepProgram& program, Array<int32_t> order, int64_t budget_bytes, double exponent,
                         int32_t num_price_rounds, bool merge_repeats, bool clean_up, bool swap, int64_t max_trials,
                         double time_limit_s) {
@@ -141,15 +104,47 @@ void BindRemat(nb::module_& m) {
     return answer;
   }, nb::arg("program"), nb::arg("order"), nb::arg("budget_bytes"), nb::kw_only(), nb::arg("exponent") = 2.0,
      nb::arg("num_price_rounds") = 24, nb::arg("merge_repeats") = true, nb::arg("clean_up") = true,
-     nb::arg("swap") = true, nb::arg("max_trials") = 200000, nb::arg("time_limit_s") = 10.0,
+     nb::arg("swap") = true, nb::arg("max_trials") = 1000000, nb::arg("time_limit_s") = 10.0,
      "Rematerialization under a budget of live bytes; see peak_planner.h.");
+}
+
+void BindImprovement(nb::module_& m) {
+  m.def("search_neighbourhood", [](const StepProgram& program, Array<int32_t> start, int64_t budget_bytes,
+                                   int64_t max_work, int32_t patience, double stop_at_cost_s, uint64_t seed,
+                                   double time_limit_s) {
+    const coopjax::NeighbourhoodOptions options = {max_work, patience, stop_at_cost_s, seed, time_limit_s};
+    const std::vector<int32_t> steps = ToVector<int32_t>(start);
+    coopjax::NeighbourhoodResult result;
+    {
+      nb::gil_scoped_release release;
+      result = coopjax::SearchNeighbourhood(program, steps, budget_bytes, options);
+    }
+    nb::dict answer;
+    answer["schedule"] = ToNumpy(result.schedule);
+    answer["rounds"] = result.rounds;
+    answer["improvements"] = result.improvements;
+    answer["timed_out"] = result.timed_out;
+    return answer;
+  }, nb::arg("program"), nb::arg("start"), nb::arg("budget_bytes"), nb::kw_only(), nb::arg("max_work") = 2000000,
+     nb::arg("patience") = 400, nb::arg("stop_at_cost_s") = 0.0, nb::arg("seed") = 1, nb::arg("time_limit_s") = 10.0,
+     "A plan that is not worse than `start`, by large-neighbourhood search; see neighbourhood_search.h.");
+}
+
+void BindBounds(nb::module_& m) {
+  m.def("cost_bound", [](const StepProgram& program, int64_t budget_bytes) {
+    nb::gil_scoped_release release;
+    return coopjax::ComputeCostBound(program, budget_bytes).cost_s;
+  }, "Seconds of recompute that no schedule under a budget avoids, inf where none holds it; see cost_bound.h.");
+  m.def("cost_unit", &coopjax::CostUnit, "What every recompute cost is a multiple of, 0 for nothing; see cost_bound.h.");
 }
 
 }  // namespace
 
 void BindPlanners(nb::module_& m) {
   BindProgram(m);
+  BindBounds(m);
   BindRemat(m);
+  BindImprovement(m);
 }
 
 }  // namespace coopjax::python

@@ -1,4 +1,4 @@
-"""Several planners on several orders; the cheapest plan that the validator accepts."""
+"""Several planners on several orders, then improvement until a lower bound, the limit or lack of progress ends it."""
 
 import dataclasses
 import time
@@ -10,65 +10,209 @@ from coopjax import _core
 from coopjax.errors import InvalidPlanError
 from coopjax.planners.base import PlannerResult
 from coopjax.planners.coop import CoopPlanner
+from coopjax.planners.fastsa import FastSAPlanner
+from coopjax.planners.large import SegmentPlanner
 from coopjax.planners.peak import PeakPlanner
 from coopjax.program.step_program import StepProgram
 from coopjax.program.validate import validate
 
+_POLISHING = 1e-3  # FastSA's first temperature, over the objective: one op of a thousand
+_FAR_BEHIND = 1.25  # a screened plan that costs so much more than the best won't win
+_WORST_START = 1.2  # over the smallest peak of all orders: what is not worth starting from
+_NEAR_SMALLEST = 1.01  # peaks that count as the smallest where the budget can't be reached
+
 
 @dataclasses.dataclass(frozen=True)
 class AutoPlanner:
-  """Never worse than any planner it runs: feasible before cheap, cheap before small.
+  """Never worse than any planner it runs, and done as soon as nothing is left to gain.
 
-  First the peak planner as it comes, which is usually the best already; then the other orders, quickly, and the winner
-  among them thoroughly; then Coop, its plan polished by the peak planner, and the other potential.
+  First the segment planner, for a plan at once, and the peak planner as it comes, which is often optimal already: a lower
+  bound on the recompute cost (``xla_pass/cost_bound.h``) tells. Else the other orders, quickly, and the best two
+  thoroughly; Coop, its plan polished by the peak planner; FastSA from scratch, if the program is small; at last the best
+  plan is improved by annealing and by large-neighbourhood search (``xla_pass/neighbourhood_search.h``), the longer the
+  wider the gap to the bound. Large programs get the segment planner and what the peak planner makes of its plan.
+
+  Where the budget can't be reached, the plan is the cheapest of those within 1% of the smallest peak that was seen: the
+  last percent often costs as much as the whole program, and nobody asked for that.
 
   Attributes:
     screening_trials: moves tried per order to find out which is worth more.
+    search_work: steps and moves that the large-neighbourhood search may look at per percent of gap.
+    anneal_iterations: mutations that each stage of annealing tries.
+    peak_work: moves that one run of the peak planner may try, times the program's ops.
+    least_gap: of the program's own cost: what is not worth improving for.
+    num_seeds: how often a small program is annealed from scratch until the budget is reached.
+    small_ops: programs with at most so many ops are annealed from scratch too.
+    large_ops: programs with more are planned in segments alone.
   """
 
-  screening_trials: int = 30_000
+  screening_trials: int = 100_000
+  search_work: int = 400_000
+  anneal_iterations: int = 1_000_000
+  peak_work: int = 2_000_000_000
+  least_gap: float = 5e-4
+  num_seeds: int = 3
+  small_ops: int = 300
+  large_ops: int = 20_000
 
   def plan(
     self, program: StepProgram, budget_bytes: int, *, time_limit_s: float = 10.0, order: np.ndarray | None = None,
   ) -> PlannerResult:
     """See :class:`coopjax.planners.base.Planner`. The first planner runs whatever the limit."""
     start = time.perf_counter()
-    results = []
-    for result in self._results(program, budget_bytes, order, start + time_limit_s):
-      results.append(result)
-      if result.is_feasible and result.num_recomputed == 0 or time.perf_counter() - start > time_limit_s:
+    default = _core.schedule_for_memory(program.core) if order is None else order
+    search = _Search(program, budget_bytes, start + time_limit_s, self.least_gap)
+    self._start(search, default)
+    if not search.is_done and search.bound_s < np.inf:
+      self._improve(search, default, fixes_order=order is not None)
+    is_small = program.num_ops <= self.large_ops
+    if is_small and not search.best.is_feasible and not search.is_out_of_time:
+      self._settle(search, default, fixes_order=order is not None)
+    return dataclasses.replace(search.validated(), seconds=time.perf_counter() - start)
+
+  def _start(self, search: "_Search", default: np.ndarray) -> None:
+    segments = search.run(SegmentPlanner(), default)
+    if search.is_done:
+      return
+    if search.program.num_ops > self.large_ops:
+      search.run(PeakPlanner(swap=False), segments.schedule, order=default)
+    else:
+      hasty = PeakPlanner(swap=False, max_trials=self.screening_trials)
+      search.run(hasty if search.is_hopeless else self._thorough(search), default)
+
+  def _thorough(self, search: "_Search", **options) -> PeakPlanner:
+    return PeakPlanner(max_trials=min(PeakPlanner.max_trials, self.peak_work // max(search.program.num_ops, 1)), **options)
+
+  def _improve(self, search: "_Search", default: np.ndarray, *, fixes_order: bool) -> None:
+    """Runs stage after stage until one of them ends the search."""
+    if search.program.num_ops > self.large_ops:
+      return
+    for _ in self._stages(search, default, fixes_order):
+      if search.is_done:
+        return
+
+  def _stages(self, search: "_Search", default: np.ndarray, fixes_order: bool) -> Iterator[None]:
+    screened = [search.best]
+    for other in [] if fixes_order else _other_orders(search.program, default):
+      screened.append(search.run(PeakPlanner(num_price_rounds=6, swap=False, max_trials=self.screening_trials), other))
+      yield
+    for result in _promising(screened, search):
+      if result is not screened[0]:
+        search.run(self._thorough(search), result.order)
+        yield
+      search.run(self._thorough(search, exponent=1.0), result.order)
+      yield
+    coop = search.run(CoopPlanner(), default)
+    yield
+    if coop.is_feasible:
+      search.run(self._thorough(search), coop.schedule, order=default)
+      yield
+    for seed in range(self.num_seeds) if search.program.num_ops <= self.small_ops else ():
+      scratch = FastSAPlanner(
+        seed=seed, stage1_iterations=self.anneal_iterations, stage2_iterations=self.anneal_iterations)
+      search.run(scratch, default if fixes_order else search.program.schedule)
+      yield
+      if search.best.is_feasible:
         break
-    for result in sorted(results, key=_rank):
-      report = validate(program, result.schedule, claimed_peak_bytes=result.peak_live_bytes,
+    if search.best.is_feasible:
+      anneal = FastSAPlanner(num_slots=0, start_temperature=_POLISHING, stage2_iterations=self.anneal_iterations)
+      search.run(anneal, search.best.schedule, order=search.best.order)
+      yield
+      search.improve(max_work=int(self.search_work * min(100 * search.gap, 5.0)))
+
+  def _settle(self, search: "_Search", default: np.ndarray, *, fixes_order: bool) -> None:
+    """The budget is out of reach: plans for the smallest peak that is not, and a little above it."""
+    nested = _Search(search.program, int(_NEAR_SMALLEST * search.smallest_bytes), search.deadline, self.least_gap)
+    self._start(nested, default)
+    if not nested.is_done:
+      dataclasses.replace(self, small_ops=0)._improve(nested, default, fixes_order=fixes_order)
+    search.results += [search.rebudgeted(result) for result in nested.results]
+
+
+class _Search:
+  """What was found so far for one program and budget."""
+
+  def __init__(self, program: StepProgram, budget_bytes: int, deadline: float, least_gap: float):
+    self.program, self.budget_bytes, self.deadline, self.least_gap = program, budget_bytes, deadline, least_gap
+    self.total_s = float(program.op_cost_s.sum())
+    self.is_hopeless = budget_bytes < _core.lower_bound(program.core)[0]
+    self.results: list[PlannerResult] = []
+    self._bound_s: float | None = None
+
+  @property
+  def best(self) -> PlannerResult:
+    return min(self.results, key=self.rank)
+
+  @property
+  def smallest_bytes(self) -> int:
+    return min(result.peak_live_bytes for result in self.results)
+
+  @property
+  def bound_s(self) -> float:
+    """Seconds of recompute that no schedule avoids; inf where none holds the budget."""
+    if self._bound_s is None:
+      self._bound_s = np.inf if self.is_hopeless else _core.cost_bound(self.program.core, self.budget_bytes)
+    return self._bound_s
+
+  @property
+  def gap(self) -> float:
+    """What is left to gain at best, over the program's own cost."""
+    return (self.best.recompute_cost_s - self.bound_s) / self.total_s if self.total_s > 0 else 0.0
+
+  @property
+  def is_out_of_time(self) -> bool:
+    return time.perf_counter() > self.deadline
+
+  @property
+  def is_done(self) -> bool:
+    best = self.best
+    return best.is_feasible and (best.num_recomputed == 0 or self.gap <= self.least_gap) or self.is_out_of_time
+
+  def run(self, planner, start: np.ndarray, *, order: np.ndarray | None = None) -> PlannerResult:
+    """Runs a planner from ``start``; ``order`` is what ``start`` was made from, if it has repeats."""
+    time_left_s = max(self.deadline - time.perf_counter(), 0.0)
+    result = planner.plan(self.program, self.budget_bytes, time_limit_s=time_left_s, order=start)
+    if order is not None:
+      result = dataclasses.replace(result, order=order)
+    self.results.append(result)
+    return result
+
+  def improve(self, max_work: int) -> None:
+    """Large-neighbourhood search from the best plan."""
+    start, best = time.perf_counter(), self.best
+    found = _core.search_neighbourhood(
+      self.program.core, best.schedule, self.budget_bytes, max_work=max_work, stop_at_cost_s=self.bound_s,
+      time_limit_s=max(self.deadline - start, 0.0))
+    self.results.append(PlannerResult.of(
+      self.program, found.pop("schedule"), "auto", self.budget_bytes, time.perf_counter() - start, best.order, **found))
+
+  def rebudgeted(self, result: PlannerResult) -> PlannerResult:
+    """``result`` judged by this search's budget whatever budget it was made for."""
+    is_feasible = result.peak_live_bytes <= self.budget_bytes
+    return dataclasses.replace(result, budget_bytes=self.budget_bytes, is_feasible=is_feasible)
+
+  def validated(self) -> PlannerResult:
+    """The best result that the validator accepts."""
+    for result in sorted(self.results, key=self.rank):
+      report = validate(self.program, result.schedule, claimed_peak_bytes=result.peak_live_bytes,
                         claimed_cost_s=result.recompute_cost_s)
       if report.is_valid:
-        return dataclasses.replace(result, seconds=time.perf_counter() - start)
+        return result
     raise InvalidPlanError(f"no planner made a valid plan; the last one: {report}")
 
-  def _results(
-    self, program: StepProgram, budget_bytes: int, order: np.ndarray | None, deadline: float,
-  ) -> Iterator[PlannerResult]:
-    def run(planner, start_order: np.ndarray) -> PlannerResult:
-      time_left_s = max(deadline - time.perf_counter(), 0.0)
-      return planner.plan(program, budget_bytes, time_limit_s=time_left_s, order=start_order)
+  def rank(self, result: PlannerResult) -> tuple[int, float, int]:
+    """Feasible before cheap, cheap before small; the rest small before cheap, by the percent."""
+    excess_bytes = 0
+    if not result.is_feasible:
+      excess_bytes = max(result.peak_live_bytes, int(_NEAR_SMALLEST * self.smallest_bytes)) - self.budget_bytes
+    return excess_bytes, result.recompute_cost_s, result.peak_live_bytes
 
-    default = _core.schedule_for_memory(program.core) if order is None else order
-    first = run(PeakPlanner(), default)
-    yield first
-    winner = first
-    for other in _other_orders(program, default) if order is None else ():
-      screened = run(PeakPlanner(num_price_rounds=6, swap=False, max_trials=self.screening_trials), other)
-      winner = min(winner, screened, key=_rank)
-      yield screened
-    if budget_bytes < _core.lower_bound(program.core)[0]:
-      return  # no plan gets there: the smallest peak of all orders will do
-    if winner is not first:
-      yield run(PeakPlanner(), winner.order)
-    coop = run(CoopPlanner(), default)
-    yield coop
-    if coop.is_feasible:
-      yield dataclasses.replace(run(PeakPlanner(), coop.schedule), order=default)
-    yield run(PeakPlanner(exponent=1.0), winner.order)
+
+def _promising(screened: list[PlannerResult], search: _Search) -> list[PlannerResult]:
+  """The best two, or one if the second is far behind."""
+  best, *others = sorted(screened, key=search.rank)[:2]
+  excess_bytes, cost_s, _ = search.rank(best)
+  return [best] + [other for other in others if search.rank(other)[:2] <= (excess_bytes, _FAR_BEHIND * cost_s)]
 
 
 def _other_orders(program: StepProgram, default: np.ndarray) -> list[np.ndarray]:
@@ -76,9 +220,6 @@ def _other_orders(program: StepProgram, default: np.ndarray) -> list[np.ndarray]
   for rule in range(_core.NUM_ORDER_RULES):
     order = _core.schedule_by_rule(program.core, rule)
     orders.setdefault(order.tobytes(), order)
-  return list(orders.values())[1:]
-
-
-def _rank(result: PlannerResult) -> tuple[int, float, int]:
-  excess_bytes = max(0, result.peak_live_bytes - result.budget_bytes)
-  return excess_bytes, result.recompute_cost_s, result.peak_live_bytes
+  peaks = {key: _core.live_bytes(program.core, order).max(initial=0) for key, order in orders.items()}
+  most_bytes = _WORST_START * min(peaks.values())
+  return [order for key, order in list(orders.items())[1:] if peaks[key] <= most_bytes]

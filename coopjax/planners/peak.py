@@ -29,7 +29,7 @@ class PeakPlanner:
   merge_repeats: bool = True
   clean_up: bool = True
   swap: bool = True
-  max_trials: int = 200_000
+  max_trials: int = 1_000_000
 
   def plan(
     self, program: StepProgram, budget_bytes: int, *, time_limit_s: float = 10.0, order: np.ndarray | None = None,

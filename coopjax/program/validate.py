@@ -1,12 +1,12 @@
 """Judges a schedule by the rules of ``xla_pass/step_program.h``, trusting nobody.
 
 Shares no code with any planner, with ``liveness.py`` or with the C++ core, and is written for obviousness: each rule is
-one pass over plain lists. O(steps x fan-in x log repeats).
+one pass over plain lists. O(steps x fan-in).
 """
 
-import bisect
 import dataclasses
 import enum
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -98,16 +98,17 @@ def validate(
   Returns:
     The verdict, with every violation found; costs and bytes are counted here.
   """
-  ops = [_Op(program, op) for op in range(program.num_ops)]
-  steps = [int(step) for step in schedule]
+  ops = _ops(program)
+  steps = np.asarray(schedule, np.int64).tolist()
   violations = _check_order(program, ops, steps)
   if violations:
     return Report(tuple(violations))
   buffers = _buffers(program, ops, steps)
-  live = [ops[op].workspace_bytes for op in steps]
+  change = [0] * (len(steps) + 1)  # of the bytes in buffers, from the step before
   for buffer in buffers:
-    for step in range(buffer.start, buffer.end):
-      live[step] += buffer.size
+    change[buffer.start] += buffer.size
+    change[buffer.end] -= buffer.size
+  live = [held + ops[op].workspace_bytes for held, op in zip(itertools.accumulate(change), steps)]
   peak = max(live, default=0)
   seen, repeats = set(), []
   for op in steps:
@@ -129,47 +130,64 @@ def validate(
   )
 
 
+@dataclasses.dataclass(slots=True)
 class _Op:
   """One op with plain lists."""
 
-  def __init__(self, program: StepProgram, op: int):
-    self.inputs = [int(value) for value in program.inputs(op)]
-    self.outputs = [int(value) for value in program.outputs(op)]
-    self.control = [int(before) for before in program.control(op)]
-    self.workspace_bytes = int(program.op_workspace_bytes[op])
-    self.overwrites = [int(program.value_in_place_of[output]) for output in self.outputs
-                       if program.value_in_place_of[output] >= 0]
-    makes_output = any(program.value_kind[output] == OUTPUT for output in self.outputs)
-    spoils_input = any(program.value_kind[value] != TEMPORARY for value in self.overwrites)
-    self.may_repeat = bool(program.op_can_recompute[op]) and not makes_output and not spoils_input
+  inputs: list[int]
+  outputs: list[int]
+  control: list[int]
+  workspace_bytes: int
+  overwrites: list[int]
+  may_repeat: bool
+
+
+def _ops(program: StepProgram) -> list[_Op]:
+  kinds, in_place_of = program.value_kind.tolist(), program.value_in_place_of.tolist()
+  ops = []
+  for inputs, outputs, control, workspace_bytes, can_recompute in zip(
+      _rows(program.op_inputs), _rows(program.op_outputs), _rows(program.op_control),
+      program.op_workspace_bytes.tolist(), program.op_can_recompute.tolist()):
+    overwrites = [in_place_of[output] for output in outputs if in_place_of[output] >= 0]
+    makes_output = OUTPUT in [kinds[output] for output in outputs]
+    spoils_input = [value for value in overwrites if kinds[value] != TEMPORARY]
+    may_repeat = bool(can_recompute) and not (makes_output or spoils_input)
+    ops.append(_Op(inputs, outputs, control, workspace_bytes, overwrites, may_repeat))
+  return ops
+
+
+def _rows(csr: tuple[np.ndarray, np.ndarray]) -> list[list[int]]:
+  offsets, items = csr[0].tolist(), csr[1].tolist()
+  return [items[start:end] for start, end in itertools.pairwise(offsets)]
 
 
 def _check_order(program: StepProgram, ops: list[_Op], steps: list[int]) -> list[Violation]:
   found = []
-  readable = {value for value in range(program.num_values)
-              if program.value_kind[value] in (PARAMETER, CONSTANT)}
+  readable = set(np.flatnonzero(np.isin(program.value_kind, (PARAMETER, CONSTANT))).tolist())
   overwritten, ran = set(), set()
-  for step, op in enumerate(steps):
-    if not 0 <= op < program.num_ops:
-      found.append(Violation(Rule.UNKNOWN_OP, step, f"op {op} of {program.num_ops}"))
+  for step, op_id in enumerate(steps):
+    if not 0 <= op_id < len(ops):
+      found.append(Violation(Rule.UNKNOWN_OP, step, f"op {op_id} of {program.num_ops}"))
       continue
-    if op in ran and not ops[op].may_repeat:
-      found.append(Violation(Rule.FORBIDDEN_REPEAT, step, f"op {op}"))
-    for value in {*ops[op].inputs, *ops[op].overwrites} - readable:
-      rule = Rule.READ_AFTER_OVERWRITE if value in overwritten else Rule.READ_BEFORE_MADE
-      found.append(Violation(rule, step, f"value {value}, by op {op}"))
-    found += [Violation(Rule.CONTROL_ORDER, step, f"op {op} before op {before}")
-              for before in ops[op].control if before not in ran]
-    readable.difference_update(ops[op].overwrites)
-    overwritten.update(ops[op].overwrites)
-    readable.update(ops[op].outputs)
-    overwritten.difference_update(ops[op].outputs)
-    ran.add(op)
+    op = ops[op_id]
+    if op_id in ran and not op.may_repeat:
+      found.append(Violation(Rule.FORBIDDEN_REPEAT, step, f"op {op_id}"))
+    for value in dict.fromkeys(op.inputs + op.overwrites):
+      if value not in readable:
+        rule = Rule.READ_AFTER_OVERWRITE if value in overwritten else Rule.READ_BEFORE_MADE
+        found.append(Violation(rule, step, f"value {value}, by op {op_id}"))
+    found += [Violation(Rule.CONTROL_ORDER, step, f"op {op_id} before op {before}")
+              for before in op.control if before not in ran]
+    readable.difference_update(op.overwrites)
+    overwritten.update(op.overwrites)
+    readable.update(op.outputs)
+    overwritten.difference_update(op.outputs)
+    ran.add(op_id)
   found += [Violation(Rule.MISSING_OP, -1, f"op {op}") for op in range(program.num_ops) if op not in ran]
   return found
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class _Buffer:
   """One production of a temporary value, live on steps [start, end)."""
 
@@ -181,31 +199,35 @@ class _Buffer:
 
 
 def _buffers(program: StepProgram, ops: list[_Op], steps: list[int]) -> list[_Buffer]:
-  made, read = {}, {}
+  kinds, sizes = program.value_kind.tolist(), program.value_bytes.tolist()
+  buffers, latest = [], {}
   for step, op in enumerate(steps):
     for value in ops[op].inputs:
-      read.setdefault(value, []).append(step)
+      if value in latest:
+        latest[value].end = step + 1
     for value in ops[op].outputs:
-      made.setdefault(value, []).append(step)
+      if kinds[value] == TEMPORARY:
+        latest[value] = _Buffer(value, sizes[value], step, step + 1)
+        buffers.append(latest[value])
+  _pass_on(program, ops, steps, buffers)
+  return buffers
+
+
+def _pass_on(program: StepProgram, ops: list[_Op], steps: list[int], buffers: list[_Buffer]) -> None:
+  """Ends a step early what is overwritten, or read for the last time where an output may take its buffer over."""
   shares = {}
   for op, given, taker in np.asarray(program.may_share).reshape(-1, 3).tolist():
     shares.setdefault(op, []).append((given, taker))
-  buffers, dying = [], {}
-  for value, productions in made.items():
-    if program.value_kind[value] != TEMPORARY:
-      continue
-    reads = read.get(value, [])
-    for start, following in zip(productions, [*productions[1:], len(steps)]):
-      reads_of_it = reads[bisect.bisect_right(reads, start):bisect.bisect_right(reads, following)]
-      last = reads_of_it[-1] if reads_of_it else None
-      buffer = _Buffer(value, int(program.value_bytes[value]), start, start + 1 if last is None else last + 1)
-      buffers.append(buffer)
-      if last is not None:
-        dying[last, value] = buffer
+  in_place_of = program.value_in_place_of.tolist()
+  givers = {given for pairs in shares.values() for given, _ in pairs}.union(in_place_of)
+  dying = {(buffer.end - 1, buffer.value): buffer for buffer in buffers
+           if buffer.value in givers and buffer.end - 1 > buffer.start}
   for step, op in enumerate(steps):
+    if not ops[op].overwrites and op not in shares:
+      continue
     heirs = set()
     for output in ops[op].outputs:
-      base = int(program.value_in_place_of[output])
+      base = in_place_of[output]
       if base >= 0:
         heirs.add(output)
         if (step, base) in dying:
@@ -214,7 +236,6 @@ def _buffers(program: StepProgram, ops: list[_Op], steps: list[int]) -> list[_Bu
       if (step, given) in dying and taker not in heirs:
         heirs.add(taker)
         _inherit(dying.pop((step, given)), step, taker)
-  return buffers
 
 
 def _inherit(buffer: _Buffer, step: int, heir: int) -> None:

@@ -1,0 +1,57 @@
+"""FastSA (Imanishi et al., "A fast heuristic to optimize time-space tradeoff for large models", NeurIPS 2023).
+
+The annealer is in ``xla_pass/anneal.h``, which says what the paper leaves open and what differs.
+"""
+
+import dataclasses
+import time
+
+import numpy as np
+
+from coopjax import _core
+from coopjax.planners.base import PlannerResult
+from coopjax.program.step_program import StepProgram
+
+
+@dataclasses.dataclass(frozen=True)
+class FastSAPlanner:
+  """Anneals a sequence in which ops may repeat: add, remove and rotate, accepted on ``max(budget, peak) * cost``.
+
+  The defaults are the paper's but for ``retry_ungrouped``. To polish a plan, hand it in as ``order`` and take few slots, ``num_slots=0``, a low
+  ``start_temperature`` and fewer ``stage2_iterations``.
+
+  Attributes:
+    group: whether stage 1 anneals ops grouped with the readers that would rather remake their inputs (App. C.1).
+    retry_ungrouped: whether both stages run again without groups, hotter, when the budget was missed with them (ours).
+    order_only: whether ops are only moved, never repeated (App. B.2).
+    seed: of the random numbers.
+    num_slots: places for ops, most of them empty; at least four per step are taken.
+    stage1_iterations: mutations tried, at most, until the budget is met; 0 leaves the stage out.
+    stage2_iterations: mutations tried after that.
+    start_temperature: of the first stage, over its initial objective.
+    cooling: a stage's last temperature over its first.
+  """
+
+  group: bool = True
+  retry_ungrouped: bool = True
+  order_only: bool = False
+  seed: int = 0
+  num_slots: int = 1 << 20
+  stage1_iterations: int = 20_000_000
+  stage2_iterations: int = 2_000_000
+  start_temperature: float = 1e-3
+  cooling: float = 1e-4
+
+  def plan(
+    self, program: StepProgram, budget_bytes: int, *, time_limit_s: float = 10.0, order: np.ndarray | None = None,
+  ) -> PlannerResult:
+    """See :class:`coopjax.planners.base.Planner`; ``order`` is the program's own by default.
+
+    It may have repeats: then it is a plan to improve, and stage 2 alone runs.
+    """
+    start = time.perf_counter()
+    order = program.schedule if order is None else order
+    found = _core.plan_fastsa(program.core, order, budget_bytes, time_limit_s=time_limit_s, **dataclasses.asdict(self))
+    schedule = found.pop("schedule")
+    found.pop("is_feasible")
+    return PlannerResult.of(program, schedule, "fastsa", budget_bytes, time.perf_counter() - start, order, **found)

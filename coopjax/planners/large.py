@@ -1,0 +1,44 @@
+"""Rematerialization of large programs in near-linear time; the algorithm is in ``xla_pass/segment_planner.h``."""
+
+import dataclasses
+import time
+
+import numpy as np
+
+from coopjax import _core
+from coopjax.planners.base import PlannerResult
+from coopjax.program.step_program import StepProgram
+
+
+@dataclasses.dataclass(frozen=True)
+class SegmentPlanner:
+  """Holds or remakes segment by segment, by minimum cuts at a common price; equal segments are solved once.
+
+  For programs of up to a million ops; those of a few thousand are then polished by exact single moves. Starts from the
+  order of least peak unless one is given.
+
+  Attributes:
+    num_rounds: of bisection on the price of a byte, per hill of live bytes and level.
+    max_levels: how often what is remade may be planned anew, as a program of its own.
+    clean_up: whether repeats that the budget has room for are taken out at the end.
+    max_polished_ops: longer programs are not polished, which takes more than linear time.
+    max_trials: single moves tried in polishing.
+  """
+
+  num_rounds: int = 14
+  max_levels: int = 6
+  clean_up: bool = True
+  max_polished_ops: int = 20_000
+  max_trials: int = 300_000
+
+  def plan(
+    self, program: StepProgram, budget_bytes: int, *, time_limit_s: float = 60.0, order: np.ndarray | None = None,
+  ) -> PlannerResult:
+    """See :class:`coopjax.planners.base.Planner`; ``order`` has no repeats."""
+    start = time.perf_counter()
+    order = _core.schedule_for_memory(program.core) if order is None else order
+    options = dataclasses.asdict(self)
+    found = _core.plan_segments(program.core, order, budget_bytes, time_limit_s=time_limit_s, **options)
+    schedule = found.pop("schedule")
+    found.pop("is_feasible")
+    return PlannerResult.of(program, schedule, "segments", budget_bytes, time.perf_counter() - start, order, **found)
