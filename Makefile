@@ -1,7 +1,8 @@
 # make demo    the main job: train a GPT inside a byte budget, and show what it costs
 # make test    the whole suite, C++ and Python
 # make cc-test the C++ unit tests alone
-# make bench   the measured tables of the README
+# make bench   the measured table of the README: memory against time
+# make bench-planners  planners beside each other; TABLES="fastsa exact" for some of the tables
 # make clean   remove everything that was built or installed here
 #
 # A Python 3.12+ is looked for (PYTHON=/path/to/python3 names one, PYTHON_VERSION=3.12 narrows the search)
@@ -11,6 +12,7 @@ JAX ?= jax
 PYTHON ?=
 PYTHON_VERSION ?=
 JOBS ?= 2
+TABLES ?=
 
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 # Rebuilt when the C++ or the package's own description changes; Python files are used where they lie.
@@ -39,8 +41,12 @@ cc-test: $(INSTALLED)
 bench: $(INSTALLED)
 	$(VENV)/bin/python benchmarks/gpt_budget.py
 
+bench-planners: $(INSTALLED)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[bench]"
+	$(VENV)/bin/python benchmarks/planners.py $(TABLES)
+
 clean:
 	rm -rf .venv .venv-* build out .pytest_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help demo test cc-test bench clean
+.PHONY: help demo test cc-test bench bench-planners clean

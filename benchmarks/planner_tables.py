@@ -2,14 +2,9 @@
 
 import dataclasses
 import math
-import resource
 import statistics
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 
-import layered
 import numpy as np
 import zoo
 from tables import Row
@@ -21,7 +16,6 @@ from coopjax.planners.base import Planner, PlannerResult
 from coopjax.planners.coop import ABLATIONS, CoopPlanner
 from coopjax.planners.exact import STATUSES, ExactPlanner
 from coopjax.planners.fastsa import FastSAPlanner
-from coopjax.planners.large import SegmentPlanner
 from coopjax.planners.model import ModelPlanner
 from coopjax.planners.packing import pack
 from coopjax.planners.peak import PeakPlanner
@@ -29,12 +23,8 @@ from coopjax.program import cost, liveness
 from coopjax.program.step_program import StepProgram
 from coopjax.program.validate import validate
 
-GREEDY = PeakPlanner(exponent=1.0, num_price_rounds=0, merge_repeats=False, clean_up=False, swap=False)
-"""The plain greedy of every table: while live bytes stand above the budget, the drop that lowers most of them a second."""
-
+GREEDY = PeakPlanner.greedy()
 OPTIMALITY_STUDY = ("vgg11", "resnet18")   # of FastSA's models, those that its paper compares with the optimum alone
-SCALES = (1_000, 10_000, 100_000, 1_000_000)
-_GREEDY_TAKES = 20_000  # ops; above, it would take hours
 _COOP_COUNTERS = ("evictions", "searches", "candidates", "scanned", "search_s", "fragmentation", "heap_fragmentation")
 _COOP_SHARES = (0.9, 0.7, 0.5, 0.4, 0.3)
 
@@ -125,7 +115,8 @@ def exact(settings: Settings) -> Iterator[Row]:
         result = plan(planner, program, budget_bytes, settings.time_limit_s, **order)
         yield {**common, "planner": label, "holds": result.is_feasible, "overhead": result.overhead(program),
                "peak_share": result.peak_live_bytes / peak_bytes, "seconds": result.seconds,
-               "points_above": 100 * (result.overhead(program) - best.overhead(program))}
+               "points_above": 100 * (result.overhead(program) - best.overhead(program))
+               if result.is_feasible and best.is_feasible else None}
 
 
 def coop(settings: Settings) -> Iterator[Row]:
@@ -203,33 +194,5 @@ def packing(settings: Settings) -> Iterator[Row]:
       yield row
 
 
-def scale(settings: Settings) -> Iterator[Row]:
-  """Layered programs with skips of 1k to 1M ops, each planned in a process of its own."""
-  for num_ops in SCALES:
-    for share in (0.5, 0.25):
-      for label in ("first", "auto", *(["greedy"] if num_ops <= _GREEDY_TAKES else [])):
-        settings.announce(f"{num_ops:,} ops at {share:.0%}: {label}")
-        child = [sys.executable, __file__, str(num_ops), str(share), label, str(settings.time_limit_s)]
-        figures = subprocess.run(child, capture_output=True, text=True, check=True).stdout
-        yield dict(zip(("ops", "share", "planner", "holds", "overhead", "seconds", "us_per_op", "rss_gib"),
-                       (num_ops, share, label, *map(float, figures.split()))))
-
-
-def plan_layered(num_ops: int, share: float, label: str, time_limit_s: float) -> None:
-  """The child of :func:`scale`: prints whether the budget holds, overhead, seconds, microseconds an op, GiB at most."""
-  program = layered.layered(num_ops)
-  budget_bytes = math.floor(share * peak_of(program, program.schedule))
-  planner = {"first": SegmentPlanner(), "auto": AutoPlanner(), "greedy": GREEDY}[label]
-  start = time.perf_counter()
-  result = planner.plan(program, budget_bytes, time_limit_s=time_limit_s)
-  seconds = time.perf_counter() - start
-  rss_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-  print(int(result.is_feasible), result.overhead(program), seconds, 1e6 * seconds / program.num_ops, rss_gib)
-
-
 def mean(rows: list[Row], field: str) -> float:
   return statistics.fmean(row[field] for row in rows)
-
-
-if __name__ == "__main__":
-  plan_layered(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3], float(sys.argv[4]))

@@ -22,12 +22,14 @@ from collections.abc import Callable, Iterator, Sequence
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import planner_tables
+import scale
 import tables
 import zoo
 from planner_tables import Settings, mean
 from tables import Row
 
 RESULTS = tables.RESULTS / "planners"
+SCALES = (1_000, 10_000, 100_000, 1_000_000)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,9 +59,9 @@ def _sum_up_fastsa(rows: Sequence[Row]) -> list[str]:
 
 def _sum_up_exact(rows: Sequence[Row]) -> list[str]:
   proved = {(row["model"], row["share"]) for row in rows if row.get("status") == "optimal"}
-  compared = [row for row in rows if (row["model"], row["share"]) in proved and row["holds"]]
+  compared = [row for row in rows if (row["model"], row["share"]) in proved and row.get("points_above") is not None]
   return [f"where the optimum is proved ({len(proved)} cases)"] + [
-    f"  {planner}: holds {len(group)}, at most {max(row.get('points_above', 0.0) for row in group):.2f} points above"
+    f"  {planner}: holds {len(group)}, at most {max(row['points_above'] for row in group):.2f} points above"
     for (planner,), group in _grouped(compared, "planner")]
 
 
@@ -126,7 +128,7 @@ TABLES = {
     "model": "{model}", "budget": "{share:.0%}", "buffers": "{buffers:,}", "greedy": "{greedy_fragmentation:.2%}",
     "search": "{search_fragmentation:.2%}", "omnimalloc": "{omnimalloc_fragmentation:.2%}", "greedy s": "{greedy_s:.2f}",
     "search s": "{search_s:.2f}", "omnimalloc s": "{omnimalloc_s:.2f}"}, _sum_up_packing),
-  "scale": Table(planner_tables.scale, {
+  "scale": Table(lambda settings: scale.rows(SCALES, settings.time_limit_s, settings.announce), {
     "ops": "{ops:,}", "budget": "{share:.0%}", "planner": "{planner}", "holds": "{holds:.0f}",
     "extra cost": "{overhead:.2%}", "s": "{seconds:.2f}", "us/op": "{us_per_op:.1f}", "GiB": "{rss_gib:.2f}"},
     _sum_up_scale),

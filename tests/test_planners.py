@@ -198,7 +198,7 @@ def test_malformed_programs_are_refused_with_the_fault():
 
 
 def test_unknown_names():
-  with pytest.raises(ValueError, match="auto, coop, peak"):
+  with pytest.raises(ValueError, match="auto, coop, exact, fastsa, model, peak, segments"):
     base.get_planner("greedy")
 
 

@@ -22,7 +22,7 @@ struct CoopOptions {
   std::vector<uint8_t> op_is_expensive = {}; // not empty: the classes, instead of by density
   bool recomputes_in_place = true;           // off: a value that is overwritten or overwrites is never evicted
   bool evicts_eagerly = true;                // off: what was remade only to remake stays until its bytes are needed
-  bool knows_future = true;                  // off: as the paper
+  bool knows_future = false;                 // ours; off: as the paper
   bool reuses_costs = true;                  // off: every search evaluates every candidate
   int64_t alignment_bytes = 64;              // XLA:CPU's; 512 in OneFlow
   int64_t small_piece_bytes = 10 << 10;      // requests up to it go to the small area

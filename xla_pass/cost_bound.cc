@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "first_run_cut.h"
@@ -13,6 +14,7 @@ namespace {
 // What a cut takes, about, in edges looked at; building its network is 1.
 constexpr int64_t kWorkPerCut = 12;
 constexpr int64_t kCutsPerSearch = 8;
+constexpr size_t kNumWidest = 16;
 
 class BoundSearch {
  public:
@@ -29,6 +31,9 @@ class BoundSearch {
     Step stride = std::max<Step>(1, num_ops / num_samples_);
     std::vector<Sample> samples;
     for (Step t = 0; t < num_ops; t += stride) samples.push_back(Measure(t));
+    for (Step t : WidestSteps()) {
+      if (t % stride != 0) samples.push_back(Measure(t));
+    }
     Try(&samples);
     while (stride > 1 && num_cuts_left_ > 0 && best_.op != kNoOp) {
       // Closer to the best so far.
@@ -48,6 +53,24 @@ class BoundSearch {
     Step step;
     int64_t most_bytes;
   };
+
+  // Steps of the ops with the largest working sets: they leave least room for what is held.
+  std::vector<Step> WidestSteps() const {
+    std::vector<std::pair<int64_t, Step>> widths;
+    for (Step t = 0; t < program_.num_ops(); ++t) {
+      const OpId op = program_.schedule[t];
+      int64_t bytes = program_.op_workspace_bytes[op];
+      for (const auto& values : {program_.op_inputs[op], program_.op_outputs[op]}) {
+        for (ValueId v : values) bytes += program_.takes_budget(v) ? program_.value_bytes[v] : 0;
+      }
+      widths.push_back({-bytes, t});
+    }
+    const size_t count = std::min<size_t>(widths.size(), kNumWidest);
+    std::partial_sort(widths.begin(), widths.begin() + count, widths.end());
+    std::vector<Step> steps;
+    for (size_t i = 0; i < count; ++i) steps.push_back(widths[i].second);
+    return steps;
+  }
 
   Sample Measure(Step step) const {
     return {step, FirstRunCut(program_, order_, shares_, program_.schedule[step]).most_bytes()};
@@ -108,7 +131,8 @@ CostBound ComputeCostBound(const StepProgram& program, int64_t budget_bytes, con
   if (least.bytes > budget_bytes) return {std::numeric_limits<double>::infinity(), least.op};
   CostBound bound = BoundSearch(program, budget_bytes, options.max_work).Run();
   const double unit = options.rounds_up ? CostUnit(program) : 0;
-  if (unit > 0 && !std::isinf(bound.cost_s)) bound.cost_s = unit * std::max(std::ceil(bound.cost_s / unit - 1e-6), 0.0);
+  if (unit > 0 && !std::isinf(bound.cost_s)) bound.cost_s = unit * std::ceil(bound.cost_s / unit - 1e-6);
+  if (bound.cost_s <= 0) bound.cost_s = 0;  // not -0
   return bound;
 }
 

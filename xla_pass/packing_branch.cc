@@ -12,23 +12,31 @@ constexpr int64_t kNever = std::numeric_limits<int64_t>::max() / 4;
 
 class Brancher {
  public:
-  Brancher(const PackingCore& core, int64_t capacity, std::span<const int32_t> rank, SearchEffort* effort)
-      : core_(core), capacity_(capacity), rank_(rank), effort_(*effort) {
+  Brancher(const PackingCore& core, const BranchOptions& options, SearchEffort* effort)
+      : core_(core), capacity_(options.capacity), rank_(options.rank), hung_(options.hung), effort_(*effort) {
     least_.assign(core.size(), 0);
     offsets_.assign(core.size(), kAnyOffset);
     unplaced_bytes_.assign(core.num_sections(), 0);
     witness_.assign(core.num_sections(), -1);
+    highest_end_.assign(core.size(), capacity_);
+    ceiling_.assign(core.num_sections(), capacity_);
     for (int32_t m = 0; m < core.size(); ++m) {
       for (const auto& [section, size] : core.sections_of(m)) unplaced_bytes_[section] += size;
     }
   }
 
   BranchOutcome Run(std::vector<int64_t>* offsets) {
-    std::vector<int32_t> members(core_.size());
-    std::iota(members.begin(), members.end(), 0);
+    std::vector<int32_t> members;
+    for (int32_t m = 0; m < core_.size(); ++m) {
+      if (!hung_.empty() && hung_[m] > 0) {
+        Hang(m);
+      } else {
+        members.push_back(m);
+      }
+    }
     for (const int32_t m : members) {
       least_[m] = core_.LowestFrom(m, 0);
-      if (least_[m] + core_.block(m).size > capacity_) return BranchOutcome::kNone;
+      if (least_[m] + core_.block(m).size > highest_end_[m]) return BranchOutcome::kNone;
     }
     for (int32_t s = 0; s < core_.num_sections(); ++s) {
       if (!FitsSection(s, 0)) return BranchOutcome::kNone;
@@ -51,12 +59,23 @@ class Brancher {
     int32_t member;
   };
 
+  void Hang(int32_t m) {
+    offsets_[m] = (capacity_ - hung_[m]) / core_.block(m).alignment * core_.block(m).alignment;
+    for (const auto& [section, size] : core_.sections_of(m)) {
+      unplaced_bytes_[section] -= size;
+      ceiling_[section] = std::min(ceiling_[section], offsets_[m]);
+    }
+    for (const auto& conflict : core_.conflicts_of(m)) {
+      highest_end_[conflict.other] = std::min(highest_end_[conflict.other], offsets_[m]);
+    }
+  }
+
   bool IsUnplaced(int32_t m) const { return offsets_[m] == kAnyOffset; }
 
   // Whether the unplaced blocks of a section can be stacked from the least of their offsets on: one that can lie
   // low enough is the section's witness. It stays one when the search steps back.
   bool FitsSection(int32_t section, int64_t floor) {
-    const int64_t highest = capacity_ - unplaced_bytes_[section];
+    const int64_t highest = ceiling_[section] - unplaced_bytes_[section];
     const auto is_low = [&](int32_t m) { return IsUnplaced(m) && std::max(least_[m], floor) <= highest; };
     if (witness_[section] >= 0 && is_low(witness_[section])) return true;
     bool is_empty = true;
@@ -84,7 +103,7 @@ class Brancher {
     if (least <= least_[m]) return true;
     raised_.push_back({m, least_[m]});
     least_[m] = least;
-    return least + core_.block(m).size <= capacity_;
+    return least + core_.block(m).size <= highest_end_[m];
   }
 
   void UndoTo(size_t mark) {
@@ -196,7 +215,10 @@ class Brancher {
   const PackingCore& core_;
   const int64_t capacity_;
   const std::span<const int32_t> rank_;
+  const std::span<const int64_t> hung_;
   SearchEffort& effort_;
+  std::vector<int64_t> highest_end_;       // [member]: below what is hung beside it
+  std::vector<int64_t> ceiling_;           // [section]: the same
   std::vector<int64_t> least_;             // [member]: no lower offset is possible any more
   std::vector<int64_t> offsets_;           // [member]; kAnyOffset while unplaced
   std::vector<int64_t> unplaced_bytes_;    // [section]
@@ -208,9 +230,51 @@ class Brancher {
 
 }  // namespace
 
-BranchOutcome BranchAndBound(const PackingCore& core, int64_t capacity, std::span<const int32_t> rank,
-                             SearchEffort* effort, std::vector<int64_t>* offsets) {
-  return Brancher(core, capacity, rank, effort).Run(offsets);
+BranchOutcome BranchAndBound(const PackingCore& core, const BranchOptions& options, SearchEffort* effort,
+                             std::vector<int64_t>* offsets) {
+  return Brancher(core, options, effort).Run(offsets);
+}
+
+namespace {
+
+// What is hung and what is not, at the worst section.
+int64_t LeastCapacity(const PackingCore& core, std::span<const int64_t> below_ceiling) {
+  int64_t least = 0;
+  for (int32_t s = 0; s < core.num_sections(); ++s) {
+    int64_t hung = 0, others = 0;
+    for (const auto& [m, size] : core.members_of(s)) {
+      hung = std::max(hung, below_ceiling[m]);
+      if (below_ceiling[m] == 0) others += size;
+    }
+    least = std::max(least, hung + others);
+  }
+  return least;
+}
+
+}  // namespace
+
+HungBlocks HangSmall(const PackingCore& core, int64_t most_bytes) {
+  PackingProblem problem;              // upside down: offset 0 is the ceiling, and a block ends where it will begin
+  std::vector<int32_t> small;
+  for (int32_t m = 0; m < core.size(); ++m) {
+    const PackingBlock& block = core.block(m);
+    if (block.size > most_bytes || block.end_segment - block.first_segment > 1) continue;
+    small.push_back(m);
+    problem.buffers.push_back({block.lower, block.upper, AlignUp(block.size, block.alignment), block.alignment});
+  }
+  HungBlocks best;
+  if (small.empty() || std::ssize(small) == core.size() || !core.obstacles.empty()) return best;
+  for (int order = 0; order < kNumPackingOrders; ++order) {
+    for (const FitRule rule : {FitRule::kBest, FitRule::kFirst}) {
+      const Packing packing = PackInOrder(problem, static_cast<PackingOrder>(order), rule);
+      std::vector<int64_t> below(core.size(), 0);
+      for (size_t k = 0; k < small.size(); ++k) below[small[k]] = packing.offsets[k] + problem.buffers[k].size;
+      const int64_t least = LeastCapacity(core, below);
+      if (!best.below_ceiling.empty() && least >= best.least_capacity) continue;
+      best = {std::move(below), least};
+    }
+  }
+  return best;
 }
 
 }  // namespace coopjax

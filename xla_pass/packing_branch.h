@@ -10,6 +10,9 @@
 //  * a block that was tried at its least offset without success has nothing left to rest on above it: from then
 //    on it is known to lie on an unplaced block.
 // Blocks that no unplaced block connects in time are packed one group after the other.
+//
+// Thousands of tiny blocks among large ones make the floor uneven, and the search hopeless. They can be hung from the
+// ceiling first, packed by themselves; the search then fills what is below them.
 #pragma once
 
 #include <cstdint>
@@ -26,9 +29,25 @@ enum class BranchOutcome : uint8_t {
   kStopped = 2,                        // the effort ran out first
 };
 
-// Looks for a packing of `core` within `capacity`. Among blocks at one offset the one of smaller `rank` comes
-// first. On success `*offsets`, by member, holds it.
-BranchOutcome BranchAndBound(const PackingCore& core, int64_t capacity, std::span<const int32_t> rank,
-                             SearchEffort* effort, std::vector<int64_t>* offsets);
+struct BranchOptions {
+  int64_t capacity = 0;
+  std::span<const int32_t> rank;       // by member: among blocks at one offset the one of smaller rank comes first
+  std::span<const int64_t> hung;       // by member: how far below the capacity it is hung, 0: not hung; or empty
+};
+
+// Looks for a packing of `core` within the capacity. On success `*offsets`, by member, holds it. kNone is a proof only
+// where nothing is hung.
+BranchOutcome BranchAndBound(const PackingCore& core, const BranchOptions& options, SearchEffort* effort,
+                             std::vector<int64_t>* offsets);
+
+// The small blocks of a core, packed by themselves to hang from the ceiling.
+struct HungBlocks {
+  std::vector<int64_t> below_ceiling;  // by member: how far below the capacity its offset is, 0: not hung; or empty
+  int64_t least_capacity = 0;          // below it some step of time can't hold what is hung and the others
+};
+
+// Hangs the rectangles of at most `most_bytes` by the greedy packer that leaves most room below; none when all blocks
+// are that small or the core has obstacles. O(greedy packers of packing.h + entries of sections).
+HungBlocks HangSmall(const PackingCore& core, int64_t most_bytes);
 
 }  // namespace coopjax

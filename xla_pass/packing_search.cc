@@ -17,7 +17,9 @@ namespace {
 constexpr int64_t kFirstSlice = 3'000'000;       // steps of a round; it grows while rounds fail
 constexpr int64_t kGreedySteps = 32;             // a block's placement by a greedy packer counts for so many
 constexpr int64_t kMostConflicts = 6'000'000;    // listed at once: 48 bytes each
-constexpr int kNumBisections = 5;                // of the capacity, when the goal is not reached
+constexpr int64_t kSlicePerPair = 3;             // of members: one walk down the tree takes about two steps a pair
+constexpr int kNumBisections = 3;                // of the capacity, when the goal is not reached
+constexpr std::array<double, 4> kHangShares = {0, 3e-5, 3e-4, 3e-3};  // blocks below this share of the goal are hung
 constexpr int kNumRanks = 4;                     // orders of preference before random ones
 
 // One core: the search for a packing of it within `goal`, and below what is known.
@@ -32,10 +34,11 @@ class CoreSearch {
   int64_t Run(int64_t goal, std::vector<int64_t>* offsets) {
     bound_ = goal;
     height_ = HeightOf(core_, *offsets);
-    const int64_t first_slice = std::max(kFirstSlice, 4 * (int64_t{core_.size()} * core_.size() + std::ssize(core_.conflicts)));
+    const int64_t num_pairs = int64_t{core_.size()} * core_.size() + std::ssize(core_.conflicts);
+    const int64_t first_slice = std::max(kFirstSlice, kSlicePerPair * num_pairs);
     for (int round = 0; !IsDone(); ++round) {
       const int64_t slice = first_slice * (1 + round / kNumRanks);
-      if (options_.branches) BranchDown(RankOf(round), slice, offsets);
+      if (options_.branches) BranchDown(round, slice, offsets);
       if (options_.anneals && !IsDone() && (!options_.branches || round % kNumRanks == kNumRanks - 1)) {
         WithSlice(slice, [&] { height_ = AnnealPacking(core_, bound_, &random_, &effort_, offsets); });
       }
@@ -55,23 +58,29 @@ class CoreSearch {
 
   bool IsDone() const { return height_ <= bound_ || effort_.is_over(); }
 
-  // Asks for the bound itself, then bisects what is between it and the height, with less effort.
-  void BranchDown(std::span<const int32_t> rank, int64_t slice, std::vector<int64_t>* offsets) {
-    if (Branch(bound_, rank, slice, offsets)) return;
-    int64_t stopped_at = bound_;
+  // Asks for the bound itself, then bisects what is between it and the height.
+  void BranchDown(int round, int64_t slice, std::vector<int64_t>* offsets) {
+    const std::vector<int32_t> rank = RankOf(round);
+    const double share = kHangShares[(round + round / kNumRanks) % kHangShares.size()];
+    const HungBlocks hung = HangSmall(core_, static_cast<int64_t>(share * static_cast<double>(bound_)));
+    effort_.Spend(kGreedySteps * kNumPackingOrders * core_.size());
+    const int64_t first = std::max(bound_, hung.least_capacity);
+    if (first >= height_ || Branch({first, rank, hung.below_ceiling}, slice, offsets)) return;
+    int64_t stopped_at = first;
     for (int k = 0; k < kNumBisections && !IsDone() && stopped_at + 1 < height_; ++k) {
       const int64_t capacity = stopped_at + (height_ - stopped_at) / 2;
-      if (!Branch(capacity, rank, slice / 4, offsets)) stopped_at = capacity;
+      if (!Branch({capacity, rank, hung.below_ceiling}, slice, offsets)) stopped_at = capacity;
     }
   }
 
-  // False when the effort ran out before it was clear whether there is a packing within `capacity`.
-  bool Branch(int64_t capacity, std::span<const int32_t> rank, int64_t slice, std::vector<int64_t>* offsets) {
+  // False when it is not clear whether there is a packing within the capacity.
+  bool Branch(const BranchOptions& branch, int64_t slice, std::vector<int64_t>* offsets) {
     std::vector<int64_t> found;
     BranchOutcome outcome = BranchOutcome::kStopped;
-    WithSlice(slice, [&] { outcome = BranchAndBound(core_, capacity, rank, &effort_, &found); });
-    if (outcome == BranchOutcome::kNone) bound_ = capacity + 1;
-    if (outcome != BranchOutcome::kFound) return outcome == BranchOutcome::kNone;
+    WithSlice(slice, [&] { outcome = BranchAndBound(core_, branch, &effort_, &found); });
+    const bool is_proof = outcome == BranchOutcome::kNone && branch.hung.empty();
+    if (is_proof) bound_ = branch.capacity + 1;
+    if (outcome != BranchOutcome::kFound) return is_proof;
     *offsets = found;
     height_ = HeightOf(core_, found);
     return true;

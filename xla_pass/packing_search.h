@@ -15,7 +15,7 @@
 namespace coopjax {
 
 struct PackingSearchOptions {
-  int64_t effort = 1'000'000'000;      // elementary steps (a conflicting buffer looked at)
+  int64_t effort = 2'000'000'000;      // elementary steps (a conflicting buffer looked at)
   double time_limit_s = 10.0;
   bool peels = true;                   // puts easy blocks aside
   bool branches = true;                // branch and bound

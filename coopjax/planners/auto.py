@@ -11,7 +11,7 @@ from coopjax.errors import InvalidPlanError
 from coopjax.planners.base import PlannerResult
 from coopjax.planners.coop import CoopPlanner
 from coopjax.planners.fastsa import FastSAPlanner
-from coopjax.planners.large import SegmentPlanner
+from coopjax.planners.segments import SegmentPlanner
 from coopjax.planners.peak import PeakPlanner
 from coopjax.program.step_program import StepProgram
 from coopjax.program.validate import validate

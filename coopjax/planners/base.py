@@ -12,10 +12,15 @@ from coopjax.budget import format_bytes
 from coopjax.program import explain
 from coopjax.program.step_program import StepProgram
 
-_HOMES = {"auto": ("coopjax.planners.auto", "AutoPlanner"), "coop": ("coopjax.planners.coop", "CoopPlanner"),
-          "peak": ("coopjax.planners.peak", "PeakPlanner"), "exact": ("coopjax.planners.exact", "ExactPlanner"),
-          "model": ("coopjax.planners.model", "ModelPlanner"),
-          "fastsa": ("coopjax.planners.fastsa", "FastSAPlanner")}
+_HOMES = {
+  "auto": ("coopjax.planners.auto", "AutoPlanner"),
+  "coop": ("coopjax.planners.coop", "CoopPlanner"),
+  "exact": ("coopjax.planners.exact", "ExactPlanner"),
+  "fastsa": ("coopjax.planners.fastsa", "FastSAPlanner"),
+  "model": ("coopjax.planners.model", "ModelPlanner"),
+  "peak": ("coopjax.planners.peak", "PeakPlanner"),
+  "segments": ("coopjax.planners.segments", "SegmentPlanner"),
+}
 PLANNERS = tuple(_HOMES)
 
 

@@ -29,7 +29,7 @@ from coopjax.program.step_program import StepProgram
 METHODS = ("best_fit", "first_fit", "search")
 ORDERS = ("size", "duration", "area", "lower", "pressure")
 STATUSES = ("optimal", "feasible", "infeasible", "effort_spent", "timed_out")
-EFFORT = 1_000_000_000
+EFFORT = 2_000_000_000
 _COLUMNS = ("id", "lower", "upper", "size")
 _TIMES = np.iinfo(np.int32)
 _MOST_BYTES = 2**60

@@ -31,6 +31,11 @@ class PeakPlanner:
   swap: bool = True
   max_trials: int = 1_000_000
 
+  @classmethod
+  def greedy(cls) -> "PeakPlanner":
+    """The plain greedy: while live bytes stand above the budget, the drop that lowers most of them per second."""
+    return cls(exponent=1.0, num_price_rounds=0, merge_repeats=False, clean_up=False, swap=False)
+
   def plan(
     self, program: StepProgram, budget_bytes: int, *, time_limit_s: float = 10.0, order: np.ndarray | None = None,
   ) -> PlannerResult:

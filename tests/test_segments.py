@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.layered import Layers, layered
 from coopjax import _core
-from coopjax.planners.large import SegmentPlanner
+from coopjax.planners.segments import SegmentPlanner
 from coopjax.planners.peak import PeakPlanner
 from coopjax.program.validate import validate
 from tests import programs
