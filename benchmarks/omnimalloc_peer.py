@@ -1,7 +1,7 @@
-"""Packing by ``omnimalloc`` (PyPI, ``pip install omnimalloc``), the peer that ``benchmarks/planners.py packing`` compares with.
+"""Packing by ``omnimalloc`` (PyPI): the peer of ``benchmarks/planners.py packing``.
 
-Its best allocator is ``supermalloc``, a portfolio of branch-and-bound searches; one thread, like ours. The heap is counted
-here from the offsets that it returns.
+Its best allocator is ``supermalloc``, a portfolio of branch-and-bound searches; one thread, like ours. The heap is
+counted here from the offsets that it returns.
 """
 
 import time

@@ -205,8 +205,9 @@ def with_repeats(program, random, num_repeats):
 
 def check_schedule_packing(program, schedule, packed, alignment) -> None:
   packing = packed.packing
-  report = validate(program, schedule, claimed_peak_bytes=packing.peak_live_bytes, placements=packed.placements.tolist(),
-                    arena_bytes=packing.heap_bytes, alignment_bytes=alignment)
+  report = validate(
+    program, schedule, claimed_peak_bytes=packing.peak_live_bytes, placements=packed.placements.tolist(),
+    arena_bytes=packing.heap_bytes, alignment_bytes=alignment)
   assert report.is_valid, str(report)
   # What the validator does not look at: workspace, and where in-place and sharing pairs lie.
   values, starts, ends = liveness.live_ranges(program, schedule)

@@ -142,7 +142,9 @@ std::string CheckPacking(const PackingProblem& problem, const Packing& packing) 
     const PackingBuffer& buffer = problem.buffers[k];
     const int64_t offset = packing.offsets[k];
     if (offset < 0 || offset % buffer.alignment) return Name(k) + " lies at " + std::to_string(offset);
-    if (buffer.fixed_offset != kAnyOffset && offset != buffer.fixed_offset) return Name(k) + " is not where it is fixed";
+    if (buffer.fixed_offset != kAnyOffset && offset != buffer.fixed_offset) {
+      return Name(k) + " is not where it is fixed";
+    }
     if (buffer.same_offset_as >= 0 && offset != packing.offsets[buffer.same_offset_as]) {
       return Name(k) + " does not lie where " + Name(buffer.same_offset_as) + " does";
     }

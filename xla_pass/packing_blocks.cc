@@ -47,7 +47,7 @@ void AddBlock(const PackingProblem& problem, const std::vector<int32_t>& members
   for (const PackingSegment& segment : outline) block.size = std::max(block.size, segment.size);
   for (const int32_t k : members) {
     block.alignment = std::lcm(block.alignment, problem.buffers[k].alignment);
-    if (problem.buffers[k].fixed_offset != kAnyOffset) block.fixed_offset = problem.buffers[k].fixed_offset;
+    if (block.fixed_offset == kAnyOffset) block.fixed_offset = problem.buffers[k].fixed_offset;
     result->block_of[k] = static_cast<int32_t>(result->blocks.size());
   }
   result->blocks.push_back(block);

@@ -10,12 +10,11 @@
 
 namespace coopjax {
 
-// What becomes of a pair that may share (step_program.h) where the input dies at the op. Both keep to the bytes of
-// ComputeLiveness and to what the op can bear: it may write into the input's buffer, but only the output may, and only
-// at the input's own offset.
+// What becomes of a pair that may share (step_program.h) where the input dies at the op. Either way the peak is that of
+// ComputeLiveness, and the output lies at the input's own offset or clear of the input.
 enum class SharePolicy : uint8_t {
   kAlways = 0,       // the output lies where the input lay, as in XLA
-  kWhereNeeded = 1,  // only where the step has no room for both; elsewhere the input keeps its buffer until the op is done
+  kWhereNeeded = 1,  // only where both don't fit below the peak; elsewhere the input keeps its buffer to the op's end
 };
 
 struct ScheduleBuffers {

@@ -18,8 +18,9 @@ constexpr int64_t kFirstSlice = 3'000'000;       // steps of a round; it grows w
 constexpr int64_t kGreedySteps = 32;             // a block's placement by a greedy packer counts for so many
 constexpr int64_t kMostConflicts = 6'000'000;    // listed at once: 48 bytes each
 constexpr int64_t kSlicePerPair = 3;             // of members: one walk down the tree takes about two steps a pair
-constexpr int kNumBisections = 3;                // of the capacity, when the goal is not reached
+constexpr int kMostFailures = 3;                 // of one order of preference, at rising capacities
 constexpr std::array<double, 4> kHangShares = {0, 3e-5, 3e-4, 3e-3};  // blocks below this share of the goal are hung
+constexpr int kManyMembers = 2000;               // in a core of more, hanging comes first
 constexpr int kNumRanks = 4;                     // orders of preference before random ones
 
 // One core: the search for a packing of it within `goal`, and below what is known.
@@ -40,7 +41,7 @@ class CoreSearch {
       const int64_t slice = first_slice * (1 + round / kNumRanks);
       if (options_.branches) BranchDown(round, slice, offsets);
       if (options_.anneals && !IsDone() && (!options_.branches || round % kNumRanks == kNumRanks - 1)) {
-        WithSlice(slice, [&] { height_ = AnnealPacking(core_, bound_, &random_, &effort_, offsets); });
+        WithSlice(slice / 4, [&] { height_ = AnnealPacking(core_, bound_, &random_, &effort_, offsets); });
       }
       if (!options_.branches && !options_.anneals) break;
     }
@@ -61,15 +62,18 @@ class CoreSearch {
   // Asks for the bound itself, then bisects what is between it and the height.
   void BranchDown(int round, int64_t slice, std::vector<int64_t>* offsets) {
     const std::vector<int32_t> rank = RankOf(round);
-    const double share = kHangShares[(round + round / kNumRanks) % kHangShares.size()];
+    const int first_share = core_.size() > kManyMembers ? 1 : 0;
+    const double share = kHangShares[(first_share + round + round / kNumRanks) % kHangShares.size()];
     const HungBlocks hung = HangSmall(core_, static_cast<int64_t>(share * static_cast<double>(bound_)));
     effort_.Spend(kGreedySteps * kNumPackingOrders * core_.size());
     const int64_t first = std::max(bound_, hung.least_capacity);
     if (first >= height_ || Branch({first, rank, hung.below_ceiling}, slice, offsets)) return;
     int64_t stopped_at = first;
-    for (int k = 0; k < kNumBisections && !IsDone() && stopped_at + 1 < height_; ++k) {
+    for (int failures = 1; failures < kMostFailures && !IsDone() && stopped_at + 1 < height_;) {
       const int64_t capacity = stopped_at + (height_ - stopped_at) / 2;
-      if (!Branch({capacity, rank, hung.below_ceiling}, slice, offsets)) stopped_at = capacity;
+      if (Branch({capacity, rank, hung.below_ceiling}, slice, offsets)) continue;
+      stopped_at = capacity;
+      ++failures;
     }
   }
 

@@ -2,8 +2,9 @@
 //
 // The greedy packers of packing.h come first, in all their orders. What is above the bytes that no packing avoids is
 // then searched, one time component after the other, the highest first: what is easy is put aside
-// (packing_core.h), the rest goes to branch and bound under several orders of preference with restarts
-// (packing_branch.h) and, in turns, to annealing over the order of placement (packing_anneal.h). The search is
+// (packing_core.h), the rest goes to branch and bound (packing_branch.h) under several orders of preference, with and
+// without the tiny blocks hung from the ceiling, at the bound and at capacities bisected above it, and now and then to
+// annealing over the order of placement (packing_anneal.h). The search is
 // anytime: it starts from a valid packing and keeps the best. It ends at fragmentation 0, with a proof, or when
 // its effort is spent. Same problem, same options, same packing, unless the clock cuts it short.
 #pragma once

@@ -104,8 +104,8 @@ TEST(CapacitiesAreDecided) {
   }
 }
 
-// Cuts a rectangle of time and bytes into `count` or a few more, by pinwheels of five (no straight cut goes through one),
-// and forgets where they lay: the whole is the smallest heap.
+// Cuts a rectangle of time and bytes into `count` or a few more, by pinwheels of five (no straight cut goes through
+// one), and forgets where they lay: the whole is the smallest heap.
 PackingProblem Tiling(int count, uint64_t seed, int32_t duration, int64_t bytes) {
   std::mt19937_64 random(seed);
   PackingProblem problem;

@@ -66,9 +66,11 @@ TEST(FaultsAreNamed) {
   EXPECT_EQ(CheckPackingProblem(Of({{0, 1, 4, 1, kAnyOffset, 0}})),
             "buffer 0 is tied to buffer 0, which is not an earlier one");
   EXPECT_EQ(CheckPackingProblem(Of({{0, 1, 4, 8, 4}})), "buffer 0 is fixed off its alignment");
-  EXPECT_EQ(CheckPackingProblem(Of({{0, 2, 4, 1, 0}, {1, 2, 4, 1, 3}})), "buffer 0 and buffer 1 share bytes at the same time");
+  EXPECT_EQ(CheckPackingProblem(Of({{0, 2, 4, 1, 0}, {1, 2, 4, 1, 3}})),
+            "buffer 0 and buffer 1 share bytes at the same time");
   EXPECT_EQ(CheckPackingProblem(Of({{0, 2, 4, 1, 0}, {1, 2, 4, 1, 4}})), "");
-  EXPECT_EQ(CheckPackingProblem(Of({{0, 1, 4, 1, 0}, {1, 2, 4, 1, 4, 0}})), "buffer 0 is tied to a buffer fixed elsewhere");
+  EXPECT_EQ(CheckPackingProblem(Of({{0, 1, 4, 1, 0}, {1, 2, 4, 1, 4, 0}})),
+            "buffer 1 is tied to a buffer fixed elsewhere");
 }
 
 TEST(WrongPackingsAreFound) {

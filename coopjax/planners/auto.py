@@ -47,7 +47,7 @@ class AutoPlanner:
   """
 
   screening_trials: int = 100_000
-  search_work: int = 400_000
+  search_work: int = 1_000_000
   anneal_iterations: int = 1_000_000
   peak_work: int = 2_000_000_000
   least_gap: float = 5e-4
@@ -107,12 +107,14 @@ class AutoPlanner:
     if coop.is_feasible:
       search.run(self._thorough(search), coop.schedule, order=default)
       yield
-    for seed in range(self.num_seeds) if search.program.num_ops <= self.small_ops else ():
+    for seed in range(self.num_seeds) if search.program.num_ops <= self.small_ops else (0,):
       scratch = FastSAPlanner(
         seed=seed, stage1_iterations=self.anneal_iterations, stage2_iterations=self.anneal_iterations)
-      search.run(scratch, default if fixes_order else search.program.schedule)
+      annealed = search.run(scratch, default if fixes_order else search.first_runs_of_best())
       yield
-      if search.best.is_feasible:
+      if annealed.is_feasible:
+        search.run(self._thorough(search), annealed.schedule, order=annealed.order)
+        yield
         break
     if search.best.is_feasible:
       anneal = FastSAPlanner(num_slots=0, start_temperature=_POLISHING, stage2_iterations=self.anneal_iterations)
@@ -142,6 +144,11 @@ class _Search:
   @property
   def best(self) -> PlannerResult:
     return min(self.results, key=self.rank)
+
+  def first_runs_of_best(self) -> np.ndarray:
+    """The order in which the best plan runs the ops for the first time."""
+    schedule = self.best.schedule
+    return schedule[np.sort(np.unique(schedule, return_index=True)[1])]
 
   @property
   def smallest_bytes(self) -> int:

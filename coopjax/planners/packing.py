@@ -1,15 +1,18 @@
 """Offsets for buffers whose live ranges are fixed, and for the values of a schedule.
 
-A heap can't be smaller than the bytes that are live together; what it has above them is fragmentation. Three packers, all
-in ``xla_pass/packing*``:
+A heap can't be smaller than the bytes that are live together; what it has above them is fragmentation. Three packers,
+all in ``xla_pass/packing*``:
 
-* ``best_fit``: what XLA does for temporaries: best fit by falling size, and again by falling duration, the smaller heap.
+* ``best_fit``: what XLA does for temporaries: best fit by falling size, and again by falling duration, the smaller
+  heap.
 * ``first_fit``: the same with the lowest gap instead of the tightest.
-* ``search``: the greedy ones in all orders, then branch and bound over canonical packings (Moffitt, "MiniMalloc",
-  ASPLOS 2023) and annealing over the order of placement (Imanishi and Xu, ISMM 2024); stops at fragmentation 0.
+* ``search``: the greedy ones in all orders, then branch and bound over canonical packings (M. D. Moffitt, "MiniMalloc",
+  ASPLOS 2023), with tiny buffers packed apart where they are in the way, and annealing over the order of placement
+  (A. Imanishi and Z. Xu, ISMM 2024). It stops at fragmentation 0.
 
-The greedy packers take O(n sqrt n) set operations at worst and look at 100k buffers in seconds; the search is bounded by
-an effort that is counted, so the same input gives the same packing unless the clock cuts it short.
+The greedy packers take O(n sqrt n) set operations at worst: 100k buffers in seconds. The search is bounded by an effort
+that is counted, so the same input gives the same packing unless the clock cuts it short. Weakness: components with more
+than six million pairs of overlapping buffers are left to the greedy packers.
 """
 
 import csv
@@ -81,9 +84,9 @@ def pack(
     fixed_offsets: where buffers must lie, -1 where they may lie anywhere, ints ``[n]``.
     same_offset_as: an earlier buffer at whose offset a buffer lies, or -1, ints ``[n]``; such buffers may overlap.
     method: ``best_fit``, ``first_fit`` or ``search``.
-    order: for the greedy methods, who is placed first: the large (``size``), the long-lived (``duration``), those of the
-      largest bytes times time (``area``), those that live first (``lower``) or those that see the most live bytes
-      (``pressure``). None: by size and by duration, the smaller heap.
+    order: for the greedy methods, who is placed first: the large (``size``), the long-lived (``duration``), those of
+      the largest bytes times time (``area``), those that live first (``lower``: what an eager allocator does) or those
+      that see the most live bytes (``pressure``). None: by size and by duration, the smaller heap.
     effort: elementary steps that the search may take (looks at a conflicting buffer).
     time_limit_s: after about so many seconds the search stops.
 
@@ -245,8 +248,8 @@ class Buffers:
 def read_csv(path: str | os.PathLike) -> Buffers:
   """Reads the public CSV form of packing problems (that of github.com/google/minimalloc).
 
-  A header names the columns ``id``, ``lower``, ``upper``, ``size`` and maybe ``offset``, in any order; a buffer lives in
-  the half-open [lower, upper).
+  A header names the columns ``id``, ``lower``, ``upper``, ``size`` and maybe ``offset``, in any order; a buffer lives
+  in the half-open [lower, upper).
 
   Raises:
     ValueError: a column is missing or unknown, or a row is malformed; the message names the line.
