@@ -229,8 +229,8 @@ _BINARY = (jnp.add, jnp.multiply, lambda x, y: jnp.where(x > y, x, y), lambda x,
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=8),
-       st.sampled_from([{}, {"fold_views": False}, {"fuse_elementwise": True}, {"share_elementwise": True}, {"fold_transposes": True},
-                        {"fuse_elementwise": True, "outputs_take_budget": True}]))
+       st.sampled_from([{}, {"fold_views": False}, {"fuse_elementwise": True}, {"share_elementwise": True},
+                        {"fold_transposes": True}, {"fuse_elementwise": True, "outputs_take_budget": True}]))
 def test_random_gradients_are_valid_programs(recipe, options):
   def fn(x):
     values = [x]

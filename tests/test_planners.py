@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 
 from coopjax import _core
-from coopjax.errors import InvalidProgramError
+from coopjax.errors import BudgetInfeasibleError, InvalidProgramError
 from coopjax.planners import base
 from coopjax.planners.auto import AutoPlanner
 from coopjax.planners.coop import CoopPlanner
+from coopjax.planners.exact import ExactPlanner
+from coopjax.planners.fastsa import FastSAPlanner
+from coopjax.planners.model import ModelPlanner
 from coopjax.planners.peak import PeakPlanner
+from coopjax.planners.segments import SegmentPlanner
 from coopjax.program import liveness
 from coopjax.program.validate import Rule, validate
 from tests import oracles, programs
@@ -181,20 +185,45 @@ def test_empty_and_single_op_programs():
     assert not base.get_planner(name).plan(single.build(), 7).is_feasible
 
 
-def test_malformed_programs_are_refused_with_the_fault():
+@pytest.mark.parametrize("planner", base.PLANNERS)
+def test_malformed_programs_are_refused_with_the_fault(planner):
   def broken(change) -> str:
     builder = programs.Builder()
     a = builder.op([builder.value(1)], 1)
     builder.op([a], 1)
     change(builder)
     with pytest.raises(InvalidProgramError) as error:
-      AutoPlanner().plan(builder.build(), 10)
+      base.get_planner(planner).plan(builder.build(), 10)
     return str(error.value)
 
   assert "cycle" in broken(lambda b: b.inputs[0].append(2))
   assert "negative size" in broken(lambda b: b.bytes.__setitem__(1, -1))
   assert "unknown value 9" in broken(lambda b: b.inputs[1].append(9))
   assert "cost" in broken(lambda b: b.cost_s.__setitem__(0, float("inf")))
+
+
+@pytest.mark.parametrize("planner", base.PLANNERS)
+def test_budgets_out_of_reach_are_refused_with_what_forces_them(planner):
+  result = base.get_planner(planner).plan(programs.skip(), 13)
+  with pytest.raises(BudgetInfeasibleError, match="no schedule whatever has fewer than 14 B live: op 4 alone") as caught:
+    result.require_feasible(programs.skip())
+  assert caught.value.budget_bytes == 13 and caught.value.smallest_bytes == result.peak_live_bytes >= 14
+  assert caught.value.largest
+  enough = base.get_planner(planner).plan(programs.skip(), 30)
+  assert enough.require_feasible(programs.skip()) is enough
+
+
+@settings(max_examples=60, deadline=None)
+@given(programs.random_programs(max_ops=10), st.sampled_from([1.0, 0.7, 0.4]))
+def test_every_planner_is_valid_and_the_same_twice(program, share):
+  """Aliases, in-place pairs, pinned ops, several outputs, zero bytes; the empty program too."""
+  budget_bytes = int(share * peak_of(program))
+  for planner in (CoopPlanner(), FastSAPlanner(stage1_iterations=3000, stage2_iterations=3000), ModelPlanner(),
+                  ExactPlanner(heuristic="peak"), SegmentPlanner(), PeakPlanner.greedy()):
+    result = planner.plan(program, budget_bytes)
+    check(program, result, budget_bytes)
+    assert np.array_equal(result.schedule, planner.plan(program, budget_bytes).schedule)
+    assert 0 <= result.gap(program) <= result.overhead(program) + 1e-9
 
 
 def test_unknown_names():

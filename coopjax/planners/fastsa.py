@@ -17,8 +17,8 @@ from coopjax.program.step_program import StepProgram
 class FastSAPlanner:
   """Anneals a sequence in which ops may repeat: add, remove and rotate, accepted on ``max(budget, peak) * cost``.
 
-  The defaults are the paper's but for ``retry_ungrouped``. To polish a plan, hand it in as ``order`` and take few slots, ``num_slots=0``, a low
-  ``start_temperature`` and fewer ``stage2_iterations``.
+  The defaults are the paper's but for ``retry_ungrouped``. To polish a plan, hand it in as ``order`` and
+  take few slots, ``num_slots=0``, a low ``start_temperature`` and fewer ``stage2_iterations``.
 
   Attributes:
     group: whether stage 1 anneals ops grouped with the readers that would rather remake their inputs (App. C.1).

@@ -127,8 +127,8 @@ class MilpBuilder:
     """The problem.
 
     Raises:
-      ValueError: a row names an unknown variable or one twice, a number is not finite, a lower bound lies above its upper one, or
-        the objective could fall for ever because a variable that lowers it is not bounded.
+      ValueError: a row names an unknown variable or one twice, a number is not finite, a lower bound lies above its
+        upper one, or the objective could fall for ever because a variable that lowers it is not bounded.
     """
     costs, lower, upper, is_integer = (
       np.concatenate([np.empty(0, dtype), *(fields[i] for fields in self._variables)])

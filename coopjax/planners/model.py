@@ -81,8 +81,9 @@ class ModelPlanner:
 
     ``counters``: ``bound_bytes`` that no order avoids, and the ``gap`` to it; ``is_proven`` when that is within
     ``relative_gap``; ``start_bytes``, the warm start's peak; ``cuts`` and ``branches`` it took; ``ilps`` solved,
-    ``ilp_seconds``, ``ilp_timed_out``, ``ilp_too_large`` (not tried); ``fell_back`` when an ILP was needed but none improved the best heuristic order;
-    with ``places`` also ``heap_bytes``, ``fragmentation`` (heap over peak), ``address_ilps`` and ``address_timed_out``.
+    ``ilp_seconds``, ``ilp_timed_out``, ``ilp_too_large`` (not tried); ``fell_back`` when an ILP was
+    needed but none improved the best heuristic order; with ``places`` also ``heap_bytes``, ``fragmentation`` (heap over
+    peak), ``address_ilps`` and ``address_timed_out``.
     """
     began = time.perf_counter()
     restricted = add_control_edges(

@@ -4,8 +4,8 @@ The smallest heap can't be below the peak of live bytes; what it has above is fr
 as a pyramid from offset 0: the longest-lived, then the longest-lived within its span, and so on; these stay where they
 are. The others go in by best fit. When the heap is the peak, there is nothing left to solve. Otherwise an integer
 program has one offset per value and, for each pair that lives at the same time, one binary that says which lies below;
-pairs with disjoint spans need none. It starts from the best packing found, whose heap bounds all offsets. What is still open, or
-too large for the ILP, goes to the search of ``xla_pass/packing_search.h``, and from its packing to the ILP once more,
+pairs with disjoint spans need none. It starts from the best packing found, whose heap bounds all offsets.
+What is still open, or too large for the ILP, goes to the search of ``xla_pass/packing_search.h``, and from its packing to the ILP once more,
 now without the pyramid, which may be what stands in the way.
 
 What shares storage by the rules of ``xla_pass/step_program.h`` (an overwriter and what it overwrites, an output in its
