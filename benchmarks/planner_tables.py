@@ -26,6 +26,7 @@ from coopjax.program.validate import validate
 GREEDY = PeakPlanner.greedy()
 OPTIMALITY_STUDY = ("vgg11", "resnet18")   # of FastSA's models, those that its paper compares with the optimum alone
 _COOP_COUNTERS = ("evictions", "searches", "candidates", "scanned", "search_s", "fragmentation", "heap_fragmentation")
+_PACKING_LIMIT_S = 10.0
 _COOP_SHARES = (0.9, 0.7, 0.5, 0.4, 0.3)
 
 
@@ -167,8 +168,7 @@ def lifetimes(program: StepProgram, schedule: np.ndarray) -> tuple[np.ndarray, n
 
 def fragmentation_of_first_come(program: StepProgram, schedule: np.ndarray) -> float:
   """Of an eager allocator: values placed when they are made, best fit."""
-  packing = pack(*lifetimes(program, schedule), method="best_fit")
-  return packing.fragmentation
+  return pack(*lifetimes(program, schedule), method="best_fit", order="lower").fragmentation
 
 
 def packing(settings: Settings) -> Iterator[Row]:
@@ -185,12 +185,12 @@ def packing(settings: Settings) -> Iterator[Row]:
         schedule = plan(PeakPlanner(), program, math.floor(share * peak_bytes), settings.time_limit_s).schedule
       problem = lifetimes(program, schedule)
       row = {"model": name, "share": share, "buffers": len(problem[0])}
-      for label, method in (("greedy", "best_fit"), ("search", "search")):
+      for label, how in (("greedy", {"method": "best_fit", "order": "lower"}), ("xla", {"method": "best_fit"}), ("search", {})):
         settings.announce(f"{name} at {share:.0%}: {label}")
-        packed = pack(*problem, method=method, time_limit_s=settings.time_limit_s)
+        packed = pack(*problem, time_limit_s=_PACKING_LIMIT_S, **how)
         row |= {f"{label}_fragmentation": packed.fragmentation, f"{label}_s": packed.seconds}
       settings.announce(f"{name} at {share:.0%}: omnimalloc")
-      row |= omnimalloc_peer.measure(*problem, live_bytes=packed.peak_live_bytes)
+      row |= omnimalloc_peer.measure(*problem, live_bytes=packed.peak_live_bytes, time_limit_s=_PACKING_LIMIT_S)
       yield row
 
 

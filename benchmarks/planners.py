@@ -97,7 +97,7 @@ def _sum_up_packing(rows: Sequence[Row]) -> list[str]:
   return [
     f"{label}: fragmentation 0 in {sum(row[f'{label}_fragmentation'] == 0 for row in rows)} of {len(rows)}, mean "
     f"{mean(rows, f'{label}_fragmentation'):.3%}, {mean(rows, f'{label}_s'):.2f} s"
-    for label in ("greedy", "search", "omnimalloc")]
+    for label in ("greedy", "xla", "search", "omnimalloc")]
 
 
 def _sum_up_scale(rows: Sequence[Row]) -> list[str]:
@@ -126,7 +126,7 @@ TABLES = {
     _sum_up_model),
   "packing": Table(planner_tables.packing, {
     "model": "{model}", "budget": "{share:.0%}", "buffers": "{buffers:,}", "greedy": "{greedy_fragmentation:.2%}",
-    "search": "{search_fragmentation:.2%}", "omnimalloc": "{omnimalloc_fragmentation:.2%}", "greedy s": "{greedy_s:.2f}",
+    "XLA's rule": "{xla_fragmentation:.2%}", "search": "{search_fragmentation:.2%}", "omnimalloc": "{omnimalloc_fragmentation:.2%}", "greedy s": "{greedy_s:.2f}",
     "search s": "{search_s:.2f}", "omnimalloc s": "{omnimalloc_s:.2f}"}, _sum_up_packing),
   "scale": Table(lambda settings: scale.rows(SCALES, settings.time_limit_s, settings.announce), {
     "ops": "{ops:,}", "budget": "{share:.0%}", "planner": "{planner}", "holds": "{holds:.0f}",

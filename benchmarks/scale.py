@@ -22,6 +22,7 @@ from coopjax.planners.peak import PeakPlanner
 PLANNERS = {"first plan": SegmentPlanner(num_rounds=1, max_polished_ops=0), "auto": AutoPlanner(),
             "greedy": PeakPlanner.greedy()}
 _GREEDY_TAKES = 20_000  # ops; above, it takes hours
+_DEFAULT_LIMIT_S = 10.0  # of programs that are not large
 
 
 def rows(sizes: tuple[int, ...], time_limit_s: float, announce: Callable[[str], None]) -> Iterator[Row]:
@@ -32,7 +33,8 @@ def rows(sizes: tuple[int, ...], time_limit_s: float, announce: Callable[[str], 
         if label == "greedy" and num_ops > _GREEDY_TAKES:
           continue
         announce(f"{num_ops:,} ops at {share:.0%}: {label}")
-        child = [sys.executable, __file__, str(num_ops), str(share), label, str(time_limit_s)]
+        limit_s = min(time_limit_s, _DEFAULT_LIMIT_S) if num_ops <= AutoPlanner.large_ops else time_limit_s
+        child = [sys.executable, __file__, str(num_ops), str(share), label, str(limit_s)]
         figures = subprocess.run(child, stdout=subprocess.PIPE, text=True, check=True).stdout
         yield dict(zip(("ops", "share", "planner", "holds", "overhead", "seconds", "us_per_op", "rss_gib"),
                        (num_ops, share, label, *map(float, figures.split())), strict=True))

@@ -257,6 +257,13 @@ def test_validator_names_broken_storage_and_claims():
   assert "step 3" in str(report)
 
 
+def test_validator_names_what_should_be_in_place():
+  pair = programs.in_place_pair()  # value 1 is overwritten by value 2; the output has no placement
+  assert validate(pair, pair.schedule, placements=[(1, 0, 8), (2, 1, 8)]).is_valid
+  moved = validate(pair, pair.schedule, placements=[(1, 0, 8), (2, 1, 16)]).violations
+  assert [violation.rule for violation in moved] == [Rule.NOT_IN_PLACE]
+
+
 @pytest.mark.parametrize("change, rule", [
   (lambda rows: rows[:-1], Rule.WRONG_PLACEMENT),
   (lambda rows: [*rows, (1, 3, 0)], Rule.WRONG_PLACEMENT),

@@ -6,8 +6,6 @@
 #include "bindings.h"
 #include "dependences.h"
 #include "order_cut.h"
-#include "packing.h"
-#include "packing_search.h"
 #include "step_program.h"
 
 namespace coopjax::python {
@@ -37,27 +35,6 @@ void BindOrders(nb::module_& m) {
   }, nb::arg("program"), nb::arg("order"), nb::kw_only(), nb::arg("max_cuts") = 400, nb::arg("max_descents") = 12,
      nb::arg("relative_gap") = 0.0, nb::arg("bound_bytes") = 0, nb::arg("time_limit_s") = 10.0,
      "An order of smaller peak by minimum cuts, and a bound on every order's peak; see order_cut.h.");
-  m.def("pack_buffers", [](Array<int64_t> lower, Array<int64_t> upper, Array<int64_t> size, Array<int64_t> fixed_offset,
-                           Array<int64_t> same_offset_as, int64_t alignment, int64_t effort, double time_limit_s) {
-    PackingProblem problem;
-    for (size_t i = 0; i < size.size(); ++i) {
-      problem.buffers.push_back({static_cast<int32_t>(lower.data()[i]), static_cast<int32_t>(upper.data()[i]),
-                                 size.data()[i], alignment, fixed_offset.data()[i],
-                                 static_cast<int32_t>(same_offset_as.data()[i])});
-    }
-    Packing packing;
-    {
-      nb::gil_scoped_release release;
-      PackingSearchOptions options;
-      options.effort = effort;
-      options.time_limit_s = time_limit_s;
-      packing = effort > 0 ? SearchPacking(problem, options).packing : PackBestFit(problem);
-    }
-    return ToNumpy(packing.offsets);
-  }, nb::arg("lower"), nb::arg("upper"), nb::arg("size"), nb::arg("fixed_offset"), nb::arg("same_offset_as"),
-     nb::kw_only(), nb::arg("alignment"), nb::arg("effort"), nb::arg("time_limit_s"),
-     "Offsets of buffers live in [lower, upper), int64: best fit, or with some effort the search of packing_search.h. "
-     "-1: no fixed offset, or a buffer of its own.");
 }
 
 }  // namespace coopjax::python

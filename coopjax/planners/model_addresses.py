@@ -5,8 +5,8 @@ as a pyramid from offset 0: the longest-lived, then the longest-lived within its
 are. The others go in by best fit. When the heap is the peak, there is nothing left to solve. Otherwise an integer
 program has one offset per value and, for each pair that lives at the same time, one binary that says which lies below;
 pairs with disjoint spans need none. It starts from the best packing found, whose heap bounds all offsets.
-What is still open, or too large for the ILP, goes to the search of ``xla_pass/packing_search.h``, and from its packing to the ILP once more,
-now without the pyramid, which may be what stands in the way.
+What is still open, or too large for the ILP, goes to the search of ``xla_pass/packing_search.h``, and from its
+packing to the ILP once more, now without the pyramid, which may be what stands in the way.
 
 What shares storage by the rules of ``xla_pass/step_program.h`` (an overwriter and what it overwrites, an output in its
 input's buffer) shares an offset: one block with a size per live range. An op's workspace is a block of its own step, so
@@ -21,8 +21,8 @@ import time
 
 import numpy as np
 
-from coopjax import _core
 from coopjax.planners.milp import Milp, MilpBuilder, MilpSolver
+from coopjax.planners.packing import pack
 from coopjax.program import liveness
 from coopjax.program.step_program import TEMPORARY, StepProgram
 
@@ -136,16 +136,17 @@ class _Problem:
     return fixed
 
   def pack(self, fixed: dict[int, int], effort: int, time_limit_s: float) -> np.ndarray:
-    """Offsets by best fit around the ``fixed`` ones, or with ``effort`` by search (``xla_pass/packing_search.h``)."""
+    """Offsets by best fit around the ``fixed`` ones, or by search if there is ``effort`` for it."""
     first = np.searchsorted(self.block, np.arange(self.num_blocks))
     offsets = np.full(len(self.block), -1, np.int64)
     offsets[first[list(fixed)]] = list(fixed.values())
     is_first = np.zeros(len(self.block), bool)
     is_first[first] = True
-    found = _core.pack_buffers(
-      self.lower, self.upper, self.size, offsets, np.where(is_first, -1, first[self.block]), alignment=self.alignment,
+    found = pack(
+      self.lower, self.upper, self.size, alignment=self.alignment, fixed_offsets=offsets,
+      same_offset_as=np.where(is_first, -1, first[self.block]), method="search" if effort else "best_fit",
       effort=effort, time_limit_s=time_limit_s)
-    return found[first]
+    return found.offsets[first]
 
   def pairs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Blocks that live together: first < second, and how much above the one the other must lie at least.

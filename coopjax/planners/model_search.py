@@ -17,6 +17,7 @@ from coopjax.program.step_program import StepProgram
 
 _ANNEAL_ITERATIONS = 200_000
 _LARGEST_WINDOW = 4  # times the first
+_SOLVER_TOLERANCE = 1e-6  # how far from a whole number of units a proven bound may be and mean it
 _MAX_GRAPH_OPS = 20_000  # the bit sets of a graph take ops^2 / 8 bytes
 
 
@@ -223,5 +224,10 @@ class OrderSearch:
       order = self.order.copy()
       order[begin : begin + len(ops)] = np.array(ops, np.int32)[found]
       self._offer(order)
-    bound_bytes = self.peak_bytes if result.status == "infeasible" else result.bound * ilp.unit_bytes
-    return result.status, int(np.floor(max(bound_bytes, 0)))
+    if result.status == "infeasible":
+      return result.status, self.peak_bytes
+    if not np.isfinite(result.bound):
+      return result.status, 0
+    nearest = np.round(result.bound)
+    units = nearest if abs(result.bound - nearest) <= _SOLVER_TOLERANCE else result.bound
+    return result.status, int(np.floor(max(units * ilp.unit_bytes, 0)))

@@ -30,6 +30,7 @@ class Rule(enum.Enum):
   WRONG_PLACEMENT = "a placement that is missing, or of something that is not made there"
   OUTSIDE_ARENA = "a placement outside the arena"
   MISALIGNED = "a placement off the alignment"
+  NOT_IN_PLACE = "a value that overwrites another and lies elsewhere"
   OVERLAP = "two values in the same bytes at the same time"
 
 
@@ -124,6 +125,7 @@ def validate(
     violations.append(Violation(Rule.WRONG_COST, -1, f"{cost_s}, not {claimed_cost_s}"))
   if placements is not None:
     violations += _check_placements(buffers, placements, arena_bytes, alignment_bytes)
+    violations += _check_in_place(program, ops, steps, placements)
   return Report(
     tuple(violations), peak, live.index(peak) if live else -1, cost_s,
     math.fsum(float(program.op_flops[op]) for op in repeats),
@@ -240,6 +242,25 @@ def _pass_on(program: StepProgram, ops: list[_Op], steps: list[int], buffers: li
 
 def _inherit(buffer: _Buffer, step: int, heir: int) -> None:
   buffer.end, buffer.heir = step, heir
+
+
+def _check_in_place(
+  program: StepProgram, ops: list[_Op], steps: list[int], placements: Sequence[tuple[int, int, int]],
+) -> list[Violation]:
+  """Who overwrites a value of at least its size lies where that lay."""
+  found, latest = [], {}  # step of production, per value
+  offsets = {(int(value), int(step)): int(offset) for value, step, offset in placements}
+  sizes, in_place_of = program.value_bytes.tolist(), program.value_in_place_of.tolist()
+  for step, op in enumerate(steps):
+    for output in ops[op].outputs:
+      latest[output] = step
+      over = in_place_of[output]
+      if over < 0 or not 0 < sizes[output] <= sizes[over]:
+        continue
+      ours, theirs = offsets.get((output, step)), offsets.get((over, latest.get(over)))
+      if ours is not None and theirs is not None and ours != theirs:
+        found.append(Violation(Rule.NOT_IN_PLACE, step, f"value {output} at {ours}, value {over} at {theirs}"))
+  return found
 
 
 def _check_placements(

@@ -1,0 +1,160 @@
+"""Flax Linen: modules whose gradient stays inside a memory budget. Needs ``coopjax[flax]``."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from coopjax import api
+from coopjax.arguments import StaticArguments
+
+try:
+  from flax import linen
+  from flax.core import lift
+  from flax.linen import transforms
+except ImportError as error:
+  raise ImportError("coopjax.linen needs Flax: pip install 'coopjax[flax]'") from error
+
+__all__ = ["remat"]
+
+
+def remat(
+  target: Any = None,
+  *,
+  budget: Any,
+  variables: Any = True,
+  rngs: Any = True,
+  static_argnums: int | Sequence[int] = (),
+  static_argnames: str | Sequence[str] = (),
+  methods: str | Sequence[str] | None = None,
+  planner: str = "auto",
+  engine: str = "policy",
+  policy: Callable | None = None,
+  time_limit_s: float = 10.0,
+  on_infeasible: str = "error",
+) -> Any:
+  """``flax.linen.remat`` that takes a memory budget: what is recomputed is planned, not all of it.
+
+  Lifted as ``flax.linen.remat`` is: variables and random numbers go in, changed variables come out, and parameters,
+  updates of batch statistics and dropout masks are those of the plain module. It goes on a module class, on a method
+  inside one, or on a function that takes a module first, and works inside ``flax.linen.scan``. The class is named as
+  ``flax.linen.remat`` names it, "CheckpointBlock" for "Block", so that saved parameters keep their paths.
+
+  **What the budget bounds.** With the policy engine, the default here, it bounds the temporaries of *one call of the
+  module with its gradient*, compiled by themselves: its residuals and its workspace, not its arguments. So a block
+  keeps at most ``budget`` for the backward pass wherever it stands, and a model of N such blocks, stacked or scanned,
+  holds at most N budgets, the blocks' inputs and what lies outside of them. ``jax.checkpoint`` around each block is
+  the far end of that: it keeps the inputs alone. Blocks that trace to the same program are planned once.
+
+  With ``engine="hlo"`` (or ``"auto"``, which tries it first) blocks are marked, and the hook plans the whole program that
+  they end up in, gradients and optimizer included. There the budget is *that program's*, as for :func:`coopjax.remat`:
+  a share of all its temporaries, results with the bits of the plain model. It can't reduce what a ``scan`` stacks.
+
+  Nothing is planned while a module initializes its variables.
+
+  Args:
+    target: a module class (or ``functools.partial`` of one), a method in a class body, or a function of a module; left
+      out, ``remat`` returns a decorator.
+    budget: bytes (int), a size (``"64MiB"``) or a float in (0, 1] as a share of the temporaries without remat.
+    variables: collections that are lifted; all by default.
+    rngs: random number sequences that are lifted; all by default.
+    static_argnums: positions of arguments that are not arrays, counted as ``flax.linen.remat`` counts them: ``self`` is
+      0, the first argument of the call 1. They are static when passed by name, too.
+    static_argnames: names of such arguments.
+    methods: names of the methods to lift where ``target`` is a class; ``__call__`` by default.
+    planner: as for :func:`coopjax.remat`.
+    engine: ``"policy"``, ``"hlo"`` or ``"auto"``; see above.
+    policy: as for :func:`coopjax.remat`.
+    time_limit_s: seconds that planning one program may take.
+    on_infeasible: as for :func:`coopjax.remat`.
+
+  Returns:
+    A module class, or a function, like ``target``.
+
+  Raises:
+    InvalidBudgetError: the budget is not one.
+    TypeError: ``target`` is neither a module class nor a function.
+    ValueError: a method, or a static argument, that ``target`` does not have.
+    BudgetInfeasibleError: when the model is traced, if no plan reaches the budget.
+
+  Example:
+    >>> import jax, jax.numpy as jnp, coopjax.linen
+    >>> from flax import linen as nn
+    >>> @coopjax.linen.remat(budget=0.5)
+    ... class Block(nn.Module):
+    ...   @nn.compact
+    ...   def __call__(self, x):
+    ...     for _ in range(4):
+    ...       x = nn.tanh(nn.Dense(32)(x))
+    ...     return x
+    >>> model = nn.Sequential([Block() for _ in range(3)])
+    >>> variables = model.init(jax.random.key(0), jnp.ones((256, 32)))
+    >>> grads = jax.jit(jax.grad(lambda v, x: model.apply(v, x).sum()))(variables, jnp.ones((256, 32)))
+  """
+  fitted = api.remat(budget=budget, planner=planner, engine=engine, policy=policy, time_limit_s=time_limit_s,
+                     on_infeasible=on_infeasible)
+  options = {"fitted": fitted, "variables": variables, "rngs": rngs}
+  statics = {"static_argnums": static_argnums, "static_argnames": static_argnames}
+  if target is None:
+    return functools.partial(_lift, methods=methods, options=options, statics=statics)
+  return _lift(target, methods, options, statics)
+
+
+def _lift(target: Any, methods: str | Sequence[str] | None, options: dict, statics: dict) -> Any:
+  """The target, with its methods under :func:`checkpoint`."""
+  module_class = target.func if isinstance(target, functools.partial) else target
+  if isinstance(module_class, type) and issubclass(module_class, linen.Module):
+    names = ("__call__",) if methods is None else (methods,) if isinstance(methods, str) else tuple(methods)
+    if missing := [name for name in names if not callable(getattr(module_class, name, None))]:
+      raise ValueError(f"methods={missing[0]!r}: {module_class.__name__} has no such method")
+    per_method = {name: {**options, "arguments": _arguments(getattr(module_class, name), statics)} for name in names}
+    return transforms.lift_transform(checkpoint, target, methods=per_method)
+  if isinstance(target, (type, linen.Module)) or not callable(target):
+    kind = "an instance: wrap its class" if isinstance(target, linen.Module) else "neither"
+    raise TypeError(f"coopjax.linen.remat takes a Linen module class or a function of a module; {target!r} is {kind}")
+  if methods is not None:
+    raise ValueError(f"methods={methods!r}: only for a module class; {target.__qualname__} is a function")
+  return transforms.lift_transform(checkpoint, target, arguments=_arguments(target, statics), **options)
+
+
+def _arguments(method: Callable, statics: dict) -> StaticArguments:
+  """The static arguments of a method; ``self`` is not one of them."""
+  arguments = StaticArguments.of(method, **statics)
+  owner = next(iter(arguments.signature.parameters), None)
+  if owner in arguments.names:
+    raise ValueError(f"static_argnums=0: argument 0 of {arguments.name} is {owner}, the module; its fields are static as "
+                     "they are, and the first argument of the call is 1")
+  return arguments
+
+
+def checkpoint(
+  fn: Callable, *, fitted: Callable, arguments: StaticArguments, variables: Any, rngs: Any,
+) -> Callable:
+  """A function of scopes under a budget; the name is what Flax puts before the name of the lifted class.
+
+  Args:
+    fn: called with scopes, then with the arguments of the method.
+    fitted: wraps a function of pytrees; from :func:`coopjax.remat`.
+    arguments: of the method, its module included.
+    variables: filter of collections.
+    rngs: filter of random number sequences.
+  """
+  def pure(scope_fn, repack_fn, variable_groups, rng_groups, *args, **kwargs):
+    bound, traced = arguments.split((None, *args), kwargs)  # None stands for the module, which the scopes carry
+
+    def lifted(variable_groups, rng_groups, traced):
+      scopes, call = scope_fn(variable_groups, rng_groups), arguments.merge(bound, traced)
+      return fn(scopes, *call.args[1:], **call.kwargs), repack_fn(scopes)
+
+    lifted.__name__ = arguments.name
+    with arguments.explained():
+      return fitted(lifted)(variable_groups, rng_groups, traced)
+
+  packed = lift.pack(pure, (variables,), (variables,), (rngs,), name="remat", enable_kwargs=True)
+
+  def call(scopes, *args, **kwargs):
+    is_initializing = any(scope.get_flag("initializing", False) for scope in jax.tree.leaves(scopes))
+    return (fn if is_initializing else packed)(scopes, *args, **kwargs)
+
+  return call

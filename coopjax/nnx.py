@@ -1,0 +1,106 @@
+"""Flax NNX: functions and methods whose gradient stays inside a memory budget. Needs ``coopjax[flax]``."""
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from coopjax import api
+from coopjax.arguments import StaticArguments
+
+try:
+  from flax import nnx
+except ImportError as error:
+  raise ImportError("coopjax.nnx needs Flax: pip install 'coopjax[flax]'") from error
+
+__all__ = ["remat"]
+
+
+def remat(
+  fn: Callable | None = None,
+  *,
+  budget: Any,
+  static_argnums: int | Sequence[int] = (),
+  static_argnames: str | Sequence[str] = (),
+  planner: str = "auto",
+  engine: str = "policy",
+  policy: Callable | None = None,
+  time_limit_s: float = 10.0,
+  on_infeasible: str = "error",
+) -> Callable:
+  """``flax.nnx.remat`` that takes a memory budget: what is recomputed is planned, not all of it.
+
+  Modules and other graph nodes among the arguments are split into arrays before and merged after, so that what the
+  function does to them (batch statistics, counters of random numbers, new variables) is done once, and stands
+  afterwards, as without remat. Modules that the function closes over can be read, but not changed: pass them.
+
+  The budget bounds the temporaries of *one call with its gradient* with the policy engine, the default here, and those
+  of the whole program with ``engine="hlo"``: see :func:`coopjax.linen.remat`. Calls that trace to the same program, of
+  the equal blocks of a model say, are planned once.
+
+  Args:
+    fn: a function, a method in a class body, a bound method, or a module that can be called; left out, ``remat``
+      returns a decorator.
+    budget: bytes (int), a size (``"64MiB"``) or a float in (0, 1] as a share of the temporaries without remat.
+    static_argnums: positions of arguments that are not arrays; ``self`` counts where it is an argument of ``fn`` (in a
+      class body), as for ``flax.nnx.remat``. They are static when passed by name, too.
+    static_argnames: names of such arguments.
+    planner: as for :func:`coopjax.remat`.
+    engine: ``"policy"``, ``"hlo"`` or ``"auto"``.
+    policy: as for :func:`coopjax.remat`.
+    time_limit_s: seconds that planning one program may take.
+    on_infeasible: as for :func:`coopjax.remat`.
+
+  Returns:
+    A function with the signature and the results of ``fn``.
+
+  Raises:
+    InvalidBudgetError: the budget is not one.
+    TypeError: ``fn`` can't be wrapped.
+    ValueError: a static argument that ``fn`` does not have.
+    BudgetInfeasibleError: when the function is traced, if no plan reaches the budget.
+
+  Example:
+    >>> import jax.numpy as jnp, coopjax.nnx
+    >>> from flax import nnx
+    >>> class Block(nnx.Module):
+    ...   def __init__(self, rngs):
+    ...     self.layers = nnx.List([nnx.Linear(32, 32, rngs=rngs) for _ in range(4)])
+    ...   @coopjax.nnx.remat(budget=0.5)
+    ...   def __call__(self, x):
+    ...     for layer in self.layers:
+    ...       x = nnx.tanh(layer(x))
+    ...     return x
+    >>> grads = nnx.jit(nnx.grad(lambda block, x: block(x).sum()))(Block(nnx.Rngs(0)), jnp.ones((256, 32)))
+  """
+  fitted = api.remat(budget=budget, planner=planner, engine=engine, policy=policy, time_limit_s=time_limit_s,
+                     on_infeasible=on_infeasible)
+  statics = {"static_argnums": static_argnums, "static_argnames": static_argnames}
+  return functools.partial(_lift, fitted=fitted, statics=statics) if fn is None else _lift(fn, fitted, statics)
+
+
+def _lift(fn: Callable, fitted: Callable, statics: dict) -> Callable:
+  """The function, its graph nodes split before ``fitted`` and merged inside."""
+  if isinstance(fn, type) or not callable(fn):
+    raise TypeError(f"coopjax.nnx.remat takes a function, a method or a module that can be called, not {fn!r}; of a class, "
+                    "decorate the method")
+  if isinstance(fn, nnx.Module):
+    fn = fn.__call__
+  # The module of a bound method is an argument like the others, or its state would be a constant.
+  owners = (fn.__self__,) if inspect.ismethod(fn) and isinstance(fn.__self__, nnx.Module) else ()
+  unbound = fn.__func__ if owners else fn
+  arguments = StaticArguments.of(fn, **statics)
+
+  @functools.wraps(fn)
+  def rematerialized(*args, **kwargs):
+    bound, traced = arguments.split(args, kwargs)
+
+    def lifted(owners, traced):
+      call = arguments.merge(bound, traced)
+      return unbound(*owners, *call.args, **call.kwargs)
+
+    lifted.__name__ = arguments.name
+    with arguments.explained():
+      return nnx.split_inputs(fitted(nnx.merge_inputs(lifted)))(owners, traced)
+
+  return rematerialized
