@@ -146,6 +146,53 @@ def test_neighbourhood_search_stops_at_the_bound():
   assert _core.recompute_totals(program.core, improved["schedule"])[0] < start.recompute_cost_s
 
 
+@settings(max_examples=60, deadline=None)
+@given(programs.random_programs(), SHARES, st.integers(0, 3))
+def test_exchanges_never_worsen(program, share, seed):
+  budget_bytes = int(share * peak_of(program))
+  before = PeakPlanner(num_price_rounds=0, clean_up=False, swap=False).plan(program, budget_bytes)
+  found = _core.search_exchanges(program.core, before.schedule, budget_bytes, patience=3, seed=seed)
+  again = _core.search_exchanges(program.core, before.schedule, budget_bytes, patience=3, seed=seed)
+  assert np.array_equal(found["schedule"], again["schedule"])
+  report = validate(program, found["schedule"])
+  assert report.is_valid, str(report)
+  if before.is_feasible:
+    assert report.peak_live_bytes <= budget_bytes
+    assert report.recompute_cost_s <= before.recompute_cost_s * (1 + 1e-9)
+  else:
+    assert np.array_equal(found["schedule"], before.schedule)
+
+
+def test_exchanges_improve_until_the_bound_or_their_work_ends_them():
+  program = unit_costs(programs.transformer(num_layers=8))
+  budget_bytes = peak_of(program) // 4
+  start = PeakPlanner(num_price_rounds=0, clean_up=False, swap=False).plan(program, budget_bytes)
+  improved = _core.search_exchanges(program.core, start.schedule, budget_bytes)
+  assert improved["improvements"] > 0
+  assert _core.recompute_totals(program.core, improved["schedule"])[0] < start.recompute_cost_s
+  for limits in ({"stop_at_cost_s": start.recompute_cost_s}, {"max_work": 0}, {"time_limit_s": 0.0}):
+    found = _core.search_exchanges(program.core, start.schedule, budget_bytes, **limits)
+    assert found["rounds"] == 0 and np.array_equal(found["schedule"], start.schedule)
+  a_little = _core.search_exchanges(program.core, start.schedule, budget_bytes, max_work=1)
+  assert a_little["rounds"] == 1
+
+
+def test_exchanges_swap_three_for_one():
+  # Three values of 10 bytes and 2 s each, one of 30 bytes and 5 s, all read at the end, next to two of 40: 140 bytes.
+  # For 110 the plan to improve makes the three again (6 s); only all of them together are worth the large one (5 s).
+  b = programs.Builder()
+  x = b.value(1)
+  held = [b.op([x], 10, cost_s=2.0) for _ in range(3)] + [b.op([x], 30, cost_s=5.0)]
+  last = b.op([b.op([b.op(held, 40)], 40)], 1)
+  for value in held:
+    last = b.op([value, last], 1)
+  program = b.build()
+  dear = np.array([0, 1, 2, 3, 4, 5, 6, 0, 7, 1, 8, 2, 9, 10], np.int32)
+  assert (peak_of(program), peak_of(program, dear)) == (140, 110)
+  found = _core.search_exchanges(program.core, dear, 110)
+  assert found["schedule"].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 3, 10]
+
+
 # ---- limits and budgets out of reach -----------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from coopjax.program.step_program import StepProgram
 from coopjax.program.validate import validate
 
 _POLISHING = 1e-3  # FastSA's first temperature, over the objective: one op of a thousand
+_FLIPS_PER_OP = 800
 _FAR_BEHIND = 1.25  # a screened plan that costs so much more than the best won't win
 _WORST_START = 1.2  # over the smallest peak of all orders: what is not worth starting from
 _NEAR_SMALLEST = 1.01  # peaks that count as the smallest where the budget can't be reached
@@ -27,10 +28,11 @@ class AutoPlanner:
   """Never worse than any planner it runs, and done as soon as nothing is left to gain.
 
   First the segment planner, for a plan at once, and the peak planner as it comes, which is often optimal already: a lower
-  bound on the recompute cost (``xla_pass/cost_bound.h``) tells. Else the other orders, quickly, and the best two
-  thoroughly; Coop, its plan polished by the peak planner; FastSA from scratch, if the program is small; at last the best
-  plan is improved by annealing and by large-neighbourhood search (``xla_pass/neighbourhood_search.h``), the longer the
-  wider the gap to the bound. Large programs get the segment planner and what the peak planner makes of its plan.
+  bound on the recompute cost (``xla_pass/cost_bound.h``) tells. Else the other orders, quickly, each plan improved by
+  exchanging many moves at once (``xla_pass/exchange_search.h``), and the best two thoroughly; Coop, its plan polished by
+  the peak planner; FastSA from scratch, polished likewise; at last the best plan is improved by annealing, by
+  large-neighbourhood search (``xla_pass/neighbourhood_search.h``), the longer the wider the gap to the bound, and by
+  exchanges again. Large programs get the segment planner and what the peak planner makes of its plan.
 
   Where the budget can't be reached, the plan is the cheapest of those within 1% of the smallest peak that was seen: the
   last percent often costs as much as the whole program, and nobody asked for that.
@@ -38,16 +40,18 @@ class AutoPlanner:
   Attributes:
     screening_trials: moves tried per order to find out which is worth more.
     search_work: steps and moves that the large-neighbourhood search may look at per percent of gap.
+    exchange_work: flips and moves that each search for exchanges may try, at most.
     anneal_iterations: mutations that each stage of annealing tries.
     peak_work: moves that one run of the peak planner may try, times the program's ops.
     least_gap: of the program's own cost: what is not worth improving for.
     num_seeds: how often a small program is annealed from scratch until the budget is reached.
-    small_ops: programs with at most so many ops are annealed from scratch too.
+    small_ops: programs with at most so many ops are small.
     large_ops: programs with more are planned in segments alone.
   """
 
   screening_trials: int = 100_000
   search_work: int = 1_000_000
+  exchange_work: int = 3_000_000
   anneal_iterations: int = 1_000_000
   peak_work: int = 2_000_000_000
   least_gap: float = 5e-4
@@ -80,6 +84,9 @@ class AutoPlanner:
       hasty = PeakPlanner(swap=False, max_trials=self.screening_trials)
       search.run(hasty if search.is_hopeless else self._thorough(search), default)
 
+  def _flips(self, search: "_Search") -> int:
+    return min(self.exchange_work, _FLIPS_PER_OP * search.program.num_ops)
+
   def _thorough(self, search: "_Search", **options) -> PeakPlanner:
     return PeakPlanner(max_trials=min(PeakPlanner.max_trials, self.peak_work // max(search.program.num_ops, 1)), **options)
 
@@ -95,6 +102,9 @@ class AutoPlanner:
     screened = [search.best]
     for other in [] if fixes_order else _other_orders(search.program, default):
       screened.append(search.run(PeakPlanner(num_price_rounds=6, swap=False, max_trials=self.screening_trials), other))
+      yield
+    for result in _worth_exchanging(screened, search):
+      search.exchange(result, self._flips(search))
       yield
     for result in _promising(screened, search):
       if result is not screened[0]:
@@ -121,6 +131,8 @@ class AutoPlanner:
       search.run(anneal, search.best.schedule, order=search.best.order)
       yield
       search.improve(max_work=int(self.search_work * min(100 * search.gap, 5.0)))
+      yield
+      search.exchange(search.best, self._flips(search))
 
   def _settle(self, search: "_Search", default: np.ndarray, *, fixes_order: bool) -> None:
     """The budget is out of reach: plans for the smallest peak that is not, and a little above it."""
@@ -193,6 +205,16 @@ class _Search:
     self.results.append(PlannerResult.of(
       self.program, found.pop("schedule"), "auto", self.budget_bytes, time.perf_counter() - start, best.order, **found))
 
+  def exchange(self, result: PlannerResult, max_work: int) -> None:
+    """Exchanges many moves of a plan at once."""
+    start = time.perf_counter()
+    found = _core.search_exchanges(
+      self.program.core, result.schedule, self.budget_bytes, max_work=max_work, stop_at_cost_s=self.bound_s,
+      time_limit_s=max(self.deadline - start, 0.0))
+    seconds = time.perf_counter() - start
+    self.results.append(PlannerResult.of(
+      self.program, found.pop("schedule"), "auto", self.budget_bytes, seconds, result.order, **found))
+
   def rebudgeted(self, result: PlannerResult) -> PlannerResult:
     """``result`` judged by this search's budget whatever budget it was made for."""
     is_feasible = result.peak_live_bytes <= self.budget_bytes
@@ -220,6 +242,13 @@ def _promising(screened: list[PlannerResult], search: _Search) -> list[PlannerRe
   best, *others = sorted(screened, key=search.rank)[:2]
   excess_bytes, cost_s, _ = search.rank(best)
   return [best] + [other for other in others if search.rank(other)[:2] <= (excess_bytes, _FAR_BEHIND * cost_s)]
+
+
+def _worth_exchanging(screened: list[PlannerResult], search: _Search) -> list[PlannerResult]:
+  """Those that hold the budget and are not far behind, the best first: a hasty plan may become the best of all."""
+  most_s = _FAR_BEHIND * search.best.recompute_cost_s
+  near = [result for result in screened if result.is_feasible and result.recompute_cost_s <= most_s]
+  return sorted(near, key=search.rank)
 
 
 def _other_orders(program: StepProgram, default: np.ndarray) -> list[np.ndarray]:
