@@ -12,19 +12,22 @@ _HOMES = {
   "coopjax.budget": ("Budget",),
   "coopjax.errors": (
     "BudgetExceededWarning", "BudgetInfeasibleError", "CoopjaxError", "InvalidBudgetError", "InvalidPlanError",
-    "InvalidProgramError", "NotDifferentiableError", "PlanMismatchError", "RematNoEffectWarning",
+    "InvalidProgramError", "NotDifferentiableError", "OrderedEffectError", "PlanMismatchError", "RematNoEffectWarning",
   ),
   "coopjax.remat_plan": ("Decision", "MemoryProfile", "RematPlan"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_MODULES = ("linen", "nnx")  # need Flax
 __all__ = sorted(_HOME_OF)
 
 
 def __getattr__(name: str):
+  if name in _MODULES:
+    return importlib.import_module(f"coopjax.{name}")
   if name not in _HOME_OF:
     raise AttributeError(f"module 'coopjax' has no attribute {name!r}")
   return getattr(importlib.import_module(_HOME_OF[name]), name)
 
 
 def __dir__() -> list[str]:
-  return sorted({*globals(), *__all__})
+  return sorted({*globals(), *__all__, *_MODULES})

@@ -1,5 +1,6 @@
 """The user's door: trace, plan, apply, verify."""
 
+import dataclasses
 import functools
 import time
 import warnings
@@ -13,7 +14,7 @@ from coopjax.budget import Budget, format_bytes
 from coopjax.choice import Choice, Decided, Request, choose, decide, fingerprint_of, mark_of, warn_no_effect
 from coopjax.errors import BudgetExceededWarning, PlanMismatchError
 from coopjax.jaxpr import rewrite
-from coopjax.jaxpr.trace import TracedFn, fn_and_gradient, split_arguments, trace
+from coopjax.jaxpr.trace import TracedFn, differentiable, fn_and_gradient, split_arguments, trace
 from coopjax.program import cost, explain
 from coopjax.remat_plan import Decision, MemoryProfile, RematPlan
 from coopjax.xla import hook
@@ -54,7 +55,8 @@ def remat(
       un-rematerialized temporaries of the program that is compiled, or a :class:`coopjax.Budget`.
     planner: one of ``coopjax.planners.base.PLANNERS``.
     engine: ``"auto"``, ``"hlo"`` or ``"policy"``.
-    policy: a ``jax.checkpoint`` policy that ``fn`` is wrapped with first; the budget is then met on top of it.
+    policy: a ``jax.checkpoint`` policy: what it saves is never recomputed, the budget decides on the rest. (The HLO
+      engine sees fused instructions, so to it a kept value is the result of the fusion or product that makes it.)
     static_argnums: positions of arguments that are not arrays, as for ``jax.jit``.
     static_argnames: their names.
     target: None, the default backend.
@@ -95,14 +97,12 @@ def remat(
       static_argnums=static_argnums, static_argnames=static_argnames, target=target, time_limit_s=time_limit_s,
       on_infeasible=on_infeasible, plan=plan,
     )
-  inner = fn if policy is None else jax.checkpoint(
-    fn, policy=policy, static_argnums=static_argnums)
 
   @functools.wraps(fn)
   def rematerialized(*args, **kwargs):
     static = {"static_argnums": static_argnums, "static_argnames": static_argnames}
-    traced = trace(inner, args, kwargs, **static)
-    leaves = split_arguments(inner, args, kwargs, **static).leaves
+    traced = dataclasses.replace(trace(fn, args, kwargs, **static), policy=policy)
+    leaves = split_arguments(fn, args, kwargs, **static).leaves
     choice = choose(traced, request) if plan is None else _follow(traced, plan)
     return traced.call(leaves, choice.flat_fn(traced))
 
@@ -150,7 +150,7 @@ def plan(
     True
   """
   request = Request.checked(budget, planner, engine, target, time_limit_s, "error")
-  return _make_plan(trace(fn, args, kwargs), request)
+  return _make_plan(differentiable(trace(fn, args, kwargs)), request)
 
 
 def _follow(traced: TracedFn, plan: RematPlan) -> Choice:

@@ -54,7 +54,8 @@ class StaticArguments:
 
   def merge(self, bound: inspect.BoundArguments, traced: dict[str, Any]) -> inspect.BoundArguments:
     """The call's arguments with other values in place of the traced ones."""
-    return inspect.BoundArguments(self.signature, {name: traced.get(name, value) for name, value in bound.arguments.items()})
+    merged = {name: traced.get(name, value) for name, value in bound.arguments.items()}
+    return inspect.BoundArguments(self.signature, merged)
 
   @contextlib.contextmanager
   def explained(self) -> Iterator[None]:

@@ -17,8 +17,8 @@ from coopjax.budget import Budget, format_bytes
 from coopjax.errors import BudgetExceededWarning, BudgetInfeasibleError, NotDifferentiableError, RematNoEffectWarning
 from coopjax.jaxpr import policy as jaxpr_policy
 from coopjax.jaxpr import rewrite
-from coopjax.jaxpr.tags import tagged_fn
-from coopjax.jaxpr.trace import TracedFn, fn_and_gradient
+from coopjax.jaxpr.tags import tag_jaxpr, tagged_fn
+from coopjax.jaxpr.trace import TracedFn, differentiable, fn_and_gradient
 from coopjax.planners import base
 from coopjax.program import explain
 from coopjax.program.step_program import StepProgram
@@ -31,6 +31,7 @@ ENGINES = ("auto", "hlo", "policy")
 ON_INFEASIBLE = ("error", "best_effort")
 _KEPT_CHOICES = 256
 _ADDRESS = re.compile(r"\b0x[0-9a-f]+\b")
+_FOLDED = re.compile(r"(random_fold_in \w+) \d+:")  # a module's path as a number, in Flax
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +101,7 @@ def choose(traced: TracedFn, request: Request) -> Choice:
     if key in _choices:
       return _choices[key]
   try:
-    decided = decide(traced, request, key[0], planners=("peak", request.planner))
+    decided = decide(differentiable(traced), request, key[0], planners=("peak", request.planner))
   except NotDifferentiableError as error:
     warnings.warn(f"coopjax.remat has no effect: {error}", RematNoEffectWarning, stacklevel=3)
     return Choice()
@@ -130,10 +131,8 @@ def decide(traced: TracedFn, request: Request, fingerprint: str, planners: Seque
       user's own program, a fast one comes first.
 
   Raises:
-    NotDifferentiableError: nothing to differentiate.
     BudgetInfeasibleError: no plan reaches the budget and the request says "error".
   """
-  fn_and_gradient(traced)  # raises early if there is no gradient
   platform = compat.hook_platform(jax.default_backend())
   if request.engine == "hlo" and platform is None:
     raise ValueError(f"engine='hlo': JAX {jax.__version__} has no HLO hook on {jax.default_backend()}; use 'policy'")
@@ -220,8 +219,14 @@ def warn_no_effect(
 
 
 def fingerprint_of(traced: TracedFn) -> str:
-  """A hash of the traced program that is the same in every process: its text, without object addresses."""
-  return _hash(_ADDRESS.sub("", str(traced.jaxpr)))
+  """A hash of the traced program that is the same in every process: its text, without object addresses.
+
+  Constants folded into random keys don't count: a plan for one layer's dropout is a plan for another's.
+  """
+  text = _FOLDED.sub(r"\1 _:", _ADDRESS.sub("", str(traced.jaxpr)))
+  if traced.policy is not None:
+    text += str([info.id for info in tag_jaxpr(traced.jaxpr, policy=traced.policy)[1] if info.is_kept])
+  return _hash(text)
 
 
 def _hash(text: str) -> str:

@@ -11,13 +11,15 @@ import os
 from typing import Any, NamedTuple
 
 import jax
-from jax._src import config, linear_util, source_info_util
+from jax._src import config, effects, linear_util, source_info_util
+from jax._src import core as core_internals, mesh as mesh_lib
 from jax._src.ad_checkpoint import RematTraced
 from jax._src.core import JaxprEqnContext
 from jax._src.interpreters import partial_eval
 from jax._src.sharding_impls import UnspecifiedValue
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend import core
+from jax.extend.core import primitives
 
 # Primitives whose sub-jaxprs are ordinary JAX code. Others (reducers, scatter's update function, Pallas kernels)
 # keep theirs untouched.
@@ -211,6 +213,30 @@ def scan_slices(equation: core.JaxprEqn) -> Sequence[core.Var]:
           if len(inner.aval.shape) < len(outer.aval.shape)]
 
 
+def may_repeat(equation: core.JaxprEqn) -> bool:
+  """False for effects that `jax.checkpoint` refuses to run again; it repeats debug prints and collectives."""
+  return not effects.remat_allowed_effects.filter_not_in(equation.effects)
+
+
+def has_ordered_effects(equation: core.JaxprEqn) -> bool:
+  """True where the order of input and output with other programs matters; debug prints don't count."""
+  return bool(effects.ordered_effects.filter_in(equation.effects)) and not may_repeat(equation)
+
+
+def saved_values(jaxpr: core.Jaxpr, policy: Callable) -> set[core.Var]:
+  """The variables whose values a `jax.checkpoint` policy keeps; of a named value that under the name, too."""
+  saved = set()
+  for equation in jaxpr.eqns:
+    primitive, params = equation.primitive, equation.params
+    if isinstance(name := getattr(params.get("_prim"), "name", None), str):  # checkpoint_name under jax_remat3
+      primitive, params = primitives.name_p, {"name": name}
+    answer = policy(primitive, *(atom.aval for atom in equation.invars), **params)
+    if answer is not False and not isinstance(answer, type(partial_eval.Recompute)):
+      named = equation.invars if primitive is primitives.name_p else ()
+      saved.update(atom for atom in (*named, *equation.outvars) if isinstance(atom, core.Var))
+  return saved
+
+
 def dce(jaxpr: core.Jaxpr) -> core.Jaxpr:
   """Without dead code, in loops and branches too; all inputs and outputs stay."""
   return partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)[0]
@@ -221,9 +247,79 @@ def short_type(aval: Any) -> str:
   return aval.str_short(short_dtypes=True)
 
 
-def no_trace() -> contextlib.AbstractContextManager:
-  """Leaves every trace in progress, so that a program can be compiled from inside a traced function."""
-  return jax.core.eval_context()
+@contextlib.contextmanager
+def no_trace() -> Iterator[None]:
+  """Leaves every trace in progress, so that a program can be compiled from inside a traced function.
+
+  Named axes in scope are left, too; a mesh that the user has set stays.
+  """
+  axes, mesh = core_internals.trace_ctx.axis_env, jax.sharding.get_abstract_mesh()
+  outside = jax.sharding.use_abstract_mesh(_without_manual_axes(mesh)) if mesh.manual_axes else contextlib.nullcontext()
+  with jax.core.eval_context(), outside:
+    core_internals.trace_ctx.set_axis_env(core_internals.top_axis_env)
+    try:
+      yield
+    finally:
+      core_internals.trace_ctx.set_axis_env(axes)
+
+
+def bind_axes(fn: Callable, avals: Sequence[jax.ShapeDtypeStruct]
+              ) -> tuple[Callable, Sequence[jax.ShapeDtypeStruct]]:
+  """`fn` and its types as a program of its own, for `no_trace`, that binds the named axes which are in scope here.
+
+  Inside a `shard_map` the program is what one device runs, on a mesh of the same shape; the axis of a `vmap` is bound
+  by a `vmap` over nothing, so the program is that of one example.
+
+  Args:
+    fn: a function of positional arrays.
+    avals: types of its arguments, with the manual axes that they vary over.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  manual = frozenset(mesh.manual_axes)
+  for name, size in core_internals.trace_ctx.axis_env.axis_sizes.items():
+    if name not in manual:
+      fn = jax.vmap(fn, in_axes=None, out_axes=0, axis_name=name, axis_size=size)
+  if not manual:
+    return fn, avals
+
+  def of_device(*inputs):
+    outputs = fn(*(vary(value, aval) for value, aval in zip(inputs, avals, strict=True)))
+    return jax.tree.map(lambda out: jax.numpy.expand_dims(out, 0), outputs)
+
+  everywhere = jax.sharding.PartitionSpec(tuple(mesh.manual_axes))
+  bound = jax.shard_map(of_device, mesh=_devices_of(mesh), in_specs=jax.sharding.PartitionSpec(), out_specs=everywhere,
+                        axis_names=manual, check_vma=config._check_vma.value)
+  return bound, [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in avals]
+
+
+def vary(value: Any, aval: Any) -> Any:
+  """The value, cast to vary over the manual mesh axes that a type varies over."""
+  missing = aval.manual_axis_type.varying - jax.typeof(value).manual_axis_type.varying if manual_axes(aval) else ()
+  return jax.lax.pcast(value, tuple(missing), to="varying") if missing else value
+
+
+def manual_axes(aval: Any) -> Any:
+  """How a type relates to the manual axes of a mesh; None outside of `shard_map`."""
+  return getattr(aval, "manual_axis_type", None)
+
+
+def _without_manual_axes(mesh: jax.sharding.AbstractMesh) -> jax.sharding.AbstractMesh:
+  """The mesh around a `shard_map`."""
+  return _devices_of(mesh).abstract_mesh
+
+
+def _devices_of(mesh: jax.sharding.AbstractMesh) -> jax.sharding.Mesh:
+  """The user's own mesh, if set, else devices of the default backend in the same arrangement."""
+  current = mesh_lib.get_concrete_mesh()
+  if not current.empty:
+    return current
+  if jax.device_count() < mesh.size:
+    raise ValueError(f"coopjax.remat inside a shard_map over {mesh.size} devices: planning compiles for a mesh of that "
+                     f"size, and there are {jax.device_count()} devices")
+  auto = jax.sharding.AxisType.Auto
+  types = tuple(auto if name in mesh.manual_axes else kind
+                for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True))
+  return jax.make_mesh(mesh.axis_sizes, mesh.axis_names, types)
 
 
 def hook_platform(backend: str) -> str | None:

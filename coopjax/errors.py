@@ -21,6 +21,10 @@ class NotDifferentiableError(CoopjaxError, TypeError):
   """A function with no floating-point argument: it has no gradient, so nothing to rematerialize."""
 
 
+class OrderedEffectError(CoopjaxError, NotImplementedError):
+  """A function whose input or output happens in an order with others (``io_callback(ordered=True)``)."""
+
+
 class BudgetInfeasibleError(CoopjaxError):
   """No plan reaches the budget.
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 
-from coopjax import api
 from coopjax.arguments import StaticArguments
+from coopjax.blocks import block_remat
 
 try:
   from flax import linen
@@ -28,11 +28,9 @@ def remat(
   static_argnums: int | Sequence[int] = (),
   static_argnames: str | Sequence[str] = (),
   methods: str | Sequence[str] | None = None,
-  planner: str = "auto",
   engine: str = "policy",
-  policy: Callable | None = None,
+  planner: str = "auto",
   time_limit_s: float = 10.0,
-  on_infeasible: str = "error",
 ) -> Any:
   """``flax.linen.remat`` that takes a memory budget: what is recomputed is planned, not all of it.
 
@@ -41,33 +39,32 @@ def remat(
   inside one, or on a function that takes a module first, and works inside ``flax.linen.scan``. The class is named as
   ``flax.linen.remat`` names it, "CheckpointBlock" for "Block", so that saved parameters keep their paths.
 
-  **What the budget bounds.** With the policy engine, the default here, it bounds the temporaries of *one call of the
-  module with its gradient*, compiled by themselves: its residuals and its workspace, not its arguments. So a block
-  keeps at most ``budget`` for the backward pass wherever it stands, and a model of N such blocks, stacked or scanned,
-  holds at most N budgets, the blocks' inputs and what lies outside of them. ``jax.checkpoint`` around each block is
-  the far end of that: it keeps the inputs alone. Blocks that trace to the same program are planned once.
+  **What the budget bounds.** What *one call of the module keeps* between its forward and its backward pass, beyond its
+  arguments. Of that there are N in a model of N blocks, stacked or scanned, so it takes N budgets at most beyond what
+  it takes under ``flax.linen.remat``: the blocks' inputs, the workspace of one block while that is differentiated, and
+  whatever lies outside. ``budget=0`` keeps nothing, and is ``flax.linen.remat``; up from there, values are saved that
+  spare the most FLOPs per byte. Blocks that trace to the same program, whatever their names and dropout keys, are
+  planned once.
 
-  With ``engine="hlo"`` (or ``"auto"``, which tries it first) blocks are marked, and the hook plans the whole program that
-  they end up in, gradients and optimizer included. There the budget is *that program's*, as for :func:`coopjax.remat`:
-  a share of all its temporaries, results with the bits of the plain model. It can't reduce what a ``scan`` stacks.
+  With ``engine="hlo"`` the blocks are marked, and the hook plans the whole program that they end up in, gradients and
+  optimizer included: there the budget bounds *that program's* temporaries, as for :func:`coopjax.remat`, of several the
+  strictest holds, and results have the bits of the plain module. It can't reduce what a ``scan`` stacks.
 
   Nothing is planned while a module initializes its variables.
 
   Args:
     target: a module class (or ``functools.partial`` of one), a method in a class body, or a function of a module; left
       out, ``remat`` returns a decorator.
-    budget: bytes (int), a size (``"64MiB"``) or a float in (0, 1] as a share of the temporaries without remat.
+    budget: bytes (int, 0 included), a size (``"64MiB"``) or a float in (0, 1] as a share of what is kept without remat.
     variables: collections that are lifted; all by default.
     rngs: random number sequences that are lifted; all by default.
     static_argnums: positions of arguments that are not arrays, counted as ``flax.linen.remat`` counts them: ``self`` is
       0, the first argument of the call 1. They are static when passed by name, too.
     static_argnames: names of such arguments.
     methods: names of the methods to lift where ``target`` is a class; ``__call__`` by default.
-    planner: as for :func:`coopjax.remat`.
-    engine: ``"policy"``, ``"hlo"`` or ``"auto"``; see above.
-    policy: as for :func:`coopjax.remat`.
-    time_limit_s: seconds that planning one program may take.
-    on_infeasible: as for :func:`coopjax.remat`.
+    engine: ``"policy"`` (checkpoints and saved names, on every backend) or ``"hlo"``.
+    planner: of the HLO engine, as for :func:`coopjax.remat`.
+    time_limit_s: seconds that the HLO engine may plan one program.
 
   Returns:
     A module class, or a function, like ``target``.
@@ -75,8 +72,7 @@ def remat(
   Raises:
     InvalidBudgetError: the budget is not one.
     TypeError: ``target`` is neither a module class nor a function.
-    ValueError: a method, or a static argument, that ``target`` does not have.
-    BudgetInfeasibleError: when the model is traced, if no plan reaches the budget.
+    ValueError: a method, or a static argument, that ``target`` does not have; an engine or planner that is none.
 
   Example:
     >>> import jax, jax.numpy as jnp, coopjax.linen
@@ -92,8 +88,7 @@ def remat(
     >>> variables = model.init(jax.random.key(0), jnp.ones((256, 32)))
     >>> grads = jax.jit(jax.grad(lambda v, x: model.apply(v, x).sum()))(variables, jnp.ones((256, 32)))
   """
-  fitted = api.remat(budget=budget, planner=planner, engine=engine, policy=policy, time_limit_s=time_limit_s,
-                     on_infeasible=on_infeasible)
+  fitted = block_remat(budget=budget, engine=engine, planner=planner, time_limit_s=time_limit_s)
   options = {"fitted": fitted, "variables": variables, "rngs": rngs}
   statics = {"static_argnums": static_argnums, "static_argnames": static_argnames}
   if target is None:
@@ -123,8 +118,8 @@ def _arguments(method: Callable, statics: dict) -> StaticArguments:
   arguments = StaticArguments.of(method, **statics)
   owner = next(iter(arguments.signature.parameters), None)
   if owner in arguments.names:
-    raise ValueError(f"static_argnums=0: argument 0 of {arguments.name} is {owner}, the module; its fields are static as "
-                     "they are, and the first argument of the call is 1")
+    raise ValueError(f"static_argnums=0: argument 0 of {arguments.name} is {owner}, the module; its fields are static "
+                     "as they are, and the first argument of the call is 1")
   return arguments
 
 
@@ -135,7 +130,7 @@ def checkpoint(
 
   Args:
     fn: called with scopes, then with the arguments of the method.
-    fitted: wraps a function of pytrees; from :func:`coopjax.remat`.
+    fitted: wraps a function of pytrees; from `block_remat`.
     arguments: of the method, its module included.
     variables: filter of collections.
     rngs: filter of random number sequences.

@@ -5,11 +5,12 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from coopjax import api
 from coopjax.arguments import StaticArguments
+from coopjax.blocks import block_remat
 
 try:
   from flax import nnx
+  from flax.nnx.transforms import general
 except ImportError as error:
   raise ImportError("coopjax.nnx needs Flax: pip install 'coopjax[flax]'") from error
 
@@ -22,11 +23,9 @@ def remat(
   budget: Any,
   static_argnums: int | Sequence[int] = (),
   static_argnames: str | Sequence[str] = (),
-  planner: str = "auto",
   engine: str = "policy",
-  policy: Callable | None = None,
+  planner: str = "auto",
   time_limit_s: float = 10.0,
-  on_infeasible: str = "error",
 ) -> Callable:
   """``flax.nnx.remat`` that takes a memory budget: what is recomputed is planned, not all of it.
 
@@ -34,22 +33,20 @@ def remat(
   function does to them (batch statistics, counters of random numbers, new variables) is done once, and stands
   afterwards, as without remat. Modules that the function closes over can be read, but not changed: pass them.
 
-  The budget bounds the temporaries of *one call with its gradient* with the policy engine, the default here, and those
-  of the whole program with ``engine="hlo"``: see :func:`coopjax.linen.remat`. Calls that trace to the same program, of
-  the equal blocks of a model say, are planned once.
+  The budget bounds what *one call keeps* for its backward pass, beyond its arguments, and with ``engine="hlo"`` the
+  temporaries of the whole program: see :func:`coopjax.linen.remat`. Calls that trace to the same program, of the equal
+  blocks of a model say, are planned once.
 
   Args:
     fn: a function, a method in a class body, a bound method, or a module that can be called; left out, ``remat``
       returns a decorator.
-    budget: bytes (int), a size (``"64MiB"``) or a float in (0, 1] as a share of the temporaries without remat.
+    budget: bytes (int, 0 included), a size (``"64MiB"``) or a float in (0, 1] as a share of what is kept without remat.
     static_argnums: positions of arguments that are not arrays; ``self`` counts where it is an argument of ``fn`` (in a
       class body), as for ``flax.nnx.remat``. They are static when passed by name, too.
     static_argnames: names of such arguments.
-    planner: as for :func:`coopjax.remat`.
-    engine: ``"policy"``, ``"hlo"`` or ``"auto"``.
-    policy: as for :func:`coopjax.remat`.
-    time_limit_s: seconds that planning one program may take.
-    on_infeasible: as for :func:`coopjax.remat`.
+    engine: ``"policy"`` (checkpoints and saved names, on every backend) or ``"hlo"``.
+    planner: of the HLO engine, as for :func:`coopjax.remat`.
+    time_limit_s: seconds that the HLO engine may plan one program.
 
   Returns:
     A function with the signature and the results of ``fn``.
@@ -57,8 +54,7 @@ def remat(
   Raises:
     InvalidBudgetError: the budget is not one.
     TypeError: ``fn`` can't be wrapped.
-    ValueError: a static argument that ``fn`` does not have.
-    BudgetInfeasibleError: when the function is traced, if no plan reaches the budget.
+    ValueError: a static argument that ``fn`` does not have; an engine or planner that is none.
 
   Example:
     >>> import jax.numpy as jnp, coopjax.nnx
@@ -73,8 +69,7 @@ def remat(
     ...     return x
     >>> grads = nnx.jit(nnx.grad(lambda block, x: block(x).sum()))(Block(nnx.Rngs(0)), jnp.ones((256, 32)))
   """
-  fitted = api.remat(budget=budget, planner=planner, engine=engine, policy=policy, time_limit_s=time_limit_s,
-                     on_infeasible=on_infeasible)
+  fitted = block_remat(budget=budget, engine=engine, planner=planner, time_limit_s=time_limit_s)
   statics = {"static_argnums": static_argnums, "static_argnames": static_argnames}
   return functools.partial(_lift, fitted=fitted, statics=statics) if fn is None else _lift(fn, fitted, statics)
 
@@ -82,8 +77,8 @@ def remat(
 def _lift(fn: Callable, fitted: Callable, statics: dict) -> Callable:
   """The function, its graph nodes split before ``fitted`` and merged inside."""
   if isinstance(fn, type) or not callable(fn):
-    raise TypeError(f"coopjax.nnx.remat takes a function, a method or a module that can be called, not {fn!r}; of a class, "
-                    "decorate the method")
+    raise TypeError(f"coopjax.nnx.remat takes a function, a method or a module that can be called, not {fn!r}; "
+                    "of a class, decorate the method")
   if isinstance(fn, nnx.Module):
     fn = fn.__call__
   # The module of a bound method is an argument like the others, or its state would be a constant.
@@ -101,6 +96,6 @@ def _lift(fn: Callable, fitted: Callable, statics: dict) -> Callable:
 
     lifted.__name__ = arguments.name
     with arguments.explained():
-      return nnx.split_inputs(fitted(nnx.merge_inputs(lifted)))(owners, traced)
+      return general.split_inputs(fitted(general.merge_inputs(lifted)))(owners, traced)
 
   return rematerialized

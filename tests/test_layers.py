@@ -8,7 +8,8 @@ import sys
 PACKAGE = pathlib.Path(__file__).parent.parent / "coopjax"
 # A layer may import itself and those before it. Deferred imports (inside functions) count too, but for the one door
 # that RematPlan.apply and its policy decisions need.
-LAYERS = ["errors", "budget", "program", "planners", "remat_plan", "compat", "jaxpr", "xla", "choice", "api"]
+LAYERS = ["errors", "budget", "program", "planners", "remat_plan", "compat", "jaxpr", "xla", "choice", "api",
+          "arguments", "blocks", "linen", "nnx"]
 FREE = {("remat_plan", "api"), ("remat_plan", "jaxpr")}
 
 

@@ -2,6 +2,8 @@
 
 #include <unordered_map>
 
+#include "hlo_module.h"
+
 namespace coopjax {
 namespace {
 
@@ -108,6 +110,22 @@ OpcodeInfo LookUpOpcode(std::string_view name) {
   }();
   const auto found = table.find(name);
   return found == table.end() ? OpcodeInfo{} : found->second;
+}
+
+bool HasOwnEffects(const Instruction& instruction) {
+  const OpcodeInfo opcode = LookUpOpcode(instruction.opcode);
+  switch (opcode.op) {
+    case Op::kCustomCall:
+      return instruction.custom_call_has_side_effect;
+    case Op::kOther:  // all that is not known to be harmless
+      return !opcode.is_pure && instruction.opcode != "partition-id" && instruction.opcode != "replica-id";
+    case Op::kRng: case Op::kSend: case Op::kRecvDone: case Op::kAllReduce: case Op::kAllReduceStart:
+    case Op::kAllGatherStart: case Op::kRaggedAllToAll: case Op::kCollectivePermute:
+    case Op::kCollectivePermuteStart:
+      return true;
+    default:
+      return false;
+  }
 }
 
 }  // namespace coopjax

@@ -18,6 +18,7 @@ class ProgramBuilder {
     dependences_.resize(graph_.num_instructions());
     last_in_buffer_.assign(alias.num_buffers(), kNoValue);
     MarkParameterBuffers();
+    FindHeldBack();
   }
 
   void Run() {
@@ -34,6 +35,7 @@ class ProgramBuilder {
 
  private:
   void MarkParameterBuffers();
+  void FindHeldBack();
   void AddGlue(int32_t i);
   void AddOp(int32_t i);
   ValueId AddValue(int32_t value, OpId producer, ValueKind kind);
@@ -41,11 +43,13 @@ class ProgramBuilder {
   void AddInputs(int32_t i);
   void AddOutputs(int32_t i, OpId op);
   void AddDependences(int32_t i);
+  void AddControl(int32_t i);
   void AddMayShare(int32_t i, OpId op);
   void AddDescription(int32_t i);
   void SetWorkspaces();
   void SetCanRecompute();
   bool IsPure(int32_t i) const;
+  bool HasEffects(int32_t i) const;
   bool WritesInPlace(int32_t i) const;
 
   const HloAlias& alias_;
@@ -60,7 +64,9 @@ class ProgramBuilder {
   std::vector<OpId> op_of_;                        // [instruction]
   std::vector<int32_t> op_instruction_;            // [op]
   std::vector<std::vector<OpId>> dependences_;     // [instruction]: ops it must follow, other than by data
+  std::vector<std::vector<int32_t>> held_back_by_;  // [glue]: instructions behind barriers that it comes through
   std::vector<ValueId> last_in_buffer_;            // [alias buffer]: its latest value
+  OpId last_with_effects_ = kNoOp;
   std::vector<uint8_t> has_parameter_;             // [alias buffer]
 };
 
@@ -71,6 +77,30 @@ void ProgramBuilder::MarkParameterBuffers() {
     for (Node node = graph_.node_base(i); node < graph_.node_end(i); ++node) {
       has_parameter_[alias_.buffer_of(dataflow_.value_at(node))] = 1;
     }
+  }
+}
+
+// The graph looks through barriers, the module still has them when its schedule is carried out: who reads one element
+// of a barrier waits for all of them.
+void ProgramBuilder::FindHeldBack() {
+  const auto add = [](std::vector<int32_t>& to, const std::vector<int32_t>& from) {
+    to.insert(to.end(), from.begin(), from.end());
+    std::ranges::sort(to);
+    to.erase(std::ranges::unique(to).begin(), to.end());
+  };
+  held_back_by_.resize(graph_.num_instructions());
+  std::vector<std::vector<int32_t>> shown(graph_.num_instructions());  // [glue]: instructions that it is made of
+  for (const int32_t i : graph_.module().entry_computation().instructions) {  // operands come first
+    if (!IsGlue(graph_.op(i))) {
+      shown[i] = {i};
+      continue;
+    }
+    for (const int64_t id : graph_.instruction(i).operand_ids) {
+      const int32_t operand = graph_.module().instruction_index.at(id);
+      add(shown[i], shown[operand]);
+      if (IsGlue(graph_.op(operand))) add(held_back_by_[i], held_back_by_[operand]);
+    }
+    if (graph_.op(i) == Op::kOptimizationBarrier) add(held_back_by_[i], shown[i]);
   }
 }
 
@@ -111,7 +141,7 @@ void ProgramBuilder::AddOp(int32_t i) {
   AddInputs(i);
   AddOutputs(i, op);
   AddDependences(i);
-  program_.op_control.AddRow(dependences_[i]);
+  AddControl(i);
   AddMayShare(i, op);
   const OpCost cost = cost_model_.Cost(i);
   program_.op_cost_s.push_back(cost_model_.Seconds(i, roofline_));
@@ -174,6 +204,22 @@ void ProgramBuilder::AddDependences(int32_t i) {
   }
   std::ranges::sort(dependences);
   dependences.erase(std::ranges::unique(dependences).begin(), dependences.end());
+}
+
+void ProgramBuilder::AddControl(int32_t i) {
+  std::vector<OpId> control = dependences_[i];
+  for (const int64_t id : graph_.instruction(i).operand_ids) {
+    for (const int32_t earlier : held_back_by_[graph_.module().instruction_index.at(id)]) {
+      control.push_back(op_of_[earlier]);
+    }
+  }
+  if (HasEffects(i)) {
+    if (last_with_effects_ != kNoOp) control.push_back(last_with_effects_);
+    last_with_effects_ = op_of_[i];
+  }
+  std::ranges::sort(control);
+  control.erase(std::ranges::unique(control).begin(), control.end());
+  program_.op_control.AddRow(control);
 }
 
 void ProgramBuilder::AddMayShare(int32_t i, OpId op) {
@@ -253,6 +299,14 @@ bool ProgramBuilder::IsPure(int32_t i) const {
   return std::ranges::all_of(graph_.called(i), [&](int32_t computation) {
     return std::ranges::all_of(graph_.module().computations[computation].instructions,
                                [&](int32_t inner) { return IsPure(inner); });
+  });
+}
+
+bool ProgramBuilder::HasEffects(int32_t i) const {
+  if (HasOwnEffects(graph_.instruction(i))) return true;
+  return std::ranges::any_of(graph_.called(i), [&](int32_t computation) {
+    return std::ranges::any_of(graph_.module().computations[computation].instructions,
+                               [&](int32_t inner) { return HasEffects(inner); });
   });
 }
 

@@ -11,6 +11,8 @@
 //    initial value, a donated parameter.
 //  * An element that a loop hands through unchanged is no new value.
 //  * The workspace of a loop, call or conditional is the peak of the values that live only inside.
+//  * Who reads an element of an optimization barrier depends by control on what makes all of them.
+//  * Ops with effects (collectives, stateful random numbers) keep their order by control.
 //  * The 8-byte-per-element tables of tuples are left out; XLA allocates them once, for good.
 #pragma once
 

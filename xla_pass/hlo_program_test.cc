@@ -163,6 +163,43 @@ TEST(OrderThatNoValueCarriesIsControl) {
   EXPECT_TRUE(program.op_can_recompute == (std::vector<uint8_t>{0, 0, 1, 0, 0}));
 }
 
+TEST(WhoReadsFromABarrierWaitsForAllOfIt) {
+  HloBuilder b;
+  b.Begin("main");
+  const int64_t p = b.Parameter(0, F32({8}));
+  const int64_t x = b.Add("reverse", F32({8}), {p});
+  const int64_t y = b.Add("reverse", F32({8}), {p});
+  const int64_t pair = b.Add("tuple", TupleOf({F32({8}), F32({8})}), {x, p});
+  const int64_t both = b.Add("tuple", TupleOf({F32({8}), F32({8})}), {b.Element(pair, 0), y});
+  const int64_t barrier = b.Add("opt-barrier", TupleOf({F32({8}), F32({8})}), {both});
+  const int64_t z = b.Add("reverse", F32({8}), {b.Element(barrier, 0)});
+  b.Add("add", F32({8}), {z, b.Element(barrier, 1)});
+  const StepProgram program = Build(b).program;
+  EXPECT_EQ(program.num_ops(), 4);  // x, y, z, add
+  EXPECT_TRUE(ToVector(program.op_inputs[2]) == (std::vector<int32_t>{program.op_outputs[0][0]}));
+  EXPECT_TRUE(ToVector(program.op_control[2]) == (std::vector<int32_t>{0, 1}));
+  EXPECT_TRUE(ToVector(program.op_control[3]) == (std::vector<int32_t>{0, 1}));
+  EXPECT_TRUE(program.op_can_recompute == (std::vector<uint8_t>{1, 1, 1, 0}));  // waiting does not keep z from it
+}
+
+TEST(EffectsKeepTheirOrder) {
+  HloBuilder b;
+  const int64_t sum = b.Begin("sum");
+  b.Add("add", F32({}), {b.Parameter(0, F32({})), b.Parameter(1, F32({}))});
+  b.EndEmbedded();
+  b.Begin("main");
+  const int64_t p = b.Parameter(0, F32({8}));
+  const int64_t x = b.Add("all-reduce", F32({8}), {p});
+  b.last().called_computation_ids = {sum};
+  const int64_t y = b.Add("reverse", F32({8}), {p});
+  const int64_t z = b.Add("all-reduce", F32({8}), {p});
+  b.last().called_computation_ids = {sum};
+  b.Add("add", F32({8}), {b.Add("add", F32({8}), {x, y}), z});
+  const StepProgram program = Build(b).program;
+  EXPECT_TRUE(program.op_control[0].empty() && program.op_control[1].empty());
+  EXPECT_TRUE(ToVector(program.op_control[2]) == (std::vector<int32_t>{0}));
+}
+
 TEST(WhatMayNotRunTwice) {
   HloBuilder b;
   const int64_t random = b.Begin("random");

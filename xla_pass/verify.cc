@@ -97,21 +97,6 @@ Effects::Effects(const HloModule& module) : module_(module) {
   }
 }
 
-bool HasOwnEffects(const OpcodeInfo& opcode, const Instruction& instruction) {
-  switch (opcode.op) {
-    case Op::kCustomCall:
-      return instruction.custom_call_has_side_effect;
-    case Op::kOther:  // all that is not known to be harmless
-      return !opcode.is_pure && instruction.opcode != "partition-id" && instruction.opcode != "replica-id";
-    case Op::kRng: case Op::kSend: case Op::kRecvDone: case Op::kAllReduce: case Op::kAllReduceStart:
-    case Op::kAllGatherStart: case Op::kRaggedAllToAll: case Op::kCollectivePermute:
-    case Op::kCollectivePermuteStart:
-      return true;
-    default:
-      return false;
-  }
-}
-
 Effects::Facts Effects::Derive(const Instruction& instruction, const Facts& callees) const {
   const OpcodeInfo opcode = LookUpOpcode(instruction.opcode);
   const Op op = opcode.op;
@@ -128,7 +113,7 @@ Effects::Facts Effects::Derive(const Instruction& instruction, const Facts& call
     }
   }
   facts.is_pure = (opcode.is_pure || only_forwards || is_source) && callees.is_pure && !instruction.shape.is_token();
-  facts.has_effects = callees.has_effects || HasOwnEffects(opcode, instruction);
+  facts.has_effects = callees.has_effects || HasOwnEffects(instruction);
   facts.may_run_twice = facts.is_pure && !is_source && (only_forwards || !facts.writes_in_place);
   return facts;
 }

@@ -11,6 +11,7 @@ import functools
 
 import numpy as np
 
+from coopjax import compat
 from coopjax.jaxpr.residuals import ForwardGraph, forward_graph
 from coopjax.jaxpr.rewrite import PolicyDecisions, Region, apply_to_scans
 from coopjax.jaxpr.scan import Scan, find_scans
@@ -65,7 +66,7 @@ class Candidates:
     original = forward_graph(jaxpr, differentiable)
     self.forward_flops = sum(original.flops)
     self.baseline_bytes = float(original.residual_bytes().sum())
-    self._effects = frozenset(i for i, equation in enumerate(jaxpr.eqns) if equation.effects)
+    self._effects = frozenset(i for i, equation in enumerate(jaxpr.eqns) if not compat.may_repeat(equation))
     self.found: list[Candidate] = []
     scans = find_scans(jaxpr, table)
     for level in range(max((len(scan.bodies) for scan in scans), default=0)):

@@ -75,25 +75,26 @@ def rewrite(traced: TracedFn, decisions: PolicyDecisions, mark: str | None = Non
   Raises:
     PlanMismatchError: the decisions don't fit the jaxpr.
   """
-  jaxpr, _ = tag_jaxpr(traced.inlined, mark)
-  return evaluator(apply_to_scans(jaxpr, decisions), decisions)
+  jaxpr, _ = tag_jaxpr(traced.inlined, mark, traced.policy)
+  return evaluator(apply_to_scans(jaxpr, decisions, traced.policy), decisions, traced.policy)
 
 
-def evaluator(jaxpr: core.Jaxpr, decisions: PolicyDecisions) -> Callable[..., list[Any]]:
-  """Evaluates a jaxpr in the segments of the top region."""
+def evaluator(jaxpr: core.Jaxpr, decisions: PolicyDecisions, policy: Callable | None = None
+              ) -> Callable[..., list[Any]]:
+  """Evaluates a jaxpr in the segments of the top region, whose checkpoints keep what `policy` saves, too."""
   top = next((region for region in decisions.regions if region.equation_id is None), None)
   if top is None:
     return lambda *inputs: jax.core.eval_jaxpr(jaxpr, (), *inputs)
-  region = _Evaluator(jaxpr, top, decisions.digest(), prevent_cse=True)
+  region = _Evaluator(jaxpr, top, _Checkpoints(decisions.digest(), policy), prevent_cse=True)
   return lambda *inputs: region.evaluate(inputs)
 
 
-def apply_to_scans(jaxpr: core.Jaxpr, decisions: PolicyDecisions) -> core.Jaxpr:
+def apply_to_scans(jaxpr: core.Jaxpr, decisions: PolicyDecisions, policy: Callable | None = None) -> core.Jaxpr:
   """The jaxpr with the decisions for scan bodies, nested ones included, carried out inside the bodies."""
   regions = {region.equation_id: region for region in decisions.regions if region.equation_id is not None}
   if not regions:
     return jaxpr
-  applied = _ScanRewriter(regions, decisions.digest())
+  applied = _ScanRewriter(regions, _Checkpoints(decisions.digest(), policy))
   jaxpr = applied.transform(jaxpr)
   if regions:
     raise PlanMismatchError(f"the plan names scans {sorted(regions)} that this function does not have")
@@ -148,12 +149,32 @@ def _value_decisions(info: EquationInfo, steps: int, saved: set[int]) -> list[Va
     for index, var in enumerate(info.equation.outvars) if flops and not isinstance(var, core.DropVar)]
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Checkpoints:
+  """What all checkpoints of one rewrite share.
+
+  Attributes:
+    digest: of the decisions; a part of the names given to saved values.
+    policy: the user's, or None.
+  """
+
+  digest: str
+  policy: Callable | None
+
+  def saving(self, names: Sequence[str]) -> Callable | None:
+    """The policy that saves these names besides what the user's saves."""
+    if not names:
+      return self.policy
+    ours, users = jax.checkpoint_policies.save_only_these_names(*names), self.policy
+    return ours if users is None else lambda *args, **params: ours(*args, **params) or users(*args, **params)
+
+
 class _ScanRewriter:
   """Walks a jaxpr in the order in which `tag_jaxpr` numbers its equations."""
 
-  def __init__(self, regions: dict[int, Region], digest: str):
+  def __init__(self, regions: dict[int, Region], checkpoints: _Checkpoints):
     self._regions = regions
-    self._digest = digest
+    self._checkpoints = checkpoints
     self._ids = itertools.count()
 
   def transform(self, jaxpr: core.Jaxpr) -> core.Jaxpr:
@@ -174,20 +195,21 @@ class _ScanRewriter:
       equation, lambda body: self._body(self.transform(body), region, prevent_cse), lambda rule: rule)
 
   def _body(self, body: core.Jaxpr, region: Region, prevent_cse: bool) -> core.Jaxpr:
-    segmented = _Evaluator(body, region, self._digest, prevent_cse)
+    segmented = _Evaluator(body, region, self._checkpoints, prevent_cse)
     return jax.make_jaxpr(lambda *inputs: segmented.evaluate(inputs))(*[var.aval for var in body.invars])
 
 
 class _Evaluator:
   """Evaluates one region in segments."""
 
-  def __init__(self, jaxpr: core.Jaxpr, region: Region, digest: str, prevent_cse: bool):
+  def __init__(self, jaxpr: core.Jaxpr, region: Region, checkpoints: _Checkpoints, prevent_cse: bool):
     bounds = [0, *(segment.stop for segment in region.segments)]
     if bounds[:-1] != [segment.start for segment in region.segments] or bounds[-1] != len(jaxpr.eqns):
       raise PlanMismatchError(f"the plan's segments end at {bounds[1:]}, the region has {len(jaxpr.eqns)} equations")
     self._jaxpr = jaxpr
     self._region = region
-    self._prefix = f"coopjax:{digest}:{'' if region.equation_id is None else region.equation_id}"
+    self._checkpoints = checkpoints
+    self._prefix = f"coopjax:{checkpoints.digest}:{'' if region.equation_id is None else region.equation_id}"
     self._prevent_cse = prevent_cse
 
   def evaluate(self, inputs: Sequence[Any]) -> list[Any]:
@@ -216,8 +238,7 @@ class _Evaluator:
       self._run(segment, inner)
       return [inner[var] for var in outvars]
 
-    names = [self._name(value) for value in segment.saved]
-    policy = jax.checkpoint_policies.save_only_these_names(*names) if names else None
+    policy = self._checkpoints.saving([self._name(value) for value in segment.saved])
     checkpointed = compat.pinned_checkpoint(run, policy=policy, prevent_cse=self._prevent_cse)
     env.update(zip(outvars, checkpointed(*[env[var] for var in invars]), strict=True))
 

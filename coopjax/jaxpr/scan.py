@@ -90,7 +90,8 @@ def find_scans(jaxpr: core.Jaxpr, table: tuple[EquationInfo, ...], parent_id: in
 def _as_scan(equation: core.JaxprEqn, equation_id: int, position: int, table: tuple[EquationInfo, ...]) -> Scan | None:
   (body,) = compat.sub_jaxprs(equation)
   is_differentiable = [is_floating(var.aval) for var in body.invars]
-  if equation.effects or not any(is_differentiable) or not any(is_floating(atom.aval) for atom in body.outvars):
+  has_gradient = any(is_differentiable) and any(is_floating(atom.aval) for atom in body.outvars)
+  if not has_gradient or not compat.may_repeat(equation):
     return None
   nested = tuple(region for scan in find_scans(body, table, equation_id) for region in scan.barest())
   graph = forward_graph(_carry_out(body, nested, equation_id), is_differentiable)

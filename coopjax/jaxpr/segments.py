@@ -190,8 +190,10 @@ def _climb(curves: Sequence[Sequence[CurvePoint]]) -> Iterator[list[CurvePoint]]
       heapq.heappush(queue, rung(i, level + 1))
 
 
-def save_curve(graph: ForwardGraph, start: int, stop: int) -> list[CurvePoint]:
+def save_curve(graph: ForwardGraph, start: int, stop: int, limit_bytes: int | None = None) -> list[CurvePoint]:
   """Choices for one segment, from nothing saved to not wrapped at all: bytes rise, FLOPs fall.
+
+  With a limit on saved bytes, values that would pass it are left out, and the last choice is the best within it.
 
   Lazy greedy: a candidate's gain is computed again only when it leads. About 2c gains for c candidates, each of the
   chain of ops that it spares.
@@ -208,7 +210,7 @@ def save_curve(graph: ForwardGraph, start: int, stop: int) -> list[CurvePoint]:
   while queue:
     _, value, num_saved = heapq.heappop(queue)
     gain, num_bytes = repeated.spared(value), graph.value_bytes[value]
-    if gain < _MIN_SHARE * bare:
+    if gain < _MIN_SHARE * bare or (limit_bytes is not None and points[-1].saved_bytes + num_bytes > limit_bytes):
       continue
     if num_saved != len(saved):
       heapq.heappush(queue, (-gain / num_bytes, value, len(saved)))
@@ -217,6 +219,8 @@ def save_curve(graph: ForwardGraph, start: int, stop: int) -> list[CurvePoint]:
     saved.append(graph.named[value])
     points.append(CurvePoint(points[-1].saved_bytes + num_bytes, repeated.flops, True, tuple(sorted(saved))))
   points = [point for point in points if point.saved_bytes < everything]
+  if limit_bytes is not None and limit_bytes < everything:
+    return points
   kept = np.unique(np.linspace(0, len(points) - 1, _MAX_POINTS, dtype=int))
   return [*(points[i] for i in kept), CurvePoint(everything, 0.0, False, ())]
 

@@ -4,7 +4,8 @@ Every equation, those inside scans, branches, nested jits, checkpoints and custo
 name scope ``coop<id>``. XLA keeps name scopes as ``op_name`` metadata, through differentiation and fusion:
 ``jit(f)/jvp(coop12)/tanh`` forward, ``jit(f)/transpose(jvp(coop12))/mul`` backward. A mark, if given, is set as XLA
 metadata on the same equations; it arrives as the frontend attribute ``coopjax`` of forward and backward
-instructions, which is how the HLO engine recognizes the programs it may touch.
+instructions, which is how the HLO engine recognizes the programs it may touch. Where the user's policy saves values, a
+scope ``coopkept`` on the equations that make them tells the engine not to recompute those.
 
 Tagging rebuilds the jaxpr with other labels and evaluates nothing, so it can't change a number.
 """
@@ -21,6 +22,7 @@ from coopjax import compat
 from coopjax.jaxpr.trace import TracedFn
 
 MARK_ATTRIBUTE = "coopjax"
+KEPT_SCOPE = "coopkept"
 _TAG = re.compile(r"\bcoop(\d+)\b")
 
 
@@ -49,6 +51,7 @@ class EquationInfo:
     source: where the user wrote it, if JAX recorded that.
     parent_id: the equation whose sub-jaxpr holds it (a scan, say); None at the top.
     equation: as it stands in the jaxpr, untagged.
+    is_kept: the user's policy saves an output of it.
   """
 
   id: int
@@ -56,6 +59,7 @@ class EquationInfo:
   source: compat.SourceLine | None
   parent_id: int | None
   equation: core.JaxprEqn = dataclasses.field(repr=False, compare=False)
+  is_kept: bool = False
 
 
 def parse_tag(op_name: str) -> Tag | None:
@@ -66,15 +70,16 @@ def parse_tag(op_name: str) -> Tag | None:
   return Tag(int(ids[-1]), "transpose(" in op_name, "rematted_computation" in op_name)
 
 
-def tag_jaxpr(jaxpr: core.Jaxpr, mark: str | None = None) -> tuple[core.Jaxpr, tuple[EquationInfo, ...]]:
-  """The jaxpr with every equation tagged, and marked if a mark is given.
+def tag_jaxpr(jaxpr: core.Jaxpr, mark: str | None = None, policy: Callable | None = None
+              ) -> tuple[core.Jaxpr, tuple[EquationInfo, ...]]:
+  """The jaxpr with every equation tagged, marked if a mark is given, and kept where a policy saves its outputs.
 
   Ids count equations in pre-order: a function of the jaxpr alone, the same in every process.
 
   Returns:
     The tagged jaxpr, and the table from id to equation.
   """
-  tagger = _Tagger(mark)
+  tagger = _Tagger(mark, policy)
   return tagger.tag(jaxpr, None), tuple(tagger.table)
 
 
@@ -83,29 +88,35 @@ def tagged_fn(traced: TracedFn, mark: str | None = None) -> Callable[..., list[A
 
   Use it like `traced.evaluate`: ``traced.call(leaves, tagged_fn(traced, mark))`` in place of the user's function.
   """
-  jaxpr, _ = tag_jaxpr(traced.jaxpr, mark)
+  jaxpr, _ = tag_jaxpr(traced.jaxpr, mark, traced.policy)
   return lambda *inputs: jax.core.eval_jaxpr(jaxpr, (), *inputs)
 
 
 class _Tagger:
 
-  def __init__(self, mark: str | None):
+  def __init__(self, mark: str | None, policy: Callable | None):
     self._metadata = {} if mark is None else {MARK_ATTRIBUTE: mark}
+    self._policy = policy
     self.table: list[EquationInfo] = []
 
   def tag(self, jaxpr: core.Jaxpr, parent_id: int | None, call: core.JaxprEqn | None = None) -> core.Jaxpr:
     """Tags every equation; `call` is the nested jit, if any, that the jaxpr is the body of."""
-    return compat.rebuild(jaxpr, [self._tag_equation(equation, parent_id, call) for equation in jaxpr.eqns])
+    kept = compat.saved_values(jaxpr, self._policy) if self._policy else set()
+    return compat.rebuild(jaxpr, [
+      self._tag_equation(equation, parent_id, call, is_kept=not kept.isdisjoint(equation.outvars))
+      for equation in jaxpr.eqns])
 
-  def _tag_equation(self, equation: core.JaxprEqn, parent_id: int | None, call: core.JaxprEqn | None) -> core.JaxprEqn:
+  def _tag_equation(self, equation: core.JaxprEqn, parent_id: int | None, call: core.JaxprEqn | None, is_kept: bool
+                    ) -> core.JaxprEqn:
     if call is not None:
       equation = compat.at_call_site(call, equation)
     call = equation if compat.is_plain_jit(equation) else call
     equation_id = len(self.table)
     source = compat.source_line(equation)
-    self.table.append(EquationInfo(equation_id, equation.primitive.name, source, parent_id, equation))
+    self.table.append(EquationInfo(equation_id, equation.primitive.name, source, parent_id, equation, is_kept))
     equation = compat.map_sub_jaxprs(equation, lambda inner: self.tag(inner, equation_id, call), self._mark)
-    return compat.relabel(equation, (f"coop{equation_id}",), self._metadata)
+    scopes = (f"coop{equation_id}", KEPT_SCOPE) if is_kept else (f"coop{equation_id}",)
+    return compat.relabel(equation, scopes, self._metadata)
 
   def _mark(self, jaxpr: core.Jaxpr) -> core.Jaxpr:
     """Marks a custom rule's jaxpr; its equations already run under the tag of the call that owns the rule."""

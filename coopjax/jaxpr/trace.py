@@ -16,7 +16,7 @@ from jax.extend import core
 import jax.numpy as jnp
 
 from coopjax import compat
-from coopjax.errors import NotDifferentiableError
+from coopjax.errors import NotDifferentiableError, OrderedEffectError
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -35,6 +35,7 @@ class TracedFn:
     out_tree: of the user's return value.
     is_differentiable: per input of `jaxpr`: floating or complex, and an argument or a tracer (a constant array
       that nobody can differentiate has no gradient).
+    policy: of `jax.checkpoint`: what it saves is not recomputed.
   """
 
   name: str
@@ -46,6 +47,7 @@ class TracedFn:
   out_avals: tuple[jax.ShapeDtypeStruct, ...]
   out_tree: Any
   is_differentiable: tuple[bool, ...]
+  policy: Callable | None = None
 
   @functools.cached_property
   def inlined(self) -> core.Jaxpr:
@@ -134,6 +136,9 @@ def trace(fn: Callable, args: Sequence[Any] = (), kwargs: dict[str, Any] | None 
 
   Returns:
     The traced function.
+
+  Raises:
+    OrderedEffectError: the function has ordered input or output, which must not happen twice, or in another order.
   """
   split = split_arguments(fn, args, kwargs or {}, static_argnums=static_argnums, static_argnames=static_argnames)
 
@@ -146,14 +151,26 @@ def trace(fn: Callable, args: Sequence[Any] = (), kwargs: dict[str, Any] | None 
   closed, out_shapes = jax.make_jaxpr(flat_fn, return_shape=True)(*split.leaves)
   consts = tuple(closed.consts)
   jaxpr = compat.open_constants(closed)
-  out_avals, out_tree = jax.tree.flatten(out_shapes)
+  _refuse_ordered_effects(name, jaxpr)
+  out_tree = jax.tree.structure(out_shapes)
+  out_avals = tuple(_abstract(atom.aval, None) for atom in jaxpr.outvars)
   values = (*consts, *split.leaves)
   in_avals = tuple(_abstract(var.aval, value) for var, value in zip(jaxpr.invars, values, strict=True))
   is_candidate = [isinstance(const, jax.core.Tracer) for const in consts] + [True] * len(split.leaves)
   return TracedFn(
       name=name, jaxpr=jaxpr, consts=consts, in_avals=in_avals, in_names=_names(consts, split),
-      in_tree=split.in_tree, out_avals=tuple(out_avals), out_tree=out_tree,
+      in_tree=split.in_tree, out_avals=out_avals, out_tree=out_tree,
       is_differentiable=tuple(ok and is_floating(aval) for ok, aval in zip(is_candidate, in_avals, strict=True)))
+
+
+def _refuse_ordered_effects(name: str, jaxpr: core.Jaxpr) -> None:
+  for equation in jaxpr.eqns:
+    if compat.has_ordered_effects(equation):
+      source = compat.source_line(equation)
+      where = "" if source is None else f" at {source.file}:{source.line}"
+      raise OrderedEffectError(
+          f"{name} has an ordered side effect{where} ({equation.primitive.name}): a rematerialized function may run in "
+          "another order, and parts of it twice. Move the effect out of the function, or drop ordered=True.")
 
 
 def inline_jits(jaxpr: core.Jaxpr) -> core.Jaxpr:
@@ -207,7 +224,8 @@ def _abstract(aval: Any, value: Any) -> jax.ShapeDtypeStruct:
     sharding = value.sharding
   elif isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer) and value.committed:
     sharding = value.sharding
-  return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=getattr(aval, "weak_type", False))
+  return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=getattr(aval, "weak_type", False),
+                              manual_axis_type=compat.manual_axes(aval))
 
 
 def _names(consts: Sequence[Any], split: SplitArguments) -> tuple[str, ...]:
@@ -220,6 +238,36 @@ def _names(consts: Sequence[Any], split: SplitArguments) -> tuple[str, ...]:
 def is_floating(aval: Any) -> bool:
   """True for floating and complex types: what a gradient can flow through."""
   return jnp.issubdtype(aval.dtype, jnp.inexact)
+
+
+def differentiable(traced: TracedFn) -> TracedFn:
+  """The function with the inputs that JAX takes a reverse-mode gradient with respect to.
+
+  A `while` loop, a callback or a custom rule may lie on the way of some inputs, or of all.
+
+  Raises:
+    NotDifferentiableError: there is no such input.
+  """
+  error = _gradient_error(traced)
+  if error is None:
+    return traced
+  alone = [dataclasses.replace(traced, is_differentiable=tuple(i == j for j in range(len(traced.in_avals))))
+           for i, ok in enumerate(traced.is_differentiable) if ok]
+  kept = [any(flags) for flags in zip(*(one.is_differentiable for one in alone if _gradient_error(one) is None))]
+  if not kept:
+    raise NotDifferentiableError(f"{traced.name} has no gradient that could be planned: {error}") from error
+  return dataclasses.replace(traced, is_differentiable=tuple(kept))
+
+
+def _gradient_error(traced: TracedFn) -> Exception | None:
+  """Why JAX can't differentiate the function with respect to its differentiable inputs; None if it can."""
+  fn, avals = compat.bind_axes(*fn_and_gradient(traced))
+  try:
+    with compat.no_trace():
+      jax.eval_shape(fn, *avals)
+  except Exception as error:  # whatever a rule may raise
+    return error
+  return None
 
 
 def fn_and_gradient(traced: TracedFn, flat_fn: Callable[..., Sequence[Any]] | None = None
@@ -260,10 +308,9 @@ def fn_and_gradient(traced: TracedFn, flat_fn: Callable[..., Sequence[Any]] | No
       return [outs[i] for i in floating_out], outs
 
     _, pullback, outs = jax.vjp(of_floating, *[inputs[i] for i in wrt], has_aux=True)
-    ones = {i: jnp.ones((), traced.out_avals[i].dtype) for i in floating_out if i not in cotangents}
+    ones = {i: compat.vary(jnp.ones((), traced.out_avals[i].dtype), traced.out_avals[i])
+            for i in floating_out if i not in cotangents}
     return outs, pullback([{**cotangents, **ones}[i] for i in floating_out])
 
   with_gradient.__name__ = f"{traced.name}_and_gradient"
-  cotangent_avals = tuple(jax.ShapeDtypeStruct(traced.out_avals[i].shape, traced.out_avals[i].dtype)
-                          for i in array_out)
-  return with_gradient, traced.in_avals + cotangent_avals
+  return with_gradient, traced.in_avals + tuple(traced.out_avals[i] for i in array_out)

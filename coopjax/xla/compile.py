@@ -15,12 +15,14 @@ def compile_abstract(fn: Callable[..., Any], avals: Sequence[jax.ShapeDtypeStruc
   """Compiles `fn` for positional arguments of these types without running it.
 
   It may be called while JAX is tracing something else (inside a jitted or differentiated function); `fn` then must
-  not close over that trace's values.
+  not close over that trace's values. Named axes in scope (of a `vmap`, of a `shard_map`) are bound: the program is
+  what one device runs.
 
   Args:
     fn: a function of positional arrays.
     avals: one per argument; a sharding on one is obeyed.
   """
+  fn, avals = compat.bind_axes(fn, avals)
   with compat.no_trace():
     return jax.jit(fn).lower(*avals).compile()
 

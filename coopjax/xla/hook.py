@@ -24,11 +24,13 @@ from jax.extend import xla as jax_xla
 from coopjax import _core
 from coopjax.budget import Budget, format_bytes
 from coopjax.errors import BudgetExceededWarning
+from coopjax.jaxpr.tags import KEPT_SCOPE
 from coopjax.planners import base
 from coopjax.program.step_program import StepProgram
 from coopjax.xla.program import HeapResult, parse_module, predict_memory, read_step_program
 
 _log = logging.getLogger("coopjax.hook")
+_KEPT = re.compile(rf"\b{KEPT_SCOPE}\b")
 _MARK = re.compile(rb"coopjax-mark\([^()]*\)")
 _MAX_ROUNDS = 6
 _ROOM_TO_LOOSEN = 0.03  # of the budget
@@ -115,6 +117,8 @@ def plan_module(module_bytes: bytes, requests: Iterable[Request]) -> Outcome:
   module = parse_module(module_bytes)
   baseline = predict_memory(module)
   program, op_instruction_ids = read_step_program(module)
+  is_kept = np.array([bool(_KEPT.search(scope)) for scope in program.op_scopes], bool)
+  program = dataclasses.replace(program, op_can_recompute=program.op_can_recompute & ~is_kept)
   resolved = {request: request.budget.resolve(baseline.temp_bytes, baseline.resident_bytes) for request in requests}
   request = min(resolved, key=resolved.get)
   outcome = Outcome(request, program, baseline, resolved[request], None, baseline, None, "", (), 0.0, 0.0)

@@ -1,0 +1,413 @@
+"""`coopjax.remat` wherever `jax.checkpoint` goes: kinds of functions times transformations.
+
+All transformations of one kind are traced apart and compiled as one program, once under `jax.checkpoint` and once per
+engine; each test then compares one transformation's numbers, or the type of error with which both refuse.
+"""
+
+import contextlib
+import functools
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import io_callback
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import coopjax
+from tests import models
+from tests.transform_kinds import KINDS
+
+# No plan reaches one byte: the policy engine checkpoints whatever it can, the HLO engine recomputes whatever it can.
+SQUEEZED = {"budget": 1, "on_infeasible": "best_effort", "planner": "peak", "time_limit_s": 0.5}
+WRAPPERS = {
+  "checkpoint": jax.checkpoint,
+  "policy": functools.partial(coopjax.remat, engine="policy", **SQUEEZED),
+  "hlo": functools.partial(coopjax.remat, engine="hlo", **SQUEEZED),
+}
+
+
+def floating(tree):
+  return [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)]
+
+
+def scalar(tree):
+  """Depends smoothly on every floating leaf."""
+  return sum(jnp.sum(jnp.sin(jnp.real(leaf)) + jnp.imag(leaf)).astype(jnp.float32) for leaf in floating(tree))
+
+
+def loss(fn, rest):
+  return lambda x: scalar(fn(x, *rest))
+
+
+def outputs(fn, rest):
+  return lambda x: floating(fn(x, *rest))
+
+
+def stacked(x):
+  return jax.tree.map(lambda leaf: jnp.stack([leaf, 0.5 * leaf]), x)
+
+
+def tangent(x):
+  return jax.tree.map(jnp.cos, x)
+
+
+def vjp(fn, x, rest):
+  outs, pullback = jax.vjp(outputs(fn, rest), x)
+  return outs, pullback([jnp.cos(out) for out in outs])
+
+
+def linearize(fn, x, rest):
+  outs, pushforward = jax.linearize(outputs(fn, rest), x)
+  return outs, pushforward(tangent(x)), jax.linear_transpose(pushforward, x)([jnp.ones_like(out) for out in outs])
+
+
+def hessian(fn, x, rest):
+  """Forward over reverse, as `jax.hessian` does it, for two tangents at once."""
+  gradient = jax.grad(loss(fn, rest))
+  return jax.vmap(lambda dx: jax.jvp(gradient, (x,), (dx,))[1])(stacked(tangent(x)))
+
+
+def scan_over_gradient(fn, x, rest):
+  gradient = jax.grad(loss(fn, rest))
+  descend = lambda x, _: (jax.tree.map(lambda leaf, g: leaf - 0.1 * jnp.conj(g), x, gradient(x)), None)
+  return jax.lax.scan(descend, x, None, length=2)[0]
+
+
+def gradient_of_scan_over(fn, x, rest):
+  step = lambda x, _: (jax.tree.map(lambda leaf: leaf * jnp.cos(loss(fn, rest)(x)), x), None)
+  return jax.grad(lambda x: scalar(jax.lax.scan(step, x, None, length=2)[0]))(x)
+
+
+def make_jaxpr(fn, x, rest):
+  closed = jax.make_jaxpr(fn)(x, *rest)
+  return jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *jax.tree.leaves((x, *rest)))
+
+
+TRANSFORMS = {
+  "call": lambda fn, x, rest: fn(x, *rest),
+  "jit": lambda fn, x, rest: jax.jit(fn)(x, *rest),
+  "make_jaxpr": make_jaxpr,
+  "eval_shape": lambda fn, x, rest: jax.tree.map(
+    lambda out: jnp.zeros(out.shape, out.dtype), jax.eval_shape(fn, x, *rest)),
+  "grad_of_jit": lambda fn, x, rest: jax.grad(jax.jit(loss(fn, rest)))(x),
+  "value_and_grad_aux": lambda fn, x, rest: jax.value_and_grad(
+    lambda x: (lambda outs: (scalar(outs), outs))(fn(x, *rest)), has_aux=True)(x),
+  "grad_of_all": lambda fn, x, rest: jax.grad(
+    lambda *args: scalar(fn(*args)), argnums=tuple(range(1 + len(rest))), allow_int=True)(x, *rest),
+  "vjp": vjp,
+  "jvp": lambda fn, x, rest: jax.jvp(outputs(fn, rest), (x,), (tangent(x),)),
+  "hessian": hessian,
+  "jacfwd": lambda fn, x, rest: jax.jacfwd(loss(fn, rest))(x),
+  "jacrev": lambda fn, x, rest: jax.jacrev(loss(fn, rest))(x),
+  "linearize": linearize,
+  "vmap": lambda fn, x, rest: jax.vmap(outputs(fn, rest))(stacked(x)),
+  "grad_of_vmap": lambda fn, x, rest: jax.grad(lambda x: scalar(jax.vmap(outputs(fn, rest))(x)))(stacked(x)),
+  "vmap_of_grad": lambda fn, x, rest: jax.vmap(jax.grad(loss(fn, rest)))(stacked(x)),
+  "scan_over_gradient": scan_over_gradient,
+  "gradient_of_scan_over": gradient_of_scan_over,
+  "in_checkpoint": lambda fn, x, rest: jax.grad(loss(jax.checkpoint(fn), rest))(x),
+}
+# What is wrapped is another program: each is planned anew, so these run for some kinds only.
+REWRAPPED = {
+  "wrapped_twice": lambda wrap, fn, x, rest: jax.grad(loss(wrap(wrap(fn)), rest))(x),
+  "wrapped_loss": lambda wrap, fn, x, rest: jax.value_and_grad(wrap(loss(fn, rest)))(x),
+  "vmap_before": lambda wrap, fn, x, rest: jax.grad(lambda x: scalar(wrap(jax.vmap(outputs(fn, rest)))(x)))(stacked(x)),
+  "closed_over_tracers": lambda wrap, fn, x, rest: jax.grad(lambda x: scalar(wrap(lambda: fn(x, *rest))()))(x),
+}
+REWRAPPED_KINDS = ("nested_jit", "custom_vjp")
+FORWARD = {"call", "jit", "make_jaxpr", "eval_shape", "vmap"}
+REFUSED = {  # by JAX's own rules, under any wrapper
+  "while_loop": set(TRANSFORMS) - FORWARD - {"jvp", "jacfwd"},
+  "while_beside": {"grad_of_all"},
+  "custom_vjp": {"jvp", "jacfwd", "hessian", "linearize"},
+  "complex_input": {"jacfwd"},
+}
+
+
+def transforms_of(kind):
+  """From name to a function of a wrapper, a function of the kind, and its arguments."""
+  applied = {name: lambda wrap, fn, x, rest, transform=transform: transform(wrap(fn), x, rest)
+             for name, transform in TRANSFORMS.items()}
+  return applied | (REWRAPPED if kind in REWRAPPED_KINDS else {})
+
+
+@functools.cache
+def cells(kind, wrapper, names=None):
+  """Per transformation its numbers, or the error it raised."""
+  fn, (x, *rest) = KINDS[kind]()
+  found, programs = {}, {}
+  for name, transform in transforms_of(kind).items():
+    if names is None or name in names:
+      apply = functools.partial(transform, WRAPPERS[wrapper], fn)
+      try:
+        programs[name] = jax.make_jaxpr(apply)(x, rest)
+        if name in REFUSED.get(kind, ()):  # some rules refuse only when lowered
+          jax.jit(apply).lower(x, rest)
+      except Exception as error:  # its type is compared
+        found[name] = error
+  run = lambda *leaves: {name: jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *leaves)
+                         for name, closed in programs.items() if name not in found}
+  return found | jax.jit(run)(*jax.tree.leaves((x, rest)))
+
+
+def assert_same(actual, expected, rtol=2e-4, atol=2e-5):
+  assert jax.tree.structure(actual) == jax.tree.structure(expected)
+  for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+    assert a.dtype == e.dtype and a.shape == e.shape
+    if e.dtype != jax.dtypes.float0:
+      np.testing.assert_allclose(np.asarray(a), np.asarray(e), rtol=rtol, atol=atol)
+
+
+@contextlib.contextmanager
+def flags(**values):
+  """Sets flags of JAX that are off by default."""
+  for name, value in values.items():
+    jax.config.update(name, value)
+  try:
+    yield
+  finally:
+    for name in values:
+      jax.config.update(name, False)
+
+
+@pytest.fixture(scope="module")
+def quick_compiles():
+  """Numbers are compared here, not the compiler's work."""
+  with flags(jax_disable_most_optimizations=True):
+    yield
+
+
+LEFT_AS_IS = pytest.mark.filterwarnings("ignore::coopjax.BudgetExceededWarning", "ignore::coopjax.RematNoEffectWarning")
+
+
+@LEFT_AS_IS
+@pytest.mark.usefixtures("quick_compiles")
+@pytest.mark.parametrize("engine", ["policy", "hlo"])
+@pytest.mark.parametrize(("kind", "transform"), [(kind, name) for kind in KINDS for name in transforms_of(kind)])
+def test_goes_wherever_checkpoint_goes(kind, transform, engine):
+  actual, expected = cells(kind, engine)[transform], cells(kind, "checkpoint")[transform]
+  if transform in REFUSED.get(kind, ()):
+    assert isinstance(expected, Exception) and type(actual) is type(expected)
+  else:
+    assert_same(actual, expected)
+
+
+FLAG_TRANSFORMS = ("value_and_grad_aux", "hessian", "vmap_of_grad", "in_checkpoint")
+
+
+@LEFT_AS_IS
+@pytest.mark.usefixtures("quick_compiles")
+@pytest.mark.parametrize("no_cotangents", [False, True])
+@pytest.mark.parametrize("kind", ["scan", "switch", "custom_jvp", "user_checkpoint", "user_names", "typed_key"])
+def test_under_the_new_implementation_of_checkpoint(kind, no_cotangents):
+  with flags(jax_remat3=True, jax_remat_barrier_no_cotangents=no_cotangents):
+    actual = cells.__wrapped__(kind, "policy", FLAG_TRANSFORMS)
+  assert_same(actual, {name: cells(kind, "checkpoint")[name] for name in FLAG_TRANSFORMS})
+
+
+# --- compiled bytes and recompute -------------------------------------------------------------------------------
+
+
+X = models.normal(1, 256, 64)
+WEIGHTS = models.normal(2, 8, 64, 64)
+
+
+def layer(x, weight):
+  return jnp.sin(jnp.tanh(x @ weight))
+
+
+def layers(x, weights, layer=layer):
+  for weight in weights:
+    x = layer(x, weight)
+  return x
+
+
+def scanned(x, weights, layer=layer):
+  return jax.lax.scan(lambda x, weight: (layer(x, weight), None), x, weights)[0]
+
+
+def nested_scans(x, weights):
+  return jax.lax.scan(lambda x, group: (scanned(x, group), None), x, weights.reshape(2, 4, 64, 64))[0]
+
+
+def top_buffer_carry(x, weights):
+  """The carry, of all steps, is what the memory goes to."""
+  wide = jnp.concatenate([x] * 4)
+  return jax.lax.scan(lambda c, weight: (jnp.sin(c @ weight), None), wide, weights)[0]
+
+
+def branches(x, weights):
+  return layers(x, weights, lambda x, w: jax.lax.cond(x[0, 0] > 9.0, jnp.cos, lambda x: layer(layer(x, w), w), x))
+
+
+def while_beside(x, weights):
+  start = jax.lax.stop_gradient(x).sum() ** 2 + 1.0
+  return layers(x, weights) / jax.lax.while_loop(lambda c: c < 100, lambda c: c * 2, start)
+
+
+def nested_jits(x, weights):
+  return layers(x, weights, jax.jit(lambda x, weight: jax.jit(layer)(x, weight)))
+
+
+@jax.custom_vjp
+def scaled_layer(x, weight):
+  return layer(x, weight)
+
+
+scaled_layer.defvjp(lambda x, w: (layer(x, w), (jnp.cos(x @ w), x, w)),
+                    lambda kept, ct: ((ct * kept[0]) @ kept[2].T, kept[1].T @ (ct * kept[0])))
+
+
+def custom_rules(x, weights):
+  return layers(x, weights, lambda x, weight: jax.nn.softplus(scaled_layer(x, weight)))
+
+
+def dropout(x, weights):
+  keys = jax.random.split(jax.random.key(0, impl="rbg"), len(weights))
+  return layers(x, list(zip(weights, keys, strict=True)), lambda x, pair: layer(x, pair[0]) * jax.random.bernoulli(
+    pair[1], 0.9, x.shape))
+
+
+def bfloat16(x, weights):
+  return layers(x.astype(jnp.bfloat16), weights.astype(jnp.bfloat16)).astype(jnp.float32)
+
+
+def sorted_rows(x, weights):
+  """Integer and boolean residuals."""
+  return layers(x, weights, lambda x, w: jax.nn.relu(jnp.take_along_axis(x, jnp.argsort(x, 0), 0)) @ w)
+
+
+def user_checkpoints(x, weights):
+  return layers(layers(x, weights[:4], jax.checkpoint(layer)), weights[4:])
+
+
+def prints(x, weights):
+  def printing(x, weight):
+    jax.debug.callback(lambda _: None, x[0, 0])
+    return layer(x, weight)
+
+  return scanned(x, weights, printing)
+
+
+def step(fn, transform=lambda loss: loss):
+  return jax.jit(jax.value_and_grad(transform(lambda x, w: jnp.mean(fn(x, w).astype(jnp.float32) ** 2)), argnums=(0, 1)))
+
+
+def temp_bytes(compiled):
+  return compiled.memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.parametrize(("fn", "share"), [
+  (scanned, 0.7), (nested_scans, 0.7), (top_buffer_carry, 0.85), (branches, 0.6), (while_beside, 0.6),
+  (nested_jits, 0.5), (custom_rules, 0.5), (dropout, 0.6), (bfloat16, 0.6), (sorted_rows, 0.4), (user_checkpoints, 0.6),
+  (prints, 0.7)], ids=lambda value: getattr(value, "__name__", str(value)))
+def test_fits_its_budget_by_recomputing(fn, share):
+  plain, checkpointed = step(fn).lower(X, WEIGHTS).compile(), step(jax.checkpoint(fn))
+  fitted = step(fn, functools.partial(coopjax.remat, budget=share)).lower(X, WEIGHTS).compile()
+  assert temp_bytes(fitted) <= share * temp_bytes(plain)
+  text = fitted.as_text()
+  assert "coop_remat" in text or "rematted_computation" in text
+  assert_same(fitted(X, WEIGHTS), checkpointed(X, WEIGHTS), rtol=2e-2 if fn is bfloat16 else 1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("engine", ["policy", "hlo"])
+def test_remat_inside_remat_and_vmap_hold_the_budget(engine):
+  remat = functools.partial(coopjax.remat, engine=engine)
+  plain = step(layers).lower(X, WEIGHTS).compile()
+  inner = lambda x, w: layers(remat(layers, budget=0.6)(x, w[:4]), w[4:])
+  nested = step(inner, functools.partial(remat, budget=0.6)).lower(X, WEIGHTS).compile()
+  assert temp_bytes(nested) <= 0.6 * temp_bytes(plain)
+  assert_same(nested(X, WEIGHTS), plain(X, WEIGHTS), rtol=1e-4, atol=1e-6)
+  rows = X.reshape(4, 64, 64)
+  batched = lambda fn: lambda x, w: jax.vmap(fn, in_axes=(0, None))(x, w)
+  plain = step(batched(layers)).lower(rows, WEIGHTS).compile()
+  for fitted in (step(batched(remat(layers, budget=0.6))), step(batched(layers), functools.partial(remat, budget=0.6))):
+    fitted = fitted.lower(rows, WEIGHTS).compile()
+    assert temp_bytes(fitted) <= 0.75 * temp_bytes(plain)  # planned for one row, or for all
+    assert_same(fitted(rows, WEIGHTS), plain(rows, WEIGHTS), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("remat3", [False, True])
+@pytest.mark.parametrize("engine", ["policy", "hlo"])
+def test_what_the_users_policy_saves_is_not_recomputed(engine, remat3):
+  def named(x, weights):
+    for i, weight in enumerate(weights):
+      x = jnp.tanh(checkpoint_name(x @ weight, "kept" if i % 2 else "free"))
+    return x
+
+  policy = jax.checkpoint_policies.save_only_these_names("kept")
+  with flags(jax_remat3=remat3):
+    plain = step(named).lower(X, WEIGHTS).compile()
+    remat = functools.partial(coopjax.remat, engine=engine, **SQUEEZED)
+    with pytest.warns(coopjax.BudgetExceededWarning):
+      free = step(named, remat).lower(X, WEIGHTS).compile()
+    with pytest.warns(coopjax.BudgetExceededWarning):
+      kept = step(named, functools.partial(remat, policy=policy)).lower(X, WEIGHTS).compile()
+  dots = {name: compiled.as_text().count(" dot(") for name, compiled in
+          {"plain": plain, "free": free, "kept": kept}.items()}
+  assert dots["plain"] < dots["kept"] <= dots["plain"] + 4 and dots["kept"] < dots["free"]
+  assert temp_bytes(kept) < temp_bytes(plain)
+  assert_same(kept(X, WEIGHTS), plain(X, WEIGHTS), rtol=1e-4, atol=1e-6)
+
+
+# --- effects, arguments, meshes ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_prints_run_once_under_the_hlo_engine(ordered):
+  seen = []
+
+  def printing(x, weights):
+    for i, weight in enumerate(weights):
+      x = layer(x, weight)
+      jax.debug.callback(lambda _, i=i: seen.append(i), x[0, 0], ordered=ordered)
+    return x
+
+  fitted = step(printing, functools.partial(coopjax.remat, budget=0.6, engine="hlo"))
+  jax.block_until_ready(fitted(X, WEIGHTS))
+  jax.effects_barrier()
+  assert sorted(seen) == list(range(8)) and (seen == sorted(seen) or not ordered)
+
+
+def test_ordered_effects_are_refused():
+  def fn(x):
+    io_callback(lambda _: None, None, x, ordered=True)
+    return jnp.sin(x)
+
+  with pytest.raises(coopjax.OrderedEffectError, match=r"fn has an ordered side effect at .*test_transforms.py:\d+"):
+    jax.jit(coopjax.remat(fn, budget=0.5))(1.0)
+  with pytest.raises(NotImplementedError):
+    jax.grad(jax.checkpoint(lambda x: (fn(jax.lax.stop_gradient(x)), jnp.sin(x))[1]))(1.0)
+
+
+@LEFT_AS_IS
+def test_static_arguments_with_and_without_a_policy():
+  def power(x, n, *, kind="sum"):
+    return getattr(jnp, kind)(jnp.tanh(jnp.sin(x) ** n))
+
+  for policy in (None, jax.checkpoint_policies.dots_saveable):
+    fitted = coopjax.remat(power, static_argnums=1, static_argnames="kind", policy=policy, **SQUEEZED)
+    for kind in ("sum", "max"):
+      np.testing.assert_allclose(jax.grad(lambda x: fitted(x, 3, kind=kind))(X), jax.grad(
+        lambda x: power(x, 3, kind=kind))(X), rtol=1e-5)
+
+
+def test_a_loop_without_a_gradient_says_why():
+  loop = lambda x: jax.lax.while_loop(lambda c: c.sum() < 9, lambda c: c * 2, x)
+  with pytest.warns(coopjax.RematNoEffectWarning, match="Reverse-mode differentiation does not work"):
+    out, tangent_out = jax.jvp(coopjax.remat(loop, budget=0.5), (X,), (X,))
+  assert_same((out, tangent_out), jax.jvp(loop, (X,), (X,)))
+  with pytest.raises(coopjax.NotDifferentiableError, match="Reverse-mode differentiation does not work"):
+    coopjax.plan(loop, X, budget=0.5)
+
+
+def test_named_axes_and_meshes_of_eight_devices():
+  environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+  done = subprocess.run([sys.executable, "-W", "error", "-m", "tests.mesh_transforms"], env=environment, text=True,
+                        capture_output=True, cwd=pathlib.Path(__file__).parent.parent, check=False)
+  assert done.returncode == 0, done.stdout + done.stderr
