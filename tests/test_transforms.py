@@ -188,7 +188,8 @@ LEFT_AS_IS = pytest.mark.filterwarnings("ignore::coopjax.BudgetExceededWarning",
 @LEFT_AS_IS
 @pytest.mark.usefixtures("quick_compiles")
 @pytest.mark.parametrize("engine", ["policy", "hlo"])
-@pytest.mark.parametrize(("kind", "transform"), [(kind, name) for kind in KINDS for name in transforms_of(kind)])
+@pytest.mark.parametrize(("kind", "transform"), [
+  pytest.param(kind, name, marks=pytest.mark.xdist_group(kind)) for kind in KINDS for name in transforms_of(kind)])
 def test_goes_wherever_checkpoint_goes(kind, transform, engine):
   actual, expected = cells(kind, engine)[transform], cells(kind, "checkpoint")[transform]
   if transform in REFUSED.get(kind, ()):
