@@ -215,7 +215,7 @@ def test_under_the_new_implementation_of_checkpoint(kind, no_cotangents):
 
 
 X = models.normal(1, 256, 64)
-WEIGHTS = models.normal(2, 8, 64, 64)
+WEIGHTS = models.normal(2, 6, 64, 64)
 
 
 def layer(x, weight):
@@ -233,7 +233,7 @@ def scanned(x, weights, layer=layer):
 
 
 def nested_scans(x, weights):
-  return jax.lax.scan(lambda x, group: (scanned(x, group), None), x, weights.reshape(2, 4, 64, 64))[0]
+  return jax.lax.scan(lambda x, group: (scanned(x, group), None), x, weights.reshape(2, 3, 64, 64))[0]
 
 
 def top_buffer_carry(x, weights):
@@ -284,7 +284,7 @@ def sorted_rows(x, weights):
 
 
 def user_checkpoints(x, weights):
-  return layers(layers(x, weights[:4], jax.checkpoint(layer)), weights[4:])
+  return layers(layers(x, weights[:3], jax.checkpoint(layer)), weights[3:])
 
 
 def prints(x, weights):
@@ -309,32 +309,33 @@ def temp_bytes(compiled):
   (prints, 0.7)], ids=lambda value: getattr(value, "__name__", str(value)))
 def test_fits_its_budget_by_recomputing(fn, share):
   plain, checkpointed = step(fn).lower(X, WEIGHTS).compile(), step(jax.checkpoint(fn))
-  fitted = step(fn, functools.partial(coopjax.remat, budget=share)).lower(X, WEIGHTS).compile()
+  fitted = step(fn, functools.partial(coopjax.remat, budget=share, planner="peak")).lower(X, WEIGHTS).compile()
   assert temp_bytes(fitted) <= share * temp_bytes(plain)
   text = fitted.as_text()
   assert "coop_remat" in text or "rematted_computation" in text
   assert_same(fitted(X, WEIGHTS), checkpointed(X, WEIGHTS), rtol=2e-2 if fn is bfloat16 else 1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("engine", ["policy", "hlo"])
-def test_remat_inside_remat_and_vmap_hold_the_budget(engine):
-  remat = functools.partial(coopjax.remat, engine=engine)
+def test_remat_inside_remat_holds_the_budget():
+  remat = functools.partial(coopjax.remat, budget=0.6, planner="peak", engine="hlo")
   plain = step(layers).lower(X, WEIGHTS).compile()
-  inner = lambda x, w: layers(remat(layers, budget=0.6)(x, w[:4]), w[4:])
-  nested = step(inner, functools.partial(remat, budget=0.6)).lower(X, WEIGHTS).compile()
+  nested = step(lambda x, w: layers(remat(layers)(x, w[:3]), w[3:]), remat).lower(X, WEIGHTS).compile()
   assert temp_bytes(nested) <= 0.6 * temp_bytes(plain)
   assert_same(nested(X, WEIGHTS), plain(X, WEIGHTS), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("is_before", [False, True])
+def test_vmap_before_and_after_holds_the_budget(is_before):
+  remat = functools.partial(coopjax.remat, budget=0.6, planner="peak", engine="hlo")
   rows = X.reshape(4, 64, 64)
   batched = lambda fn: lambda x, w: jax.vmap(fn, in_axes=(0, None))(x, w)
   plain = step(batched(layers)).lower(rows, WEIGHTS).compile()
-  for fitted in (step(batched(remat(layers, budget=0.6))), step(batched(layers), functools.partial(remat, budget=0.6))):
-    fitted = fitted.lower(rows, WEIGHTS).compile()
-    assert temp_bytes(fitted) <= 0.75 * temp_bytes(plain)  # planned for one row, or for all
-    assert_same(fitted(rows, WEIGHTS), plain(rows, WEIGHTS), rtol=1e-4, atol=1e-6)
+  fitted = (step(batched(layers), remat) if is_before else step(batched(remat(layers)))).lower(rows, WEIGHTS).compile()
+  assert temp_bytes(fitted) <= 0.6 * temp_bytes(plain)
+  assert_same(fitted(rows, WEIGHTS), plain(rows, WEIGHTS), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("remat3", [False, True])
-@pytest.mark.parametrize("engine", ["policy", "hlo"])
+@pytest.mark.parametrize(("engine", "remat3"), [("policy", False), ("policy", True), ("hlo", False)])
 def test_what_the_users_policy_saves_is_not_recomputed(engine, remat3):
   def named(x, weights):
     for i, weight in enumerate(weights):
@@ -351,7 +352,7 @@ def test_what_the_users_policy_saves_is_not_recomputed(engine, remat3):
       kept = step(named, functools.partial(remat, policy=policy)).lower(X, WEIGHTS).compile()
   dots = {name: compiled.as_text().count(" dot(") for name, compiled in
           {"plain": plain, "free": free, "kept": kept}.items()}
-  assert dots["plain"] < dots["kept"] <= dots["plain"] + 4 and dots["kept"] < dots["free"]
+  assert dots["plain"] < dots["kept"] <= dots["plain"] + 3 and dots["kept"] < dots["free"]
   assert temp_bytes(kept) < temp_bytes(plain)
   assert_same(kept(X, WEIGHTS), plain(X, WEIGHTS), rtol=1e-4, atol=1e-6)
 
@@ -372,7 +373,7 @@ def test_prints_run_once_under_the_hlo_engine(ordered):
   fitted = step(printing, functools.partial(coopjax.remat, budget=0.6, engine="hlo"))
   jax.block_until_ready(fitted(X, WEIGHTS))
   jax.effects_barrier()
-  assert sorted(seen) == list(range(8)) and (seen == sorted(seen) or not ordered)
+  assert sorted(seen) == list(range(6)) and (seen == sorted(seen) or not ordered)
 
 
 def test_ordered_effects_are_refused():

@@ -25,10 +25,6 @@ def chain(x, weights):
   return functools.reduce(layer, weights, x)
 
 
-def plain():
-  return chain, (X, W)
-
-
 def scan():
   def fn(x, weights):
     carry, stacked = jax.lax.scan(lambda x, w: (layer(x, w), x.sum()), x, weights)
@@ -289,7 +285,7 @@ def pure_callback():
 
 
 KINDS = {maker.__name__: maker for maker in (
-  plain, scan, nested_scan, scan_of_top_buffer, fori, while_loop, while_beside, cond, switch,
+  scan, nested_scan, scan_of_top_buffer, fori, while_loop, while_beside, cond, switch,
   nested_jit, custom_jvp, custom_vjp, user_checkpoint, user_names, closed_over_tracer, debug_print, typed_key,
   raw_key, key_residual, complex_input, bfloat16, int_and_bool_residuals, zero_size, integer_arguments, pytrees,
   scalars_and_numpy, passed_through, indexing_and_windows, linear_algebra, pure_callback)}
