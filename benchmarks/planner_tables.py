@@ -106,11 +106,11 @@ def exact(settings: Settings) -> Iterator[Row]:
       settings.announce(f"{name} at {share:.0%}: exact")
       order = {"order": program.schedule}
       best = plan(ExactPlanner(), program, budget_bytes, settings.exact_limit_s, **order)
-      total_s = float(program.op_cost_s.sum())
+      total_s, bound_s = float(program.op_cost_s.sum()), best.counters["order_bound_s"]
       common = {"model": name, "ops": program.num_ops, "share": share}
       yield {**common, "planner": "exact", "holds": best.is_feasible, "overhead": best.overhead(program),
              "status": STATUSES[int(best.counters["status"])], "peak_share": best.peak_live_bytes / peak_bytes,
-             "order_bound": best.counters["order_bound_s"] / total_s, "seconds": best.seconds}
+             "order_bound": bound_s / total_s if math.isfinite(bound_s) else None, "seconds": best.seconds}
       for label, planner in heuristics.items():
         settings.announce(f"{name} at {share:.0%}: {label}")
         result = plan(planner, program, budget_bytes, settings.time_limit_s, **order)

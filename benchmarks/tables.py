@@ -61,4 +61,4 @@ def machine() -> Row:
 def write(path: pathlib.Path, **contents: Any) -> None:
   """Writes a results file, the machine included."""
   path.parent.mkdir(parents=True, exist_ok=True)
-  path.write_text(json.dumps({"machine": machine(), **contents}, indent=1) + "\n")
+  path.write_text(json.dumps({"machine": machine(), **contents}, indent=1, allow_nan=False) + "\n")
