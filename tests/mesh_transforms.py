@@ -1,6 +1,6 @@
 """`coopjax.remat` inside and around `shard_map`, named `vmap`s and sharded jits: a program of its own for 8 devices.
 
-Each case is compared with the same under `jax.checkpoint`, and its temporaries, which are one device's, with the budget.
+Each case is compared with the same under `jax.checkpoint`; its temporaries, one device's, with the budget.
 """
 
 import functools

@@ -296,7 +296,8 @@ def prints(x, weights):
 
 
 def step(fn, transform=lambda loss: loss):
-  return jax.jit(jax.value_and_grad(transform(lambda x, w: jnp.mean(fn(x, w).astype(jnp.float32) ** 2)), argnums=(0, 1)))
+  mean_square = transform(lambda x, w: jnp.mean(fn(x, w).astype(jnp.float32) ** 2))
+  return jax.jit(jax.value_and_grad(mean_square, argnums=(0, 1)))
 
 
 def temp_bytes(compiled):
