@@ -31,7 +31,7 @@ demo: $(INSTALLED)
 	$(VENV)/bin/python examples/train_gpt.py
 
 test: $(INSTALLED) cc-test
-	$(VENV)/bin/python -m pytest -n $(JOBS) --dist loadgroup
+	$(VENV)/bin/python -m pytest -n $(JOBS)
 
 cc-test: $(INSTALLED)
 	cmake -S xla_pass -B build/cc -G Ninja -DCOOPJAX_PYTHON=OFF && \
