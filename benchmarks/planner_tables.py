@@ -20,7 +20,7 @@ from coopjax.planners.model import ModelPlanner
 from coopjax.planners.packing import pack
 from coopjax.planners.peak import PeakPlanner
 from coopjax.program import cost, liveness
-from coopjax.program.step_program import StepProgram
+from coopjax.program.step_program import TEMPORARY, StepProgram
 from coopjax.program.validate import validate
 
 GREEDY = PeakPlanner.greedy()
@@ -161,7 +161,7 @@ def model(settings: Settings) -> Iterator[Row]:
 def lifetimes(program: StepProgram, schedule: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """``(lower, upper, sizes)`` of the temporaries of a schedule that take bytes."""
   values, starts, ends = liveness.live_ranges(program, schedule)
-  sizes = np.where(program.value_kind[values] == 0, program.value_bytes[values], 0)
+  sizes = np.where(program.value_kind[values] == TEMPORARY, program.value_bytes[values], 0)
   kept = (sizes > 0) & (ends > starts)
   return starts[kept], ends[kept], sizes[kept]
 

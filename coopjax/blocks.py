@@ -9,9 +9,7 @@ Weaknesses: the block is recomputed in one piece, so its residuals are there at 
 the checkpoint to smaller blocks); a loop inside is repeated as a whole; bytes are those of JAX's types, before padding.
 """
 
-import collections
 import functools
-import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +18,7 @@ import jax
 
 from coopjax import compat
 from coopjax.budget import Budget, format_bytes
-from coopjax.choice import Choice, Request, fingerprint_of, mark_of
+from coopjax.choice import Choice, KeptChoices, Request, fingerprint_of, mark_of
 from coopjax.errors import InvalidBudgetError, NotDifferentiableError, RematNoEffectWarning
 from coopjax.jaxpr.residuals import forward_graph
 from coopjax.jaxpr.rewrite import PolicyDecisions, Region
@@ -30,10 +28,7 @@ from coopjax.jaxpr.trace import TracedFn, fn_and_gradient, trace
 from coopjax.xla import hook
 
 ENGINES = ("policy", "hlo")
-_KEPT_CHOICES = 256
-
-_choices: collections.OrderedDict[tuple[str, Request], Choice] = collections.OrderedDict()
-_choices_lock = threading.Lock()
+_choices = KeptChoices()
 
 
 def block_remat(*, budget: Any, engine: str, planner: str, time_limit_s: float) -> Callable[[Callable], Callable]:
@@ -76,19 +71,15 @@ def _wrap(request: Request, fn: Callable) -> Callable:
 
 def _choose(traced: TracedFn, request: Request) -> Choice:
   """The choice for this program and request, made once per process: equal blocks are planned once."""
-  fingerprint = fingerprint_of(traced)
-  with _choices_lock:
-    if choice := _choices.get((fingerprint, request)):
-      return choice
+  key = (fingerprint_of(traced), request)
+  if choice := _choices.get(key):
+    return choice
   try:
-    choice = decide(traced, request, fingerprint)
+    choice = decide(traced, request, key[0])
   except NotDifferentiableError as error:
     warnings.warn(f"coopjax has no effect: {error}", RematNoEffectWarning, stacklevel=4)
     choice = Choice()
-  with _choices_lock:
-    _choices[fingerprint, request] = choice
-    while len(_choices) > _KEPT_CHOICES:
-      _choices.popitem(last=False)
+  _choices.put(key, choice)
   return choice
 
 

@@ -87,8 +87,25 @@ class Decided:
   policy_plan: jaxpr_policy.PolicyPlan | None = None
 
 
-_choices: collections.OrderedDict[tuple[str, Request], Choice] = collections.OrderedDict()
-_choices_lock = threading.Lock()
+class KeptChoices:
+  """Choices by fingerprint and request, the latest so many of this process; safe under threads."""
+
+  def __init__(self):
+    self._choices: collections.OrderedDict[tuple[str, Request], Choice] = collections.OrderedDict()
+    self._lock = threading.Lock()
+
+  def get(self, key: tuple[str, Request]) -> Choice | None:
+    with self._lock:
+      return self._choices.get(key)
+
+  def put(self, key: tuple[str, Request], choice: Choice) -> None:
+    with self._lock:
+      self._choices[key] = choice
+      while len(self._choices) > _KEPT_CHOICES:
+        self._choices.popitem(last=False)
+
+
+_choices = KeptChoices()
 
 
 def choose(traced: TracedFn, request: Request) -> Choice:
@@ -97,9 +114,8 @@ def choose(traced: TracedFn, request: Request) -> Choice:
   A program that can't be planned because it has no gradient is left as it is, with a warning.
   """
   key = (fingerprint_of(traced), request)
-  with _choices_lock:
-    if key in _choices:
-      return _choices[key]
+  if choice := _choices.get(key):
+    return choice
   try:
     decided = decide(differentiable(traced), request, key[0], planners=("peak", request.planner))
   except NotDifferentiableError as error:
@@ -113,10 +129,7 @@ def choose(traced: TracedFn, request: Request) -> Choice:
   outcome = decided.outcome
   if outcome and outcome.baseline.temp_bytes <= outcome.budget_bytes and request.budget.share is None:
     warn_no_effect(traced, outcome.baseline, outcome.budget_bytes, outcome)
-  with _choices_lock:
-    _choices[key] = decided.choice
-    while len(_choices) > _KEPT_CHOICES:
-      _choices.popitem(last=False)
+  _choices.put(key, decided.choice)
   return decided.choice
 
 
@@ -195,8 +208,8 @@ def _report_infeasible(
   """Raises, or warns for a best effort, with the smallest reachable bytes and what forces them."""
   error = explain.infeasible(
     program, schedule,
-    f"no plan brings {traced.name} and its gradient within {format_bytes(budget_bytes)} of temporaries; the smallest "
-    f"reached is {format_bytes(smallest_bytes)} (planner {request.planner}, engine {request.engine})",
+    f"no plan brings {traced.name} and its gradient within the budget of {format_bytes(budget_bytes)} of temporaries; the "
+    f"smallest reached is {format_bytes(smallest_bytes)} (planner {request.planner}, engine {request.engine})",
     budget_bytes=budget_bytes, smallest_bytes=smallest_bytes)
   error.add_note("try a larger budget, a smaller batch, or on_infeasible='best_effort'")
   if request.on_infeasible == "error":

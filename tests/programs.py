@@ -5,6 +5,8 @@ import dataclasses
 from hypothesis import strategies as st
 import numpy as np
 
+from coopjax import _core
+from coopjax.program import liveness
 from coopjax.program.step_program import CONSTANT, OUTPUT, PARAMETER, TEMPORARY, StepProgram
 
 _FLOPS_PER_S = 1e11
@@ -135,6 +137,23 @@ def donated_step() -> StepProgram:
 
 NAMED = {"chain": (chain, 7), "diamond": (diamond, 15), "skip": (skip, 18), "in_place_pair": (in_place_pair, 8),
          "donated_step": (donated_step, 30)}
+
+
+def peak_of(program: StepProgram, schedule=None) -> int:
+  """The largest live bytes of a schedule, the program's own by default."""
+  return int(liveness.live_bytes(program, program.schedule if schedule is None else schedule).max(initial=0))
+
+
+def with_repeats(program: StepProgram, random, num_repeats: int) -> np.ndarray:
+  """The program's own schedule with up to so many random repeats that are allowed."""
+  schedule = program.schedule.tolist()
+  for _ in range(num_repeats):
+    candidate = list(schedule)
+    if candidate:
+      candidate.insert(random.randrange(len(candidate) + 1), random.randrange(program.num_ops))
+    if not _core.check_schedule(program.core, np.array(candidate, np.int32)):
+      schedule = candidate
+  return np.array(schedule, np.int32)
 
 
 def forward_backward(num_layers: int, size: int = 10) -> StepProgram:

@@ -13,15 +13,11 @@ from coopjax.planners import base
 from coopjax.planners.auto import AutoPlanner
 from coopjax.planners.fastsa import FastSAPlanner
 from coopjax.planners.peak import PeakPlanner
-from coopjax.program import liveness
 from coopjax.program.validate import validate
 from tests import oracles, programs
+from tests.programs import peak_of
 
 SHARES = st.sampled_from([1.0, 0.85, 0.7, 0.5, 0.3])
-
-
-def peak_of(program, schedule=None) -> int:
-  return int(liveness.live_bytes(program, program.schedule if schedule is None else schedule).max(initial=0))
 
 
 def unit_costs(program):

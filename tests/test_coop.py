@@ -11,9 +11,9 @@ import pytest
 
 from coopjax.errors import InvalidProgramError
 from coopjax.planners.coop import ABLATIONS, COSTS, EVICTIONS, NUM_GROUPS, CoopPlanner
-from coopjax.program import liveness
 from coopjax.program.validate import validate
 from tests import programs
+from tests.programs import peak_of
 
 SHARES = st.sampled_from([1.0, 0.85, 0.7, 0.5, 0.3])
 _PARTITIONS = [("off", 1), *itertools.product(("density", "op_list"), NUM_GROUPS)]
@@ -23,10 +23,6 @@ SWITCHES = [
   for eviction, cost, (partition, num_groups), in_place, eager, future, reuses, small in itertools.product(
     EVICTIONS, COSTS, _PARTITIONS, *[[False, True]] * 4, [0, 3])
 ]
-
-
-def peak_of(program) -> int:
-  return int(liveness.live_bytes(program, program.schedule).max(initial=0))
 
 
 def with_kinds(program):

@@ -13,13 +13,9 @@ from coopjax.planners.peak import PeakPlanner
 from coopjax.program.step_program import OUTPUT, PARAMETER, TEMPORARY
 from coopjax.program.validate import validate
 from tests import oracles, programs
+from tests.programs import peak_of
 
 SHARES = (0.9, 0.7, 0.5, 0.35)
-
-
-def peak_of(program, order=None) -> int:
-  order = program.schedule if order is None else order
-  return int(_core.live_bytes(program.core, order).max(initial=0))
 
 
 def unit_costs(program):

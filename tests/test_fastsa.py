@@ -11,9 +11,9 @@ import pytest
 from coopjax import _core
 from coopjax.errors import InvalidProgramError
 from coopjax.planners.fastsa import FastSAPlanner
-from coopjax.program import liveness
 from coopjax.program.validate import validate
 from tests import oracles, programs
+from tests.programs import peak_of
 
 SHARES = st.sampled_from([1.0, 0.85, 0.7, 0.5, 0.3])
 QUICK = FastSAPlanner(num_slots=0, stage1_iterations=3000, stage2_iterations=3000)
@@ -23,10 +23,6 @@ SWITCHES = [
   for group, retry, order_only, (seed, num_slots, stage1) in itertools.product(
     *[[True, False]] * 3, [(0, 0, 3000), (1, 1 << 12, 0)])
 ]
-
-
-def peak_of(program, schedule=None) -> int:
-  return int(liveness.live_bytes(program, program.schedule if schedule is None else schedule).max(initial=0))
 
 
 def check(program, result, budget_bytes) -> None:

@@ -20,6 +20,7 @@ from coopjax.program import liveness
 from coopjax.program.step_program import OUTPUT
 from coopjax.program.validate import validate
 from tests import oracles, programs
+from tests.programs import peak_of
 
 SOLVERS = [HighsSolver(), ScipySolver()]
 both_solvers = pytest.mark.parametrize("solver", SOLVERS, ids=lambda solver: solver.name)
@@ -31,10 +32,6 @@ SWITCHES = [
 ]
 # The ILP on its own: no bound but the largest working set, no warm start but the list schedulers'.
 ILP_ONLY = ModelPlanner(horizon="num_ops", cuts=False, anneals=False, window_ops=0, relative_gap=0.0, places=False)
-
-
-def peak_of(program, schedule=None) -> int:
-  return int(liveness.live_bytes(program, program.schedule if schedule is None else schedule).max(initial=0))
 
 
 def check(program, result, budget_bytes, alignment_bytes=1) -> None:

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from coopjax import _core
 from coopjax.errors import InvalidProgramError
 from coopjax.planners.packing import METHODS, ORDERS, Buffers, pack, pack_schedule, read_csv, write_csv
 from coopjax.planners.peak import PeakPlanner
@@ -15,6 +14,7 @@ from coopjax.program import liveness
 from coopjax.program.step_program import TEMPORARY
 from coopjax.program.validate import validate
 from tests import programs
+from tests.programs import with_repeats
 
 GREEDY = [(method, order) for method in METHODS[:2] for order in (None, *ORDERS)]
 
@@ -190,17 +190,6 @@ def test_bad_problems_are_named(arguments, message):
 
 
 # ---- schedules ---------------------------------------------------------------------------------
-
-
-def with_repeats(program, random, num_repeats):
-  schedule = program.schedule.tolist()
-  for _ in range(num_repeats):
-    candidate = list(schedule)
-    if candidate:
-      candidate.insert(random.randrange(len(candidate) + 1), random.randrange(program.num_ops))
-    if not _core.check_schedule(program.core, np.array(candidate, np.int32)):
-      schedule = candidate
-  return np.array(schedule, np.int32)
 
 
 def check_schedule_packing(program, schedule, packed, alignment) -> None:

@@ -20,6 +20,7 @@ from coopjax.planners.segments import SegmentPlanner
 from coopjax.program import liveness
 from coopjax.program.validate import Rule, validate
 from tests import oracles, programs
+from tests.programs import peak_of, with_repeats
 
 SHARES = st.sampled_from([1.0, 0.85, 0.7, 0.5, 0.3])
 PEAK_SWITCHES = [
@@ -27,10 +28,6 @@ PEAK_SWITCHES = [
               max_trials=4000)
   for exponent, rounds, merge, clean_up, swap in itertools.product([1.0, 2.0], [0, 5], *[[False, True]] * 3)
 ]
-
-
-def peak_of(program, schedule=None) -> int:
-  return int(liveness.live_bytes(program, program.schedule if schedule is None else schedule).max(initial=0))
 
 
 def check(program, result, budget_bytes) -> None:
@@ -56,14 +53,8 @@ def test_named_peaks(name):
 @settings(max_examples=150, deadline=None)
 @given(programs.random_programs(max_ops=14), st.integers(0, 5), st.randoms(use_true_random=False))
 def test_four_ways_to_count_live_bytes_agree(program, num_repeats, random):
-  schedule = program.schedule.tolist()
-  for _ in range(num_repeats):
-    candidate = list(schedule)
-    if candidate:
-      candidate.insert(random.randrange(len(candidate) + 1), random.randrange(program.num_ops))
-    if not _core.check_schedule(program.core, np.array(candidate, np.int32)):
-      schedule = candidate
-  steps = np.array(schedule, np.int32)
+  steps = with_repeats(program, random, num_repeats)
+  schedule = steps.tolist()
   expected = oracles.live_bytes(program, schedule)
   assert _core.live_bytes(program.core, steps).tolist() == expected
   assert liveness.live_bytes(program, steps).tolist() == expected

@@ -13,12 +13,9 @@ from coopjax.planners.segments import SegmentPlanner
 from coopjax.planners.peak import PeakPlanner
 from coopjax.program.validate import validate
 from tests import programs
+from tests.programs import peak_of
 
 UNPOLISHED = SegmentPlanner(max_polished_ops=0)
-
-
-def peak_of(program) -> int:
-  return max(_core.live_bytes(program.core, program.schedule).tolist(), default=0)
 
 
 def check(program, result, budget_bytes: int):

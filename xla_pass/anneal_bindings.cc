@@ -26,7 +26,6 @@ void BindAnneal(nb::module_& m) {
     }
     nb::dict answer;
     answer["schedule"] = ToNumpy(result.schedule);
-    answer["is_feasible"] = result.is_feasible;
     answer["timed_out"] = result.timed_out;
     answer["tried"] = result.counters.tried;
     answer["legal"] = result.counters.legal;

@@ -16,7 +16,6 @@ void BindPlanners(nb::module_& m);   // StepProgram and what plans it
 void BindCoop(nb::module_& m);       // Coop, DTR and DTE
 void BindOrders(nb::module_& m);     // orders without repeats
 void BindSegments(nb::module_& m);   // the planner of large programs
-void BindExchange(nb::module_& m);   // exchanges of moves
 void BindAnneal(nb::module_& m);     // FastSA
 void BindPacking(nb::module_& m);    // offsets
 void BindHlo(nb::module_& m);        // HLO modules: read, rewrite, verify, predict

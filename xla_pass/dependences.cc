@@ -45,7 +45,7 @@ Csr OpTouches(const StepProgram& program) {
   return result;
 }
 
-Csr OpPredecessors(const StepProgram& program) {
+static Csr Predecessors(const StepProgram& program, bool may_repeat) {
   const Csr readers = ValueReaders(program), touches = OpTouches(program);
   Csr result;
   std::vector<OpId> row;
@@ -57,6 +57,8 @@ Csr OpPredecessors(const StepProgram& program) {
     for (ValueId w : program.op_outputs[op]) {
       const ValueId overwritten = program.value_in_place_of[w];
       if (overwritten == kNoValue) continue;
+      const OpId producer = program.value_producer[overwritten];
+      if (may_repeat && producer != kNoOp && MayRunTwice(program, producer)) continue;
       for (OpId reader : readers[overwritten]) {
         if (reader != op) row.push_back(reader);
       }
@@ -67,6 +69,10 @@ Csr OpPredecessors(const StepProgram& program) {
   }
   return result;
 }
+
+Csr OpPredecessors(const StepProgram& program) { return Predecessors(program, /*may_repeat=*/false); }
+
+Csr FirstRunPredecessors(const StepProgram& program) { return Predecessors(program, /*may_repeat=*/true); }
 
 ShareIndex::ShareIndex(const StepProgram& program) : offsets_(program.num_ops() + 1, 0) {
   auto acts = [&program](const MayShare& share) {

@@ -24,6 +24,10 @@ Csr OpTouches(const StepProgram& program);
 // predecessors and, for an in-place writer, the other readers of what it overwrites.
 Csr OpPredecessors(const StepProgram& program);
 
+// The ops whose first run must precede each op's whatever is repeated: a reader of an overwritten value
+// may come later where the value can be made anew.
+Csr FirstRunPredecessors(const StepProgram& program);
+
 // The reverse of lists of ids below `num_rows`: row i holds the rows of `lists` that contain i.
 Csr Transpose(const Csr& lists, int32_t num_rows);
 

@@ -26,29 +26,8 @@ void Mark(const Csr& edges, OpId op, Side side, std::vector<Side>* marks) {
 
 }  // namespace
 
-FirstRunOrder::FirstRunOrder(const StepProgram& program) {
-  const Csr readers = ValueReaders(program), touches = OpTouches(program);
-  std::vector<OpId> row;
-  for (OpId op = 0; op < program.num_ops(); ++op) {
-    row.assign(program.op_control[op].begin(), program.op_control[op].end());
-    for (ValueId v : touches[op]) {
-      if (program.value_producer[v] != kNoOp) row.push_back(program.value_producer[v]);
-    }
-    for (ValueId w : program.op_outputs[op]) {
-      const ValueId overwritten = program.value_in_place_of[w];
-      if (overwritten == kNoValue) continue;
-      const OpId producer = program.value_producer[overwritten];
-      if (producer != kNoOp && MayRunTwice(program, producer)) continue;
-      for (OpId reader : readers[overwritten]) {
-        if (reader != op) row.push_back(reader);
-      }
-    }
-    std::sort(row.begin(), row.end());
-    row.erase(std::unique(row.begin(), row.end()), row.end());
-    before.AddRow(row);
-  }
-  after = Transpose(before, program.num_ops());
-}
+FirstRunOrder::FirstRunOrder(const StepProgram& program)
+    : before(FirstRunPredecessors(program)), after(Transpose(before, program.num_ops())) {}
 
 FirstRunCut::FirstRunCut(const StepProgram& program, const FirstRunOrder& order, const ShareIndex& shares, OpId op)
     : program_(program),

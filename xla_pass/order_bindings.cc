@@ -1,4 +1,4 @@
-// Bindings of what MODeL's planner is made of: orders without repeats, and offsets for a fixed order.
+// Bindings of what MODeL's planner is made of: orders without repeats.
 #include <nanobind/nanobind.h>
 
 #include <vector>

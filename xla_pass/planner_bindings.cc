@@ -6,6 +6,7 @@
 
 #include "bindings.h"
 #include "cost_bound.h"
+#include "exchange_search.h"
 #include "list_scheduler.h"
 #include "liveness.h"
 #include "neighbourhood_search.h"
@@ -64,7 +65,6 @@ void BindProgram(nb::module_& m) {
 }
 
 void BindRemat(nb::module_& m) {
-  
   m.attr("NUM_ORDER_RULES") = coopjax::kNumOrderRules;
   m.def("schedule_by_rule", [](const StepProgram& program, int rule) {
     coopjax::Schedule schedule;
@@ -95,7 +95,6 @@ void BindRemat(nb::module_& m) {
     }
     nb::dict answer;
     answer["schedule"] = ToNumpy(result.schedule);
-    answer["is_feasible"] = result.is_feasible;
     answer["timed_out"] = result.timed_out;
     answer["trials"] = result.counters.trials;
     answer["moves"] = result.counters.moves;
@@ -108,26 +107,37 @@ void BindRemat(nb::module_& m) {
      "Rematerialization under a budget of live bytes; see peak_planner.h.");
 }
 
-void BindImprovement(nb::module_& m) {
-  m.def("search_neighbourhood", [](const StepProgram& program, Array<int32_t> start, int64_t budget_bytes,
-                                   int64_t max_work, int32_t patience, double stop_at_cost_s, uint64_t seed,
-                                   double time_limit_s) {
-    const coopjax::NeighbourhoodOptions options = {max_work, patience, stop_at_cost_s, seed, time_limit_s};
+// A search that makes a plan better: all take and give the same.
+template <typename Options, auto kSearch>
+void BindSearch(nb::module_& m, const char* name, const char* doc) {
+  const Options defaults;
+  m.def(name, [](const StepProgram& program, Array<int32_t> start, int64_t budget_bytes, int64_t max_work,
+                 int32_t patience, double stop_at_cost_s, uint64_t seed, double time_limit_s) {
+    const Options options = {max_work, patience, stop_at_cost_s, seed, time_limit_s};
     const std::vector<int32_t> steps = ToVector<int32_t>(start);
-    coopjax::NeighbourhoodResult result;
-    {
+    const auto result = [&] {
       nb::gil_scoped_release release;
-      result = coopjax::SearchNeighbourhood(program, steps, budget_bytes, options);
-    }
+      return kSearch(program, steps, budget_bytes, options);
+    }();
     nb::dict answer;
     answer["schedule"] = ToNumpy(result.schedule);
     answer["rounds"] = result.rounds;
     answer["improvements"] = result.improvements;
     answer["timed_out"] = result.timed_out;
     return answer;
-  }, nb::arg("program"), nb::arg("start"), nb::arg("budget_bytes"), nb::kw_only(), nb::arg("max_work") = 2000000,
-     nb::arg("patience") = 400, nb::arg("stop_at_cost_s") = 0.0, nb::arg("seed") = 1, nb::arg("time_limit_s") = 10.0,
-     "A plan that is not worse than `start`, by large-neighbourhood search; see neighbourhood_search.h.");
+  }, nb::arg("program"), nb::arg("start"), nb::arg("budget_bytes"), nb::kw_only(),
+     nb::arg("max_work") = defaults.max_work, nb::arg("patience") = defaults.patience,
+     nb::arg("stop_at_cost_s") = defaults.stop_at_cost_s, nb::arg("seed") = defaults.seed,
+     nb::arg("time_limit_s") = defaults.time_limit_s, doc);
+}
+
+void BindImprovement(nb::module_& m) {
+  BindSearch<NeighbourhoodOptions, SearchNeighbourhood>(
+      m, "search_neighbourhood",
+      "A plan that is not worse than `start`, by large-neighbourhood search; see neighbourhood_search.h.");
+  BindSearch<ExchangeOptions, SearchExchanges>(
+      m, "search_exchanges",
+      "A plan that is not worse than `start`, by exchanging many moves at once; see exchange_search.h.");
 }
 
 void BindBounds(nb::module_& m) {

@@ -10,7 +10,6 @@ NB_MODULE(_core, m) {
   coopjax::python::BindCoop(m);
   coopjax::python::BindOrders(m);
   coopjax::python::BindSegments(m);
-  coopjax::python::BindExchange(m);
   coopjax::python::BindAnneal(m);
   coopjax::python::BindPacking(m);
   coopjax::python::BindHlo(m);

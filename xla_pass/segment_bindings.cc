@@ -22,7 +22,6 @@ void BindSegments(nb::module_& m) {
     }
     nb::dict answer;
     answer["schedule"] = ToNumpy(result.schedule);
-    answer["is_feasible"] = result.is_feasible;
     answer["timed_out"] = result.timed_out;
     answer["first_plan_s"] = result.first_plan_s;
     answer["evaluations"] = result.evaluations;

@@ -2,17 +2,17 @@
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from coopjax import _core
 from coopjax.errors import InvalidPlanError
-from coopjax.planners.base import PlannerResult
+from coopjax.planners.base import PlannerResult, first_runs
 from coopjax.planners.coop import CoopPlanner
 from coopjax.planners.fastsa import FastSAPlanner
-from coopjax.planners.segments import SegmentPlanner
 from coopjax.planners.peak import PeakPlanner
+from coopjax.planners.segments import SegmentPlanner
 from coopjax.program.step_program import StepProgram
 from coopjax.program.validate import validate
 
@@ -104,7 +104,7 @@ class AutoPlanner:
       screened.append(search.run(PeakPlanner(num_price_rounds=6, swap=False, max_trials=self.screening_trials), other))
       yield
     for result in _worth_exchanging(screened, search):
-      search.exchange(result, self._flips(search))
+      search.improve(_core.search_exchanges, result, self._flips(search))
       yield
     for result in _promising(screened, search):
       if result is not screened[0]:
@@ -120,7 +120,7 @@ class AutoPlanner:
     for seed in range(self.num_seeds) if search.program.num_ops <= self.small_ops else (0,):
       scratch = FastSAPlanner(
         seed=seed, stage1_iterations=self.anneal_iterations, stage2_iterations=self.anneal_iterations)
-      annealed = search.run(scratch, default if fixes_order else search.first_runs_of_best())
+      annealed = search.run(scratch, default if fixes_order else first_runs(search.best.schedule))
       yield
       if annealed.is_feasible:
         search.run(self._thorough(search), annealed.schedule, order=annealed.order)
@@ -130,9 +130,10 @@ class AutoPlanner:
       anneal = FastSAPlanner(num_slots=0, start_temperature=_POLISHING, stage2_iterations=self.anneal_iterations)
       search.run(anneal, search.best.schedule, order=search.best.order)
       yield
-      search.improve(max_work=int(self.search_work * min(100 * search.gap, 5.0)))
+      search_work = int(self.search_work * min(100 * search.gap, 5.0))
+      search.improve(_core.search_neighbourhood, search.best, search_work)
       yield
-      search.exchange(search.best, self._flips(search))
+      search.improve(_core.search_exchanges, search.best, self._flips(search))
 
   def _settle(self, search: "_Search", default: np.ndarray, *, fixes_order: bool) -> None:
     """The budget is out of reach: plans for the smallest peak that is not, and a little above it."""
@@ -156,11 +157,6 @@ class _Search:
   @property
   def best(self) -> PlannerResult:
     return min(self.results, key=self.rank)
-
-  def first_runs_of_best(self) -> np.ndarray:
-    """The order in which the best plan runs the ops for the first time."""
-    schedule = self.best.schedule
-    return schedule[np.sort(np.unique(schedule, return_index=True)[1])]
 
   @property
   def smallest_bytes(self) -> int:
@@ -196,19 +192,10 @@ class _Search:
     self.results.append(result)
     return result
 
-  def improve(self, max_work: int) -> None:
-    """Large-neighbourhood search from the best plan."""
-    start, best = time.perf_counter(), self.best
-    found = _core.search_neighbourhood(
-      self.program.core, best.schedule, self.budget_bytes, max_work=max_work, stop_at_cost_s=self.bound_s,
-      time_limit_s=max(self.deadline - start, 0.0))
-    self.results.append(PlannerResult.of(
-      self.program, found.pop("schedule"), "auto", self.budget_bytes, time.perf_counter() - start, best.order, **found))
-
-  def exchange(self, result: PlannerResult, max_work: int) -> None:
-    """Exchanges many moves of a plan at once."""
+  def improve(self, improver: Callable[..., dict], result: PlannerResult, max_work: int) -> None:
+    """Runs one of the core's searches from a plan on."""
     start = time.perf_counter()
-    found = _core.search_exchanges(
+    found = improver(
       self.program.core, result.schedule, self.budget_bytes, max_work=max_work, stop_at_cost_s=self.bound_s,
       time_limit_s=max(self.deadline - start, 0.0))
     seconds = time.perf_counter() - start

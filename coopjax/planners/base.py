@@ -108,6 +108,11 @@ class PlannerResult:
       budget_bytes=self.budget_bytes, smallest_bytes=self.peak_live_bytes)
 
 
+def first_runs(schedule: np.ndarray) -> np.ndarray:
+  """The order in which a schedule runs its ops for the first time, int32 ``[num_ops]``."""
+  return schedule[np.sort(np.unique(schedule, return_index=True)[1])]
+
+
 class Planner(Protocol):
   """Chooses what to recompute. Options are fields of the planner; the same input gives the same plan."""
 

@@ -75,7 +75,7 @@ class ExactPlanner:
         program, budget_bytes, time_limit_s=time_limit_s / 2, order=order)
     if order is None:
       order = warm.schedule if warm.is_feasible else warm.order
-    order = _first_runs(order)
+    order = base.first_runs(order)
     search = _Search(self, program, budget_bytes, order, warm)
     is_too_large = program.num_ops > self.max_ops
     if not is_too_large:
@@ -86,10 +86,6 @@ class ExactPlanner:
       status=STATUSES.index(search.status), timed_out=int(search.timed_out), is_too_large=int(is_too_large),
       order_bound_s=search.bound_s, heuristic_cost_s=warm.recompute_cost_s if warm.is_feasible else math.inf,
       watched_steps=len(search.watched), rounds=search.rounds, solver_s=search.solver_s)
-
-
-def _first_runs(schedule: np.ndarray) -> np.ndarray:
-  return np.array(list(dict.fromkeys(schedule.tolist())), np.int32)
 
 
 class _Search:

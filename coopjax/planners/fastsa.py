@@ -53,5 +53,4 @@ class FastSAPlanner:
     order = program.schedule if order is None else order
     found = _core.plan_fastsa(program.core, order, budget_bytes, time_limit_s=time_limit_s, **dataclasses.asdict(self))
     schedule = found.pop("schedule")
-    found.pop("is_feasible")
     return PlannerResult.of(program, schedule, "fastsa", budget_bytes, time.perf_counter() - start, order, **found)

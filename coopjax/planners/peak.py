@@ -47,5 +47,4 @@ class PeakPlanner:
     order = _core.schedule_for_memory(program.core) if order is None else order
     found = _core.plan_peak(program.core, order, budget_bytes, time_limit_s=time_limit_s, **dataclasses.asdict(self))
     schedule = found.pop("schedule")
-    found.pop("is_feasible")
     return PlannerResult.of(program, schedule, "peak", budget_bytes, time.perf_counter() - start, order, **found)

@@ -40,5 +40,4 @@ class SegmentPlanner:
     options = dataclasses.asdict(self)
     found = _core.plan_segments(program.core, order, budget_bytes, time_limit_s=time_limit_s, **options)
     schedule = found.pop("schedule")
-    found.pop("is_feasible")
     return PlannerResult.of(program, schedule, "segments", budget_bytes, time.perf_counter() - start, order, **found)
