@@ -30,7 +30,7 @@ class AutoPlanner:
   First the segment planner, for a plan at once, and the peak planner as it comes, which is often optimal already: a lower
   bound on the recompute cost (``xla_pass/cost_bound.h``) tells. Else the other orders, quickly, each plan improved by
   exchanging many moves at once (``xla_pass/exchange_search.h``), and the best two thoroughly; Coop, its plan polished by
-  the peak planner; FastSA from scratch, polished likewise; at last the best plan is improved by annealing, by
+  the peak planner; FastSA from scratch, of small programs in their own order, too, polished likewise; at last the best plan is improved by annealing, by
   large-neighbourhood search (``xla_pass/neighbourhood_search.h``), the longer the wider the gap to the bound, and by
   exchanges again. Large programs get the segment planner and what the peak planner makes of its plan.
 
@@ -117,9 +117,13 @@ class AutoPlanner:
     if coop.is_feasible:
       search.run(self._thorough(search), coop.schedule, order=default)
       yield
-    for seed in range(self.num_seeds) if search.program.num_ops <= self.small_ops else (0,):
-      scratch = FastSAPlanner(
-        seed=seed, stage1_iterations=self.anneal_iterations, stage2_iterations=self.anneal_iterations)
+    scratch = FastSAPlanner(stage1_iterations=self.anneal_iterations, stage2_iterations=self.anneal_iterations)
+    is_small = search.program.num_ops <= self.small_ops
+    if is_small and not fixes_order:
+      search.run(scratch, search.program.schedule)
+      yield
+    for seed in range(self.num_seeds) if is_small else (0,):
+      scratch = dataclasses.replace(scratch, seed=seed)
       annealed = search.run(scratch, default if fixes_order else first_runs(search.best.schedule))
       yield
       if annealed.is_feasible:
