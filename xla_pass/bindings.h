@@ -19,6 +19,7 @@ void BindSegments(nb::module_& m);   // the planner of large programs
 void BindAnneal(nb::module_& m);     // FastSA
 void BindPacking(nb::module_& m);    // offsets
 void BindHlo(nb::module_& m);        // HLO modules: read, rewrite, verify, predict
+void BindInspect(nb::module_& m);    // HLO modules: what people want to see of them
 
 template <typename T>
 using Array = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;

@@ -9,39 +9,15 @@
 
 #include "bindings.h"
 #include "buffer_assignment.h"
-#include "hlo_analysis.h"
 #include "hlo_heap.h"
-#include "hlo_module.h"
 #include "hlo_program.h"
+#include "parsed_module.h"
 #include "step_program.h"
 #include "transform.h"
 #include "verify.h"
 
 namespace coopjax::python {
 namespace {
-
-// A module that is parsed once and then read, rewritten and verified.
-struct ParsedModule {
-  explicit ParsedModule(const nb::bytes& module_bytes) {
-    std::string copy(module_bytes.c_str(), module_bytes.size()), error;
-    {
-      nb::gil_scoped_release release;
-      module = coopjax::ParseHloModule(std::move(copy), &error);
-    }
-    if (module == nullptr) throw nb::value_error(error.c_str());
-  }
-
-  // Made when first asked for; the GIL serializes the asking.
-  const coopjax::HloAnalysis& Analysis() const {
-    std::string error;
-    if (analysis == nullptr) analysis = coopjax::AnalyzeHlo(*module, &error);
-    if (analysis == nullptr) throw nb::value_error(error.c_str());
-    return *analysis;
-  }
-
-  std::unique_ptr<const coopjax::HloModule> module;
-  mutable std::unique_ptr<const coopjax::HloAnalysis> analysis;
-};
 
 void BindTransform(nb::module_& m) {
   nb::class_<ParsedModule>(m, "HloModule", "A parsed HloModuleProto; ValueError says what keeps bytes from being one.")
@@ -61,15 +37,6 @@ void BindTransform(nb::module_& m) {
     nb::gil_scoped_release release;
     return coopjax::VerifyTransform(*before.module, *after.module);
   }, "Why `after` may not compute what `before` does, or an empty string; see verify.h.");
-}
-
-// Text from a module: UTF-8 unless somebody damaged it, and then it must not stop anything.
-nb::tuple ToTexts(const std::vector<std::string>& texts) {
-  nb::list list;
-  for (const std::string& text : texts) {
-    list.append(nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace")));
-  }
-  return nb::tuple(list);
 }
 
 nb::dict ToDict(const coopjax::HloProgram& hlo) {

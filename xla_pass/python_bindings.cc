@@ -13,4 +13,5 @@ NB_MODULE(_core, m) {
   coopjax::python::BindAnneal(m);
   coopjax::python::BindPacking(m);
   coopjax::python::BindHlo(m);
+  coopjax::python::BindInspect(m);
 }

@@ -1,0 +1,254 @@
+"""Every buffer of a compiled program with the user's line behind it, from a dump, a module or the program itself."""
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from coopjax import _core
+from coopjax.errors import DumpError
+from coopjax.memory_profile import Buffer, MemoryProfile
+from coopjax.program import liveness
+from coopjax.program.step_program import StepProgram
+from coopjax.remat_plan import RematPlan
+from coopjax.report import dump
+from coopjax.xla.buffer_assignment import Allocation, BufferAssignment
+from coopjax.xla.compile import module_of
+from coopjax.xla.program import AllocationKind, HeapResult, parse_module, predict_memory, read_step_program
+
+_BACKWARD = "transpose("
+_MEMORY = {AllocationKind.TEMPORARY: "temporary", AllocationKind.PARAMETER: "parameter",
+           AllocationKind.CONSTANT: "constant", AllocationKind.OUTPUT: "output", AllocationKind.TUPLE: "temporary"}
+
+
+def inspect(source: Any, module: str | None = None) -> MemoryProfile:
+  """Memory of a compiled program, buffer by buffer: what lies there at the peak, and which of your lines made it.
+
+  Args:
+    source: a dump directory of ``--xla_dump_to`` or a file in it (``.hlo.pb``, HLO text, ``-buffer-assignment.txt``;
+      gzipped too), a ``jax.stages.Compiled``, or a :class:`coopjax.RematPlan` (its compiled totals).
+    module: of a directory, the module whose name contains this; the largest by default.
+
+  Returns:
+    The profile. Bytes are XLA's; from HLO text without a buffer assignment beside it they are modelled
+    (``is_predicted``), exactly so for a CPU.
+
+  Raises:
+    coopjax.DumpError: the input holds no compiled program; the message says what was expected and found.
+
+  Example:
+    >>> import jax, jax.numpy as jnp, coopjax
+    >>> profile = coopjax.inspect(jax.jit(lambda x: jnp.tanh(x @ x).sum()).lower(jnp.ones((64, 64))).compile())
+    >>> profile.grouped(profile.at_peak(), "dtype")[0].key
+    'f32'
+  """
+  if isinstance(source, RematPlan):
+    return source.measured
+  if isinstance(source, jax.stages.Compiled):
+    return _of_compiled(source)
+  if isinstance(source, (str, os.PathLike)):
+    return of_dump(dump.read(source, module))
+  raise DumpError(f"inspect takes a path, a jax.stages.Compiled or a RematPlan, not a {type(source).__name__}: "
+                  "for a function, give it jax.jit(fn).lower(*args).compile()")
+
+
+def of_dump(found: dump.Dump) -> MemoryProfile:
+  """The profile of a dump that was read."""
+  if found.module is None:
+    rows = list(_rows_of_assignment(found.assignment))
+    buffers = [_buffer(row, found.types.get(row.id, "")) for row in rows]
+    return MemoryProfile(**_totals(found.assignment.sizes()), name=found.name, buffers=tuple(buffers))
+  return _of_module(found.module, found.assignment, found.name)
+
+
+def _of_compiled(compiled: jax.stages.Compiled) -> MemoryProfile:
+  stats = compiled.memory_analysis()
+  proto = stats.serialized_buffer_assignment_proto
+  profile = _of_module(module_of(compiled), BufferAssignment.from_bytes(proto) if proto else None)
+  return dataclasses.replace(profile, **_totals(stats))
+
+
+def _of_module(module_bytes: bytes, assignment: BufferAssignment | None, name: str = "") -> MemoryProfile:
+  module = parse_module(module_bytes)
+  heap, facts = predict_memory(module), _core.inspect_module(module)
+  if assignment is None:
+    rows = list(_rows_of_heap(heap))
+    totals = {key: getattr(heap, key) for key in ("temp_bytes", "argument_bytes", "output_bytes", "alias_bytes")}
+  else:
+    rows, totals = list(_rows_of_assignment(assignment)), _totals(assignment.sizes())
+  buffers = _Describer(heap, facts).buffers(rows)
+  live_bytes = _live_bytes(buffers, len(facts["names"]))
+  profile = MemoryProfile(
+    **totals, name=name or facts["module_name"], buffers=tuple(buffers), is_predicted=assignment is None,
+    live_bytes=tuple(live_bytes.tolist()), peak_live_bytes=int(live_bytes.max(initial=0)))
+  return _with_costs(profile, module, facts)
+
+
+class _Row(NamedTuple):
+  """One value in memory, from either source."""
+
+  id: int
+  instruction_id: int
+  name: str
+  shape_index: tuple[int, ...]
+  num_bytes: int
+  allocation: int
+  offset: int
+  memory_space: int
+  memory: str
+
+
+def _rows_of_heap(heap: HeapResult) -> Iterator[_Row]:
+  for i, kind in enumerate(heap.buffer_kinds):
+    yield _Row(i, int(heap.buffer_instruction_ids[i]), "", heap.buffer_shape_indices[i], int(heap.buffer_bytes[i]),
+               int(heap.buffer_allocations[i]), int(heap.buffer_offsets[i]), 0, _MEMORY[AllocationKind(kind)])
+
+
+def _rows_of_assignment(assignment: BufferAssignment) -> Iterator[_Row]:
+  buffers = {buffer.id: buffer for buffer in assignment.logical_buffers}
+  for allocation in assignment.allocations:
+    if allocation.is_thread_local:
+      continue
+    for buffer_id, offset, num_bytes in allocation.assigned:
+      buffer = buffers[buffer_id]
+      yield _Row(buffer_id, buffer.instruction_id, buffer.instruction_name, buffer.shape_index, num_bytes,
+                 allocation.index, offset, allocation.color, _memory_of(allocation))
+
+
+def _memory_of(allocation: Allocation) -> str:
+  if allocation.is_entry_parameter:
+    return "parameter"
+  if allocation.is_constant:
+    return "constant"
+  return "output" if allocation.maybe_live_out else "temporary"
+
+
+def _totals(sizes: Any) -> dict[str, int]:
+  """Of a compiled program's memory analysis, or of what an assignment says in its place."""
+  return {"temp_bytes": sizes.temp_size_in_bytes, "argument_bytes": sizes.argument_size_in_bytes,
+          "output_bytes": sizes.output_size_in_bytes, "alias_bytes": sizes.alias_size_in_bytes,
+          "host_bytes": sizes.host_temp_size_in_bytes}
+
+
+def _buffer(row: _Row, type_: str, **facts: Any) -> Buffer:
+  index = f"[{','.join(map(str, row.shape_index))}]" if row.shape_index else ""
+  kind = facts.pop("kind", row.memory)
+  return Buffer(
+    name=facts.pop("name", row.name) + index, type=type_.partition("{")[0] if type_[:1] != "(" else type_,
+    num_bytes=row.num_bytes, allocation=row.allocation, offset=row.offset, memory_space=row.memory_space,
+    memory=row.memory, kind=kind, **facts)
+
+
+class _Describer:
+  """What the module says of the buffers: types, live ranges, lines."""
+
+  def __init__(self, heap: HeapResult, facts: dict[str, Any]):
+    self._heap, self._facts = heap, facts
+    self._time_of_id = {int(instruction_id): time for time, instruction_id in enumerate(facts["instruction_ids"])}
+    self._time_of_name = {name: time for time, name in enumerate(facts["names"])}
+    self._value_of = {(int(instruction_id), index): i for i, (instruction_id, index) in enumerate(
+      zip(heap.buffer_instruction_ids, heap.buffer_shape_indices, strict=True))}
+    self._end = len(facts["names"])
+
+  def buffers(self, rows: list[_Row]) -> list[Buffer]:
+    """The buffers of all rows but those of values that are none of the scheduled program's."""
+    found = []
+    for row in rows:
+      time = self._time_of_id.get(row.instruction_id) if row.instruction_id else self._time_of_name.get(row.name)
+      if time is not None:
+        found.append(self._describe(row, time))
+    return found
+
+  def _describe(self, row: _Row, time: int) -> Buffer:
+    facts = self._facts
+    value = self._value_of.get((int(facts["instruction_ids"][time]), row.shape_index))
+    start, end, type_, padding = -1, -1, "", 0
+    if value is not None:
+      start, end = int(self._heap.buffer_starts[value]), int(self._heap.buffer_ends[value])
+      type_ = facts["buffer_types"][value]
+      padding = max(row.num_bytes - int(facts["buffer_unpadded_bytes"][value]), 0)
+    return _buffer(
+      row, type_, kind=self._kind(row, time, end), name=facts["names"][time], padding_bytes=padding, start=start, end=end,
+      op=facts["opcodes"][time], scope=facts["scopes"][time], source=facts["sources"][time])
+
+  def _kind(self, row: _Row, time: int, end: int) -> str:
+    """Of the value: outputs' and donated parameters' memory serves as scratch, too."""
+    if row.memory == "constant" or (row.memory == "parameter" and self._facts["opcodes"][time] == "parameter"):
+      return row.memory
+    if row.memory != "temporary" and (end < 0 or end >= self._end):
+      return "output"
+    is_read_late = 0 <= time < end and _BACKWARD in self._facts["scopes"][end - 1]
+    return "residual" if is_read_late and _BACKWARD not in self._facts["scopes"][time] else "temporary"
+
+
+def _live_bytes(buffers: list[Buffer], num_steps: int) -> np.ndarray:
+  """Live temporary bytes at each step; a value that takes over a dying operand's memory counts once."""
+  change = np.zeros(num_steps + 1, np.int64)
+  last_at: dict[tuple[int, int], tuple[int, int]] = {}  # place -> (end, bytes) of the value there last
+  timed = [b for b in buffers if b.memory == "temporary" and not b.memory_space and 0 <= b.start < b.end]
+  for buffer in sorted(timed, key=lambda b: (b.start, b.end)):
+    place = (buffer.allocation, buffer.offset)
+    change[buffer.start] += buffer.num_bytes
+    change[buffer.end] -= buffer.num_bytes
+    end, num_bytes = last_at.get(place, (0, 0))
+    if buffer.start < end:  # the one before hands its memory over
+      change[buffer.start] -= num_bytes
+      change[end] += num_bytes
+    last_at[place] = (buffer.end, buffer.num_bytes)
+  return np.cumsum(change[:num_steps])
+
+
+def _with_costs(profile: MemoryProfile, module: _core.HloModule, facts: dict[str, Any]) -> MemoryProfile:
+  """With the cost to make each temporary at the peak again, and the rank of its bytes by that."""
+  program, op_instruction_ids = read_step_program(module)
+  op_of_name = {program.op_names[op]: op for op in range(program.num_ops)}
+  peak_id = int(facts["instruction_ids"][profile.peak_step]) if profile.peak_step >= 0 else -1
+  times = {int(instruction_id): time for time, instruction_id in enumerate(facts["instruction_ids"])}
+  steps = [times[int(instruction_id)] for instruction_id in op_instruction_ids[program.schedule]]
+  peak = int(np.searchsorted(steps, times.get(peak_id, 0)))
+  cost_s = recompute_costs(program, min(peak, program.num_ops - 1)) if program.num_ops else {}
+  costs = {}
+  for i, buffer in enumerate(profile.buffers):
+    op = op_of_name.get(buffer.name.partition("[")[0], -1)
+    if buffer.memory == "temporary" and op in cost_s:
+      costs[i] = cost_s[op]
+  ranked = sorted(costs, key=lambda i: (costs[i] / max(profile.buffers[i].num_bytes, 1), i))
+  buffers = list(profile.buffers)
+  for rank, i in enumerate(ranked):
+    buffers[i] = dataclasses.replace(buffers[i], cost_s=costs[i], cost_rank=rank)
+  return dataclasses.replace(profile, buffers=tuple(buffers))
+
+
+def recompute_costs(program: StepProgram, peak: int) -> dict[int, float]:
+  """What it takes to make values again that are live at a step, from the others that are live there.
+
+  Args:
+    program: the program, in its own order.
+    peak: position in the schedule.
+
+  Returns:
+    Modelled seconds by op, for the ops that have run by then, whose values are live, and which can be made again: the
+    op's own and those of every ancestor that must come back first. O(live values x chain).
+  """
+  values, starts, ends = liveness.live_ranges(program, program.schedule)
+  live = {int(value) for value, start, end in zip(values, starts, ends, strict=True) if start <= peak < end}
+  producer = program.value_producer
+  costs = {}
+  for op in {int(producer[value]) for value in live if producer[value] >= 0}:
+    pending, needed = [op], {op}
+    while pending:
+      current = pending.pop()
+      if not program.op_can_recompute[current]:
+        needed = None
+        break
+      for value in program.inputs(current):
+        maker = int(producer[value])
+        if maker >= 0 and int(value) not in live and maker not in needed:
+          needed.add(maker)
+          pending.append(maker)
+    if needed is not None:
+      costs[op] = float(program.op_cost_s[sorted(needed)].sum())
+  return costs

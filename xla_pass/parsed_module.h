@@ -1,0 +1,46 @@
+// A module that Python holds: parsed once, then read, rewritten and verified.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings.h"
+#include "hlo_analysis.h"
+#include "hlo_module.h"
+
+namespace coopjax::python {
+
+struct ParsedModule {
+  explicit ParsedModule(const nb::bytes& module_bytes) {
+    std::string copy(module_bytes.c_str(), module_bytes.size()), error;
+    {
+      nb::gil_scoped_release release;
+      module = ParseHloModule(std::move(copy), &error);
+    }
+    if (module == nullptr) throw nb::value_error(error.c_str());
+  }
+
+  // Made when first asked for; the GIL serializes the asking.
+  const HloAnalysis& Analysis() const {
+    std::string error;
+    if (analysis == nullptr) analysis = AnalyzeHlo(*module, &error);
+    if (analysis == nullptr) throw nb::value_error(error.c_str());
+    return *analysis;
+  }
+
+  std::unique_ptr<const HloModule> module;
+  mutable std::unique_ptr<const HloAnalysis> analysis;
+};
+
+// Text from a module: UTF-8 unless somebody damaged it, and then it must not stop anything.
+inline nb::tuple ToTexts(const std::vector<std::string>& texts) {
+  nb::list list;
+  for (const std::string& text : texts) {
+    list.append(nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace")));
+  }
+  return nb::tuple(list);
+}
+
+}  // namespace coopjax::python
