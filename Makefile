@@ -1,6 +1,7 @@
 # make demo    the main job: train a GPT inside a byte budget, and show what it costs
 # make test    the whole suite, C++ and Python
 # make cc-test the C++ unit tests alone
+# make test-targets  the tests that compile for TPUs and GPUs, which need not be there; fetches 400 MB of compilers
 # make bench   the measured table of the README: memory against time
 # make bench-planners  planners beside each other; TABLES="fastsa exact" for some of the tables
 # make clean   remove everything that was built or installed here
@@ -31,7 +32,11 @@ demo: $(INSTALLED)
 	$(VENV)/bin/python examples/train_gpt.py
 
 test: $(INSTALLED) cc-test
-	$(VENV)/bin/python -m pytest -n $(JOBS)
+	$(VENV)/bin/python -m pytest -n $(JOBS) -m "not targets"
+
+test-targets: $(INSTALLED)
+	.ci/install-targets '$(VENV)'
+	JAX_PLATFORMS=cpu $(VENV)/bin/python -m pytest -n $(JOBS) -m targets
 
 cc-test: $(INSTALLED)
 	cmake -S xla_pass -B build/cc -G Ninja -DCOOPJAX_PYTHON=OFF && \
@@ -49,4 +54,4 @@ clean:
 	rm -rf .venv .venv-* build out .pytest_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help demo test cc-test bench bench-planners clean
+.PHONY: help demo test test-targets cc-test bench bench-planners clean

@@ -11,10 +11,14 @@ _HOMES = {
   "coopjax.api": ("plan", "remat"),
   "coopjax.budget": ("Budget",),
   "coopjax.errors": (
-    "BudgetExceededWarning", "BudgetInfeasibleError", "CoopjaxError", "InvalidBudgetError", "InvalidPlanError",
-    "InvalidProgramError", "NotDifferentiableError", "OrderedEffectError", "PlanMismatchError", "RematNoEffectWarning",
+    "BudgetExceededWarning", "BudgetInfeasibleError", "CacheWarning", "CompileMemoryError", "CoopjaxError",
+    "DumpError", "HostOffloadError", "HostOffloadWarning", "InvalidBudgetError", "InvalidPlanError", "InvalidProgramError",
+    "MissingWheelError", "NotDifferentiableError", "OrderedEffectError", "PlanMismatchError", "RematNoEffectWarning",
+    "ShardingUnknownWarning", "UnknownTargetError",
   ),
-  "coopjax.remat_plan": ("Decision", "MemoryProfile", "RematPlan"),
+  "coopjax.memory_profile": ("Buffer", "MemoryProfile"),
+  "coopjax.remat_plan": ("Decision", "RematPlan"),
+  "coopjax.report.profile": ("inspect",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _MODULES = ("linen", "nnx")  # need Flax

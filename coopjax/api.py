@@ -9,18 +9,16 @@ from typing import Any
 
 import jax
 
-from coopjax import _core, compat
+from coopjax import compat, modelled, steps
 from coopjax.budget import Budget, format_bytes
-from coopjax.choice import Choice, Decided, Request, choose, decide, fingerprint_of, mark_of, warn_no_effect
-from coopjax.errors import BudgetExceededWarning, PlanMismatchError
-from coopjax.jaxpr import rewrite
+from coopjax.choice import Choice, choose, decide, fingerprint_of, mark_of, warn_no_effect
+from coopjax.errors import BudgetExceededWarning, PlanMismatchError, RematNoEffectWarning
 from coopjax.jaxpr.trace import TracedFn, differentiable, fn_and_gradient, split_arguments, trace
-from coopjax.program import cost, explain
-from coopjax.remat_plan import Decision, MemoryProfile, RematPlan
-from coopjax.xla import hook
+from coopjax.remat_plan import RematPlan
+from coopjax.request import Request
+from coopjax.step_plan import directions_of, plan_step
+from coopjax.xla import hook, targets
 from coopjax.xla.compile import compile_abstract, measure
-
-_STEP_OVER_FORWARD = 3  # FLOPs of a step over those of its forward pass, as usually counted
 
 
 def remat(
@@ -49,17 +47,32 @@ def remat(
   is rewritten into ``jax.checkpoint`` segments when it is traced; results agree within rounding. ``"auto"`` uses the
   HLO engine, and the policy engine under it where that can't reach the budget alone (the residuals of a ``scan``).
 
+  On a mesh the budget is each device's. The HLO engine plans what one device runs, after partitioning, whatever the
+  shardings. The policy engine plans in the trace, which shows them inside a ``shard_map`` and over Explicit mesh axes.
+  Over Auto axes JAX traces once for all shardings. There, budgets in bytes are held by a plan for all devices together,
+  with more recompute than one of them needs (``ShardingUnknownWarning``), shares are carried over in proportion, and an
+  infeasible budget is a ``BudgetExceededWarning`` of the compile. A plan of the function, or of the whole step, for
+  abstract values with shardings is exact: ``coopjax.plan(step, *shapes, budget=...).apply(step)``. Under a ``vmap``
+  the HLO engine sees all examples, the policy engine one: put the remat around the ``vmap``.
+
   Args:
     fn: a differentiable function of pytrees; left out, ``remat`` returns a decorator.
     budget: temporary memory on one device: bytes (int), a size (``"6GiB"``), a float in (0, 1] as a share of the
-      un-rematerialized temporaries of the program that is compiled, or a :class:`coopjax.Budget`.
+      un-rematerialized temporaries of the program that is compiled, or a :class:`coopjax.Budget`. With
+      ``Budget("6GiB", offload=True)`` values may also be kept in the host's memory, where that takes less time than to
+      recompute them, or nothing else holds the budget: on GPU in scans and straight-line code, on TPU in scans, by the
+      policy engine. A CPU has nowhere to offload to (``HostOffloadWarning``, or ``HostOffloadError`` if it is asked of
+      an engine by name).
     planner: one of ``coopjax.planners.base.PLANNERS``.
     engine: ``"auto"``, ``"hlo"`` or ``"policy"``.
-    policy: a ``jax.checkpoint`` policy: what it saves is never recomputed, the budget decides on the rest. (The HLO
-      engine sees fused instructions, so to it a kept value is the result of the fusion or product that makes it.)
+    policy: a ``jax.checkpoint`` policy: what it saves or offloads is never recomputed, the budget decides on the rest.
+      One that offloads takes the policy engine, except on a CPU. (The HLO engine sees fused instructions, so to it a
+      kept value is the result of the fusion or product that makes it.)
     static_argnums: positions of arguments that are not arrays, as for ``jax.jit``.
     static_argnames: their names.
-    target: None, the default backend.
+    target: hardware to plan for, there or not: ``"cpu"``, ``"gpu:h100"``, ``"tpu:v5e:2x2"`` and others (see
+      ``coopjax.xla.targets``; needs ``coopjax[gpu-target]`` or ``[tpu-target]``). None is the default backend. On
+      another backend than the target's, ``"auto"`` carries the decisions out with the policy engine.
     time_limit_s: seconds that planning one program may take.
     on_infeasible: ``"error"`` raises when no plan reaches the budget, ``"best_effort"`` warns and takes the smallest.
     plan: a plan from :func:`coopjax.plan` to carry out, in place of ``budget``, ``planner`` and ``engine``.
@@ -70,7 +83,7 @@ def remat(
   Raises:
     InvalidBudgetError: the budget is not one; raised here, not when the function is called.
     BudgetInfeasibleError: when the function is traced, if no plan reaches the budget.
-    PlanMismatchError: when the function is traced, if ``plan`` was made for another program.
+    PlanMismatchError: when the function is traced, if ``plan`` was made for another program or another mesh.
 
   Example:
     >>> import jax, jax.numpy as jnp, coopjax
@@ -87,7 +100,7 @@ def remat(
   if plan is not None:
     if budget is not None:
       raise TypeError("give remat either budget= or plan=, not both: a plan carries its budget")
-    budget, planner, engine, target = plan.budget, plan.planner, plan.engine, plan.target
+    budget, planner, engine = dataclasses.replace(plan.budget, offload=False), plan.planner, plan.engine
   elif budget is None:
     raise TypeError("remat needs budget= (bytes, a size such as '6GiB', or a share in (0, 1]) or plan=")
   request = Request.checked(budget, planner, engine if plan is None else "auto", target, time_limit_s, on_infeasible)
@@ -98,11 +111,17 @@ def remat(
       on_infeasible=on_infeasible, plan=plan,
     )
 
+  if plan is not None and plan.regions:
+    return steps.follow(fn, directions_of(plan, _mark_of_plan(plan, Budget(plan.budget_bytes))))
+
   @functools.wraps(fn)
   def rematerialized(*args, **kwargs):
     static = {"static_argnums": static_argnums, "static_argnames": static_argnames}
-    traced = dataclasses.replace(trace(fn, args, kwargs, **static), policy=policy)
+    with steps.inside_region():
+      traced = dataclasses.replace(trace(fn, args, kwargs, **static), policy=policy)
     leaves = split_arguments(fn, args, kwargs, **static).leaves
+    if flat_fn := steps.directed(traced):
+      return traced.call(leaves, flat_fn)
     choice = choose(traced, request) if plan is None else _follow(traced, plan)
     return traced.call(leaves, choice.flat_fn(traced))
 
@@ -117,18 +136,25 @@ def plan(
   engine: str = "auto",
   target: str | None = None,
   time_limit_s: float = 10.0,
+  on_infeasible: str = "error",
   **kwargs: Any,
 ) -> RematPlan:
   """Plans ``fn`` with its gradient for a budget, compiles the plan, and reports the compiler's numbers.
 
+  A whole training step, recognized by taking gradients of functions under :func:`remat` (or of Flax blocks under
+  :func:`coopjax.linen.remat` or :func:`coopjax.nnx.remat`), is planned as it is: with its optimizer, donation, gradient
+  accumulation and jit options. The budget is then the step's, not each region's, and is divided between the regions
+  inside, those first that are cheap to repeat; their own budgets don't count. ``plan.apply(step)`` is that step.
+
   Args:
-    fn: a differentiable function.
-    *args: its arguments; ``jax.ShapeDtypeStruct`` will do.
+    fn: a differentiable function, or a training step, jitted or not.
+    *args: its arguments; ``jax.ShapeDtypeStruct`` will do. With shardings, all bytes are those of one device.
     budget: as for :func:`remat`.
     planner: as for :func:`remat`.
     engine: as for :func:`remat`.
     target: as for :func:`remat`.
     time_limit_s: seconds that planning may take, compiles excluded.
+    on_infeasible: as for :func:`remat`.
     **kwargs: keyword arguments of ``fn``.
 
   Returns:
@@ -148,8 +174,21 @@ def plan(
     >>> plan = coopjax.plan(loss, [jnp.eye(64)] * 8, jnp.ones((512, 64)), budget=0.5)
     >>> plan.measured.temp_bytes <= plan.budget_bytes
     True
+
+    A step, in a total with parameters, gradients and activations:
+
+    >>> def train_step(weights, x):
+    ...   value, grads = jax.value_and_grad(coopjax.remat(loss, budget=0.5))(weights, x)
+    ...   return [weight - 0.1 * grad for weight, grad in zip(weights, grads)], value
+    >>> train_step = jax.jit(train_step, donate_argnums=0)
+    >>> plan = coopjax.plan(train_step, [jnp.eye(64)] * 8, jnp.ones((512, 64)), budget=coopjax.Budget.total("1 MiB"))
+    >>> plan.measured.total_bytes <= 2**20
+    True
+    >>> fitted_step = plan.apply(train_step)
   """
-  request = Request.checked(budget, planner, engine, target, time_limit_s, "error")
+  request = Request.checked(budget, planner, engine, target, time_limit_s, on_infeasible)
+  if step := steps.find_step(fn, args, kwargs, request.device):
+    return plan_step(step, request)
   return _make_plan(differentiable(trace(fn, args, kwargs)), request)
 
 
@@ -160,12 +199,27 @@ def _follow(traced: TracedFn, plan: RematPlan) -> Choice:
       f"the plan was made for {plan.name} with fingerprint {plan.fingerprint}; {traced.name} as called here has "
       f"{fingerprint_of(traced)}: another function, other shapes or dtypes, or other versions of its libraries"
     )
-  mark = None
-  if "hlo" in plan.engine:
-    hook.install(compat.hook_platform(jax.default_backend()))
-    budget = plan.budget if plan.policy is None else Budget(plan.budget_bytes)
-    mark = mark_of(plan.fingerprint, budget, plan.planner, 10.0)
-  return Choice(mark, plan.policy)
+  if traced.placement.mesh not in ("", plan.mesh):
+    raise PlanMismatchError(
+      f"the plan for {plan.name} was made for {'the mesh ' + plan.mesh if plan.mesh else 'one device'}, and its "
+      f"arguments lie on the mesh {traced.placement.mesh}: give coopjax.plan jax.ShapeDtypeStructs with their shardings"
+    )
+  is_settled = plan.policy is not None or jax.default_backend() != "cpu"
+  return Choice(_mark_of_plan(plan, Budget(plan.budget_bytes) if is_settled else plan.budget), plan.policy)
+
+
+def _mark_of_plan(plan: RematPlan, budget: Budget) -> str | None:
+  """The mark for the HLO engine's part in a finished plan; None where it has none, or is not here."""
+  is_here = plan.target is None or targets.resolve(plan.target).is_running
+  if plan.engine == "hlo" and not is_here:
+    warnings.warn(
+      f"the plan for {plan.name} has no effect: the HLO engine made it for target {plan.target}, and this is "
+      f"{jax.default_backend()}; a plan made with engine='policy' is carried out anywhere", RematNoEffectWarning,
+      stacklevel=4)
+  if "hlo" not in plan.engine or not is_here:
+    return None
+  hook.install(compat.hook_platform(jax.default_backend()))
+  return mark_of(plan.fingerprint, budget, plan.planner, plan.time_limit_s)
 
 
 def _make_plan(traced: TracedFn, request: Request) -> RematPlan:
@@ -175,12 +229,11 @@ def _make_plan(traced: TracedFn, request: Request) -> RematPlan:
   decided = decide(traced, request, fingerprint, planners=(request.planner,))
   planning_s = time.perf_counter() - start
   outcome, found = decided.outcome, decided.policy_plan
-  compiled = compile_abstract(*fn_and_gradient(traced))
-  baseline = measure(compiled)
+  measured = baseline = decided.baseline or measure(request.compile(*fn_and_gradient(traced)))
   is_planned = found is not None or (outcome is not None and outcome.module_bytes is not None)
   if is_planned:
-    compiled = compile_abstract(*fn_and_gradient(traced, decided.choice.flat_fn(traced)))
-  measured = measure(compiled)
+    measured = decided.measured or measure(
+      compile_abstract(*fn_and_gradient(traced, decided.choice.flat_fn(traced)), request.device))
   budget_bytes = request.budget.resolve(baseline.temp_bytes, baseline.resident_bytes)
   if measured.temp_bytes >= baseline.temp_bytes:
     warn_no_effect(traced, baseline, budget_bytes, outcome)
@@ -189,45 +242,11 @@ def _make_plan(traced: TracedFn, request: Request) -> RematPlan:
       f"the plan for {traced.name} compiles to {format_bytes(measured.temp_bytes)} of temporaries, over its budget of "
       f"{format_bytes(budget_bytes)}: this backend's buffer assignment differs from the model", BudgetExceededWarning,
       stacklevel=3)
-  model: dict[str, Any] = {"overhead": 0.0, "recompute_flops": 0.0, "rounds": (), "lower_bound_bytes": 0}
-  predicted = baseline
-  if found is not None:
-    model |= {"overhead": found.recompute_flops / (_STEP_OVER_FORWARD * max(found.forward_flops, 1.0)),
-              "recompute_flops": found.recompute_flops, "rounds": tuple(map(str, found.rounds))}
-    predicted = MemoryProfile(temp_bytes=found.temp_bytes)
-  elif outcome is not None:
-    model |= {"rounds": outcome.rounds, "lower_bound_bytes": _core.lower_bound(outcome.program.core)[0]}
-    predicted = MemoryProfile(
-      temp_bytes=outcome.predicted.temp_bytes, peak_live_bytes=outcome.predicted.peak_live_bytes)
-    if outcome.result is not None:
-      model |= {"overhead": outcome.result.overhead(outcome.program), "recompute_flops": outcome.result.recompute_flops,
-                "least_overhead": outcome.result.least_overhead(outcome.program)}
+  policy = decided.choice.decisions
+  decisions = modelled.module_decisions(outcome) if policy is None else modelled.jaxpr_decisions(traced, policy)
   return RematPlan(
-    name=traced.name, budget=request.budget, budget_bytes=budget_bytes, planner=request.planner, target=None,
+    name=traced.name, budget=request.budget, budget_bytes=budget_bytes, planner=request.planner, target=request.target,
     engine=decided.choice.engine if is_planned else "none", fingerprint=fingerprint, baseline=baseline,
-    predicted=predicted, measured=measured, decisions=_decisions(traced, decided), policy=decided.choice.decisions,
-    planning_s=planning_s, **model,
+    measured=measured, decisions=decisions, policy=policy, planning_s=planning_s, time_limit_s=request.time_limit_s,
+    mesh=traced.placement.mesh, **modelled.fields(outcome, found, baseline),
   )
-
-
-def _decisions(traced: TracedFn, decided: Decided) -> tuple[Decision, ...]:
-  """What happens to each value: of the jaxpr where the policy engine decided, else of the scheduled module."""
-  if decided.choice.decisions is not None:
-    return tuple(
-      Decision(
-        value=f"equation {value.equation_id}[{value.index}]", type=value.type, source=value.source, scope="",
-        num_bytes=value.num_bytes, decision=value.decision, times=int(value.decision == "recomputed"),
-        cost_s=value.flops / cost.CPU.flops_per_s)
-      for value in rewrite.describe(traced, decided.choice.decisions))
-  if decided.outcome is None or decided.outcome.result is None:
-    return ()
-  program, schedule = decided.outcome.program, decided.outcome.result.schedule
-  times = explain.times_recomputed(program, schedule)
-  decisions = []
-  for value in explain.decided_values(program, schedule):
-    op = int(program.value_producer[value])
-    decisions.append(Decision(
-      value=f"{program.op_names[op]}[{list(program.outputs(op)).index(value)}]", type=program.value_types[value],
-      source=program.op_sources[op], scope=program.op_scopes[op], num_bytes=int(program.value_bytes[value]),
-      decision="recomputed" if times[op] else "saved", times=int(times[op]), cost_s=float(program.op_cost_s[op])))
-  return tuple(decisions)

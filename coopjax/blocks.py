@@ -16,15 +16,16 @@ from typing import Any
 
 import jax
 
-from coopjax import compat
+from coopjax import compat, steps
 from coopjax.budget import Budget, format_bytes
-from coopjax.choice import Choice, KeptChoices, Request, fingerprint_of, mark_of
-from coopjax.errors import InvalidBudgetError, NotDifferentiableError, RematNoEffectWarning
+from coopjax.choice import Choice, KeptChoices, fingerprint_of, key_of, mark_of
+from coopjax.errors import HostOffloadError, InvalidBudgetError, NotDifferentiableError, RematNoEffectWarning
 from coopjax.jaxpr.residuals import forward_graph
 from coopjax.jaxpr.rewrite import PolicyDecisions, Region
 from coopjax.jaxpr.segments import Segment, save_curve
 from coopjax.jaxpr.tags import tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn, fn_and_gradient, trace
+from coopjax.request import Request
 from coopjax.xla import hook
 
 ENGINES = ("policy", "hlo")
@@ -44,12 +45,16 @@ def block_remat(*, budget: Any, engine: str, planner: str, time_limit_s: float) 
 
   Raises:
     InvalidBudgetError: the budget is not one, or is a total with the policy engine.
+    HostOffloadError: the budget allows offload.
     ValueError: an engine or planner that is none.
   """
   if engine not in ENGINES:
     raise ValueError(f"engine={engine!r}: one of {', '.join(ENGINES)}; a block is not planned by both")
   is_nothing = engine == "policy" and isinstance(budget, int) and not isinstance(budget, bool) and budget == 0
   budget = Budget(limit_bytes=0) if is_nothing else Budget.parse(budget)
+  if budget.offload:
+    raise HostOffloadError(f"budget={budget}: a block's budget is what a call keeps, and nothing of it is offloaded; "
+                           "use coopjax.remat around the function that is differentiated")
   if budget.is_total and engine == "policy":
     raise InvalidBudgetError(
       f"budget={budget}: a total is of a program, not of a block in it; use engine='hlo' or coopjax.plan")
@@ -63,23 +68,26 @@ def _wrap(request: Request, fn: Callable) -> Callable:
 
   @functools.wraps(fn)
   def rematerialized(*args):
-    traced = trace(fn, args)
-    return traced.call(jax.tree.leaves((args, {})), _choose(traced, request).flat_fn(traced))
+    with steps.inside_region():
+      traced = trace(fn, args)
+    flat_fn = steps.directed(traced) or _choose(traced, request).flat_fn(traced)
+    return traced.call(jax.tree.leaves((args, {})), flat_fn)
 
   return rematerialized
 
 
 def _choose(traced: TracedFn, request: Request) -> Choice:
   """The choice for this program and request, made once per process: equal blocks are planned once."""
-  key = (fingerprint_of(traced), request)
+  program, _ = key_of(traced, request)
+  key = f"block {program}", request
   if choice := _choices.get(key):
     return choice
   try:
-    choice = decide(traced, request, key[0])
+    choice = decide(traced, request, fingerprint_of(traced))
   except NotDifferentiableError as error:
     warnings.warn(f"coopjax has no effect: {error}", RematNoEffectWarning, stacklevel=4)
     choice = Choice()
-  _choices.put(key, choice)
+  _choices.put(key, choice, holds_budget=False)  # nothing was compiled: not worth a place on the disk
   return choice
 
 

@@ -20,10 +20,12 @@ class Budget:
   """A limit on memory, of one of three kinds; make one with :meth:`parse` or :meth:`total`.
 
   Attributes:
-    limit_bytes: bytes allowed, or None for a share.
+    limit_bytes: bytes allowed, or None for a share. The constructor takes a size or a share here, too.
     share: share of the un-rematerialized temporary memory of the program it is applied to, or None.
     is_total: whether ``limit_bytes`` bounds arguments + outputs + temporaries - aliased instead of
       temporaries alone.
+    offload: whether values may be kept in the host's memory between the forward and the backward pass, where that
+      costs less time than recomputing them. GPU and TPU only.
 
   Example:
     >>> Budget.parse("1.5 KiB").limit_bytes
@@ -32,22 +34,34 @@ class Budget:
     250
     >>> Budget.total("1 MB").resolve(temp_bytes=0, resident_bytes=400_000)
     600000
+    >>> print(Budget("6GiB", offload=True))
+    6.00 GiB with host offload
   """
 
   limit_bytes: int | None = None
   share: float | None = None
   is_total: bool = False
+  offload: bool = False
+
+  def __post_init__(self):
+    if self.limit_bytes is not None and type(self.limit_bytes) is not int:
+      parsed = Budget.parse(self.limit_bytes)
+      object.__setattr__(self, "limit_bytes", parsed.limit_bytes)
+      object.__setattr__(self, "share", parsed.share)
 
   @classmethod
-  def parse(cls, budget: Any) -> "Budget":
+  def parse(cls, budget: Any, *, offload: bool = False) -> "Budget":
     """Reads a budget as users write it.
 
     Args:
       budget: bytes (int), a size string with a binary or decimal unit, a float in (0, 1], or a Budget.
+      offload: as the attribute; a Budget that offloads goes on doing so.
 
     Raises:
       InvalidBudgetError: anything else; the message shows the value and what is accepted.
     """
+    if offload:
+      return dataclasses.replace(cls.parse(budget), offload=True)
     if isinstance(budget, Budget):
       return budget
     if isinstance(budget, str):
@@ -63,9 +77,9 @@ class Budget:
     raise InvalidBudgetError(f"budget={budget!r} ({type(budget).__name__}): {_ASK}, or a Budget")
 
   @classmethod
-  def total(cls, budget: int | str) -> "Budget":
+  def total(cls, budget: int | str, *, offload: bool = False) -> "Budget":
     """A limit on arguments + outputs + temporaries - aliased bytes; give ``plan`` the whole step with it."""
-    parsed = cls.parse(budget)
+    parsed = cls.parse(budget, offload=offload)
     if parsed.limit_bytes is None:
       raise InvalidBudgetError(f"Budget.total({budget!r}): a total is bytes or a size, not a share")
     return dataclasses.replace(parsed, is_total=True)
@@ -85,9 +99,10 @@ class Budget:
     return self.limit_bytes - (resident_bytes if self.is_total else 0)
 
   def __str__(self) -> str:
+    offload = " with host offload" if self.offload else ""
     if self.share is not None:
-      return f"{self.share:.4g} of the un-rematerialized temporaries"
-    return format_bytes(self.limit_bytes) + (" in total" if self.is_total else "")
+      return f"{self.share:.4g} of the un-rematerialized temporaries{offload}"
+    return format_bytes(self.limit_bytes) + (" in total" if self.is_total else "") + offload
 
 
 def _parse_size(text: str) -> int:

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import hashlib
+import logging
 import re
 import threading
 import warnings
@@ -12,51 +13,29 @@ from typing import Any
 import jax
 import numpy as np
 
-from coopjax import __version__, compat
+from coopjax import __version__, cache, compat, host_offload
 from coopjax.budget import Budget, format_bytes
-from coopjax.errors import BudgetExceededWarning, BudgetInfeasibleError, NotDifferentiableError, RematNoEffectWarning
+from coopjax.errors import (
+  BudgetExceededWarning, CompileMemoryError, InvalidProgramError, NotDifferentiableError, RematNoEffectWarning,
+  ShardingUnknownWarning,
+)
 from coopjax.jaxpr import policy as jaxpr_policy
 from coopjax.jaxpr import rewrite
 from coopjax.jaxpr.tags import tag_jaxpr, tagged_fn
 from coopjax.jaxpr.trace import TracedFn, differentiable, fn_and_gradient
-from coopjax.planners import base
 from coopjax.program import explain
 from coopjax.program.step_program import StepProgram
-from coopjax.remat_plan import MemoryProfile
-from coopjax.xla import hook
+from coopjax.memory_profile import MemoryProfile
+from coopjax.request import Request, Trials
+from coopjax.xla import hook, targets
 from coopjax.xla.compile import compile_abstract, measure, module_of
+from coopjax.xla.profiling import profile_of
 from coopjax.xla.program import HeapResult, read_step_program
 
-ENGINES = ("auto", "hlo", "policy")
-ON_INFEASIBLE = ("error", "best_effort")
 _KEPT_CHOICES = 256
+_log = logging.getLogger("coopjax.choice")
 _ADDRESS = re.compile(r"\b0x[0-9a-f]+\b")
 _FOLDED = re.compile(r"(random_fold_in \w+) \d+:")  # a module's path as a number, in Flax
-
-
-@dataclasses.dataclass(frozen=True)
-class Request:
-  """A validated request; hashable, so that choices are kept under it."""
-
-  budget: Budget
-  planner: str
-  engine: str
-  time_limit_s: float
-  on_infeasible: str
-
-  @classmethod
-  def checked(cls, budget, planner, engine, target, time_limit_s, on_infeasible) -> "Request":
-    """The arguments of ``remat`` as a request; ``InvalidBudgetError`` or ``ValueError`` names what is wrong."""
-    base.get_planner(planner)
-    if engine not in ENGINES:
-      raise ValueError(f"engine={engine!r}: one of {', '.join(ENGINES)}")
-    if on_infeasible not in ON_INFEASIBLE:
-      raise ValueError(f"on_infeasible={on_infeasible!r}: one of {', '.join(ON_INFEASIBLE)}")
-    if target is not None and target != jax.default_backend():
-      raise ValueError(f"target={target!r}: only the default backend ({jax.default_backend()!r}) can be planned for")
-    if not time_limit_s > 0:
-      raise ValueError(f"time_limit_s={time_limit_s!r}: a positive number of seconds")
-    return cls(Budget.parse(budget), planner, engine, float(time_limit_s), on_infeasible)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +49,14 @@ class Choice:
   def engine(self) -> str:
     """The engines at work: "hlo", "policy", "policy+hlo" or "none"."""
     return "+".join(name for name, used in (("policy", self.decisions), ("hlo", self.mark)) if used) or "none"
+
+  @classmethod
+  def from_json(cls, fields: dict[str, Any]) -> "Choice":
+    """The inverse of `dataclasses.asdict`, whether or not it went through JSON."""
+    mark, decisions = fields["mark"], fields["decisions"]
+    if not isinstance(mark, str | None):
+      raise TypeError(f"a mark is text, not {mark!r}")
+    return cls(mark, None if decisions is None else rewrite.PolicyDecisions.from_json(decisions))
 
   def flat_fn(self, traced: TracedFn) -> Callable[..., list[Any]]:
     """The function carried out this way, in place of ``traced.evaluate``."""
@@ -85,10 +72,23 @@ class Decided:
   choice: Choice
   outcome: hook.Outcome | None = None
   policy_plan: jaxpr_policy.PolicyPlan | None = None
+  is_certain: bool = True
+  baseline: MemoryProfile | None = None
+  measured: MemoryProfile | None = None
+
+  @property
+  def holds_budget(self) -> bool:
+    """The planning module fits; False where only a warning let a larger one pass, or nothing needed to be done."""
+    if not self.is_certain:
+      return False
+    if self.policy_plan is not None:
+      return self.policy_plan.is_feasible
+    return self.outcome is not None and self.outcome.fits and self.outcome.module_bytes is not None
 
 
 class KeptChoices:
-  """Choices by fingerprint and request, the latest so many of this process; safe under threads."""
+  """Choices by fingerprint and request: in memory the latest so many of this process, on disk those that hold their
+  budget; safe under threads and processes."""
 
   def __init__(self):
     self._choices: collections.OrderedDict[tuple[str, Request], Choice] = collections.OrderedDict()
@@ -96,40 +96,54 @@ class KeptChoices:
 
   def get(self, key: tuple[str, Request]) -> Choice | None:
     with self._lock:
-      return self._choices.get(key)
+      found = self._choices.get(key)
+    if found is None and (found := cache.load(_cache_key(key), Choice.from_json)):
+      self._remember(key, found)
+    return found
 
-  def put(self, key: tuple[str, Request], choice: Choice) -> None:
+  def put(self, key: tuple[str, Request], choice: Choice, holds_budget: bool) -> None:
+    self._remember(key, choice)
+    if holds_budget:
+      cache.store(_cache_key(key), dataclasses.asdict(choice))
+
+  def _remember(self, key: tuple[str, Request], choice: Choice) -> None:
     with self._lock:
       self._choices[key] = choice
       while len(self._choices) > _KEPT_CHOICES:
         self._choices.popitem(last=False)
 
 
+def _cache_key(key: tuple[str, Request]) -> cache.Key:
+  return cache.Key(key[0], repr(key[1]), cache.environment())
+
+
 _choices = KeptChoices()
 
 
 def choose(traced: TracedFn, request: Request) -> Choice:
-  """The choice for this program and request, made once per process.
+  """The choice for this program and request, made once per process, and kept on disk for the next one.
 
   A program that can't be planned because it has no gradient is left as it is, with a warning.
   """
-  key = (fingerprint_of(traced), request)
+  fingerprint, key = fingerprint_of(traced), key_of(traced, request)
   if choice := _choices.get(key):
+    if choice.mark is not None:
+      hook.install(compat.hook_platform(request.platform))
     return choice
+  if request.engine == "auto" and request.target and not request.device.is_running:
+    request = dataclasses.replace(request, engine="policy")  # no hook of the running backend plans for another
   try:
-    decided = decide(differentiable(traced), request, key[0], planners=("peak", request.planner))
+    decided = decide(differentiable(traced), request, fingerprint, planners=("peak", request.planner))
   except NotDifferentiableError as error:
     warnings.warn(f"coopjax.remat has no effect: {error}", RematNoEffectWarning, stacklevel=3)
     return Choice()
-  except BudgetInfeasibleError:
-    if jax.device_count() == 1:
-      raise
-    # A trace does not say how its inputs are sharded: the hook, which sees one device's program, decides.
-    decided = Decided(Choice(mark_of(key[0], request.budget, request.planner, request.time_limit_s)))
   outcome = decided.outcome
   if outcome and outcome.baseline.temp_bytes <= outcome.budget_bytes and request.budget.share is None:
     warn_no_effect(traced, outcome.baseline, outcome.budget_bytes, outcome)
-  _choices.put(key, decided.choice)
+  elif decided.baseline and decided.choice == Choice() and request.budget.share is None:
+    baseline = decided.baseline
+    warn_no_effect(traced, baseline, request.budget.resolve(baseline.temp_bytes, baseline.resident_bytes), None)
+  _choices.put(key, decided.choice, decided.holds_budget)
   return decided.choice
 
 
@@ -146,13 +160,16 @@ def decide(traced: TracedFn, request: Request, fingerprint: str, planners: Seque
   Raises:
     BudgetInfeasibleError: no plan reaches the budget and the request says "error".
   """
-  platform = compat.hook_platform(jax.default_backend())
+  request = dataclasses.replace(request, engine=host_offload.engine_for(traced, request.engine, request.platform))
+  platform = compat.hook_platform(request.platform)
   if request.engine == "hlo" and platform is None:
-    raise ValueError(f"engine='hlo': JAX {jax.__version__} has no HLO hook on {jax.default_backend()}; use 'policy'")
+    raise ValueError(f"engine='hlo': JAX {jax.__version__} has no HLO hook on {request.platform}; use 'policy'")
   if request.engine == "policy" or platform is None:
     return _decide_policy(traced, request, None, fingerprint)
+  if platform != "cpu":
+    return _decide_compiled(traced, request, platform, fingerprint, planners)
   hook.install(platform)
-  module = hook.capture(lambda mark: compile_abstract(*fn_and_gradient(traced, tagged_fn(traced, mark))))
+  module = hook.capture(lambda mark: request.compile(*fn_and_gradient(traced, tagged_fn(traced, mark))))
   mark = mark_of(fingerprint, request.budget, request.planner, request.time_limit_s)
   for planner in dict.fromkeys(planners):
     outcome = hook.plan_module(module, [hook.Request(request.budget, planner, request.time_limit_s)])
@@ -160,46 +177,136 @@ def decide(traced: TracedFn, request: Request, fingerprint: str, planners: Seque
       break
   if not outcome.fits and request.engine == "auto":
     return _decide_policy(traced, request, outcome, fingerprint)
-  if not outcome.fits:
+  if not outcome.fits and traced.placement.is_known:  # else the hook, which sees one device's program, decides
     schedule = outcome.program.schedule if outcome.result is None else outcome.result.schedule
     _report_infeasible(
       traced, request, outcome.budget_bytes, outcome.predicted.temp_bytes, outcome.program, schedule)
   return Decided(Choice(mark), outcome)
 
 
+def _decide_compiled(
+  traced: TracedFn, request: Request, platform: str, fingerprint: str, planners: Sequence[str],
+) -> Decided:
+  """Plans as `decide` for an accelerator, whose buffer assignment the model need not follow.
+
+  So a share is of what is compiled, and a plan of the HLO engine counts if it holds the budget when compiled.
+  """
+  try:
+    if request.device is not None:
+      request.device.load()
+    hook.install(platform)
+    module, compiled = hook.observe(lambda mark: request.compile(*fn_and_gradient(traced, tagged_fn(traced, mark))))
+  except RuntimeError:  # the hook did not run
+    if request.engine == "hlo":
+      raise
+    return _decide_policy(traced, request, None, fingerprint)
+  baseline = measure(compiled)
+  budget = Budget(request.budget.resolve(baseline.temp_bytes, baseline.resident_bytes))
+  if baseline.temp_bytes <= budget.limit_bytes:
+    return Decided(Choice(), baseline=baseline)
+  speeds = (request.device or targets.running()).name
+  try:
+    for planner in dict.fromkeys(planners):
+      outcome = hook.plan_module(module, [hook.Request(budget, planner, request.time_limit_s, target=speeds)])
+      if outcome.fits:
+        break
+  except InvalidProgramError as error:
+    if request.engine == "hlo":
+      raise InvalidProgramError(f"engine='hlo' can't read the modules of XLA:{platform.upper()}: {error}") from error
+    return _decide_policy(traced, request, None, fingerprint, baseline)
+  mark, measured = mark_of(fingerprint, budget, request.planner, request.time_limit_s, speeds), None
+  if outcome.fits or request.engine == "hlo":
+    measured = _measure_marked(traced, request, mark)
+  if measured and measured.temp_bytes <= budget.limit_bytes:
+    return Decided(Choice(mark), outcome, baseline=baseline, measured=measured)
+  if request.engine == "auto":
+    return _decide_policy(traced, request, outcome, fingerprint, baseline)
+  smallest = measured.temp_bytes if measured else baseline.temp_bytes
+  _report_infeasible(traced, request, budget.limit_bytes, smallest, outcome.program, outcome.program.schedule)
+  return Decided(Choice(mark), outcome, baseline=baseline, measured=measured)
+
+
+def _measure_marked(traced: TracedFn, request: Request, mark: str) -> MemoryProfile | None:
+  """The program that the HLO engine makes, compiled; None where XLA does not take it."""
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore", BudgetExceededWarning)  # what does not hold the budget is not taken
+    try:
+      return measure(compile_abstract(*fn_and_gradient(traced, tagged_fn(traced, mark)), request.device))
+    except (jax.errors.JaxRuntimeError, CompileMemoryError) as error:
+      _log.info("the HLO engine's program for %s does not compile: %s", traced.name, error)
+      return None
+
+
 def _decide_policy(
   traced: TracedFn, request: Request, outcome: hook.Outcome | None, fingerprint: str,
+  baseline: MemoryProfile | None = None,
 ) -> Decided:
   """Plans checkpoint segments; every round is a compile. With an outcome, the HLO engine works under them.
 
   A share is settled here, in bytes: the hook will not see the un-rematerialized program again.
   """
-  baseline = outcome.baseline if outcome else measure(compile_abstract(*fn_and_gradient(traced)))
+  profile = None
+  if outcome is None and baseline is None:
+    compiled = request.compile(*fn_and_gradient(traced, tagged_fn(traced)))
+    baseline, profile = measure(compiled), profile_of(traced, compiled)
+  known, baseline = baseline, baseline or outcome.baseline
   budget_bytes = request.budget.resolve(baseline.temp_bytes, baseline.resident_bytes)
   if baseline.temp_bytes <= budget_bytes:
-    return Decided(Choice(), outcome)
+    return Decided(Choice(), outcome, baseline=known)
+  is_known, changes = traced.placement.is_known, traced.placement.is_spread or traced.placement.is_batched
   mark = mark_of(fingerprint, Budget(budget_bytes), request.planner, request.time_limit_s) if outcome else None
-  found = None
+  trials, found = Trials(request), list[jaxpr_policy.PolicyPlan]()
+  link = host_offload.link(request.budget, request.device)
   with warnings.catch_warnings():
     warnings.simplefilter("ignore", BudgetExceededWarning)  # trials may miss the budget
-    for only_scans in (True, False) if mark else (False,):
-      if found is None or not found.is_feasible:
-        found = jaxpr_policy.plan_policy(
-          traced, budget_bytes, compile_abstract, baseline.temp_bytes, mark=mark, only_scans=only_scans)
-  if not found.is_feasible:
-    smallest = compile_abstract(*fn_and_gradient(traced, rewrite.rewrite(traced, found.decisions, mark)))
+    # Straight-line code of a program that will be partitioned or batched is left to the hook.
+    for only_scans in (False,) if not mark else (True, False) if is_known or not changes else (True,):
+      if not found or not found[-1].is_feasible:
+        found.append(jaxpr_policy.plan_policy(
+          traced, budget_bytes, trials.compile, baseline.temp_bytes, mark=mark, only_scans=only_scans,
+          profile=profile, link=link))
+  best = found[-1]
+  if not is_known and (mark or traced.placement.is_spread):
+    return _carry_over(traced, request, outcome, fingerprint, best if best.is_feasible else found[0])
+  if not best.is_feasible:
+    smallest = request.compile(*fn_and_gradient(traced, rewrite.rewrite(traced, best.decisions, mark)))
     program, _ = read_step_program(module_of(smallest))
-    _report_infeasible(traced, request, budget_bytes, found.smallest_bytes, program, program.schedule)
-  return Decided(Choice(mark, found.decisions), outcome, found)
+    _report_infeasible(traced, request, budget_bytes, best.smallest_bytes, program, program.schedule)
+  measured = trials.measured(best.temp_bytes)
+  return Decided(Choice(mark, best.decisions), outcome, best, baseline=known, measured=measured)
 
 
-def mark_of(fingerprint: str, budget: Budget, planner: str, time_limit_s: float) -> str:
+def _carry_over(
+  traced: TracedFn, request: Request, outcome: hook.Outcome | None, fingerprint: str, found: jaxpr_policy.PolicyPlan,
+) -> Decided:
+  """The choice for a program whose partitioning the trace does not show, from a plan for all devices together.
+
+  One device's program is no larger, so bytes that all hold together each one holds, and what can't be reached here
+  may be reached there. A share is carried over in proportion, as it is from one example to all of a `vmap`. The hook,
+  if it is at work, has the last word.
+  """
+  decisions, budget = found.decisions if found.decisions.regions else None, request.budget
+  if outcome and decisions and budget.share is not None:
+    alone = measure(request.compile(*fn_and_gradient(traced, rewrite.rewrite(traced, decisions))))
+    budget = Budget(share=min(1.0, budget.share * outcome.baseline.temp_bytes / max(alone.temp_bytes, 1)))
+  mark = mark_of(fingerprint, budget, request.planner, request.time_limit_s) if outcome else None
+  is_certain = budget.share is not None or not decisions or not traced.placement.is_spread
+  if not is_certain:
+    warnings.warn(
+      f"the sharding of {traced.name}'s arguments is not known while it is traced, so the policy engine planned for all "
+      f"devices together: {budget} cost more recompute than one device needs. Plan the function or the whole step for "
+      "shapes with shardings (coopjax.plan(step, *shapes, budget=...).apply(step)), or use Explicit axes",
+      ShardingUnknownWarning, stacklevel=5)
+  return Decided(Choice(mark, decisions), outcome, found, is_certain)
+
+
+def mark_of(fingerprint: str, budget: Budget, planner: str, time_limit_s: float, target: str = "cpu") -> str:
   """The mark of a traced program: the same for the same program, request and coopjax, in every process.
 
   Compilation caches key on it, so an executable that another version of coopjax planned is not taken for this one's.
   """
-  key = _hash(f"{__version__} {fingerprint} {budget} {planner} {time_limit_s}")
-  return hook.Request(budget, planner, time_limit_s, key).to_mark()
+  key = _hash(f"{__version__} {fingerprint} {budget} {planner} {time_limit_s} {target}")
+  return hook.Request(budget, planner, time_limit_s, key, target).to_mark()
 
 
 def _report_infeasible(
@@ -231,10 +338,16 @@ def warn_no_effect(
   warnings.warn(f"the remat of {traced.name} has no effect: {cause}", RematNoEffectWarning, stacklevel=4)
 
 
+def key_of(traced: TracedFn, request: Request) -> tuple[str, Request]:
+  """What a choice is kept under: program, placement of its inputs on devices, and request."""
+  return f"{fingerprint_of(traced)} {traced.placement.key()}", request
+
+
 def fingerprint_of(traced: TracedFn) -> str:
   """A hash of the traced program that is the same in every process: its text, without object addresses.
 
-  Constants folded into random keys don't count: a plan for one layer's dropout is a plan for another's.
+  Constants folded into random keys don't count: a plan for one layer's dropout is a plan for another's. Shardings count
+  as far as types state them (Explicit axes): of others a trace knows nothing, and a plan must fit the trace.
   """
   text = _FOLDED.sub(r"\1 _:", _ADDRESS.sub("", str(traced.jaxpr)))
   if traced.policy is not None:

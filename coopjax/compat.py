@@ -15,7 +15,7 @@ from jax._src import config, effects, linear_util, source_info_util
 from jax._src import core as core_internals, mesh as mesh_lib
 from jax._src.ad_checkpoint import RematTraced
 from jax._src.core import JaxprEqnContext
-from jax._src.interpreters import partial_eval
+from jax._src.interpreters import ad, batching, partial_eval
 from jax._src.sharding_impls import UnspecifiedValue
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend import core
@@ -100,16 +100,17 @@ def inlined(call: core.JaxprEqn, inner: core.JaxprEqn, invars: Sequence[Any], ou
                        source_info=inner.source_info.replace(name_stack=name_stack))
 
 
-def pinned_checkpoint(fn: Callable, *, policy: Callable | None, prevent_cse: bool) -> Callable:
+def pinned_checkpoint(fn: Callable, *, policy: Callable | None, prevent_cse: Any, is_classic: bool = False) -> Callable:
   """`jax.checkpoint` whose recompute waits for its cotangents.
 
   With both ``jax_remat3`` and ``jax_remat_barrier_no_cotangents`` on, the barrier holds the residuals alone, XLA:CPU
   hoists every recompute to the start of the backward pass and nothing is saved (16-layer decoder, JAX 0.11.2 and
-  0.12.0.1: 75 MiB becomes 751). The classic implementation always pins the cotangents, so it is used there.
+  0.12.0.1: 75 MiB becomes 751). The classic implementation always pins the cotangents, so it is used there. It is used,
+  too, where it is asked for: with inputs on the host, ``jax_remat3`` can't linearize (JAX 0.12.0.1).
   """
   def call(*args):
-    classic = config.remat3(False) if config.remat_barrier_no_cotangents.value else contextlib.nullcontext()
-    with classic:
+    must_be_classic = is_classic or config.remat_barrier_no_cotangents.value
+    with config.remat3(False) if must_be_classic else contextlib.nullcontext():
       return jax.checkpoint(fn, policy=policy, prevent_cse=prevent_cse)(*args)
 
   return call
@@ -213,6 +214,12 @@ def scan_slices(equation: core.JaxprEqn) -> Sequence[core.Var]:
           if len(inner.aval.shape) < len(outer.aval.shape)]
 
 
+def scan_carries(equation: core.JaxprEqn) -> Sequence[core.Var]:
+  """The variables of a scan's body that hold its carry."""
+  (body,) = sub_jaxprs(equation)
+  return list(equation.params["ft_in"].update(body.invars).unpack()[1])
+
+
 def may_repeat(equation: core.JaxprEqn) -> bool:
   """False for effects that `jax.checkpoint` refuses to run again; it repeats debug prints and collectives."""
   return not effects.remat_allowed_effects.filter_not_in(equation.effects)
@@ -223,18 +230,22 @@ def has_ordered_effects(equation: core.JaxprEqn) -> bool:
   return bool(effects.ordered_effects.filter_in(equation.effects)) and not may_repeat(equation)
 
 
-def saved_values(jaxpr: core.Jaxpr, policy: Callable) -> set[core.Var]:
-  """The variables whose values a `jax.checkpoint` policy keeps; of a named value that under the name, too."""
-  saved = set()
-  for equation in jaxpr.eqns:
-    primitive, params = equation.primitive, equation.params
-    if isinstance(name := getattr(params.get("_prim"), "name", None), str):  # checkpoint_name under jax_remat3
-      primitive, params = primitives.name_p, {"name": name}
-    answer = policy(primitive, *(atom.aval for atom in equation.invars), **params)
-    if answer is not False and not isinstance(answer, type(partial_eval.Recompute)):
-      named = equation.invars if primitive is primitives.name_p else ()
-      saved.update(atom for atom in (*named, *equation.outvars) if isinstance(atom, core.Var))
-  return saved
+def as_policies_see(equation: core.JaxprEqn) -> tuple[Any, dict[str, Any]]:
+  """Primitive and parameters of an equation; a `checkpoint_name` under ``jax_remat3`` as it is without."""
+  if isinstance(name := getattr(equation.params.get("_prim"), "name", None), str):
+    return primitives.name_p, {"name": name}
+  return equation.primitive, equation.params
+
+
+def hlo_proto_of_text(text: str) -> bytes:
+  """A serialized ``HloModuleProto`` of HLO text, schedule included.
+
+  Raises:
+    RuntimeError: jaxlib can't parse it.
+  """
+  from jaxlib import _hlo  # jaxlib has no public parser
+
+  return _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
 
 
 def dce(jaxpr: core.Jaxpr) -> core.Jaxpr:
@@ -263,7 +274,8 @@ def no_trace() -> Iterator[None]:
       core_internals.trace_ctx.set_axis_env(axes)
 
 
-def bind_axes(fn: Callable, avals: Sequence[jax.ShapeDtypeStruct]
+def bind_axes(fn: Callable, avals: Sequence[jax.ShapeDtypeStruct],
+              mesh_like: Callable[[jax.sharding.AbstractMesh], jax.sharding.Mesh] | None = None
               ) -> tuple[Callable, Sequence[jax.ShapeDtypeStruct]]:
   """`fn` and its types as a program of its own, for `no_trace`, that binds the named axes which are in scope here.
 
@@ -273,6 +285,7 @@ def bind_axes(fn: Callable, avals: Sequence[jax.ShapeDtypeStruct]
   Args:
     fn: a function of positional arrays.
     avals: types of its arguments, with the manual axes that they vary over.
+    mesh_like: makes the mesh, from one of the same shape; of devices that are there by default.
   """
   mesh = jax.sharding.get_abstract_mesh()
   manual = frozenset(mesh.manual_axes)
@@ -286,10 +299,13 @@ def bind_axes(fn: Callable, avals: Sequence[jax.ShapeDtypeStruct]
     outputs = fn(*(vary(value, aval) for value, aval in zip(inputs, avals, strict=True)))
     return jax.tree.map(lambda out: jax.numpy.expand_dims(out, 0), outputs)
 
-  everywhere = jax.sharding.PartitionSpec(tuple(mesh.manual_axes))
-  bound = jax.shard_map(of_device, mesh=_devices_of(mesh), in_specs=jax.sharding.PartitionSpec(), out_specs=everywhere,
-                        axis_names=manual, check_vma=config._check_vma.value)
-  return bound, [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type) for aval in avals]
+  everywhere, nowhere = jax.sharding.PartitionSpec(tuple(mesh.manual_axes)), jax.sharding.PartitionSpec()
+  devices = (mesh_like or _devices_of)(mesh)
+  bound = jax.shard_map(of_device, mesh=devices, in_specs=nowhere, out_specs=everywhere, axis_names=manual,
+                        check_vma=config._check_vma.value)
+  sharding = jax.sharding.NamedSharding(devices, nowhere) if mesh_like else None
+  return bound, [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding)
+                 for aval in avals]
 
 
 def vary(value: Any, aval: Any) -> Any:
@@ -303,6 +319,40 @@ def manual_axes(aval: Any) -> Any:
   return getattr(aval, "manual_axis_type", None)
 
 
+def axes_in_scope() -> str:
+  """The mesh and the named axes, with their sizes, that a program traced here may refer to."""
+  return f"{jax.sharding.get_abstract_mesh()} {dict(core_internals.trace_ctx.axis_env.axis_sizes)}"
+
+
+def is_batched(value: Any) -> bool:
+  """Whether a value is one example of those that a `vmap` around runs over."""
+  while isinstance(value, ad.JVPTracer | ad.LinearizeTracer):
+    value = value.primal
+  return isinstance(value, batching.BatchTracer)
+
+
+def is_on_one_device() -> bool:
+  """Whether what is traced here is one device's program: inside a `shard_map` over all axes of its mesh."""
+  mesh = jax.sharding.get_abstract_mesh()
+  return not mesh.empty and set(mesh.manual_axes) == set(mesh.axis_names)
+
+
+def stated_sharding(aval: Any) -> jax.sharding.NamedSharding | None:
+  """The sharding over Explicit axes that a type states, on devices of the default backend if it names none.
+
+  None where the type states nothing, inside a `shard_map`, or if there are not enough devices.
+  """
+  sharding, explicit = getattr(aval, "sharding", None), jax.sharding.AxisType.Explicit
+  if not isinstance(sharding, jax.sharding.NamedSharding) or explicit not in sharding.mesh.axis_types:
+    return None
+  mesh = sharding.mesh
+  if isinstance(mesh, jax.sharding.AbstractMesh):
+    if mesh.manual_axes or jax.device_count() < mesh.size:
+      return None
+    mesh = jax.sharding.Mesh(_devices_of(mesh).devices, mesh.axis_names, axis_types=mesh.axis_types)
+  return jax.sharding.NamedSharding(mesh, sharding.spec)
+
+
 def _without_manual_axes(mesh: jax.sharding.AbstractMesh) -> jax.sharding.AbstractMesh:
   """The mesh around a `shard_map`."""
   return _devices_of(mesh).abstract_mesh
@@ -311,7 +361,7 @@ def _without_manual_axes(mesh: jax.sharding.AbstractMesh) -> jax.sharding.Abstra
 def _devices_of(mesh: jax.sharding.AbstractMesh) -> jax.sharding.Mesh:
   """The user's own mesh, if set, else devices of the default backend in the same arrangement."""
   current = mesh_lib.get_concrete_mesh()
-  if not current.empty:
+  if (current.axis_names, current.axis_sizes) == (mesh.axis_names, mesh.axis_sizes):
     return current
   if jax.device_count() < mesh.size:
     raise ValueError(f"coopjax.remat inside a shard_map over {mesh.size} devices: planning compiles for a mesh of that "
@@ -320,6 +370,11 @@ def _devices_of(mesh: jax.sharding.AbstractMesh) -> jax.sharding.Mesh:
   types = tuple(auto if name in mesh.manual_axes else kind
                 for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True))
   return jax.make_mesh(mesh.axis_sizes, mesh.axis_names, types)
+
+
+def without_xla_remat() -> contextlib.AbstractContextManager:
+  """Compiles inside it run without XLA's own rematerialization; passes that the user has disabled stay disabled."""
+  return config.enable_remat_opt_pass(False)
 
 
 def hook_platform(backend: str) -> str | None:

@@ -43,6 +43,30 @@ class BudgetInfeasibleError(CoopjaxError):
     self.largest = largest
 
 
+class UnknownTargetError(CoopjaxError, ValueError):
+  """A target that is none, or one whose topology its compiler does not know or is too small for the program."""
+
+
+class MissingWheelError(CoopjaxError, ImportError):
+  """A target whose compiler is not installed; the message names the extra that brings it."""
+
+
+class CompileMemoryError(CoopjaxError):
+  """A program that does not fit the memory of the device that it is compiled for.
+
+  Attributes:
+    memory_bytes: what the device has.
+  """
+
+  def __init__(self, message: str, *, memory_bytes: int):
+    super().__init__(message)
+    self.memory_bytes = memory_bytes
+
+
+class DumpError(CoopjaxError, ValueError):
+  """A path that holds no compiled program that could be read; the message says what was expected and found."""
+
+
 class PlanMismatchError(CoopjaxError):
   """A plan applied to a program that it was not made for."""
 
@@ -53,3 +77,19 @@ class RematNoEffectWarning(UserWarning):
 
 class BudgetExceededWarning(UserWarning):
   """A best-effort plan, or a program compiled in place, that stays above its budget."""
+
+
+class ShardingUnknownWarning(UserWarning):
+  """A program that was planned for all devices together, because its sharding is not known where it is traced."""
+
+
+class CacheWarning(UserWarning):
+  """Decisions that can't be kept on disk, or a kept one that can't be read."""
+
+
+class HostOffloadError(CoopjaxError, ValueError):
+  """A budget that allows host offload where nothing can be offloaded: on a CPU, by the HLO engine, or for one block."""
+
+
+class HostOffloadWarning(UserWarning):
+  """A budget that allows host offload on a CPU, where it is planned without."""

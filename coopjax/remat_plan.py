@@ -12,44 +12,9 @@ import numpy as np
 
 from coopjax.budget import Budget, format_bytes
 from coopjax.errors import InvalidPlanError
+from coopjax.memory_profile import MemoryProfile
 
-FORMAT_VERSION = 1
-
-
-@dataclasses.dataclass(frozen=True)
-class MemoryProfile:
-  """Memory of one program on one device, in bytes.
-
-  Attributes:
-    temp_bytes: temporaries: residuals, workspace and fragmentation (``temp_size_in_bytes``).
-    argument_bytes: arguments.
-    output_bytes: outputs.
-    alias_bytes: output bytes that live in donated arguments.
-    peak_live_bytes: most temporary bytes live at one step, before packing.
-    live_bytes: live temporary bytes at each step of the schedule.
-  """
-
-  temp_bytes: int
-  argument_bytes: int = 0
-  output_bytes: int = 0
-  alias_bytes: int = 0
-  peak_live_bytes: int = 0
-  live_bytes: tuple[int, ...] = dataclasses.field(default=(), repr=False)
-
-  @property
-  def resident_bytes(self) -> int:
-    """Arguments + outputs - aliased: what is there before and after the step."""
-    return self.argument_bytes + self.output_bytes - self.alias_bytes
-
-  @property
-  def total_bytes(self) -> int:
-    """Arguments + outputs + temporaries - aliased."""
-    return self.resident_bytes + self.temp_bytes
-
-  @property
-  def fragmentation(self) -> float:
-    """``(heap size - peak live) / heap size`` of the temporaries; negative where XLA reuses output buffers."""
-    return (self.temp_bytes - self.peak_live_bytes) / self.temp_bytes if self.temp_bytes else 0.0
+FORMAT_VERSION = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +26,8 @@ class Decision:
     type: dtype and shape.
     source: the user's ``file:line``, or "".
     scope: name-scope path, or "".
-    num_bytes: size of its buffer.
-    decision: "saved" or "recomputed".
+    num_bytes: size of its buffer; if the policy engine decided, of the whole array, whatever its sharding.
+    decision: "saved", "recomputed" or "offloaded".
     times: how often it is recomputed.
     cost_s: modelled seconds of one run of the op that makes it.
   """
@@ -75,6 +40,28 @@ class Decision:
   decision: str
   times: int
   cost_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class RegionPlan:
+  """What one remat region of a whole step does.
+
+  Attributes:
+    fingerprint: of the region, by which :meth:`RematPlan.apply` knows it.
+    name: of its function.
+    num_runs: how often the step runs it, a ``while`` counted as one turn.
+    policy: the policy engine's decisions for each run, or None.
+    saved_bytes: its share of the budget: what it keeps for the backward pass, modelled; if the policy engine decided,
+      of whole arrays, whatever their shardings.
+    recompute_flops: floating-point operations added by all runs, modelled.
+  """
+
+  fingerprint: str
+  name: str
+  num_runs: int
+  policy: Any = dataclasses.field(repr=False)
+  saved_bytes: int
+  recompute_flops: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +82,7 @@ class RematPlan:
     baseline: memory of the program without remat.
     predicted: memory that the model expects of the plan.
     measured: memory of the compiled plan.
-    overhead: recompute cost over baseline cost, modelled.
+    overhead: cost of recompute, and of waiting for the host, over baseline cost, modelled.
     recompute_flops: floating-point operations added, modelled.
     least_overhead: overhead that no schedule of the program's instructions avoids with the live bytes that this one was
       allowed, modelled; 0 where the policy engine changed the instructions.
@@ -104,7 +91,10 @@ class RematPlan:
     decisions: one per value that was recomputed or that is kept across the peak, largest first.
     policy: the policy engine's decisions, or None.
     rounds: trace of the verify-and-replan loop, one line each.
+    regions: of a whole step, what each remat region in it does; () for a function with its gradient.
+    time_limit_s: seconds that the HLO engine may plan one program when the plan is carried out.
     planning_s: seconds spent planning, compiles excluded.
+    mesh: axes that the arguments are spread over, "data=4,model=2" for one, "" for one device; bytes are one device's.
   """
 
   name: str
@@ -125,10 +115,15 @@ class RematPlan:
   rounds: tuple[str, ...] = dataclasses.field(default=(), repr=False)
   planning_s: float = dataclasses.field(default=0.0, compare=False)
   least_overhead: float = 0.0
+  mesh: str = ""
+  regions: tuple[RegionPlan, ...] = dataclasses.field(default=(), repr=False)
+  time_limit_s: float = 10.0
 
   @property
   def fits(self) -> bool:
-    """Whether the compiled plan holds the budget."""
+    """Whether the compiled plan holds the budget, a total one with all that the program holds."""
+    if self.budget.is_total:
+      return self.measured.total_bytes <= self.budget.limit_bytes
     return self.measured.temp_bytes <= self.budget_bytes
 
   @property
@@ -138,6 +133,9 @@ class RematPlan:
 
   def apply(self, fn: Callable) -> Callable:
     """``fn`` with this plan carried out; the same function that was planned.
+
+    A whole step comes back as it is, its jit, donation and shardings included, with the plan's decisions carried out in
+    the remat regions inside.
 
     Raises:
       coopjax.PlanMismatchError: when called with arguments that trace to another program.
@@ -149,14 +147,26 @@ class RematPlan:
   def explain(self, top: int = 20) -> str:
     """The plan as text: the headline, then the ``top`` largest decisions with their source lines."""
     lines = [
-      f"{self.name}: {format_bytes(self.baseline.temp_bytes)} of temporaries without remat, budget "
+      f"{self.name}{' on each device of ' + self.mesh if self.mesh else ''}: "
+      f"{format_bytes(self.baseline.temp_bytes)} of temporaries without remat, budget "
       f"{format_bytes(self.budget_bytes)}, compiled {format_bytes(self.measured.temp_bytes)} "
-      f"({'fits' if self.fits else 'OVER BUDGET'})",
-      f"  engine {self.engine}, planner {self.planner}: {self.overhead:+.2%} modelled cost, "
+      f"({'fits' if self.fits else 'OVER BUDGET'})"
+      + (f", {format_bytes(self.measured.host_bytes)} in the host's memory" if self.measured.host_bytes else ""),
+      f"  engine {self.engine}, planner {self.planner}: {self.overhead:+.2%} modelled cost"
+      f"{', waiting for the host included' if self.measured.host_bytes else ''}, "
       f"{self.recompute_flops:.3g} FLOPs recomputed"
       + (f"; no plan costs less than {self.least_overhead:+.2%}" if self.least_overhead else "")
       + (f"; no plan goes below {format_bytes(self.lower_bound_bytes)}" if self.lower_bound_bytes else ""),
     ]
+    if self.budget.is_total:
+      lines.insert(
+        1, f"  {format_bytes(self.baseline.total_bytes)} in total without remat, budget {self.budget}, compiled "
+        f"{format_bytes(self.measured.total_bytes)}, {format_bytes(self.measured.resident_bytes)} of it arguments and "
+        "outputs")
+    together = " on all devices together" if self.mesh and "policy" in self.engine else ""
+    lines += [
+      f"  region {region.name}, {region.num_runs} a step: keeps {format_bytes(region.saved_bytes)}{together}, recomputes "
+      f"{region.recompute_flops:.3g} FLOPs" for region in self.regions]
     lines += [f"  {line}" for line in self.rounds]
     for decision in self.decisions[:top]:
       times = f" {decision.times}x" if decision.times > 1 else ""
@@ -212,9 +222,12 @@ class RematPlan:
 
     fields["budget"] = Budget(**fields["budget"])
     for key in ("baseline", "predicted", "measured"):
-      fields[key] = MemoryProfile(**{**fields[key], "live_bytes": tuple(fields[key]["live_bytes"])})
+      fields[key] = MemoryProfile.from_fields(fields[key])
     fields["decisions"] = tuple(Decision(**decision) for decision in fields["decisions"])
     fields["rounds"] = tuple(fields["rounds"])
+    fields["regions"] = tuple(
+      RegionPlan(**{**region, "policy": region["policy"] and PolicyDecisions.from_json(region["policy"])})
+      for region in fields["regions"])
     if fields["policy"] is not None:
       fields["policy"] = PolicyDecisions.from_json(fields["policy"])
     return cls(**fields)

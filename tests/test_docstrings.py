@@ -6,7 +6,7 @@ import importlib
 import pytest
 
 
-@pytest.mark.parametrize("name", ["coopjax.api", "coopjax.budget", "coopjax.jaxpr.program"])
+@pytest.mark.parametrize("name", ["coopjax.api", "coopjax.budget", "coopjax.jaxpr.program", "coopjax.xla.targets"])
 def test_examples(name):
   found = doctest.testmod(importlib.import_module(name))
   assert found.attempted and not found.failed

@@ -48,6 +48,17 @@ def test_demo_fails_with_a_message_on_a_budget_that_cannot_be_held(tmp_path, bud
   assert message in done.stderr
 
 
+def test_llama_holds_a_budget_on_each_of_eight_devices(tmp_path):
+  small = ["--layers", "4", "--width", "32", "--context", "32", "--batch", "8", "--heads", "4", "--key-heads", "2"]
+  command = [sys.executable, str(ROOT / "examples" / "scan_llama.py"), *small, "--steps", "2", "--budget", "0.5"]
+  done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+  assert done.returncode == 0, done.stdout + done.stderr
+  plain, checkpointed, fitted = (line.rsplit("  ", 1)[0].split() for line in done.stdout.splitlines()[-3:])
+  budget, temp = map(float, fitted[2:4])
+  assert fitted[:2] == ["coopjax", "50%"] and temp <= budget < float(plain[2]) and checkpointed[0] == "jax.checkpoint"
+  assert "on each device of data=4,model=2" in done.stdout and "recomputed" in done.stdout
+
+
 def test_batches_are_excerpts_of_the_corpus_and_repeat(scripts):
   gpt = importlib.import_module("gpt")
   config = gpt.GPTConfig(num_layers=1, width=32, num_heads=2, context=16, batch_size=2)

@@ -8,8 +8,9 @@ import sys
 PACKAGE = pathlib.Path(__file__).parent.parent / "coopjax"
 # A layer may import itself and those before it. Deferred imports (inside functions) count too, but for the one door
 # that RematPlan.apply and its policy decisions need.
-LAYERS = ["errors", "budget", "program", "planners", "remat_plan", "compat", "jaxpr", "xla", "choice", "api",
-          "arguments", "blocks", "linen", "nnx"]
+LAYERS = ["errors", "budget", "memory_profile", "program", "planners", "remat_plan", "compat", "jaxpr", "xla", "cache",
+          "request", "choice", "steps", "modelled", "step_plan", "api", "arguments", "blocks", "linen", "nnx", "report",
+          "cli"]
 FREE = {("remat_plan", "api"), ("remat_plan", "jaxpr")}
 
 

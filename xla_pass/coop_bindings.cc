@@ -1,4 +1,4 @@
-// Bindings of the Coop planner: its options as an object, its result as a dict.
+// Bindings of the Coop planners: options as an object, results as dicts.
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
@@ -6,6 +6,7 @@
 
 #include "bindings.h"
 #include "coop_planner.h"
+#include "window_planner.h"
 
 namespace coopjax::python {
 namespace {
@@ -70,6 +71,22 @@ void BindCoop(nb::module_& m) {
     return ToDict(result);
   }, "Coop, DTR or DTE simulated in an arena of the budget's size; see coop_planner.h. `placements` has rows (value, "
      "step of production, offset), flattened.");
+  m.def("plan_windows", [](const StepProgram& program, Array<int32_t> order, Array<int64_t> offsets,
+                           int64_t budget_bytes) {
+    const std::vector<int32_t> steps = ToVector<int32_t>(order);
+    const std::vector<int64_t> places = ToVector<int64_t>(offsets);
+    WindowResult result;
+    {
+      nb::gil_scoped_release release;
+      result = PlanWindows(program, steps, places, budget_bytes);
+    }
+    nb::dict answer;
+    answer["schedule"] = ToNumpy(result.schedule);
+    answer["is_feasible"] = result.is_feasible;
+    answer["num_windows"] = result.num_windows;
+    answer["num_evicted"] = result.num_evicted;
+    return answer;
+  }, "Coop's windows over given offsets, one per value, -1 for what stays; see window_planner.h.");
 }
 
 }  // namespace coopjax::python

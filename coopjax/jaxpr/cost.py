@@ -80,6 +80,22 @@ def equation_seconds(equation: core.JaxprEqn, roofline: Roofline) -> float:
   return roofline.seconds(arithmetic_seconds(equation, roofline), moved)
 
 
+def fused_seconds(equation: core.JaxprEqn, roofline: Roofline) -> float:
+  """The least seconds that an equation takes: its arithmetic and, where it reduces or moves, its memory traffic.
+
+  XLA fuses elementwise work into what reads it, where it moves no bytes of its own.
+  """
+  inner = [sum(fused_seconds(each, roofline) for each in jaxpr.eqns) for jaxpr in compat.sub_jaxprs(equation)]
+  if inner:
+    return _combined(equation, inner)
+  name = equation.primitive.name
+  if name in _FREE:
+    return 0.0
+  is_fused = name not in _MOVES and not name.startswith(("reduce_", "arg", "dot", "conv"))
+  arithmetic_s = arithmetic_seconds(equation, roofline)
+  return arithmetic_s if is_fused else max(arithmetic_s, equation_seconds(equation, roofline) - roofline.op_overhead_s)
+
+
 def moved_bytes(name: str, input_bytes: int, output_bytes: int) -> int:
   """Bytes that a primitive reads and writes: of a table it reads what it looks up."""
   return output_bytes + (min(input_bytes, output_bytes) if name in _LOOKUPS else input_bytes)

@@ -1,9 +1,10 @@
 """Plans the policy engine: the least recompute whose compiled temporaries hold the budget.
 
-The candidates (`candidates.Candidates`) are built from the jaxpr. Their bytes are JAX's, before fusion, so they only
-order candidates and choose which to try; the compiler's `temp_size_in_bytes` decides. Each compile is a point on a
-curve from estimated to compiled bytes, and the next try is the cheapest candidate that the curve puts inside the
-budget. A handful of compiles suffices.
+The candidates (`candidates.Candidates`) carry estimated bytes: from a profile of the compiled function where there is
+one (`profile.Profile`; mostly within a few percent of what will be compiled), else JAX's own, before fusion, which only
+order candidates. The compiler's `temp_size_in_bytes` decides. Each compile is a point on a curve from estimated to
+compiled bytes, and the next try is the cheapest candidate that the curve puts inside the budget, or the most finely cut
+of those that cost nearly as little: a rule that similar models follow alike. A handful of compiles suffices.
 
 Known weaknesses: one level of segments, so nothing below about the square root of a uniform chain's residuals; a
 `shard_map` or a user's own checkpoint is one equation that is not cut (put the remat inside it); the gradient is taken
@@ -12,11 +13,14 @@ with respect to every floating argument, and one output less is scratch space le
 
 from collections.abc import Callable, Sequence
 import dataclasses
+from typing import Any
 
 import jax
 import numpy as np
 
 from coopjax.jaxpr.candidates import Candidate, Candidates
+from coopjax.jaxpr.offload import HostLink
+from coopjax.jaxpr.profile import Profile
 from coopjax.jaxpr.rewrite import PolicyDecisions, rewrite
 from coopjax.jaxpr.trace import TracedFn, fn_and_gradient
 
@@ -24,6 +28,7 @@ _MARGIN = 0.98  # of the budget: what a prediction may use once there has been a
 _CLOSE_ENOUGH = 0.95  # of the budget: no further try for less recompute
 _MAX_BARE = 3  # tries at the least memory before the budget counts as out of reach
 _WITHIN_REACH = 1.1  # of the budget: worth more tries
+_TOLERANCE = 0.02  # of the forward FLOPs: what is no reason to prefer a candidate
 _MIN_GAIN = 0.02  # of the forward FLOPs: what a further compile has to promise
 
 CompileFn = Callable[[Callable, Sequence[jax.ShapeDtypeStruct]], jax.stages.Compiled]
@@ -53,6 +58,7 @@ class PolicyPlan:
     forward_flops: forward work, modelled.
     is_feasible: `temp_bytes` is within the budget.
     smallest_bytes: the smallest compiled temporaries seen.
+    waiting_flops: what could be computed while transfers to and from the host are waited for, modelled.
   """
 
   decisions: PolicyDecisions
@@ -62,10 +68,12 @@ class PolicyPlan:
   forward_flops: float
   is_feasible: bool
   smallest_bytes: int
+  waiting_flops: float = 0.0
 
 
 def plan_policy(traced: TracedFn, budget_bytes: int, compile_fn: CompileFn, baseline_temp_bytes: int,
-                max_rounds: int = 6, *, mark: str | None = None, only_scans: bool = False) -> PolicyPlan:
+                max_rounds: int = 6, *, mark: str | None = None, only_scans: bool = False,
+                profile: Profile | None = None, link: HostLink | None = None) -> PolicyPlan:
   """Finds checkpoint segments and saved values that make fn and its gradient fit.
 
   Args:
@@ -76,6 +84,8 @@ def plan_policy(traced: TracedFn, budget_bytes: int, compile_fn: CompileFn, base
     max_rounds: compiles at most.
     mark: for the HLO engine; with one, each compile is of both engines' combined work.
     only_scans: decide on scan bodies alone and leave straight-line code to the HLO engine.
+    profile: what was compiled of the function as it is.
+    link: to the host, if values may be offloaded.
 
   Returns:
     The plan; without decisions if the function fits as it is or nothing can be decided.
@@ -84,24 +94,45 @@ def plan_policy(traced: TracedFn, budget_bytes: int, compile_fn: CompileFn, base
     NotDifferentiableError: no gradient.
   """
   fn_and_gradient(traced)  # raises here, with the function's name, rather than inside the planner
-  space = Candidates(traced, only_scans)
+
+  def temp_bytes_of(decisions: PolicyDecisions) -> int:
+    fn, avals = fn_and_gradient(traced, rewrite(traced, decisions, mark))
+    return compile_fn(fn, avals).memory_analysis().temp_size_in_bytes
+
+  space = Candidates(traced, only_scans, profile, link)
+  return search(space, budget_bytes, temp_bytes_of, baseline_temp_bytes, max_rounds)
+
+
+def search(space: Any, budget_bytes: int, temp_bytes_of: Callable[[Any], int], baseline_temp_bytes: int,
+           max_rounds: int = 6) -> PolicyPlan:
+  """The verify-and-replan loop: the least recompute whose compiled temporaries hold the budget.
+
+  Args:
+    space: the candidates of one function (`Candidates`), or of all regions of a step (`division.Division`).
+    budget_bytes: for the temporaries.
+    temp_bytes_of: compiles the program with a candidate's decisions.
+    baseline_temp_bytes: compiled temporaries of the program as it is.
+    max_rounds: compiles at most.
+
+  Returns:
+    The plan; without decisions if the program fits as it is or nothing can be decided.
+  """
   if baseline_temp_bytes <= budget_bytes or not space.found:
     return PolicyPlan(PolicyDecisions(), (), baseline_temp_bytes, 0.0, space.forward_flops,
                       baseline_temp_bytes <= budget_bytes, baseline_temp_bytes)
-  search = _Search(space, budget_bytes, baseline_temp_bytes)
+  progress = _Search(space, budget_bytes, baseline_temp_bytes)
   for rounds_left in range(max_rounds, 0, -1):
-    candidate = search.next_candidate(is_last=rounds_left == 1)
+    candidate = progress.next_candidate(is_last=rounds_left == 1)
     if candidate is None:
       break
-    fn, avals = fn_and_gradient(traced, rewrite(traced, candidate.decisions, mark))
-    search.record(candidate, compile_fn(fn, avals).memory_analysis().temp_size_in_bytes)
-  return search.result()
+    progress.record(candidate, temp_bytes_of(candidate.decisions))
+  return progress.result()
 
 
 class _Search:
   """Chooses what to compile next, from the compiles so far."""
 
-  def __init__(self, space: Candidates, budget_bytes: int, baseline_temp_bytes: int):
+  def __init__(self, space: Any, budget_bytes: int, baseline_temp_bytes: int):
     self._space = space
     self._budget = budget_bytes
     self._tried: list[tuple[Candidate, int]] = []
@@ -121,14 +152,23 @@ class _Search:
       untried = [c for c in untried if c.flops < best[0].flops - _MIN_GAIN * self._space.forward_flops]
     within = self._budget * (_MARGIN if self._tried else 1.0)
     fitting = [candidate for candidate in untried if self._predict(candidate) <= within]
-    if fitting and not (is_last and best is None):
-      return self._first(fitting, lambda candidate: (candidate.flops, candidate.estimated_bytes))
+    while fitting and not (is_last and best is None):
+      found = self._first(self._nearly_cheapest(fitting),
+                          lambda candidate: (-candidate.num_segments, candidate.flops, candidate.estimated_bytes))
+      if found is not None:
+        return found
+      fitting = [candidate for candidate in fitting if candidate not in self._passed]
     bare = [candidate for candidate in untried if candidate.is_bare]
     bare_tried = [temp_bytes for candidate, temp_bytes in self._tried if candidate.is_bare]
     is_hopeless = len(bare_tried) >= _MAX_BARE and min(bare_tried) > _WITHIN_REACH * self._budget
     if best is not None or is_hopeless:
       return None
     return self._first(bare, lambda candidate: (candidate.estimated_bytes, candidate.flops))
+
+  def _nearly_cheapest(self, candidates: list[Candidate]) -> list[Candidate]:
+    """Those not worth telling apart from the cheapest: among them decides a rule that similar models follow alike."""
+    limit = min(candidate.flops for candidate in candidates) + _TOLERANCE * self._space.forward_flops
+    return [candidate for candidate in candidates if candidate.flops <= limit]
 
   def _first(self, candidates: list[Candidate], key: Callable) -> Candidate | None:
     """The first by `key` that decides something, and something new: different ladders share rungs."""
@@ -147,8 +187,8 @@ class _Search:
                         int(self._baseline))
     smallest = min(self._tried, key=lambda entry: entry[1])
     candidate, temp_bytes = self._best() or smallest
-    return PolicyPlan(candidate.decisions, rounds, temp_bytes, candidate.flops, self._space.forward_flops,
-                      temp_bytes <= self._budget, smallest[1])
+    return PolicyPlan(candidate.decisions, rounds, temp_bytes, candidate.flops - candidate.waiting_flops,
+                      self._space.forward_flops, temp_bytes <= self._budget, smallest[1], candidate.waiting_flops)
 
   def _best(self) -> tuple[Candidate, int] | None:
     feasible = [entry for entry in self._tried if entry[1] <= self._budget]

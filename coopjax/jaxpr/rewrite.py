@@ -19,7 +19,7 @@ from jax.extend import core
 
 from coopjax import compat
 from coopjax.errors import PlanMismatchError
-from coopjax.jaxpr import cost
+from coopjax.jaxpr import answers, cost, host_copies
 from coopjax.jaxpr.segments import Segment
 from coopjax.jaxpr.tags import EquationInfo, tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn
@@ -50,9 +50,12 @@ class PolicyDecisions:
   @classmethod
   def from_json(cls, fields: dict[str, Any]) -> "PolicyDecisions":
     """The inverse of `dataclasses.asdict`, whether or not it went through JSON."""
+    def values(entries):
+      return tuple((int(position), int(index)) for position, index in entries)
+
     def segment(entry):
-      saved = tuple((int(position), int(index)) for position, index in entry["saved"])
-      return Segment(int(entry["start"]), int(entry["stop"]), bool(entry["is_wrapped"]), saved)
+      return Segment(int(entry["start"]), int(entry["stop"]), bool(entry["is_wrapped"]), values(entry["saved"]),
+                     values(entry.get("offloaded", ())))
 
     return cls(tuple(Region(entry["equation_id"], tuple(map(segment, entry["segments"])))
                      for entry in fields["regions"]))
@@ -112,7 +115,7 @@ class ValueDecision:
     source: where the user wrote it, "model.py:12 (block)".
     num_bytes: in JAX's layout; of all steps for a value inside a scan.
     flops: to make it again from its inputs; of all steps.
-    decision: "saved" or "recomputed".
+    decision: "saved", "recomputed" or "offloaded".
   """
 
   equation_id: int
@@ -134,19 +137,34 @@ def describe(traced: TracedFn, decisions: PolicyDecisions) -> tuple[ValueDecisio
     while parent_id is not None:
       steps *= table[parent_id].equation.params.get("length", 1)
       parent_id = table[parent_id].parent_id
-    for segment in region.segments:
-      for position in range(segment.start, segment.stop if segment.is_wrapped else segment.start):
-        found += _value_decisions(equations[position], steps, {i for p, i in segment.saved if p == position})
+    kept = {value: "saved" for segment in region.segments for value in segment.saved}
+    kept |= {value: "offloaded" for segment in region.segments for value in segment.offloaded}
+    wrapped = [p for segment in region.segments if segment.is_wrapped for p in range(segment.start, segment.stop)]
+    for position in sorted({*wrapped, *(position for position, _ in kept if position >= 0)}):
+      found += _value_decisions(equations[position], steps, {i: kept[p, i] for p, i in kept if p == position})
+    found += [_carry_decision(table[region.equation_id], index, steps) for position, index in kept if position < 0]
   return tuple(sorted(found, key=lambda decision: -decision.num_bytes))
 
 
-def _value_decisions(info: EquationInfo, steps: int, saved: set[int]) -> list[ValueDecision]:
+def _value_decisions(info: EquationInfo, steps: int, kept: dict[int, str]) -> list[ValueDecision]:
   flops = cost.equation_flops(info.equation)
-  source = "" if info.source is None else f"{info.source.file}:{info.source.line} ({info.source.function})"
   return [
-    ValueDecision(info.id, index, var.aval.str_short(), source, steps * cost.num_bytes(var.aval), steps * flops,
-                  "saved" if index in saved else "recomputed")
-    for index, var in enumerate(info.equation.outvars) if flops and not isinstance(var, core.DropVar)]
+    ValueDecision(info.id, index, var.aval.str_short(), _source(info), steps * cost.num_bytes(var.aval), steps * flops,
+                  kept.get(index, "recomputed"))
+    for index, var in enumerate(info.equation.outvars)
+    if (flops or index in kept) and not isinstance(var, core.DropVar)]
+
+
+def _carry_decision(scan: EquationInfo, index: int, steps: int) -> ValueDecision:
+  """Of what is carried into each step; `index` counts inputs of the body, the outputs of a scan begin with carries."""
+  (body,) = compat.sub_jaxprs(scan.equation)
+  var = body.invars[index]
+  return ValueDecision(scan.id, list(compat.scan_carries(scan.equation)).index(var), var.aval.str_short(),
+                       _source(scan), steps * cost.num_bytes(var.aval), 0.0, "offloaded")
+
+
+def _source(info: EquationInfo) -> str:
+  return "" if info.source is None else f"{info.source.file}:{info.source.line} ({info.source.function})"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -161,12 +179,26 @@ class _Checkpoints:
   digest: str
   policy: Callable | None
 
-  def saving(self, names: Sequence[str]) -> Callable | None:
-    """The policy that saves these names besides what the user's saves."""
-    if not names:
-      return self.policy
-    ours, users = jax.checkpoint_policies.save_only_these_names(*names), self.policy
-    return ours if users is None else lambda *args, **params: ours(*args, **params) or users(*args, **params)
+  def is_offloaded(self, equation: core.JaxprEqn) -> bool:
+    """Whether the user's policy offloads what the equation makes: there it stays, whatever else is saved."""
+    return self.policy is not None and answers.is_offloaded(answers.answer(equation, self.policy))
+
+  def saving(self, saved: Sequence[str], offloaded: Sequence[str] = ()) -> Callable | None:
+    """The policy that saves and offloads these names besides what the user's does; what the user's offloads stays so."""
+    users = self.policy
+    if not saved and not offloaded:
+      return users
+    ours = jax.checkpoint_policies.save_and_offload_only_these_names(
+      names_which_can_be_saved=saved, names_which_can_be_offloaded=offloaded, offload_src="device",
+      offload_dst="pinned_host")
+    if users is None:
+      return ours
+
+    def both(*args, **params):
+      answer, theirs = ours(*args, **params), users(*args, **params)
+      return answer if answers.is_kept(answer) and not answers.is_offloaded(theirs) else theirs
+
+    return both
 
 
 class _ScanRewriter:
@@ -211,36 +243,60 @@ class _Evaluator:
     self._checkpoints = checkpoints
     self._prefix = f"coopjax:{checkpoints.digest}:{'' if region.equation_id is None else region.equation_id}"
     self._prevent_cse = prevent_cse
+    # Copies to and from the host must not drift away from the segments that they belong to (`host_copies`).
+    self._is_paced = region.equation_id is None and any(segment.offloaded for segment in region.segments)
 
   def evaluate(self, inputs: Sequence[Any]) -> list[Any]:
     env = dict(zip(self._jaxpr.invars, inputs, strict=True))
     for segment in self._region.segments:
-      if segment.is_wrapped:
+      if self._is_paced:
+        invars, _ = self._interface(segment)
+        env |= zip(invars, jax.lax.optimization_barrier([env[var] for var in invars]), strict=True)
+      if self._is_paced and segment.offloaded:
+        self._run_offloaded(segment, env)
+      elif segment.is_wrapped:
         self._run_wrapped(segment, env)
       else:
         self._run(segment, env)
     return [_read(env, atom) for atom in self._jaxpr.outvars]
 
-  def _run(self, segment: Segment, env: dict[core.Var, Any]) -> None:
-    """Binds the segment's equations, naming the values to save, and leaves their outputs in `env`."""
-    saved = frozenset(segment.saved)
+  def _run(self, segment: Segment, env: dict[core.Var, Any], known: dict[core.Var, Any] | None = None) -> None:
+    """Binds the segment's equations, naming the values to keep, and leaves their outputs, or known values, in `env`."""
+    kept = frozenset((*segment.saved, *segment.offloaded)) if known is None else ()
     for position in range(segment.start, segment.stop):
       equation = self._jaxpr.eqns[position]
       outputs = compat.bind(equation, [_read(env, atom) for atom in equation.invars])
+      is_ours = not self._checkpoints.is_offloaded(equation)
       for index, (var, out) in enumerate(zip(equation.outvars, outputs, strict=True)):
-        env[var] = checkpoint_name(out, self._name((position, index))) if (position, index) in saved else out
+        is_named = is_ours and (position, index) in kept
+        env[var] = checkpoint_name(out, self._name((position, index))) if is_named else out
+      host_copies.replace(env, known or {}, equation.outvars)
 
   def _run_wrapped(self, segment: Segment, env: dict[core.Var, Any]) -> None:
     invars, outvars = self._interface(segment)
+    named = {self._variable(value): self._name(value) for value in segment.offloaded if value[0] < segment.start}
 
     def run(*inputs):
-      inner = dict(zip(invars, inputs, strict=True))
+      inner = {var: checkpoint_name(value, named[var]) if var in named else value
+               for var, value in zip(invars, inputs, strict=True)}
       self._run(segment, inner)
       return [inner[var] for var in outvars]
 
-    policy = self._checkpoints.saving([self._name(value) for value in segment.saved])
+    policy = self._checkpoints.saving(*([self._name(value) for value in values]
+                                        for values in (segment.saved, segment.offloaded)))
     checkpointed = compat.pinned_checkpoint(run, policy=policy, prevent_cse=self._prevent_cse)
     env.update(zip(outvars, checkpointed(*[env[var] for var in invars]), strict=True))
+
+  def _run_offloaded(self, segment: Segment, env: dict[core.Var, Any]) -> None:
+    invars, outvars = self._interface(segment)
+    env.update(host_copies.run(
+      lambda inner, known: self._run(segment, inner, known), {var: env[var] for var in invars}, outvars,
+      kept=[self._variable(value) for value in segment.saved],
+      offloaded=[self._variable(value) for value in segment.offloaded]))
+
+  def _variable(self, value: tuple[int, int]) -> core.Var:
+    position, index = value
+    return self._jaxpr.invars[index] if position < 0 else self._jaxpr.eqns[position].outvars[index]
 
   def _name(self, value: tuple[int, int]) -> str:
     return f"{self._prefix}:{value[0]}.{value[1]}"

@@ -7,13 +7,15 @@ counts `length` times, in bytes and in FLOPs spared. Cutting the body, too, trad
 while one step is repeated.
 """
 
+from collections.abc import Sequence
 import dataclasses
 
 from jax.extend import core
 import numpy as np
 
 from coopjax import compat
-from coopjax.jaxpr.residuals import ForwardGraph, forward_graph
+from coopjax.jaxpr.offload import HostLink, HostTrips, Input, carried_inputs
+from coopjax.jaxpr.residuals import ForwardGraph, Value, forward_graph
 from coopjax.jaxpr.rewrite import PolicyDecisions, Region, apply_to_scans
 from coopjax.jaxpr.segments import CurvePoint, Segment, bytes_between, climb, cut, save_curve
 from coopjax.jaxpr.tags import EquationInfo
@@ -32,12 +34,14 @@ class Body:
     inside_bytes: held while one segment of one step is repeated and differentiated.
     curve: bytes and FLOPs of all steps; the first point keeps nothing but the segments' inputs, the last may leave
       the scan as the user wrote it.
+    offload_curve: the same with values offloaded; empty where nothing can be.
   """
 
   bounds: tuple[int, ...]
   stacked_bytes: int
   inside_bytes: int
   curve: tuple[CurvePoint, ...]
+  offload_curve: tuple[CurvePoint, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -65,7 +69,7 @@ class Scan:
     if not choice.is_wrapped:
       return ()
     segments = tuple(
-      Segment(start, stop, True, tuple(value for value in choice.saved if start <= value[0] < stop))
+      Segment(start, stop, True, _made_in(choice.saved, start, stop), _made_in(choice.offloaded, start, stop))
       for start, stop in zip(body.bounds, body.bounds[1:], strict=False))
     return (Region(self.equation_id, segments), *self.nested)
 
@@ -74,20 +78,28 @@ class Scan:
     return self.regions(self.body(level), self.body(level).curve[0])
 
 
-def find_scans(jaxpr: core.Jaxpr, table: tuple[EquationInfo, ...], parent_id: int | None = None) -> list[Scan]:
+def _made_in(values: tuple[Value, ...], start: int, stop: int) -> tuple[Value, ...]:
+  """The values made in a segment; what is carried into the body belongs to the first."""
+  return tuple(value for value in values if start <= max(value[0], 0) < stop)
+
+
+def find_scans(jaxpr: core.Jaxpr, table: tuple[EquationInfo, ...], parent_id: int | None = None,
+               link: HostLink | None = None) -> list[Scan]:
   """The scans at the top of a region that would stack residuals.
 
   Args:
     jaxpr: the region.
     table: of the whole program, from `tags.tag_jaxpr`.
     parent_id: the scan whose body the region is; None for the top.
+    link: to the host, if values may be offloaded.
   """
   ids = [info.id for info in table if info.parent_id == parent_id]
   return [scan for position, equation in enumerate(jaxpr.eqns) if equation.primitive.name == "scan"
-          if (scan := _as_scan(equation, ids[position], position, table)) is not None]
+          if (scan := _as_scan(equation, ids[position], position, table, link)) is not None]
 
 
-def _as_scan(equation: core.JaxprEqn, equation_id: int, position: int, table: tuple[EquationInfo, ...]) -> Scan | None:
+def _as_scan(equation: core.JaxprEqn, equation_id: int, position: int, table: tuple[EquationInfo, ...],
+             link: HostLink | None) -> Scan | None:
   (body,) = compat.sub_jaxprs(equation)
   is_differentiable = [is_floating(var.aval) for var in body.invars]
   has_gradient = any(is_differentiable) and any(is_floating(atom.aval) for atom in body.outvars)
@@ -100,7 +112,13 @@ def _as_scan(equation: core.JaxprEqn, equation_id: int, position: int, table: tu
   length = equation.params["length"]
   cuttings = sorted(cut(graph), key=len)
   cuttings = [cuttings[i] for i in sorted({*np.linspace(0, len(cuttings) - 1, _MAX_CUTTINGS, dtype=int).tolist()})]
-  return Scan(equation_id, position, tuple(_body(graph, bounds, length) for bounds in cuttings), nested)
+  bodies = [_body(graph, bounds, length) for bounds in cuttings]
+  if link is not None:
+    region, carried = HostTrips.of(link, body), compat.scan_carries(equation)
+    bodies = [dataclasses.replace(
+      piece, offload_curve=_offload_curve(graph, piece, length, region, carried_inputs(body, piece.bounds, carried)))
+      for piece in bodies]
+  return Scan(equation_id, position, tuple(bodies), nested)
 
 
 def _carry_out(body: core.Jaxpr, nested: tuple[Region, ...], equation_id: int) -> core.Jaxpr:
@@ -112,14 +130,29 @@ def _carry_out(body: core.Jaxpr, nested: tuple[Region, ...], equation_id: int) -
 def _body(graph: ForwardGraph, bounds: tuple[int, ...], length: int) -> Body:
   residuals = graph.residual_bytes()
   pieces = list(zip(bounds, bounds[1:], strict=False))
-  curves = [[point for point in save_curve(graph, start, stop) if point.is_wrapped] for start, stop in pieces]
-  rungs = {rung.saved_bytes: rung for rung in (_joined(points, length) for points in climb(curves))}
-  unwrapped = CurvePoint(int(length * residuals.sum()), 0.0, False, ())
-  curve = [rungs[saved] for saved in sorted(rungs) if saved < unwrapped.saved_bytes] + [unwrapped]
+  curves = [save_curve(graph, start, stop) for start, stop in pieces]
   return Body(bounds, int(length * bytes_between(graph, bounds).sum()),
-              max(int(residuals[start:stop].sum()) for start, stop in pieces), tuple(curve))
+              max(int(residuals[start:stop].sum()) for start, stop in pieces), _joint_curve(graph, curves, length))
 
 
-def _joined(points: list[CurvePoint], length: int) -> CurvePoint:
-  return CurvePoint(length * sum(point.saved_bytes for point in points), length * sum(point.flops for point in points),
-                    True, tuple(sorted(value for point in points for value in point.saved)))
+def _offload_curve(graph: ForwardGraph, body: Body, length: int, region: HostTrips, inputs: tuple[Input, ...]
+                   ) -> tuple[CurvePoint, ...]:
+  curves = [save_curve(graph, start, stop, choices=region.choices(graph, start, stop, () if start else inputs))
+            for start, stop in zip(body.bounds, body.bounds[1:], strict=False)]
+  return _joint_curve(graph, curves, length)
+
+
+def _joint_curve(graph: ForwardGraph, curves: Sequence[Sequence[CurvePoint]], length: int) -> tuple[CurvePoint, ...]:
+  """The choices for all pieces of a body together, of all steps; the last leaves the scan as it is."""
+  wrapped = [[point for point in points if point.is_wrapped] for points in curves]
+  rungs = {rung.saved_bytes: rung for rung in (_joined(points, length) for points in climb(wrapped))}
+  as_it_is = CurvePoint(int(length * graph.residual_bytes().sum()), 0.0, False, ())
+  return (*(rungs[saved] for saved in sorted(rungs) if saved < as_it_is.saved_bytes), as_it_is)
+
+
+def _joined(points: Sequence[CurvePoint], length: int) -> CurvePoint:
+  return CurvePoint(
+    length * sum(point.saved_bytes for point in points), length * sum(point.flops for point in points), True,
+    tuple(sorted(value for point in points for value in point.saved)),
+    tuple(sorted(value for point in points for value in point.offloaded)),
+    length * sum(point.waiting_flops for point in points))

@@ -27,9 +27,12 @@ import numpy as np
 from coopjax.jaxpr.residuals import ForwardGraph, ForwardOp, Value
 
 _MAX_CUTS = 256
-_NUM_LIMITS = 16
+_LIMIT_RATIO = 1.25  # of one limit to the next, from the smallest up: one layer more in a model moves none of them
+_MAX_SHARES = 6  # the whole, halves, thirds ... are limits, too: few segments had better be even
 _MAX_CANDIDATES = 64
 _MAX_POINTS = 8
+_MANY_CURVES = 8
+_LEAST_STEP = 1 / 8  # of a curve's bytes
 _MIN_SHARE = 1e-3  # of a segment's FLOPs: what spares less is not worth a saved value
 
 
@@ -40,12 +43,15 @@ class Segment:
   Attributes:
     is_wrapped: runs under `jax.checkpoint`; otherwise as the user wrote it.
     saved: the values that the checkpoint keeps besides its inputs.
+    offloaded: those that it keeps in the host's memory: made in the segment, before it, or (position -1) carried into
+      the step of a scan.
   """
 
   start: int
   stop: int
   is_wrapped: bool = False
   saved: tuple[Value, ...] = ()
+  offloaded: tuple[Value, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,16 +59,20 @@ class CurvePoint:
   """One choice for a segment.
 
   Attributes:
-    saved_bytes: kept beyond the segment's inputs.
-    flops: repeated in the backward pass.
+    saved_bytes: kept on the device beyond the segment's inputs; negative where some of these are offloaded.
+    flops: repeated in the backward pass, and what could be computed while it waits for the host.
     is_wrapped: as in `Segment`.
     saved: as in `Segment`.
+    offloaded: as in `Segment`.
+    waiting_flops: the part of `flops` that is waiting.
   """
 
   saved_bytes: int
   flops: float
   is_wrapped: bool
   saved: tuple[Value, ...]
+  offloaded: tuple[Value, ...] = ()
+  waiting_flops: float = 0.0
 
 
 def cut(graph: ForwardGraph, alone: frozenset[int] = frozenset()) -> list[tuple[int, ...]]:
@@ -84,7 +94,9 @@ def cut(graph: ForwardGraph, alone: frozenset[int] = frozenset()) -> list[tuple[
   total = int(residuals[-1])
   smallest = max(1, int(steps.max(initial=1)), total // 512)
   found: dict[tuple[int, ...], None] = {}
-  for limit in np.geomspace(smallest, max(smallest, total), _NUM_LIMITS):
+  num_limits = int(np.ceil(np.log(max(total, smallest) / smallest) / np.log(_LIMIT_RATIO)))
+  limits = [*(smallest * np.ceil(_LIMIT_RATIO**np.arange(num_limits))), *(total / np.arange(1, _MAX_SHARES + 1))]
+  for limit in sorted(limit for limit in limits if limit >= smallest) or [smallest]:
     found[_shortest_chain(positions, inside <= limit + 1e-6 * limit, out, is_allowed)] = None
   return list(found)
 
@@ -164,10 +176,14 @@ def bytes_between(graph: ForwardGraph, bounds: Sequence[int]) -> np.ndarray:
 def climb(curves: Sequence[Sequence[CurvePoint]]) -> Iterator[list[CurvePoint]]:
   """One point of every curve at a time, from all first to all last, the best FLOPs per byte next.
 
-  Twice: over every point, and over those on the lower convex hulls, which skips points that the jump to a later one
-  beats. Neither contains the other: the jump may not fit.
+  Over the lower convex hulls, without points that are close to the one before: many curves at few levels make all the
+  steps that are needed, and where the budget moves a little, few of them move. Few curves are climbed twice, over
+  every point first; neither contains the other: a jump may not fit.
   """
-  convex = [_convex(curve) for curve in curves]
+  convex = [_thinned(_convex(curve)) for curve in curves]
+  if sum(len(curve) > 1 for curve in curves) >= _MANY_CURVES:
+    yield from _climb(convex)
+    return
   yield from _climb(curves)
   if any(len(hull) < len(curve) for hull, curve in zip(convex, curves, strict=True)):
     yield from itertools.islice(_climb(convex), 1, None)
@@ -190,34 +206,78 @@ def _climb(curves: Sequence[Sequence[CurvePoint]]) -> Iterator[list[CurvePoint]]
       heapq.heappush(queue, rung(i, level + 1))
 
 
-def save_curve(graph: ForwardGraph, start: int, stop: int, limit_bytes: int | None = None) -> list[CurvePoint]:
+class Choices:
+  """What a segment keeps, one value more at a time; starts with nothing.
+
+  Attributes:
+    graph: of the region.
+    repeated: what the segment repeats.
+    saved_bytes: kept so far.
+  """
+
+  def __init__(self, graph: ForwardGraph, start: int, stop: int):
+    self.graph = graph
+    self.repeated = Repeated(graph, start, stop)
+    self.saved_bytes = 0
+    self._start, self._stop = start, stop
+    self._saved: list[Value] = []
+    self._bare = self.repeated.flops
+
+  @property
+  def flops(self) -> float:
+    """That the segment costs beyond its first run."""
+    return self.repeated.flops
+
+  def candidates(self) -> list[int]:
+    """What could be kept."""
+    return _save_candidates(self.graph, self._start, self._stop, self._bare)
+
+  def num_bytes(self, value: int) -> int:
+    """What keeping it takes."""
+    return self.graph.value_bytes[value]
+
+  def gain(self, value: int) -> float:
+    """FLOPs that keeping it would spare now."""
+    return self.repeated.spared(value)
+
+  def keep(self, value: int) -> None:
+    """Keeps it."""
+    self.repeated.save(value)
+    self._saved.append(self.graph.named[value])
+    self.saved_bytes += self.num_bytes(value)
+
+  def point(self) -> CurvePoint:
+    """As things stand."""
+    return CurvePoint(self.saved_bytes, self.flops, True, tuple(sorted(self._saved)))
+
+
+def save_curve(graph: ForwardGraph, start: int, stop: int, limit_bytes: int | None = None,
+               choices: Choices | None = None) -> list[CurvePoint]:
   """Choices for one segment, from nothing saved to not wrapped at all: bytes rise, FLOPs fall.
 
   With a limit on saved bytes, values that would pass it are left out, and the last choice is the best within it.
+  `choices` are those of the segment that may offload, too (`offload.HostTrips`).
 
   Lazy greedy: a candidate's gain is computed again only when it leads. About 2c gains for c candidates, each of the
   chain of ops that it spares.
   """
-  repeated = _Repeated(graph, start, stop)
-  bare, everything = repeated.flops, int(graph.residual_bytes()[start:stop].sum())
-  points = [CurvePoint(0, bare, True, ())]
+  choices = choices or Choices(graph, start, stop)
+  bare, everything = choices.flops, int(graph.residual_bytes()[start:stop].sum())
+  points = [choices.point()]
   if not bare or not everything:
     return points
-  saved: list[Value] = []
-  queue = [(-repeated.spared(value) / graph.value_bytes[value], value, 0)
-           for value in _save_candidates(graph, start, stop, bare)]
+  queue = [(-choices.gain(value) / choices.num_bytes(value), value, 0) for value in choices.candidates()]
   heapq.heapify(queue)
   while queue:
-    _, value, num_saved = heapq.heappop(queue)
-    gain, num_bytes = repeated.spared(value), graph.value_bytes[value]
-    if gain < _MIN_SHARE * bare or (limit_bytes is not None and points[-1].saved_bytes + num_bytes > limit_bytes):
+    _, value, num_kept = heapq.heappop(queue)
+    gain, num_bytes = choices.gain(value), choices.num_bytes(value)
+    if gain < _MIN_SHARE * bare or (limit_bytes is not None and choices.saved_bytes + num_bytes > limit_bytes):
       continue
-    if num_saved != len(saved):
-      heapq.heappush(queue, (-gain / num_bytes, value, len(saved)))
+    if num_kept != len(points) - 1:
+      heapq.heappush(queue, (-gain / num_bytes, value, len(points) - 1))
       continue
-    repeated.save(value)
-    saved.append(graph.named[value])
-    points.append(CurvePoint(points[-1].saved_bytes + num_bytes, repeated.flops, True, tuple(sorted(saved))))
+    choices.keep(value)
+    points.append(choices.point())
   points = [point for point in points if point.saved_bytes < everything]
   if limit_bytes is not None and limit_bytes < everything:
     return points
@@ -225,7 +285,7 @@ def save_curve(graph: ForwardGraph, start: int, stop: int, limit_bytes: int | No
   return [*(points[i] for i in kept), CurvePoint(everything, 0.0, False, ())]
 
 
-class _Repeated:
+class Repeated:
   """The forward ops that a segment repeats in the backward pass, kept up to date as values are saved.
 
   An op is repeated while an output of its is needed; a value is needed by the backward pass, or by a repeated op.
@@ -236,16 +296,27 @@ class _Repeated:
     self._producer = {value: op for op in ops for value in op.outputs}
     self._reasons = {value: int(value in graph.residuals) for value in self._producer}
     self._outputs = {}
+    self._ops = graph.ops
+    self._read: set[int] = set()
     self.flops = 0.0
     for op in reversed(ops):
       self._outputs[op] = sum(self._reasons[value] > 0 for value in op.outputs)
       if self._outputs[op]:
         self.flops += op.flops
+        self._read.update(op.inputs)
         for value in self._inputs(op):
           self._reasons[value] += 1
 
   def _inputs(self, op: ForwardOp) -> set[int]:
     return {value for value in op.inputs if value in self._producer}
+
+  def reads(self, value: int) -> bool:
+    """Whether an op that is repeated, as long as nothing is saved, reads a value."""
+    return value in self._read
+
+  def flops_at(self, position: int) -> float:
+    """FLOPs repeated of one position of the segment."""
+    return sum(op.flops for op in self._ops[position] if self._outputs[op])
 
   def spared(self, value: int) -> float:
     """FLOPs that saving a value would spare, its ancestors' included."""
@@ -301,6 +372,18 @@ def _convex(points: Sequence[CurvePoint]) -> list[CurvePoint]:
       hull.pop()
     hull.append(point)
   return hull
+
+
+def _thinned(hull: Sequence[CurvePoint]) -> list[CurvePoint]:
+  """The first and the last point, and those between that lie apart."""
+  if not hull:
+    return []
+  apart = _LEAST_STEP * (hull[-1].saved_bytes - hull[0].saved_bytes)
+  thin = [hull[0]]
+  for point in hull[1:-1]:
+    if min(point.saved_bytes - thin[-1].saved_bytes, hull[-1].saved_bytes - point.saved_bytes) >= apart:
+      thin.append(point)
+  return thin + list(hull[1:][-1:])
 
 
 def _is_left_turn(a: CurvePoint, b: CurvePoint, c: CurvePoint) -> bool:

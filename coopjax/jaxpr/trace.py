@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from coopjax import compat
 from coopjax.errors import NotDifferentiableError, OrderedEffectError
+from coopjax.jaxpr.placement import Placement, place
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -35,6 +36,7 @@ class TracedFn:
     out_tree: of the user's return value.
     is_differentiable: per input of `jaxpr`: floating or complex, and an argument or a tracer (a constant array
       that nobody can differentiate has no gradient).
+    placement: of the inputs on devices.
     policy: of `jax.checkpoint`: what it saves is not recomputed.
   """
 
@@ -47,6 +49,7 @@ class TracedFn:
   out_avals: tuple[jax.ShapeDtypeStruct, ...]
   out_tree: Any
   is_differentiable: tuple[bool, ...]
+  placement: Placement
   policy: Callable | None = None
 
   @functools.cached_property
@@ -153,14 +156,16 @@ def trace(fn: Callable, args: Sequence[Any] = (), kwargs: dict[str, Any] | None 
   jaxpr = compat.open_constants(closed)
   _refuse_ordered_effects(name, jaxpr)
   out_tree = jax.tree.structure(out_shapes)
-  out_avals = tuple(_abstract(atom.aval, None) for atom in jaxpr.outvars)
-  values = (*consts, *split.leaves)
-  in_avals = tuple(_abstract(var.aval, value) for var, value in zip(jaxpr.invars, values, strict=True))
+  placement = place((*consts, *split.leaves))
+  in_avals = tuple(_abstract(var.aval, sharding)
+                   for var, sharding in zip(jaxpr.invars, placement.shardings, strict=True))
+  out_avals = tuple(_abstract(atom.aval, compat.stated_sharding(atom.aval)) for atom in jaxpr.outvars)
   is_candidate = [isinstance(const, jax.core.Tracer) for const in consts] + [True] * len(split.leaves)
   return TracedFn(
       name=name, jaxpr=jaxpr, consts=consts, in_avals=in_avals, in_names=_names(consts, split),
       in_tree=split.in_tree, out_avals=out_avals, out_tree=out_tree,
-      is_differentiable=tuple(ok and is_floating(aval) for ok, aval in zip(is_candidate, in_avals, strict=True)))
+      is_differentiable=tuple(ok and is_floating(aval) for ok, aval in zip(is_candidate, in_avals, strict=True)),
+      placement=placement)
 
 
 def _refuse_ordered_effects(name: str, jaxpr: core.Jaxpr) -> None:
@@ -217,13 +222,8 @@ def _inline_call(call: core.JaxprEqn, body: core.Jaxpr, arguments: Sequence[Any]
   return [read(atom) for atom in body.outvars]
 
 
-def _abstract(aval: Any, value: Any) -> jax.ShapeDtypeStruct:
-  """The type of an input; the sharding of a committed array or of an abstract value comes along."""
-  sharding = None
-  if isinstance(value, jax.ShapeDtypeStruct):
-    sharding = value.sharding
-  elif isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer) and value.committed:
-    sharding = value.sharding
+def _abstract(aval: Any, sharding: jax.sharding.Sharding | None) -> jax.ShapeDtypeStruct:
+  """The type of an input or output."""
   return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=getattr(aval, "weak_type", False),
                               manual_axis_type=compat.manual_axes(aval))
 

@@ -4,9 +4,27 @@ The bytes come from ``compiled.memory_analysis().serialized_buffer_assignment_pr
 (``*.after_optimizations.hlo.pb``, an ``HloProto``; every backend).
 """
 
+from collections.abc import Iterator
 import dataclasses
+from typing import NamedTuple
+
+import numpy as np
 
 from coopjax import _core
+from coopjax.program.step_program import TEMPORARY, StepProgram
+from coopjax.xla.program import AllocationKind, HeapResult
+
+_HOST_COLOR = 5  # of allocations in the host's memory
+
+
+class Sizes(NamedTuple):
+  """What ``compiled.memory_analysis()`` says, for a program without an executable."""
+
+  temp_size_in_bytes: int
+  argument_size_in_bytes: int
+  output_size_in_bytes: int
+  alias_size_in_bytes: int
+  host_temp_size_in_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,4 +112,79 @@ class BufferAssignment:
   @property
   def temp_bytes(self) -> int:
     """``memory_analysis().temp_size_in_bytes``."""
-    return sum(allocation.bytes for allocation in self.allocations if allocation.is_temporary)
+    return self.sizes().temp_size_in_bytes
+
+  def sizes(self) -> Sizes:
+    """Of what lies in the device's main memory, and of temporaries in the host's."""
+    main = [allocation for allocation in self.allocations if allocation.color == 0]
+    parameters = [allocation for allocation in main if allocation.is_entry_parameter]
+    return Sizes(
+      temp_size_in_bytes=sum(allocation.bytes for allocation in main if allocation.is_temporary),
+      argument_size_in_bytes=sum(allocation.bytes for allocation in parameters),
+      output_size_in_bytes=sum(allocation.bytes for allocation in main if allocation.maybe_live_out),
+      alias_size_in_bytes=sum(allocation.bytes for allocation in parameters if allocation.maybe_live_out),
+      host_temp_size_in_bytes=sum(
+        allocation.bytes for allocation in self.allocations if allocation.color == _HOST_COLOR and allocation.is_temporary))
+
+
+def module_of_hlo_proto(hlo_proto: bytes) -> bytes:
+  """The first field of a serialized ``HloProto``, its module: a tag byte and a varint of its length before it.
+
+  Raises:
+    ValueError: the bytes begin with something else, or end too early.
+  """
+  length, start, shift, byte = 0, 1, 0, 0x80
+  if hlo_proto[:1] != b"\n":
+    raise ValueError("the bytes are not an HloProto")
+  while byte & 0x80 and start < min(len(hlo_proto), 11):
+    byte = hlo_proto[start]
+    length |= (byte & 0x7F) << shift
+    start, shift = start + 1, shift + 7
+  if start + length > len(hlo_proto):
+    raise ValueError(f"an HloProto that ends after {len(hlo_proto):,} bytes: its module alone has {length:,}")
+  return hlo_proto[start : start + length]
+
+
+def value_offsets(program: StepProgram, op_instruction_ids: np.ndarray, heap: BufferAssignment | HeapResult
+                  ) -> np.ndarray:
+  """Where each value of a program lies among the temporaries.
+
+  Args:
+    program: from `read_step_program`.
+    op_instruction_ids: from the same.
+    heap: the backend's assignment of that module, or a predicted one.
+
+  Returns:
+    int64 ``[num_values]``: offsets; -1 for what is no temporary, or lies elsewhere (in an output's memory, say).
+  """
+  op_of_name = {name: op for op, name in enumerate(program.op_names)}
+  op_of_id = {int(instruction_id): op for op, instruction_id in enumerate(op_instruction_ids)}
+  places: dict[int, list[tuple[tuple[int, ...], int, int]]] = {}
+  for instruction_id, name, shape_index, num_bytes, offset in _temporaries(heap):
+    op = op_of_id.get(instruction_id) if instruction_id else op_of_name.get(name)
+    if op is not None:
+      places.setdefault(op, []).append((shape_index, num_bytes, offset))
+  offsets = np.full(program.num_values, -1, np.int64)
+  for op, found in places.items():
+    queue = sorted(found)
+    for value in program.outputs(op):  # in the order of the result's elements; a loop hands some through
+      for i, (_, num_bytes, offset) in enumerate(queue):
+        if num_bytes == program.value_bytes[value] and program.value_kind[value] == TEMPORARY:
+          offsets[value] = offset
+          del queue[:i + 1]
+          break
+  return offsets
+
+
+def _temporaries(heap: BufferAssignment | HeapResult) -> Iterator[tuple[int, str, tuple[int, ...], int, int]]:
+  """``(instruction id, name, element of the result, bytes, offset)`` of every value in the largest temporary piece."""
+  if isinstance(heap, HeapResult):
+    for i in np.flatnonzero(heap.buffer_kinds == AllocationKind.TEMPORARY):
+      yield (int(heap.buffer_instruction_ids[i]), "", tuple(heap.buffer_shape_indices[i]), int(heap.buffer_bytes[i]),
+             int(heap.buffer_offsets[i]))
+    return
+  buffers = {buffer.id: buffer for buffer in heap.logical_buffers}
+  pieces = [allocation for allocation in heap.allocations if allocation.is_temporary and not allocation.is_tuple]
+  for buffer_id, offset, num_bytes in max(pieces, key=lambda piece: piece.bytes).assigned if pieces else ():
+    buffer = buffers[buffer_id]
+    yield buffer.instruction_id, buffer.instruction_name, buffer.shape_index, num_bytes, offset

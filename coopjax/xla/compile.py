@@ -1,45 +1,180 @@
-"""Compiles a function for abstract arguments, from anywhere, and reads what the compiler says of it."""
+"""Compiles a function for abstract arguments, from anywhere, for any target, and reads what the compiler says of it."""
 
+import contextlib
+import dataclasses
+import pathlib
+import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from coopjax import compat
+from coopjax.budget import format_bytes
+from coopjax.errors import CompileMemoryError, InvalidProgramError
 from coopjax.program import liveness
-from coopjax.remat_plan import MemoryProfile
+from coopjax.memory_profile import MemoryProfile
+from coopjax.xla import targets
+from coopjax.xla.buffer_assignment import BufferAssignment, Sizes, module_of_hlo_proto
 from coopjax.xla.program import parse_module, predict_memory, read_step_program
+from coopjax.xla.targets import Target
+
+# JAX's switch does not reach XLA:TPU's rematerialization: with this, no value is large enough for it.
+_PLANNING: dict[str, dict[str, Any]] = {"tpu": {"xla_tpu_rematerialization_min_size_in_bytes": 2**50}}
+# Goes on where a program needs more memory than the device has: XLA:TPU assigns its buffers, and fails afterwards.
+_ANY_SIZE = {"tpu": {"xla_tpu_no_crash_on_oom": True}}
+_CLOSE = 0.01  # of the temporaries: a prediction that is off by no more describes the compiled program
 
 
-def compile_abstract(fn: Callable[..., Any], avals: Sequence[jax.ShapeDtypeStruct]) -> jax.stages.Compiled:
+@dataclasses.dataclass(frozen=True)
+class OversizedProgram:
+  """A program that XLA scheduled and assigned buffers to, and that does not fit the device.
+
+  Attributes:
+    sizes: of its buffer assignment.
+    module_bytes: the scheduled module, a serialized ``HloModuleProto``.
+  """
+
+  sizes: Sizes
+  module_bytes: bytes = dataclasses.field(repr=False)
+
+  def memory_analysis(self) -> Sizes:
+    """The sizes, under the name that compiled programs have for them."""
+    return self.sizes
+
+
+def compile_abstract(fn: Callable[..., Any], avals: Sequence[jax.ShapeDtypeStruct], target: Target | None = None
+                     ) -> jax.stages.Compiled:
   """Compiles `fn` for positional arguments of these types without running it.
 
   It may be called while JAX is tracing something else (inside a jitted or differentiated function); `fn` then must
   not close over that trace's values. Named axes in scope (of a `vmap`, of a `shard_map`) are bound: the program is
-  what one device runs.
+  what one device runs. XLA's own rematerialization is off, passes that the user has disabled stay disabled.
 
   Args:
-    fn: a function of positional arrays.
-    avals: one per argument; a sharding on one is obeyed.
+    fn: a function of positional arrays; one that lowers itself does so, with a jit of its own.
+    avals: one per argument; a sharding on one is obeyed, over the target's devices if there is a target.
+    target: what to compile for; None for the default backend.
+
+  Raises:
+    CompileMemoryError: the program does not fit the device.
+    MissingWheelError: the target's compiler is not installed.
   """
-  fn, avals = compat.bind_axes(fn, avals)
-  with compat.no_trace():
-    return jax.jit(fn).lower(*avals).compile()
+  compiled = _compile(_lower(fn, avals, target), fn, target)
+  if not fits(compiled, target):  # XLA:GPU compiles it all the same
+    total_bytes = _total_bytes(compiled.memory_analysis())
+    raise _memory_error(fn, target, f"arguments, outputs and temporaries take {format_bytes(total_bytes)}")
+  return compiled
 
 
-def module_of(compiled: jax.stages.Compiled) -> bytes:
+def fits(compiled: jax.stages.Compiled | OversizedProgram, target: Target | None) -> bool:
+  """Whether a program has an executable, and what it holds fits the target's memory; CPUs swap."""
+  if isinstance(compiled, OversizedProgram):
+    return False
+  is_limited = target is not None and target.platform != "cpu"
+  return not is_limited or _total_bytes(compiled.memory_analysis()) <= target.memory_bytes
+
+
+def compile_trial(fn: Callable[..., Any], avals: Sequence[jax.ShapeDtypeStruct], target: Target | None = None
+                  ) -> jax.stages.Compiled | OversizedProgram:
+  """Compiles as `compile_abstract`, but a program that does not fit the device is a result, too, with its sizes."""
+  lowered = _lower(fn, avals, target)
+  try:
+    return _compile(lowered, fn, target)
+  except CompileMemoryError:
+    if oversized := _oversized(lowered, _platform(target)):
+      return oversized
+    raise
+
+
+def compile_scheduled(fn: Callable[..., Any], avals: Sequence[jax.ShapeDtypeStruct], target: Target | None = None
+                      ) -> None:
+  """Compiles until XLA has scheduled the program, at least: for a hook that looks at it, whatever its size."""
+  _compile(_lower(fn, avals, target), fn, target, _ANY_SIZE.get(_platform(target)))
+
+
+def module_of(compiled: jax.stages.Compiled | OversizedProgram) -> bytes:
   """The scheduled module that a compiled program runs, a serialized ``HloModuleProto``."""
+  if isinstance(compiled, OversizedProgram):
+    return compiled.module_bytes
   return compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
 
 
-def measure(compiled: jax.stages.Compiled) -> MemoryProfile:
-  """Memory of a compiled program: sizes from the compiler's memory analysis, live bytes along its schedule."""
+def measure(compiled: jax.stages.Compiled | OversizedProgram) -> MemoryProfile:
+  """Memory of a compiled program: sizes from the compiler's memory analysis, live bytes along its schedule.
+
+  Live bytes are left out where our reading of the module does not arrive at the compiler's temporaries (on TPU: memory
+  spaces, asynchronous copies).
+  """
   stats = compiled.memory_analysis()
-  module = parse_module(module_of(compiled))
-  program, _ = read_step_program(module)
-  return MemoryProfile(
+  sizes = MemoryProfile(
       temp_bytes=stats.temp_size_in_bytes, argument_bytes=stats.argument_size_in_bytes,
       output_bytes=stats.output_size_in_bytes, alias_bytes=stats.alias_size_in_bytes,
-      peak_live_bytes=predict_memory(module).peak_live_bytes,
-      live_bytes=tuple(liveness.live_bytes(program, program.schedule).tolist()))
+      host_bytes=stats.host_temp_size_in_bytes)
+  try:
+    module = parse_module(module_of(compiled))
+    predicted, (program, _) = predict_memory(module), read_step_program(module)
+  except InvalidProgramError:
+    return sizes
+  if abs(predicted.temp_bytes - sizes.temp_bytes) > _CLOSE * sizes.temp_bytes:
+    return sizes
+  live_bytes = tuple(liveness.live_bytes(program, program.schedule).tolist())
+  return dataclasses.replace(sizes, peak_live_bytes=predicted.peak_live_bytes, live_bytes=live_bytes)
 
+
+def _platform(target: Target | None) -> str:
+  return jax.default_backend() if target is None else target.platform
+
+
+def _total_bytes(stats: Any) -> int:
+  return (stats.argument_size_in_bytes + stats.output_size_in_bytes + stats.temp_size_in_bytes
+          - stats.alias_size_in_bytes)
+
+
+def _lower(fn: Callable[..., Any], avals: Sequence[jax.ShapeDtypeStruct], target: Target | None) -> jax.stages.Lowered:
+  if target is None or target.platform == jax.default_backend() == "cpu":
+    fn, avals = compat.bind_axes(fn, avals)
+  else:
+    fn, avals = compat.bind_axes(fn, avals, target.mesh)
+    shardings = target.moved([aval.sharding for aval in avals])
+    avals = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding)
+             for aval, sharding in zip(avals, shardings, strict=True)]
+  with compat.no_trace():
+    return (fn if hasattr(fn, "lower") else jax.jit(fn)).lower(*avals)
+
+
+def _compile(lowered: jax.stages.Lowered, fn: Callable[..., Any], target: Target | None,
+             options: dict[str, Any] | None = None) -> jax.stages.Compiled:
+  without_remat = contextlib.nullcontext() if _platform(target) == "cpu" else compat.without_xla_remat()
+  try:
+    with compat.no_trace(), without_remat:
+      return lowered.compile(compiler_options={**_PLANNING.get(_platform(target), {}), **(options or {})})
+  except jax.errors.JaxRuntimeError as error:
+    if "RESOURCE_EXHAUSTED" not in str(error):
+      raise
+    raise _memory_error(fn, target, str(error).partition("\n")[0]) from error
+
+
+def _memory_error(fn: Callable[..., Any], target: Target | None, what: str) -> CompileMemoryError:
+  device = targets.running() if target is None else target
+  error = CompileMemoryError(
+    f"{getattr(fn, '__name__', 'the program')} does not fit a device of target {device.name!r}, which has "
+    f"{format_bytes(device.memory_bytes)}: {what}", memory_bytes=device.memory_bytes)
+  error.add_note("try a smaller budget or batch, a total budget (coopjax.Budget.total), more devices with the "
+                 "arguments sharded over them, or a target with more memory")
+  return error
+
+
+def _oversized(lowered: jax.stages.Lowered, platform: str) -> OversizedProgram | None:
+  """The buffer assignment of a program that does not fit, if the platform's compiler gets that far."""
+  if platform not in _ANY_SIZE:
+    return None
+  with tempfile.TemporaryDirectory() as directory:
+    options = {**_PLANNING[platform], **_ANY_SIZE[platform], "xla_dump_to": directory, "xla_dump_hlo_as_proto": True}
+    with contextlib.suppress(jax.errors.JaxRuntimeError), compat.no_trace(), compat.without_xla_remat():
+      lowered.compile(compiler_options=options)
+    dumps = [path.read_bytes() for path in pathlib.Path(directory).glob("*.after_optimizations.hlo.pb")]
+  if not dumps:
+    return None
+  largest = max(dumps, key=len)
+  return OversizedProgram(BufferAssignment.from_hlo_proto(largest).sizes(), module_of_hlo_proto(largest))

@@ -8,6 +8,7 @@ bytes back. Modules without a mark are left alone after one search for the mark'
 The hook never fails a user's compile: on any doubt it returns None, and says why in the log.
 """
 
+import contextlib
 import dataclasses
 import logging
 import re
@@ -15,7 +16,8 @@ import threading
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -27,11 +29,14 @@ from coopjax.errors import BudgetExceededWarning
 from coopjax.jaxpr.tags import KEPT_SCOPE
 from coopjax.planners import base
 from coopjax.program.step_program import StepProgram
+from coopjax.xla import targets
 from coopjax.xla.program import HeapResult, parse_module, predict_memory, read_step_program
 
 _log = logging.getLogger("coopjax.hook")
 _KEPT = re.compile(rf"\b{KEPT_SCOPE}\b")
 _MARK = re.compile(rb"coopjax-mark\([^()]*\)")
+# XLA:GPU tunes single instructions in modules of their own; the second field of a serialized module names its entry.
+_EXTRACTED, _HEAD_BYTES = b"\x12\x11entry_computation", 4096
 _MAX_ROUNDS = 6
 _ROOM_TO_LOOSEN = 0.03  # of the budget
 
@@ -45,18 +50,21 @@ class Request:
     planner: name of a planner.
     time_limit_s: seconds that planning one module may take.
     key: identifies program and request, so that compilation caches tell them apart.
+    target: whose speeds give ops their modelled seconds (`coopjax.xla.targets`); a CPU's by default.
   """
 
   budget: Budget
   planner: str = "auto"
   time_limit_s: float = 10.0
   key: str = ""
+  target: str = "cpu"
 
   def to_mark(self) -> str:
     """The request as the value of a frontend attribute; a function of the request alone, so caches may key on it."""
     limit = f"share={self.budget.share!r}" if self.budget.share is not None else f"bytes={self.budget.limit_bytes}"
     total = ";total" if self.budget.is_total else ""
-    return f"coopjax-mark({limit}{total};planner={self.planner};limit={self.time_limit_s!r};key={self.key})"
+    target = "" if self.target == "cpu" else f";target={self.target}"
+    return f"coopjax-mark({limit}{total};planner={self.planner};limit={self.time_limit_s!r};key={self.key}{target})"
 
   @classmethod
   def from_mark(cls, text: str) -> "Request":
@@ -64,7 +72,7 @@ class Request:
     fields = dict(field.partition("=")[::2] for field in text[len("coopjax-mark(") : -1].split(";"))
     share, limit_bytes = fields.get("share"), fields.get("bytes")
     budget = Budget(int(limit_bytes) if limit_bytes else None, float(share) if share else None, "total" in fields)
-    return cls(budget, fields["planner"], float(fields["limit"]), fields["key"])
+    return cls(budget, fields["planner"], float(fields["limit"]), fields["key"], fields.get("target", "cpu"))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -103,7 +111,7 @@ class Outcome:
     return self.predicted.temp_bytes <= self.budget_bytes
 
 
-def plan_module(module_bytes: bytes, requests: Iterable[Request]) -> Outcome:
+def plan_module(module_bytes: bytes, requests: Collection[Request]) -> Outcome:
   """Plans one scheduled module and carries the plan out.
 
   Args:
@@ -116,7 +124,8 @@ def plan_module(module_bytes: bytes, requests: Iterable[Request]) -> Outcome:
   start = time.perf_counter()
   module = parse_module(module_bytes)
   baseline = predict_memory(module)
-  program, op_instruction_ids = read_step_program(module)
+  roofline = targets.resolve(min(request.target for request in requests)).roofline
+  program, op_instruction_ids = read_step_program(module, roofline)
   is_kept = np.array([bool(_KEPT.search(scope)) for scope in program.op_scopes], bool)
   program = dataclasses.replace(program, op_can_recompute=program.op_can_recompute & ~is_kept)
   resolved = {request: request.budget.resolve(baseline.temp_bytes, baseline.resident_bytes) for request in requests}
@@ -179,6 +188,7 @@ class _Hook:
     self._lock = threading.Lock()
     self._platforms: set[str] = set()
     self._captures: dict[str, bytes | None] = {}
+    self._observed: set[str] = set()
 
   def install(self, platform: str) -> None:
     """Registers the callback for one platform, once per process."""
@@ -198,25 +208,48 @@ class _Hook:
       The serialized module.
     """
     key = uuid.uuid4().hex
+    with self._watching(key):
+      try:
+        compile_marked(_watching_mark(key))
+      except jax.errors.JaxRuntimeError:
+        if self._captures[key] is None:
+          raise
+      return self._captured(key)
+
+  def observe(self, compile_marked: Callable[[str], Any]) -> tuple[bytes, Any]:
+    """As :meth:`capture`, but lets the compile go on, and returns what it returns after the module."""
+    key = uuid.uuid4().hex
+    with self._watching(key):
+      self._observed.add(key)
+      compiled = compile_marked(_watching_mark(key))
+      return self._captured(key), compiled
+
+  @contextlib.contextmanager
+  def _watching(self, key: str) -> Iterator[None]:
     with self._lock:
       self._captures[key] = None
     try:
-      compile_marked(Request(Budget(share=1.0), key=key).to_mark())
-    except jax.errors.JaxRuntimeError:
-      if self._captures[key] is None:
-        raise
+      yield
     finally:
       with self._lock:
-        captured = self._captures.pop(key)
+        self._observed.discard(key)
+        del self._captures[key]
+
+  def _captured(self, key: str) -> bytes:
+    captured = self._captures[key]
     if captured is None:
       raise RuntimeError("the HLO hook did not run: the program was not compiled, or its mark was lost on the way")
     return captured
 
   def _callback(self, module_bytes: bytes) -> bytes | None:
+    if module_bytes.find(_EXTRACTED, 0, _HEAD_BYTES) >= 0:
+      return None
     requests = {Request.from_mark(match.decode()) for match in set(_MARK.findall(module_bytes))}
     for request in requests:
       if request.key in self._captures:
         self._captures[request.key] = bytes(module_bytes)
+        if request.key in self._observed:
+          return None
         raise _CapturedError
     if not requests:
       return None
@@ -251,9 +284,13 @@ def _warn_over_budget(outcome: Outcome) -> None:
     _log.warning(message)
 
 
+def _watching_mark(key: str) -> str:
+  return Request(Budget(share=1.0), key=key).to_mark()
+
+
 class _CapturedError(Exception):
   """Ends a compile whose module was all that was wanted."""
 
 
 _hook = _Hook()
-install, capture = _hook.install, _hook.capture
+install, capture, observe = _hook.install, _hook.capture, _hook.observe

@@ -1,0 +1,268 @@
+"""Budgets across backends: what the compiled program takes and recomputes, on a CPU, an H100 and a TPU v5e.
+
+An 8-layer decoder (width 512, 8 heads, 8 sequences of 512 tokens; the loss and its gradient), bfloat16 and float32, its
+layers unrolled or scanned over. GPU and TPU are compiled for ahead of time (extras gpu-target, tpu-target).
+Each budget is a share of the compiled temporaries without remat. Beside coopjax: jax.checkpoint around every layer, the
+policy dots_with_no_batch_dims_saveable around the loss (around the layer where they are scanned), and XLA's own
+rematerialization, told that the device has the bytes that the budget leaves (arguments, outputs and temporaries).
+Recomputed FLOPs are counted for all in the traced program, by coopjax's model of a jaxpr; what the HLO engine clones
+comes on top.
+
+  python benchmarks/backends.py                                       # everything: hours on two cores
+  python benchmarks/backends.py --targets gpu:h100 --forms scan --dtypes bf16 --budgets 0.5 0.25
+
+What is measured joins what is in the results file; cells that are there already are measured again.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import json
+import math
+import os
+import pathlib
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import coopjax
+import jax
+import jax.numpy as jnp
+import tables
+from coopjax.jaxpr import cost
+from coopjax.jaxpr.trace import differentiable, fn_and_gradient, trace
+from coopjax.xla import hook, targets
+from coopjax.xla.compile import compile_trial, measure
+
+MIB = 2**20
+RESULTS = tables.RESULTS / "backends.json"
+TARGETS, FORMS = ("cpu", "gpu:h100", "tpu:v5e:2x2"), ("scan", "unrolled")
+DTYPES = {"bf16": jnp.bfloat16, "f32": jnp.float32}
+BUDGETS = (0.5, 0.25, 0.12)
+KEY = ("target", "form", "dtype", "variant", "budget", "size")
+COLUMNS = {
+  "variant": "{variant}", "budget\nMiB": "{budget_mib:.1f}", "temp\nMiB": "{temp_mib:.1f}", "holds": "{holds}",
+  "recomputed\nGFLOP": "{recomputed_gflop:+.1f}", "rounds": "{rounds}", "engine": "{engine}", "s": "{seconds:.0f}",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """A decoder for one target.
+
+  Attributes:
+    target: name of the target.
+    form: "scan" or "unrolled".
+    dtype: "bf16" or "f32".
+    size: batch, length, width, heads, layers, vocabulary.
+  """
+
+  target: str
+  form: str
+  dtype: str
+  size: tuple[int, int, int, int, int, int] = (8, 512, 512, 8, 8, 4096)
+
+  @property
+  def device(self) -> targets.Target:
+    return targets.resolve(self.target)
+
+  @property
+  def shapes(self) -> tuple[Any, Any]:
+    """Parameters and tokens."""
+    batch, length, width, _, layers, vocabulary = self.size
+    shapes = {"qkv": (width, 3 * width), "out": (width, width), "up": (width, 4 * width), "down": (4 * width, width)}
+
+    def weights(*leading):
+      return {name: jax.ShapeDtypeStruct((*leading, *shape), DTYPES[self.dtype]) for name, shape in shapes.items()}
+
+    blocks = weights(layers) if self.form == "scan" else [weights() for _ in range(layers)]
+    embedding = jax.ShapeDtypeStruct((vocabulary, width), DTYPES[self.dtype])
+    return {"embedding": embedding, "blocks": blocks}, jax.ShapeDtypeStruct((batch, length), jnp.int32)
+
+  def loss(self, block: Callable | None = None) -> Callable:
+    """The loss, with another function for the layers if one is given."""
+    block = block or functools.partial(decoder_block, self.size[3])
+
+    def loss(params, tokens):
+      return decoder_loss(block, params, tokens)
+
+    return loss
+
+
+def decoder_block(num_heads: int, x: jax.Array, weights: dict[str, jax.Array]) -> jax.Array:
+  """Pre-norm causal attention and multilayer perceptron."""
+  batch, length, width = x.shape
+  qkv = (normalized(x) @ weights["qkv"]).reshape(batch, length, 3, num_heads, -1)
+  query, key, value = (qkv[:, :, i] for i in range(3))
+  scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / math.sqrt(width // num_heads)
+  scores = jnp.where(jnp.tril(jnp.ones((length, length), bool)), scores, -1e9)
+  x = x + jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), value).reshape(x.shape) @ weights["out"]
+  return x + jax.nn.gelu(normalized(x) @ weights["up"]) @ weights["down"]
+
+
+def normalized(x: jax.Array) -> jax.Array:
+  centered = x - x.mean(-1, keepdims=True)
+  return centered * jax.lax.rsqrt((centered**2).mean(-1, keepdims=True) + 1e-5)
+
+
+def decoder_loss(block: Callable, params: Any, tokens: jax.Array) -> jax.Array:
+  """Mean cross-entropy of the next token."""
+  x, blocks = params["embedding"][tokens], params["blocks"]
+  if isinstance(blocks, dict):
+    x, _ = jax.lax.scan(lambda x, weights: (block(x, weights), None), x, blocks)
+  else:
+    for weights in blocks:
+      x = block(x, weights)
+  logits = (normalized(x) @ params["embedding"].T).astype(jnp.float32)
+  return -jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.roll(tokens, -1, 1)[..., None], -1).mean()
+
+
+class Bench:
+  """Measures one case, row by row."""
+
+  def __init__(self, case: Case):
+    self.case, self.device = case, case.device
+    self.plain = self._program(case.loss())
+    self.plain_flops = gradient_flops(*self.plain)
+
+  def rows(self, budgets: list[float]) -> Iterator[dict[str, Any]]:
+    """What others do first: the budgets are shares of what the first row takes."""
+    case = self.case
+    baseline = yield from self._one("no remat", None, lambda: (measure(compile_trial(*self.plain, self.device)), {}))
+    block = functools.partial(decoder_block, case.size[3])
+    saves_dots = {"policy": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
+    whole = case.form == "unrolled"
+    peers = {"jax.checkpoint per layer": case.loss(jax.checkpoint(block)),
+             "dots_with_no_batch_dims_saveable":
+               jax.checkpoint(case.loss(), **saves_dots) if whole else case.loss(jax.checkpoint(block, **saves_dots))}
+    for name, loss in peers.items():
+      peer = yield from self._one(name, None, functools.partial(self._checkpointed, loss))
+      if name == "jax.checkpoint per layer":
+        yield from self._one("coopjax at its bytes", peer.temp_bytes, functools.partial(self._planned, peer.temp_bytes))
+    for share in budgets:
+      budget_bytes = int(share * baseline.temp_bytes)
+      yield from self._one(f"coopjax {share:.0%}", budget_bytes, functools.partial(self._planned, budget_bytes))
+      if case.target != "cpu":  # XLA:CPU has no rematerialization
+        total_bytes = budget_bytes + baseline.resident_bytes
+        yield from self._one(f"XLA's remat {share:.0%}", budget_bytes, functools.partial(self._by_xla, total_bytes))
+
+  def _one(self, variant: str, budget_bytes: int | None, run: Callable) -> Iterator[dict[str, Any]]:
+    start = time.perf_counter()
+    row = {"target": self.case.target, "form": self.case.form, "dtype": self.case.dtype, "variant": variant,
+           "budget": budget_bytes, "budget_mib": None if budget_bytes is None else budget_bytes / MIB}
+    profile, more = None, {}
+    try:
+      profile, more = run()
+      row |= {"temp_bytes": profile.temp_bytes, "temp_mib": profile.temp_bytes / MIB, **more}
+      if budget_bytes is not None:
+        row |= {"within_budget": profile.temp_bytes <= budget_bytes,
+                "holds": "yes" if profile.temp_bytes <= budget_bytes else "NO"}
+    except (coopjax.BudgetInfeasibleError, coopjax.CompileMemoryError) as error:
+      row |= {"within_budget": False, "holds": "NO", "error": str(error).partition("\n")[0]}
+      if isinstance(error, coopjax.BudgetInfeasibleError):  # the least that was reached
+        row |= {"temp_bytes": error.smallest_bytes, "temp_mib": error.smallest_bytes / MIB}
+    yield row | {"seconds": time.perf_counter() - start}
+    return profile
+
+  def _checkpointed(self, loss: Callable) -> tuple[coopjax.MemoryProfile, dict[str, Any]]:
+    program = self._program(loss)
+    return measure(compile_trial(*program, self.device)), self._recomputed(gradient_flops(*program))
+
+  def _planned(self, budget_bytes: int) -> tuple[coopjax.MemoryProfile, dict[str, Any]]:
+    with outcomes() as made:
+      plan = coopjax.plan(self.case.loss(), *self.case.shapes, budget=budget_bytes, target=self.case.target)
+    flops = self.plain_flops
+    if plan.policy is not None:
+      flops = gradient_flops(*self._program(plan.apply(self.case.loss())))
+    if "hlo" in plan.engine:  # under the policy engine, what it did to the program that was taken
+      taken = min(made, key=lambda each: abs(each.predicted.temp_bytes - plan.measured.temp_bytes))
+      flops += taken.result.recompute_flops if taken.result else 0.0
+    return plan.measured, {"engine": plan.engine, "rounds": len(plan.rounds), **self._recomputed(flops)}
+
+  def _by_xla(self, total_bytes: int) -> tuple[coopjax.MemoryProfile, dict[str, Any]]:
+    """XLA's rematerialization at a limit on everything; FLOPs are not known of a program that is not there."""
+    return measure(compile_limited(*self.plain, self.device, total_bytes)), {}
+
+  def _program(self, loss: Callable) -> tuple[Callable, Any]:
+    return fn_and_gradient(differentiable(trace(loss, self.case.shapes)))
+
+  def _recomputed(self, flops: float) -> dict[str, float]:
+    return {"recomputed_flops": flops - self.plain_flops, "recomputed_gflop": (flops - self.plain_flops) / 1e9}
+
+
+@contextlib.contextmanager
+def outcomes() -> Iterator[list[hook.Outcome]]:
+  """Collects every plan that the HLO engine makes inside the block."""
+  made, plan_module = [], hook.plan_module
+
+  def recording(*args, **kwargs):
+    made.append(plan_module(*args, **kwargs))
+    return made[-1]
+
+  hook.plan_module = recording
+  try:
+    yield made
+  finally:
+    hook.plan_module = plan_module
+
+
+def gradient_flops(fn: Callable, avals: Any) -> float:
+  """FLOPs of a function as it is traced, what its checkpoints repeat included."""
+  return cost.jaxpr_flops(jax.make_jaxpr(fn)(*avals).jaxpr)
+
+
+def compile_limited(fn: Callable, avals: Any, device: targets.Target, limit_bytes: int) -> jax.stages.Compiled:
+  """The program under XLA's own rematerialization, for a device with so much memory."""
+  options = {"xla_tpu_max_hbm_size_mib": max(limit_bytes // MIB, 1)} if device.platform == "tpu" else None
+  if device.platform == "gpu":
+    device = dataclasses.replace(device, memory_bytes=limit_bytes)
+  avals = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=device.sharding) for aval in avals]
+  try:
+    return jax.jit(fn).lower(*avals).compile(compiler_options=options)
+  except jax.errors.JaxRuntimeError as error:
+    raise coopjax.CompileMemoryError(str(error), memory_bytes=limit_bytes) from error
+
+
+def merge(path: pathlib.Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+  """The rows of a results file, with these in place of those for the same cells."""
+  known = json.loads(path.read_text())["rows"] if path.exists() else []
+  key = lambda row: json.dumps([row[name] for name in KEY])
+  new = {key(row) for row in rows}
+  return [row for row in known if key(row) not in new] + rows
+
+
+def main() -> None:
+  summary, details = __doc__.split("\n\n", 1)
+  parser = argparse.ArgumentParser(description=summary, epilog=details, formatter_class=argparse.RawTextHelpFormatter)
+  parser.add_argument("--targets", nargs="+", default=TARGETS)
+  parser.add_argument("--forms", nargs="+", choices=FORMS, default=FORMS)
+  parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
+  parser.add_argument("--budgets", nargs="*", type=float, default=BUDGETS)
+  parser.add_argument("--size", nargs=6, type=int, default=Case.size,
+                      metavar=("BATCH", "LENGTH", "WIDTH", "HEADS", "LAYERS", "VOCABULARY"))
+  parser.add_argument("--out", type=pathlib.Path, default=RESULTS)
+  arguments = parser.parse_args()
+  for category in (coopjax.RematNoEffectWarning, coopjax.BudgetExceededWarning):
+    warnings.simplefilter("ignore", category)  # the table says so
+
+  console = tables.console()
+  for target in arguments.targets:
+    for form in arguments.forms:
+      for dtype in arguments.dtypes:
+        rows, case = [], Case(target, form, dtype, tuple(arguments.size))
+        with tables.progress() as progress, contextlib.closing(Bench(case).rows(arguments.budgets)) as measured:
+          bar = progress.add_task(f"{target} {form} {dtype}", total=None)
+          for row in measured:
+            rows.append({**row, "size": arguments.size})
+            progress.update(bar, description=f"{target} {form} {dtype}: {row['variant']} done")
+            tables.write(arguments.out, rows=merge(arguments.out, rows))
+        console.print(tables.table(rows, COLUMNS, f"{target}, {form}, {dtype}"))
+  console.print(f"written to {arguments.out}")
+
+
+if __name__ == "__main__":
+  main()

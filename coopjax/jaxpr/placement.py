@@ -1,0 +1,89 @@
+"""How the inputs of a function are spread over devices, as far as a trace can say.
+
+Arrays and `jax.ShapeDtypeStruct`s know their sharding. A tracer knows it over Explicit mesh axes; over Auto axes it
+knows the mesh at most, and with ``in_shardings`` on plain arrays not even that: JAX traces a function once for all
+shardings over Auto axes, so what is decided in a trace must hold for each of them. There, what one device runs is first
+seen by the HLO engine, in the partitioned module.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import hashlib
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, NamedSharding
+
+from coopjax import compat
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+  """Where inputs lie.
+
+  Attributes:
+    shardings: per input; None where the trace does not say, or the input has no place of its own.
+    mesh: axes that the inputs are spread over, "data=4,model=2" for one; "" where the trace shows none.
+    is_known: a compile with `shardings` is what one device will run. If not, it may stand for all devices together, or
+      for one example.
+    is_spread: inputs lie on a mesh, or one is set: the program will be partitioned.
+    is_batched: a `vmap` is around: the program will be one of many examples.
+  """
+
+  shardings: tuple[jax.sharding.Sharding | None, ...]
+  mesh: str
+  is_known: bool
+  is_spread: bool
+  is_batched: bool
+
+  def key(self) -> str:
+    """Tells placements apart, the mesh and the named axes in scope here included; the same in every process."""
+    places = [str(s) for s in self.shardings if not isinstance(s, jax.sharding.SingleDeviceSharding | None)]
+    if places:
+      places = [str(sharding) for sharding in self.shardings]
+    text = repr((places, self.mesh, self.is_known, self.is_batched, compat.axes_in_scope()))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def place(values: Sequence[Any]) -> Placement:
+  """Where values lie: arrays, tracers, abstract values or Python scalars."""
+  shardings, meshes = [], set()
+  has_tracers = is_placed = has_auto = False
+  for value in values:
+    sharding = getattr(jax.typeof(value), "sharding", None) if isinstance(value, jax.core.Tracer) else _own(value)
+    if isinstance(sharding, NamedSharding) and not sharding.mesh.empty:
+      meshes.add(_mesh_text(sharding.mesh))
+    if isinstance(value, jax.core.Tracer):
+      has_tracers = True
+      kinds = _kinds(sharding)
+      is_placed |= bool(kinds)
+      has_auto |= AxisType.Auto in kinds
+      sharding = compat.stated_sharding(jax.typeof(value))
+      has_auto |= AxisType.Explicit in kinds and sharding is None  # fewer devices here than in the mesh
+    shardings.append(sharding)
+  is_partitioned = not has_tracers or (not has_auto and (is_placed or compat.is_on_one_device()))
+  is_batched = any(map(compat.is_batched, values))
+  is_known = (jax.device_count() == 1 or is_partitioned) and not is_batched
+  mesh, current = " and ".join(sorted(meshes - {""})), jax.sharding.get_abstract_mesh()
+  return Placement(tuple(shardings), mesh, is_known, is_spread=bool(mesh or _mesh_text(current)), is_batched=is_batched)
+
+
+def _own(value: Any) -> jax.sharding.Sharding | None:
+  """The sharding of an array that was put somewhere, or of an abstract value."""
+  if isinstance(value, jax.ShapeDtypeStruct) or (isinstance(value, jax.Array) and value.committed):
+    return value.sharding
+  return None
+
+
+def _kinds(sharding: Any) -> set[AxisType]:
+  """How the axes of a tracer's mesh are handled, those of size 1 left out."""
+  if not isinstance(sharding, NamedSharding) or sharding.mesh.empty:
+    return set()
+  mesh = sharding.mesh
+  return {kind for kind, size in zip(mesh.axis_types, mesh.axis_sizes, strict=True) if size > 1}
+
+
+def _mesh_text(mesh: Any) -> str:
+  """The axes over which a program is still to be partitioned; a `shard_map` has done that for its own."""
+  axes = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
+  return ",".join(f"{name}={size}" for name, size, kind in axes if size > 1 and kind is not AxisType.Manual)

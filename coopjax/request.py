@@ -1,0 +1,81 @@
+"""What a user asks for, validated, and the compiles that answering it takes."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import jax
+
+from coopjax import host_offload
+from coopjax.budget import Budget
+from coopjax.memory_profile import MemoryProfile
+from coopjax.planners import base
+from coopjax.xla import targets
+from coopjax.xla.compile import OversizedProgram, compile_trial, fits, measure
+from coopjax.xla.targets import Target
+
+ENGINES = ("auto", "hlo", "policy")
+ON_INFEASIBLE = ("error", "best_effort")
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+  """A validated request; hashable, so that choices are kept under it."""
+
+  budget: Budget
+  planner: str
+  engine: str
+  time_limit_s: float
+  on_infeasible: str
+  target: str | None = None
+
+  @property
+  def device(self) -> Target | None:
+    """What is planned for, None for the default backend."""
+    return None if self.target is None else targets.resolve(self.target)
+
+  @property
+  def platform(self) -> str:
+    """Of the device."""
+    return jax.default_backend() if self.target is None else self.device.platform
+
+  def compile(self, fn: Callable, avals: Sequence[jax.ShapeDtypeStruct]) -> jax.stages.Compiled | OversizedProgram:
+    """The function compiled for the device, whether it fits or not."""
+    return compile_trial(fn, avals, self.device)
+
+  @classmethod
+  def checked(cls, budget, planner, engine, target, time_limit_s, on_infeasible) -> "Request":
+    """The arguments of ``remat`` as a request; ``InvalidBudgetError`` or ``ValueError`` names what is wrong."""
+    base.get_planner(planner)
+    if engine not in ENGINES:
+      raise ValueError(f"engine={engine!r}: one of {', '.join(ENGINES)}")
+    if on_infeasible not in ON_INFEASIBLE:
+      raise ValueError(f"on_infeasible={on_infeasible!r}: one of {', '.join(ON_INFEASIBLE)}")
+    platform = jax.default_backend()
+    if target is not None:
+      device = targets.resolve(target)
+      targets.check_wheel(device)
+      target, platform = device.name, device.platform
+    if not time_limit_s > 0:
+      raise ValueError(f"time_limit_s={time_limit_s!r}: a positive number of seconds")
+    budget, engine = host_offload.admit(Budget.parse(budget), engine, platform)
+    return cls(budget, planner, engine, float(time_limit_s), on_infeasible, target)
+
+
+class Trials:
+  """Compiles for a request, and remembers what the programs that can run take."""
+
+  def __init__(self, request: Request):
+    self._request = request
+    self._profiles: dict[int, MemoryProfile] = {}
+
+  def compile(self, fn: Callable, avals: Sequence[jax.ShapeDtypeStruct]) -> jax.stages.Compiled | OversizedProgram:
+    """As `Request.compile`."""
+    compiled = self._request.compile(fn, avals)
+    if fits(compiled, self._request.device):
+      profile = measure(compiled)
+      self._profiles[profile.temp_bytes] = profile
+    return compiled
+
+  def measured(self, temp_bytes: int) -> MemoryProfile | None:
+    """The profile of the trial with these temporaries; None if none of them fits the device."""
+    return self._profiles.get(temp_bytes)

@@ -1,0 +1,205 @@
+"""Plans whole steps: decides for all regions together, on compiles of the whole step, and reports what was compiled."""
+
+import time
+import warnings
+from typing import Any
+
+import jax
+
+from coopjax import compat, host_offload, modelled, steps
+from coopjax.budget import Budget, format_bytes
+from coopjax.choice import Choice, mark_of
+from coopjax.errors import (
+  BudgetExceededWarning, BudgetInfeasibleError, InvalidProgramError, RematNoEffectWarning,
+)
+from coopjax.jaxpr import policy
+from coopjax.jaxpr.division import Division, Share
+from coopjax.jaxpr.placement import place
+from coopjax.program import explain
+from coopjax.memory_profile import MemoryProfile
+from coopjax.remat_plan import RegionPlan, RematPlan
+from coopjax.request import Request
+from coopjax.steps import Step
+from coopjax.xla import hook
+from coopjax.xla.compile import compile_scheduled, measure, module_of
+from coopjax.xla.program import read_step_program
+
+
+def plan_step(step: Step, request: Request) -> RematPlan:
+  """Plans a step for a budget: on all that it holds, or on its temporaries.
+
+  Args:
+    step: from `steps.find_step`.
+    request: what is asked.
+
+  Raises:
+    BudgetInfeasibleError: no plan reaches the budget and the request says "error".
+  """
+  start = time.perf_counter()
+  planning = _Planning(step, request)
+  if planning.holds:
+    warnings.warn(
+      f"the plan of {step.name} has no effect: it takes {format_bytes(planning.best.total_bytes)}, "
+      f"{format_bytes(planning.best.temp_bytes)} of them temporaries, within the budget of {request.budget} as it is",
+      RematNoEffectWarning, stacklevel=3)
+    return planning.plan(time.perf_counter() - start)
+  planning.search()
+  if not planning.holds:
+    error = planning.infeasible()
+    if request.on_infeasible == "error":
+      raise error
+    warnings.warn(str(error), BudgetExceededWarning, stacklevel=3)
+  return planning.plan(time.perf_counter() - start)
+
+
+def directions_of(plan: RematPlan, mark: str | None) -> steps.Directions:
+  """What a finished plan of a step wants of its regions."""
+  return steps.Directions(
+    plan.name, tuple((region.fingerprint, Choice(mark, region.policy)) for region in plan.regions))
+
+
+class _Planning:
+  """A step being planned: what has been compiled of it, and the best of that.
+
+  Attributes:
+    budget_bytes: for the step's temporaries; negative where arguments and outputs alone exceed a total.
+    baseline: memory of the step as it is.
+    best: memory of the best plan so far.
+  """
+
+  def __init__(self, step: Step, request: Request):
+    self._step, self._request = step, request
+    self._choices = (Choice(),) * len(step.members)
+    self._outcome: hook.Outcome | None = None
+    self._found: policy.PolicyPlan | None = None
+    self.baseline = self.best = measure(self._compile(self._choices))
+    self.budget_bytes = request.budget.resolve(self.baseline.temp_bytes, self.baseline.resident_bytes)
+
+  def search(self) -> None:
+    """Tries the HLO engine, then the policy engine with the HLO engine under it."""
+    platform, engine = compat.hook_platform(self._request.platform), self._request.engine
+    if engine == "hlo" and platform is None:
+      raise ValueError(f"engine='hlo': JAX {jax.__version__} has no HLO hook on {self._request.platform}; use 'policy'")
+    budget, planner, time_limit_s = Budget(self.budget_bytes), self._request.planner, self._request.time_limit_s
+    mark = outcome = None
+    with warnings.catch_warnings():
+      warnings.simplefilter("ignore", BudgetExceededWarning)  # trials may miss the budget
+      if engine != "policy" and platform is not None:
+        mark = mark_of(self._step.fingerprint, budget, planner, time_limit_s)
+        outcome = self._outcome_of(platform, hook.Request(budget, planner, time_limit_s))
+        if outcome and (engine == "hlo" or outcome.fits or platform != "cpu"):  # elsewhere the model may be off
+          self._try_hlo(mark, outcome)
+      if engine != "hlo" and not self.holds:
+        self._try_policy(mark if outcome and platform != "tpu" else None)
+        if not self.holds and outcome:
+          self._try_hlo(mark, outcome)
+
+  @property
+  def holds(self) -> bool:
+    """Whether the best is within the budget."""
+    return self.best.temp_bytes <= self.budget_bytes
+
+  def _compile(self, choices: tuple[Choice, ...]) -> Any:
+    return self._request.compile(self._step.program(choices), ())
+
+  def _marked(self, mark: str) -> tuple[Choice, ...]:
+    """All regions carry one mark, whose budget is the step's: the hook plans the very module that will run."""
+    return (Choice(mark),) * len(self._step.members)
+
+  def _outcome_of(self, platform: str, request: hook.Request) -> hook.Outcome | None:
+    """What the HLO engine makes of the step; None where the hook does not run or can't read the module."""
+    hook.install(platform)
+    try:
+      module = hook.capture(lambda mark: compile_scheduled(
+        self._step.program(self._marked(mark)), (), self._request.device))
+      return hook.plan_module(module, [request])
+    except (RuntimeError, InvalidProgramError):
+      if self._request.engine == "hlo" or platform == "cpu":
+        raise
+      return None
+
+  def _try_hlo(self, mark: str, outcome: hook.Outcome) -> None:
+    measured = measure(self._compile(self._marked(mark)))
+    if measured.temp_bytes < self.best.temp_bytes:
+      self._choices, self.best, self._outcome, self._found = self._marked(mark), measured, outcome, None
+
+  def _try_policy(self, mark: str | None) -> None:
+    """Divides the budget between the regions; scans alone first where the HLO engine does the rest."""
+    profiles: dict[Any, MemoryProfile] = {}
+
+    def temp_bytes_of(shares: tuple[Share, ...]) -> int:
+      profiles[shares] = measure(self._compile(_choices(shares, mark)))
+      return profiles[shares].temp_bytes
+
+    for only_scans in (True, False) if mark else (False,):
+      found = policy.search(
+        Division(self._step.members, only_scans, host_offload.link(self._request.budget, self._request.device)),
+        self.budget_bytes, temp_bytes_of, self.baseline.temp_bytes)
+      if found.rounds and found.temp_bytes < self.best.temp_bytes:
+        self._choices, self.best, self._found = _choices(found.decisions, mark), profiles[found.decisions], found
+      if found.is_feasible:
+        return
+
+  def infeasible(self) -> BudgetInfeasibleError:
+    """The error that a missed budget deserves: the smallest reached, and what forces it."""
+    request, best = self._request, self.best
+    reached = f"{format_bytes(best.temp_bytes)} of temporaries"
+    if request.budget.is_total:
+      reached = (f"{format_bytes(best.total_bytes)} in total, {reached} and {format_bytes(best.resident_bytes)} of "
+                 "arguments and outputs")
+    lines = [f"no plan brings {self._step.name} within the budget of {request.budget}; the smallest reached is "
+             f"{reached} (planner {request.planner}, engine {request.engine})"]
+    arguments = self._step.largest_arguments() if self.budget_bytes <= 0 else ()
+    if arguments:
+      lines += ["arguments and outputs alone exceed it; the largest arguments are:"]
+      lines += [f"  {format_bytes(num_bytes):>10}  {kind} {path}" for num_bytes, kind, path in arguments]
+    program, _ = read_step_program(module_of(self._compile(self._choices)))
+    error = explain.infeasible(program, program.schedule, "\n".join(lines), budget_bytes=max(self.budget_bytes, 0),
+                               smallest_bytes=best.temp_bytes)
+    if request.budget.is_total:
+      error.budget_bytes, error.smallest_bytes = request.budget.limit_bytes, best.total_bytes
+    if arguments:
+      error.op, error.largest = "arguments and outputs", arguments
+    error.add_note("try a larger budget, a smaller batch, donated arguments, or on_infeasible='best_effort'")
+    return error
+
+  def plan(self, planning_s: float) -> RematPlan:
+    """What was decided, and what the compiler says of it."""
+    request, members = self._request, self._step.members
+    decisions = tuple(
+      decision for member, choice in zip(members, self._choices, strict=True) if choice.decisions is not None
+      for decision in modelled.jaxpr_decisions(member.traced, choice.decisions, scope=member.traced.name))
+    decisions = decisions or modelled.module_decisions(self._outcome)
+    engine = max((choice.engine for choice in self._choices), key=len)  # not all regions need the policy engine
+    return RematPlan(
+      name=self._step.name, budget=request.budget, budget_bytes=self.budget_bytes, planner=request.planner,
+      target=request.target, engine=engine, fingerprint=self._step.fingerprint, baseline=self.baseline,
+      measured=self.best, decisions=decisions, regions=self._regions(), planning_s=planning_s,
+      time_limit_s=request.time_limit_s,
+      mesh=place(jax.tree.leaves((self._step.args, self._step.kwargs))).mesh,
+      **modelled.fields(self._outcome, self._found, self.baseline))
+
+  def _regions(self) -> tuple[RegionPlan, ...]:
+    """What each region does, and its share of the budget."""
+    members, outcome = self._step.members, self._outcome
+    saved, flops = [0.0] * len(members), [0.0] * len(members)
+    if self._found is not None:
+      saved, flops = [s.saved_bytes for s in self._found.decisions], [s.flops for s in self._found.decisions]
+    elif outcome is not None and outcome.result is not None:
+      program, schedule = outcome.program, outcome.result.schedule
+      times = explain.times_recomputed(program, schedule)
+      at = [steps.region_of(scope) for scope in program.op_scopes]
+      for op, region in enumerate(at):
+        if region is not None:
+          flops[region] += float(times[op] * program.op_flops[op])
+      for value in explain.decided_values(program, schedule):
+        op = int(program.value_producer[value])
+        if at[op] is not None and not times[op]:
+          saved[at[op]] += int(program.value_bytes[value])
+    return tuple(
+      RegionPlan(member.key, member.traced.name, member.num_runs, choice.decisions, int(num_bytes), num_flops)
+      for member, choice, num_bytes, num_flops in zip(members, self._choices, saved, flops, strict=True))
+
+
+def _choices(shares: tuple[Share, ...], mark: str | None) -> tuple[Choice, ...]:
+  return tuple(Choice(mark, share.decisions if share.decisions.regions else None) for share in shares)

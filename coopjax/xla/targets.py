@@ -1,0 +1,285 @@
+"""Hardware that need not be there: XLA compiles for it ahead of time, and its figures give ops their modelled seconds.
+
+A target is named as ``"cpu"``, ``"gpu:h100"`` (``"gpu:h100:8"`` for eight of them) or ``"tpu:v5e:2x2"`` (generation and
+topology). Compiles need the compiler's wheel (``pip install coopjax[tpu-target]`` or ``[gpu-target]``), never a device
+or a driver. GPU compiles run without autotuning, so a kernel's workspace can differ from the device's.
+
+The figures are the vendors' published ones of the SXM boards and of the TPU chips, per JAX device (a core of TPU v2 to
+v4 and v7x, a chip of the others). Memory is what XLA or libtpu lets a program use. Transcendentals assume one special
+function unit per eight lanes (16 a core, GPU) or one 8x128 vector a cycle (TPU), the host link is PCI Express in one
+direction, and the seconds to start an op are an order of magnitude.
+"""
+
+import contextlib
+import dataclasses
+import difflib
+import functools
+import importlib
+import importlib.util
+import math
+import os
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+from coopjax.errors import MissingWheelError, UnknownTargetError
+from coopjax.program.cost import CPU, Roofline
+
+_GIB = 2**30
+_GPU_START_S, _TPU_START_S = 3e-6, 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class _Gpu:
+  """Facts that XLA:GPU asks of a device; those that all these devices share stand in `_gpu_config`."""
+
+  device_name: str
+  capability: int  # major version
+  cores: int  # streaming multiprocessors
+  lanes_per_core: int
+  clock_ghz: float
+  shared_memory_kib: int  # per core; a block can opt in to one KiB less
+  l2_mib: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+  """A kind of device that programs are compiled and modelled for.
+
+  Attributes:
+    name: as `resolve` takes it.
+    platform: ``"cpu"``, ``"gpu"`` or ``"tpu"``.
+    memory_bytes: of one device, as a program may use it.
+    roofline: how fast one device is: FLOPs of bfloat16 matrix products (of float32 on a CPU), memory bandwidth.
+    host_bytes_per_s: between one device and the host's memory, one direction.
+    num_devices: in the topology.
+  """
+
+  name: str
+  platform: str
+  memory_bytes: int
+  roofline: Roofline
+  host_bytes_per_s: float
+  num_devices: int = 1
+  _gpu: _Gpu | None = dataclasses.field(default=None, repr=False)
+
+  @property
+  def flops_per_s(self) -> float:
+    """Floating-point operations per second in a large matrix product."""
+    return self.roofline.flops_per_s
+
+  @property
+  def bytes_per_s(self) -> float:
+    """Bytes per second to and from the device's memory."""
+    return self.roofline.bytes_per_s
+
+  @property
+  def is_running(self) -> bool:
+    """Whether the default backend is of this platform."""
+    return self.platform == jax.default_backend()
+
+  @functools.cached_property
+  def devices(self) -> tuple[jax.Device, ...]:
+    """Devices to compile for; they run nothing, unless the target is the CPU.
+
+    Raises:
+      MissingWheelError: the compiler is not installed.
+      UnknownTargetError: the compiler knows no such topology.
+    """
+    return _devices(self)
+
+  def load(self) -> None:
+    """Loads the target's compiler, if it is not there yet; raises as `devices`."""
+    assert self.devices
+
+  @property
+  def sharding(self) -> jax.sharding.Sharding:
+    """Of an array on one device: given to the abstract arguments of a program, it makes JAX compile for the target."""
+    return jax.sharding.SingleDeviceSharding(self.devices[0])
+
+  def moved(self, shardings: Sequence[jax.sharding.Sharding | None]) -> list[jax.sharding.Sharding | None]:
+    """The shardings of a program's arguments over the target's devices: on meshes of the same shapes and axes.
+
+    Where one argument lies on a mesh, those that name none are left to the compiler; else all are on one device.
+
+    Raises:
+      UnknownTargetError: the target has fewer devices than a mesh.
+    """
+    is_spread = [isinstance(each, jax.sharding.NamedSharding) and each.mesh.size > 1 for each in shardings]
+    return [
+      jax.sharding.NamedSharding(self.mesh(each.mesh), each.spec, memory_kind=each.memory_kind) if is_on_mesh
+      else None if any(is_spread) else self.sharding for each, is_on_mesh in zip(shardings, is_spread, strict=True)]
+
+  def mesh(self, like: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> jax.sharding.Mesh:
+    """A mesh of the target's devices with the shape and the axes of another; raises as `moved`."""
+    if like.size > len(self.devices):
+      raise UnknownTargetError(
+        f"target {self.name!r} has {len(self.devices)} devices and the program is for a mesh of {like.size} "
+        f"({dict(like.shape)}): name a larger topology, such as 'tpu:v5e:4x4' or 'gpu:h100:8'")
+    return jax.make_mesh(like.axis_sizes, like.axis_names, like.axis_types, devices=self.devices[:like.size])
+
+
+def _gpu(name: str, gpu: _Gpu, memory_bytes: int, flops_per_s: float, bytes_per_s: float, host_bytes_per_s: float
+         ) -> Target:
+  transcendentals = gpu.cores * gpu.clock_ghz * 1e9 * 16
+  return Target(f"gpu:{name}", "gpu", memory_bytes, Roofline(flops_per_s, transcendentals, bytes_per_s, _GPU_START_S),
+                host_bytes_per_s, 1, gpu)
+
+
+def _tpu(name: str, memory_gib: float, flops_per_s: float, bytes_per_s: float, clock_ghz: float,
+         host_bytes_per_s: float, devices_per_chip: int = 1) -> Target:
+  roofline = Roofline(flops_per_s, 1024 * clock_ghz * 1e9, bytes_per_s, _TPU_START_S)
+  return Target(f"tpu:{name}", "tpu", int(memory_gib * _GIB), roofline, host_bytes_per_s, devices_per_chip)
+
+
+# NVIDIA's data sheets and architecture white papers; memory and clocks as the CUDA driver reports them.
+_GPUS = {
+  "a100": _gpu("a100", _Gpu("NVIDIA A100-SXM4-80GB", 8, 108, 64, 1.41, 164, 40),
+               85_167_243_264, 312e12, 2.03904e12, 31.5e9),
+  "h100": _gpu("h100", _Gpu("NVIDIA H100 80GB HBM3", 9, 132, 128, 1.98, 228, 50),
+               84_929_347_584, 989e12, 3.35232e12, 63e9),
+  "h200": _gpu("h200", _Gpu("NVIDIA H200", 9, 132, 128, 1.98, 228, 50),
+               150_119_383_040, 989e12, 4.8e12, 63e9),
+}
+# Google's documentation of each generation; memory is what libtpu's compiler says is available.
+_TPUS = {
+  "v2": _tpu("v2", 7.48, 22.5e12, 3.5e11, 0.7, 8e9, 2),
+  "v3": _tpu("v3", 15.48, 61.5e12, 4.5e11, 0.94, 8e9, 2),
+  "v4": _tpu("v4", 15.25, 137.5e12, 6.14e11, 1.05, 8e9, 2),
+  "v5e": _tpu("v5e", 15.75, 197e12, 8.19e11, 1.5, 16e9),
+  "v5p": _tpu("v5p", 95.73, 459e12, 2.765e12, 3.5, 16e9),  # two cores of 1.75 GHz as one device
+  "v6e": _tpu("v6e", 31.24, 918e12, 1.64e12, 1.75, 32e9),
+  "tpu7x": _tpu("tpu7x", 94.74, 1153.5e12, 3.69e12, 1.9, 32e9, 2),
+}
+NAMES = ("cpu", *(f"gpu:{name}" for name in _GPUS), "tpu:v2:2x2", "tpu:v3:2x2", "tpu:v4:2x2x1", "tpu:v5e:2x2",
+          "tpu:v5p:2x2x1", "tpu:v6e:2x2", "tpu:tpu7x:2x2x1")
+_GPU_NAME = re.compile(r"gpu:(\w+)(?::([1-9]\d*))?")
+_TPU_NAME = re.compile(r"tpu:(\w+):(\d+(?:x\d+){1,2})")
+_EXTRAS = {"gpu": "gpu-target", "tpu": "tpu-target"}
+_WHEELS = {"gpu": "jax_plugins.xla_cuda12", "tpu": "libtpu"}
+# libtpu looks for a TPU host's metadata when it is loaded, and complains where there is none.
+_LIBTPU_ENVIRONMENT = {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_WORKER_HOSTNAMES": "localhost",
+                       "TPU_ACCELERATOR_TYPE": "v5litepod-4"}
+
+
+def resolve(name: str) -> Target:
+  """The target of this name; needs no wheel until its devices are asked for.
+
+  Args:
+    name: ``"cpu"``, ``"gpu:h100"``, ``"gpu:h100:8"`` or ``"tpu:v5e:2x2"``, in any case.
+
+  Raises:
+    UnknownTargetError: no such target; the message lists those that are known and suggests the nearest.
+
+  Example:
+    >>> target = resolve("tpu:v5e:2x2")
+    >>> target.platform, target.num_devices, f"{target.memory_bytes / 2**30:.2f} GiB"
+    ('tpu', 4, '15.75 GiB')
+  """
+  text = name.strip().lower() if isinstance(name, str) else ""
+  if text == "cpu":
+    return _cpu()
+  if (match := _GPU_NAME.fullmatch(text)) and match[1] in _GPUS:
+    return dataclasses.replace(_GPUS[match[1]], name=text, num_devices=int(match[2] or 1))
+  if (match := _TPU_NAME.fullmatch(text)) and match[1] in _TPUS:
+    num_chips = math.prod(map(int, match[2].split("x")))
+    return dataclasses.replace(_TPUS[match[1]], name=text, num_devices=num_chips * _TPUS[match[1]].num_devices)
+  nearest = difflib.get_close_matches(text, NAMES, n=1, cutoff=0.3)
+  raise UnknownTargetError(
+    f"target={name!r} is not known.{f' Did you mean {nearest[0]!r}?' if nearest else ''} Known: {', '.join(NAMES)} "
+    "(TPU generations with any topology that libtpu has, GPUs with a number for several: 'gpu:h100:8')")
+
+
+@functools.cache
+def running() -> Target:
+  """The target that the default backend's first device is; an accelerator that is not known has a near one's speed."""
+  device = jax.devices()[0]
+  if device.platform == "cpu":
+    return _cpu()
+  known = _GPUS if device.platform == "gpu" else _TPUS
+  kind = device.device_kind.lower().replace("tpu v5 lite", "v5e").replace("tpu v6 lite", "v6e").replace("tpu v5", "v5p")
+  near = next((target for name, target in known.items() if name in kind), known["a100" if known is _GPUS else "v4"])
+  memory_bytes = (device.memory_stats() or {}).get("bytes_limit", near.memory_bytes)
+  return dataclasses.replace(near, memory_bytes=memory_bytes, num_devices=jax.device_count())
+
+
+def check_wheel(target: Target) -> None:
+  """Raises MissingWheelError where the target's compiler is not installed."""
+  wheel = _WHEELS.get(target.platform)
+  if wheel and not target.is_running and not _is_installed(wheel):
+    raise MissingWheelError(
+      f"target={target.name!r} needs XLA's compiler for it, which is not installed ({wheel}): "
+      f"pip install 'coopjax[{_EXTRAS[target.platform]}]'. No device or driver is needed.")
+
+
+def _is_installed(module: str) -> bool:
+  try:
+    return importlib.util.find_spec(module) is not None
+  except ModuleNotFoundError:  # the package around it
+    return False
+
+
+@functools.cache
+def _cpu() -> Target:
+  memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+  return Target("cpu", "cpu", memory_bytes, CPU, CPU.bytes_per_s, 1)
+
+
+@functools.cache
+def _devices(target: Target) -> tuple[jax.Device, ...]:
+  if target.platform == "cpu":
+    return tuple(jax.devices("cpu"))
+  check_wheel(target)
+  jax.devices()  # of the default backend: it must not be initialized under the environment below
+  try:
+    if target.platform == "tpu":
+      with _environment(_LIBTPU_ENVIRONMENT):
+        return tuple(topologies.get_topology_desc(target.name.removeprefix("tpu:"), platform="tpu").devices)
+    return _gpu_devices(target)
+  except jax.errors.JaxRuntimeError as error:
+    raise UnknownTargetError(f"target={target.name!r}: XLA's compiler for it has no such topology ({error})") from error
+
+
+def _gpu_devices(target: Target) -> tuple[jax.Device, ...]:
+  options = {"topology": f"1x1x{target.num_devices}", "target_config": _gpu_config(target)}
+  try:
+    return tuple(topologies.get_topology_desc(target.name, platform="cuda", **options).devices)
+  except NotImplementedError:  # the plugin looked for CUDA's libraries, which a compiler does not need, and gave up
+    with _environment({"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}):
+      importlib.import_module(_WHEELS["gpu"]).initialize()
+    return tuple(topologies.get_topology_desc(target.name, platform="cuda", **options).devices)
+
+
+@contextlib.contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+  """Sets what is not set, and unsets it again."""
+  added = {key: value for key, value in variables.items() if key not in os.environ}
+  os.environ.update(added)
+  try:
+    yield
+  finally:
+    for key in added:
+      del os.environ[key]
+
+
+def _gpu_config(target: Target) -> str:
+  """The target's ``GpuTargetConfigProto`` as text."""
+  gpu = target._gpu
+  fields: dict[str, Any] = {
+    "threads_per_block_limit": 1024, "threads_per_warp": 32, "threads_per_core_limit": 2048,
+    "shared_memory_per_block": 48 * 1024, "shared_memory_per_core": gpu.shared_memory_kib * 1024,
+    "shared_memory_per_block_optin": (gpu.shared_memory_kib - 1) * 1024,
+    "registers_per_core_limit": 65536, "registers_per_block_limit": 65536,
+    "block_dim_limit_x": 2**31 - 1, "block_dim_limit_y": 65535, "block_dim_limit_z": 65535,
+    "core_count": gpu.cores, "fpus_per_core": gpu.lanes_per_core, "clock_rate_ghz": gpu.clock_ghz,
+    "memory_bandwidth": int(target.bytes_per_s), "l2_cache_size": gpu.l2_mib * 2**20,
+    "device_memory_size": target.memory_bytes,
+  }
+  info = " ".join(f"{key}: {value}" for key, value in fields.items())
+  return (f"gpu_device_info {{ {info} cuda_compute_capability {{ major: {gpu.capability} }} }} "
+          f'platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 8 }} '
+          f'runtime_version {{ major: 12 minor: 8 }} device_description_str: "{gpu.device_name}"')
+
