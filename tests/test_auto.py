@@ -65,7 +65,7 @@ def test_annealing_in_the_programs_own_order_counts():
   builder.op([e, b], 0, cost_s=6.0, workspace=5)
   builder.op([], cost_s=1.0)
   program = builder.build()
-  assert plan(program, int(0.85 * peak_of(program))).recompute_cost_s == 9.0
+  assert plan(program, 26).recompute_cost_s == 9.0  # the op that reads y, d and c needs 26 bytes in every order
 
 
 @settings(max_examples=15, deadline=None)
