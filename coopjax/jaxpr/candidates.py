@@ -58,6 +58,11 @@ class Candidate:
     return self.make_decisions()
 
   @property
+  def scan_bodies(self) -> tuple[Region, ...]:
+    """The decisions for scan bodies."""
+    return self.decisions.scan_bodies
+
+  @property
   def summary(self) -> str:
     """One line for the trace of rounds."""
     return summary_of(self.decisions)
@@ -66,10 +71,9 @@ class Candidate:
 def summary_of(decisions: PolicyDecisions) -> str:
   """What decisions do to a function, in a few words."""
   top = [segment for region in decisions.regions if region.equation_id is None for segment in region.segments]
-  bodies = [region for region in decisions.regions if region.equation_id is not None]
   saved, offloaded = (sum(len(getattr(segment, kind)) for region in decisions.regions for segment in region.segments)
                       for kind in ("saved", "offloaded"))
-  return (f"{sum(segment.is_wrapped for segment in top)} segments and {len(bodies)} scan bodies "
+  return (f"{sum(segment.is_wrapped for segment in top)} segments and {len(decisions.scan_bodies)} scan bodies "
           f"under checkpoints, {saved} values saved{f', {offloaded} offloaded' if offloaded else ''}")
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from coopjax.errors import NotDifferentiableError
 from coopjax.jaxpr.candidates import Candidates, summary_of
 from coopjax.jaxpr.offload import HostLink
-from coopjax.jaxpr.rewrite import PolicyDecisions
+from coopjax.jaxpr.rewrite import PolicyDecisions, Region
 from coopjax.jaxpr.trace import TracedFn, differentiable
 
 _NUM_PEAKS = 64
@@ -102,6 +102,11 @@ class JointCandidate:
   def waiting_flops(self) -> float:
     """The part of `flops` that is waiting for the host."""
     return sum(rung.waiting_flops for rung in self.rungs)
+
+  @property
+  def scan_bodies(self) -> tuple[tuple[Region, ...], ...]:
+    """The decisions for scan bodies, per region."""
+    return tuple(share.decisions.scan_bodies for share in self.decisions)
 
   @property
   def num_segments(self) -> int:

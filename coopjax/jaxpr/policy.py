@@ -163,7 +163,10 @@ class _Search:
     is_hopeless = len(bare_tried) >= _MAX_BARE and min(bare_tried) > _WITHIN_REACH * self._budget
     if best is not None or is_hopeless:
       return None
-    return self._first(bare, lambda candidate: (candidate.estimated_bytes, candidate.flops))
+    # Those that cut scans alike compile alike.
+    seen = {candidate.scan_bodies for candidate, _ in self._tried if candidate.is_bare}
+    return self._first(bare, lambda candidate: (
+      candidate.scan_bodies in seen, candidate.estimated_bytes, candidate.flops))
 
   def _nearly_cheapest(self, candidates: list[Candidate]) -> list[Candidate]:
     """Those not worth telling apart from the cheapest: among them decides a rule that similar models follow alike."""

@@ -32,10 +32,13 @@ class Region:
   Attributes:
     equation_id: the scan whose body it is, by the id of `tags.tag_jaxpr`; None for the top of the jaxpr.
     segments: of the region's equations, in order and without gaps.
+    is_nested: one more checkpoint stands around all of them, which keeps nothing but the region's inputs: what passes
+      between the segments is there for one run at a time, at the cost of one more forward run.
   """
 
   equation_id: int | None
   segments: tuple[Segment, ...]
+  is_nested: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +60,13 @@ class PolicyDecisions:
       return Segment(int(entry["start"]), int(entry["stop"]), bool(entry["is_wrapped"]), values(entry["saved"]),
                      values(entry.get("offloaded", ())))
 
-    return cls(tuple(Region(entry["equation_id"], tuple(map(segment, entry["segments"])))
+    return cls(tuple(Region(entry["equation_id"], tuple(map(segment, entry["segments"])), bool(entry["is_nested"]))
                      for entry in fields["regions"]))
+
+  @property
+  def scan_bodies(self) -> tuple[Region, ...]:
+    """The regions that are bodies of scans."""
+    return tuple(region for region in self.regions if region.equation_id is not None)
 
   def digest(self) -> str:
     """Eight hexadecimal digits that name these decisions."""
@@ -94,7 +102,7 @@ def evaluator(jaxpr: core.Jaxpr, decisions: PolicyDecisions, policy: Callable | 
 
 def apply_to_scans(jaxpr: core.Jaxpr, decisions: PolicyDecisions, policy: Callable | None = None) -> core.Jaxpr:
   """The jaxpr with the decisions for scan bodies, nested ones included, carried out inside the bodies."""
-  regions = {region.equation_id: region for region in decisions.regions if region.equation_id is not None}
+  regions = {region.equation_id: region for region in decisions.scan_bodies}
   if not regions:
     return jaxpr
   applied = _ScanRewriter(regions, _Checkpoints(decisions.digest(), policy))
@@ -228,7 +236,10 @@ class _ScanRewriter:
 
   def _body(self, body: core.Jaxpr, region: Region, prevent_cse: bool) -> core.Jaxpr:
     segmented = _Evaluator(body, region, self._checkpoints, prevent_cse)
-    return jax.make_jaxpr(lambda *inputs: segmented.evaluate(inputs))(*[var.aval for var in body.invars])
+    run = lambda *inputs: segmented.evaluate(inputs)
+    if region.is_nested:
+      run = compat.pinned_checkpoint(run, policy=self._checkpoints.saving(()), prevent_cse=prevent_cse)
+    return jax.make_jaxpr(run)(*[var.aval for var in body.invars])
 
 
 class _Evaluator:

@@ -4,7 +4,8 @@ The backward pass of a scan stacks the residuals of its body, once per step, bef
 loop can only keep or repeat the whole stack; a checkpoint around the body keeps the carry of every step and repeats
 one step at a time. So each scan whose body has residuals is a region with curves of its own: what is kept inside
 counts `length` times, in bytes and in FLOPs spared. Cutting the body, too, trades more stacked bytes for fewer held
-while one step is repeated.
+while one step is repeated; with one more checkpoint around the pieces nothing more is stacked, and each step is run
+once more.
 """
 
 from collections.abc import Sequence
@@ -35,6 +36,7 @@ class Body:
     curve: bytes and FLOPs of all steps; the first point keeps nothing but the segments' inputs, the last may leave
       the scan as the user wrote it.
     offload_curve: the same with values offloaded; empty where nothing can be.
+    is_nested: what passes between the segments is repeated, too, step by step (`rewrite.Region.is_nested`).
   """
 
   bounds: tuple[int, ...]
@@ -42,6 +44,7 @@ class Body:
   inside_bytes: int
   curve: tuple[CurvePoint, ...]
   offload_curve: tuple[CurvePoint, ...] = ()
+  is_nested: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -71,7 +74,7 @@ class Scan:
     segments = tuple(
       Segment(start, stop, True, _made_in(choice.saved, start, stop), _made_in(choice.offloaded, start, stop))
       for start, stop in zip(body.bounds, body.bounds[1:], strict=False))
-    return (Region(self.equation_id, segments), *self.nested)
+    return (Region(self.equation_id, segments, body.is_nested), *self.nested)
 
   def barest(self, level: int = 0) -> tuple[Region, ...]:
     """The decisions that keep nothing but inputs of the body's segments."""
@@ -118,6 +121,7 @@ def _as_scan(equation: core.JaxprEqn, equation_id: int, position: int, table: tu
     bodies = [dataclasses.replace(
       piece, offload_curve=_offload_curve(graph, piece, length, region, carried_inputs(body, piece.bounds, carried)))
       for piece in bodies]
+  bodies += [_nested(graph, piece, bodies[0], length) for piece in bodies[1:]]
   return Scan(equation_id, position, tuple(bodies), nested)
 
 
@@ -133,6 +137,14 @@ def _body(graph: ForwardGraph, bounds: tuple[int, ...], length: int) -> Body:
   curves = [save_curve(graph, start, stop) for start, stop in pieces]
   return Body(bounds, int(length * bytes_between(graph, bounds).sum()),
               max(int(residuals[start:stop].sum()) for start, stop in pieces), _joint_curve(graph, curves, length))
+
+
+def _nested(graph: ForwardGraph, body: Body, whole: Body, length: int) -> Body:
+  """A cutting with a checkpoint around it: each step keeps its carry, and is run twice more, the second time by pieces."""
+  between_bytes = body.stacked_bytes // length
+  bare = CurvePoint(0, body.curve[0].flops + whole.curve[0].flops, True, ())
+  curve = (bare, body.curve[-1])
+  return Body(body.bounds, 0, between_bytes + body.inside_bytes, curve, curve, is_nested=True)
 
 
 def _offload_curve(graph: ForwardGraph, body: Body, length: int, region: HostTrips, inputs: tuple[Input, ...]
