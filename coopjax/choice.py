@@ -23,9 +23,9 @@ from coopjax.jaxpr import policy as jaxpr_policy
 from coopjax.jaxpr import rewrite
 from coopjax.jaxpr.tags import tag_jaxpr, tagged_fn
 from coopjax.jaxpr.trace import TracedFn, differentiable, fn_and_gradient
+from coopjax.memory_profile import MemoryProfile
 from coopjax.program import explain
 from coopjax.program.step_program import StepProgram
-from coopjax.memory_profile import MemoryProfile
 from coopjax.request import Request, Trials
 from coopjax.xla import hook, targets
 from coopjax.xla.compile import compile_abstract, measure, module_of

@@ -215,6 +215,13 @@ class MemoryProfile:
             "fragmentation": self.fragmentation, "peak_step": self.peak_step}
 
 
+def totals_of(sizes: Any) -> dict[str, int]:
+  """The totals of a profile, from a compiled program's memory analysis or what a buffer assignment says in its place."""
+  return {"temp_bytes": sizes.temp_size_in_bytes, "argument_bytes": sizes.argument_size_in_bytes,
+          "output_bytes": sizes.output_size_in_bytes, "alias_bytes": sizes.alias_size_in_bytes,
+          "host_bytes": sizes.host_temp_size_in_bytes}
+
+
 def _user_scopes(scope: str) -> list[str]:
   """The parts of an ``op_name`` that a user wrote; the primitive at the end is left out."""
   return [piece for part in _split(scope)[:-1] for piece in _peeled(part)]

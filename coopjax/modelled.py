@@ -6,8 +6,8 @@ from coopjax import _core
 from coopjax.jaxpr import rewrite
 from coopjax.jaxpr.policy import PolicyPlan
 from coopjax.jaxpr.trace import TracedFn
-from coopjax.program import cost, explain
 from coopjax.memory_profile import MemoryProfile
+from coopjax.program import cost, explain
 from coopjax.remat_plan import Decision
 from coopjax.xla.hook import Outcome
 

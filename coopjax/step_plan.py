@@ -15,8 +15,8 @@ from coopjax.errors import (
 from coopjax.jaxpr import policy
 from coopjax.jaxpr.division import Division, Share
 from coopjax.jaxpr.placement import place
-from coopjax.program import explain
 from coopjax.memory_profile import MemoryProfile
+from coopjax.program import explain
 from coopjax.remat_plan import RegionPlan, RematPlan
 from coopjax.request import Request
 from coopjax.steps import Step

@@ -36,14 +36,14 @@ class Dump:
   Attributes:
     name: of the module, as the file's name gives it.
     path: of the file.
-    module: a serialized, scheduled ``HloModuleProto``, or None.
+    module: parsed, with its schedule, or None.
     assignment: XLA's buffer assignment, or None. With neither schedule nor assignment there is no dump.
     types: of the logical buffers by id, where `assignment` was read from text.
   """
 
   name: str
   path: str
-  module: bytes | None
+  module: _core.HloModule | None
   assignment: BufferAssignment | None
   types: dict[int, str] = dataclasses.field(default_factory=dict)
 
@@ -132,8 +132,7 @@ def _read_proto(data: bytes, name: str, path: pathlib.Path) -> Dump:
   faults = []
   for is_hlo_proto in (True, False):
     try:
-      module = module_of_hlo_proto(data) if is_hlo_proto else data
-      _core.HloModule(module)
+      module = _core.HloModule(module_of_hlo_proto(data) if is_hlo_proto else data)
       assignment = BufferAssignment.from_hlo_proto(data) if is_hlo_proto else None
     except ValueError as error:
       faults.append(str(error))
@@ -144,15 +143,13 @@ def _read_proto(data: bytes, name: str, path: pathlib.Path) -> Dump:
                   f"{faults[0]}; {_EXPECTED}")
 
 
-def _module_of_text(text: str, path: pathlib.Path) -> bytes:
+def _module_of_text(text: str, path: pathlib.Path) -> _core.HloModule:
   try:
-    module = compat.hlo_proto_of_text(text)
-    _core.HloModule(module)
+    return _core.HloModule(compat.hlo_proto_of_text(text))
   except (ValueError, RuntimeError) as error:  # jaxlib's parser raises RuntimeErrors
     reason = str(error).strip().splitlines()[0][:200]
     raise DumpError(
       f"{path} is HLO text that can't be read to its end, or has no schedule ({reason}): {_EXPECTED}") from error
-  return module
 
 
 def _assignment_beside(path: pathlib.Path) -> BufferAssignment | None:

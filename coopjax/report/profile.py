@@ -10,7 +10,7 @@ import numpy as np
 
 from coopjax import _core
 from coopjax.errors import DumpError
-from coopjax.memory_profile import Buffer, MemoryProfile
+from coopjax.memory_profile import Buffer, MemoryProfile, totals_of
 from coopjax.program import liveness
 from coopjax.program.step_program import StepProgram
 from coopjax.remat_plan import RematPlan
@@ -60,25 +60,24 @@ def of_dump(found: dump.Dump) -> MemoryProfile:
   if found.module is None:
     rows = list(_rows_of_assignment(found.assignment))
     buffers = [_buffer(row, found.types.get(row.id, "")) for row in rows]
-    return MemoryProfile(**_totals(found.assignment.sizes()), name=found.name, buffers=tuple(buffers))
+    return MemoryProfile(**totals_of(found.assignment.sizes()), name=found.name, buffers=tuple(buffers))
   return _of_module(found.module, found.assignment, found.name)
 
 
 def _of_compiled(compiled: jax.stages.Compiled) -> MemoryProfile:
   stats = compiled.memory_analysis()
   proto = stats.serialized_buffer_assignment_proto
-  profile = _of_module(module_of(compiled), BufferAssignment.from_bytes(proto) if proto else None)
-  return dataclasses.replace(profile, **_totals(stats))
+  profile = _of_module(parse_module(module_of(compiled)), BufferAssignment.from_bytes(proto) if proto else None)
+  return dataclasses.replace(profile, **totals_of(stats))
 
 
-def _of_module(module_bytes: bytes, assignment: BufferAssignment | None, name: str = "") -> MemoryProfile:
-  module = parse_module(module_bytes)
+def _of_module(module: _core.HloModule, assignment: BufferAssignment | None, name: str = "") -> MemoryProfile:
   heap, facts = predict_memory(module), _core.inspect_module(module)
   if assignment is None:
     rows = list(_rows_of_heap(heap))
     totals = {key: getattr(heap, key) for key in ("temp_bytes", "argument_bytes", "output_bytes", "alias_bytes")}
   else:
-    rows, totals = list(_rows_of_assignment(assignment)), _totals(assignment.sizes())
+    rows, totals = list(_rows_of_assignment(assignment)), totals_of(assignment.sizes())
   buffers = _Describer(heap, facts).buffers(rows)
   live_bytes = _live_bytes(buffers, len(facts["names"]))
   profile = MemoryProfile(
@@ -124,13 +123,6 @@ def _memory_of(allocation: Allocation) -> str:
   if allocation.is_constant:
     return "constant"
   return "output" if allocation.maybe_live_out else "temporary"
-
-
-def _totals(sizes: Any) -> dict[str, int]:
-  """Of a compiled program's memory analysis, or of what an assignment says in its place."""
-  return {"temp_bytes": sizes.temp_size_in_bytes, "argument_bytes": sizes.argument_size_in_bytes,
-          "output_bytes": sizes.output_size_in_bytes, "alias_bytes": sizes.alias_size_in_bytes,
-          "host_bytes": sizes.host_temp_size_in_bytes}
 
 
 def _buffer(row: _Row, type_: str, **facts: Any) -> Buffer:

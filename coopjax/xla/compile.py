@@ -12,8 +12,8 @@ import jax
 from coopjax import compat
 from coopjax.budget import format_bytes
 from coopjax.errors import CompileMemoryError, InvalidProgramError
+from coopjax.memory_profile import MemoryProfile, totals_of
 from coopjax.program import liveness
-from coopjax.memory_profile import MemoryProfile
 from coopjax.xla import targets
 from coopjax.xla.buffer_assignment import BufferAssignment, Sizes, module_of_hlo_proto
 from coopjax.xla.program import parse_module, predict_memory, read_step_program
@@ -82,7 +82,7 @@ def compile_trial(fn: Callable[..., Any], avals: Sequence[jax.ShapeDtypeStruct],
   try:
     return _compile(lowered, fn, target)
   except CompileMemoryError:
-    if oversized := _oversized(lowered, _platform(target)):
+    if oversized := _oversized(lowered, fn, target):
       return oversized
     raise
 
@@ -106,11 +106,7 @@ def measure(compiled: jax.stages.Compiled | OversizedProgram) -> MemoryProfile:
   Live bytes are left out where our reading of the module does not arrive at the compiler's temporaries (on TPU: memory
   spaces, asynchronous copies).
   """
-  stats = compiled.memory_analysis()
-  sizes = MemoryProfile(
-      temp_bytes=stats.temp_size_in_bytes, argument_bytes=stats.argument_size_in_bytes,
-      output_bytes=stats.output_size_in_bytes, alias_bytes=stats.alias_size_in_bytes,
-      host_bytes=stats.host_temp_size_in_bytes)
+  sizes = MemoryProfile(**totals_of(compiled.memory_analysis()))
   try:
     module = parse_module(module_of(compiled))
     predicted, (program, _) = predict_memory(module), read_step_program(module)
@@ -165,14 +161,15 @@ def _memory_error(fn: Callable[..., Any], target: Target | None, what: str) -> C
   return error
 
 
-def _oversized(lowered: jax.stages.Lowered, platform: str) -> OversizedProgram | None:
+def _oversized(lowered: jax.stages.Lowered, fn: Callable[..., Any], target: Target | None) -> OversizedProgram | None:
   """The buffer assignment of a program that does not fit, if the platform's compiler gets that far."""
+  platform = _platform(target)
   if platform not in _ANY_SIZE:
     return None
   with tempfile.TemporaryDirectory() as directory:
-    options = {**_PLANNING[platform], **_ANY_SIZE[platform], "xla_dump_to": directory, "xla_dump_hlo_as_proto": True}
-    with contextlib.suppress(jax.errors.JaxRuntimeError), compat.no_trace(), compat.without_xla_remat():
-      lowered.compile(compiler_options=options)
+    options = {**_ANY_SIZE[platform], "xla_dump_to": directory, "xla_dump_hlo_as_proto": True}
+    with contextlib.suppress(jax.errors.JaxRuntimeError, CompileMemoryError):
+      _compile(lowered, fn, target, options)
     dumps = [path.read_bytes() for path in pathlib.Path(directory).glob("*.after_optimizations.hlo.pb")]
   if not dumps:
     return None
