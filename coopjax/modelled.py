@@ -9,7 +9,7 @@ from coopjax.jaxpr.trace import TracedFn
 from coopjax.memory_profile import MemoryProfile
 from coopjax.program import cost, explain
 from coopjax.remat_plan import Decision
-from coopjax.xla.hook import Outcome
+from coopjax.xla.module_plan import Outcome
 
 _STEP_OVER_FORWARD = 3  # FLOPs of a step over those of its forward pass, as usually counted
 
