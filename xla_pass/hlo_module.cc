@@ -293,6 +293,7 @@ std::string ModuleParser::ParseSchedule(std::string_view message) {
     if (!entry.ok()) return "malformed schedule";
     const auto found = module_.computation_index.find(computation_id);
     if (found == module_.computation_index.end()) return "the schedule names an unknown computation";
+    if (sequence.empty()) continue;  // XLA:TPU lists fused computations, too, without their instructions
     Computation& computation = module_.computations[found->second];
     computation.sequence = std::move(sequence);
     if (std::string fault = CheckSequence(computation); !fault.empty()) return fault;

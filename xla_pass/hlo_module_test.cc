@@ -160,6 +160,24 @@ TEST(malformed_modules_are_refused_with_a_reason) {
   EXPECT_EQ(Fault(unscheduled.Build()), "the entry computation is not in the schedule");
 }
 
+TEST(an_empty_sequence_schedules_nothing) {
+  const auto build = [](bool is_fusion) {
+    HloProtoBuilder builder;
+    builder.ListUnscheduled();
+    const int64_t callee = builder.Begin("callee", /*is_scheduled=*/false);
+    builder.Add("negate", F32({4}), {builder.Parameter(0, F32({4}))});
+    builder.Begin("main");
+    builder.Add(is_fusion ? "fusion" : "call", F32({4}), {builder.Parameter(0, F32({4}))}, {.called = {callee}});
+    return builder.Build();
+  };
+  std::string error;
+  const auto module = ParseHloModule(build(/*is_fusion=*/true), &error);
+  EXPECT_EQ(error, "");
+  EXPECT_EQ(module->computations[0].sequence.size(), 0u);
+  EXPECT_EQ(EmitHloModule(*module, {}) == module->bytes, true);
+  EXPECT_EQ(Fault(build(/*is_fusion=*/false)), "");  // whether a call's computation has one, hlo_graph_check.h asks
+}
+
 // iota, negate: both scheduled, as given.
 std::string WithSequence(const std::vector<int64_t>& sequence) {
   HloProtoBuilder builder;

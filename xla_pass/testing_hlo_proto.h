@@ -63,6 +63,8 @@ class HloProtoBuilder {
     AppendVarintField(2, parameter_number, &entry);
     AppendBytesField(1, entry, &aliases_);
   }
+  // Computations that are not scheduled are in the schedule all the same, with empty sequences, as on TPU.
+  void ListUnscheduled() { lists_unscheduled_ = true; }
   // Serialized fields of the module, appended as they are.
   void AppendModuleFields(std::string_view fields) { module_fields_ += fields; }
 
@@ -71,9 +73,9 @@ class HloProtoBuilder {
     AppendBytesField(1, "test", &module);
     for (const Computation& computation : computations_) {
       AppendBytesField(3, Serialize(computation), &module);
-      if (!computation.is_scheduled) continue;
+      if (!computation.is_scheduled && !lists_unscheduled_) continue;
       std::string sequence, entry;
-      AppendPackedField(1, computation.ids, &sequence);
+      if (computation.is_scheduled) AppendPackedField(1, computation.ids, &sequence);
       AppendVarintField(1, computation.id, &entry);
       AppendBytesField(2, sequence, &entry);
       AppendBytesField(1, entry, &schedule);
@@ -125,6 +127,7 @@ class HloProtoBuilder {
   std::vector<Computation> computations_;
   std::string aliases_, module_fields_;
   int num_instructions_ = 0;
+  bool lists_unscheduled_ = false;
 };
 
 }  // namespace coopjax::testing
