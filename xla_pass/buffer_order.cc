@@ -34,11 +34,11 @@ class BufferOrder {
   struct Write {
     ShapeNode buffer;
     int32_t step;
-    int32_t instruction;  // of the entry computation
+    int32_t instruction;  // of the computation in question
     auto operator<=>(const Write&) const = default;
   };
 
-  std::string FindSteps();
+  std::string FindCallers();
   void FindForwarding(int32_t i);
   void ForwardTree(ShapeNode to, ShapeNode from);
   void FindValues(int32_t i);
@@ -49,16 +49,21 @@ class BufferOrder {
   std::string JoinParametersAndOutputs();
   ShapeNode InPlaceOperand(ShapeNode output) const;
   ShapeNode InPlaceFusionOperand(ShapeNode output) const;
-  void FindWrites();
+  std::string CheckComputation(int32_t computation);
+  void FindSteps(int32_t computation);
+  void FindWrites(int32_t computation, int32_t caller);
+  std::string CheckReads(int32_t tree, int32_t reader, int32_t step) const;
   std::string CheckRead(ShapeNode node, int32_t reader, int32_t step) const;
 
   ShapeNode Follow(ShapeNode node) const;
   ShapeNode Buffer(ShapeNode node) const;
-  int32_t StepOf(int32_t i) const;
   // Whether the computation is the entry or called from it by a loop, a branch or a call. (Fusions and
   // reducers have no buffers of their own.)
   bool Runs(int32_t computation) const {
-    return computation == module_.entry || caller_[computation] != kNotCalled;
+    return computation == module_.entry || callers_[computation] != kNotCalled;
+  }
+  static bool IsCall(Op op) {
+    return op == Op::kWhile || op == Op::kCall || op == Op::kConditional || op == Op::kAsyncStart;
   }
   bool IsForwarding(int32_t i) const { return nodes_.op(i) >= Op::kBitcast && nodes_.op(i) <= Op::kDomain; }
   const Instruction& instruction(int32_t i) const { return nodes_.instruction(i); }
@@ -68,13 +73,14 @@ class BufferOrder {
   std::vector<ShapeNode> forward_;         // [node] the operand's node whose buffer this is, within one computation
   std::vector<ShapeNode> value_;           // [node] the node that defined what is in the buffer
   mutable std::vector<ShapeNode> parent_;  // [node] union-find over values that share a buffer
-  std::vector<int32_t> entry_step_;   // [instruction of the entry] position in the schedule
-  std::vector<int32_t> caller_;       // [computation] the entry instruction under which it runs
-  std::vector<Write> writes_;         // sorted
+  std::vector<int32_t> callers_;           // [computation] the instruction that runs it
+  // Of the computation in question.
+  std::vector<int32_t> step_;              // [instruction of it] position in its schedule
+  std::vector<Write> writes_;              // sorted
 };
 
 std::string BufferOrder::Check() {
-  if (std::string fault = FindSteps(); !fault.empty()) return fault;
+  if (std::string fault = FindCallers(); !fault.empty()) return fault;
   forward_.assign(nodes_.num_nodes(), kNoNode);
   value_.resize(nodes_.num_nodes());
   parent_.resize(nodes_.num_nodes());
@@ -89,46 +95,60 @@ std::string BufferOrder::Check() {
     JoinInPlace(i);
   }
   if (std::string fault = JoinParametersAndOutputs(); !fault.empty()) return fault;
-  FindWrites();
-  const int32_t root = nodes_.root(module_.entry);
-  const int32_t end = static_cast<int32_t>(module_.entry_computation().sequence.size());
-  for (const int32_t i : module_.entry_computation().instructions) {
-    if (i == root) {
-      for (ShapeNode node = nodes_.first(i); node < nodes_.end(i); ++node) {
-        if (std::string fault = CheckRead(node, i, end); !fault.empty()) return fault;
-      }
-    }
-    if (IsForwarding(i)) continue;
-    for (const int32_t operand : nodes_.operands(i)) {
-      for (ShapeNode node = nodes_.first(operand); node < nodes_.end(operand); ++node) {
-        if (std::string fault = CheckRead(node, i, StepOf(i)); !fault.empty()) return fault;
+  step_.resize(nodes_.num_instructions());
+  for (int32_t c = 0; c < std::ssize(module_.computations); ++c) {
+    if (!Runs(c)) continue;
+    if (std::string fault = CheckComputation(c); !fault.empty()) return fault;
+  }
+  return "";
+}
+
+std::string BufferOrder::FindCallers() {
+  callers_.assign(module_.computations.size(), kNotCalled);
+  for (int32_t c = module_.entry; c >= 0; --c) {  // callers stand behind their callees
+    if (!Runs(c)) continue;
+    for (const int32_t i : module_.computations[c].instructions) {
+      if (!IsCall(nodes_.op(i))) continue;
+      for (const int32_t callee : nodes_.called(i)) {
+        if (callers_[callee] != kNotCalled) return "'" + module_.computations[callee].name + "' has two callers";
+        callers_[callee] = i;
       }
     }
   }
   return "";
 }
 
-// Whatever runs inside a loop, a branch or a call runs at the step of the entry instruction above it.
-std::string BufferOrder::FindSteps() {
-  entry_step_.assign(nodes_.num_instructions(), kNotCalled);
-  int32_t step = 0;
-  for (const int64_t id : module_.entry_computation().sequence) {
-    entry_step_[module_.instruction_index.at(id)] = step++;
-  }
-  caller_.assign(module_.computations.size(), kNotCalled);
-  // Callers stand behind their callees.
-  for (int32_t c = module_.entry; c >= 0; --c) {
-    if (!Runs(c)) continue;
-    for (const int32_t i : module_.computations[c].instructions) {
-      const Op op = nodes_.op(i);
-      if (op != Op::kWhile && op != Op::kCall && op != Op::kConditional && op != Op::kAsyncStart) continue;
-      for (const int32_t callee : nodes_.called(i)) {
-        if (caller_[callee] != kNotCalled) return "'" + module_.computations[callee].name + "' has two callers";
-        caller_[callee] = c == module_.entry ? i : caller_[c];
-      }
+std::string BufferOrder::CheckComputation(int32_t c) {
+  const Computation& computation = module_.computations[c];
+  if (computation.sequence.empty()) return "";  // XLA orders it later
+  FindSteps(c);
+  writes_.clear();
+  FindWrites(c, kNotCalled);
+  std::ranges::sort(writes_);
+  for (const int32_t i : computation.instructions) {
+    if (IsForwarding(i)) continue;
+    for (const int32_t operand : nodes_.operands(i)) {
+      if (std::string fault = CheckReads(operand, i, step_[i]); !fault.empty()) return fault;
     }
   }
-  return "";
+  const int32_t end = static_cast<int32_t>(computation.sequence.size());
+  const int32_t root = nodes_.root(c);
+  if (std::string fault = CheckReads(root, root, end); !fault.empty()) return fault;
+  // A loop's state is read by the body once the condition is through.
+  const bool is_condition = c != module_.entry && nodes_.op(callers_[c]) == Op::kWhile &&
+                            nodes_.called(callers_[c])[0] != c;
+  const int32_t state = is_condition ? nodes_.parameter(c, 0) : -1;
+  return state < 0 ? "" : CheckReads(state, callers_[c], end);
+}
+
+// Parameters are there before the start.
+void BufferOrder::FindSteps(int32_t c) {
+  int32_t step = 0;
+  for (const int64_t id : module_.computations[c].sequence) {
+    const int32_t i = module_.instruction_index.at(id);
+    step_[i] = nodes_.op(i) == Op::kParameter ? kBeforeStart : step;
+    ++step;
+  }
 }
 
 void BufferOrder::ForwardTree(ShapeNode to, ShapeNode from) {
@@ -296,31 +316,41 @@ ShapeNode BufferOrder::InPlaceFusionOperand(ShapeNode output) const {
   return nodes_.OperandNode(fusion, instruction(parameter).parameter_number, source - nodes_.first(parameter));
 }
 
-void BufferOrder::FindWrites() {
-  for (int32_t i = 0; i < nodes_.num_instructions(); ++i) {
-    const int32_t step = StepOf(i);
-    if (step == kNotCalled || step == kBeforeStart || nodes_.op(i) == Op::kConstant) continue;
-    const int32_t computation = instruction(i).computation;
-    const int32_t writer = computation == module_.entry ? i : caller_[computation];
+// Adds what a computation and all that it calls write. Whatever runs inside a loop, a branch or a call
+// runs at the step of its `caller` in the computation in question, which itself has none.
+void BufferOrder::FindWrites(int32_t c, int32_t caller) {
+  for (const int32_t i : module_.computations[c].instructions) {
+    if (nodes_.op(i) == Op::kParameter || nodes_.op(i) == Op::kConstant) continue;
+    const int32_t writer = caller == kNotCalled ? i : caller;
+    if (IsCall(nodes_.op(i))) {
+      for (const int32_t callee : nodes_.called(i)) FindWrites(callee, writer);
+    }
     for (ShapeNode node = nodes_.first(i); node < nodes_.end(i); ++node) {
-      if (value_[node] == node) writes_.push_back({Buffer(node), step, writer});
+      if (value_[node] == node) writes_.push_back({Buffer(node), step_[writer], writer});
     }
     if (nodes_.op(i) != Op::kOther || nodes_.is_pure(i) || MakesOwnBuffers(instruction(i).opcode)) continue;
     // An opcode without a known rule may write into its operands.
     for (const int32_t operand : nodes_.operands(i)) {
       for (ShapeNode node = nodes_.first(operand); node < nodes_.end(operand); ++node) {
-        writes_.push_back({Buffer(value_[node]), step, writer});
+        writes_.push_back({Buffer(value_[node]), step_[writer], writer});
       }
     }
   }
-  std::ranges::sort(writes_);
+}
+
+// All of a tree of buffers is read.
+std::string BufferOrder::CheckReads(int32_t tree, int32_t reader, int32_t step) const {
+  for (ShapeNode node = nodes_.first(tree); node < nodes_.end(tree); ++node) {
+    if (std::string fault = CheckRead(node, reader, step); !fault.empty()) return fault;
+  }
+  return "";
 }
 
 // The value at `node` is read by `reader` at `step`: nothing may have overwritten it since it was made.
 std::string BufferOrder::CheckRead(ShapeNode node, int32_t reader, int32_t step) const {
   const ShapeNode value = value_[node];
   const int32_t definer = nodes_.owner(value);
-  const Write earliest = {Buffer(value), StepOf(definer) + 1, 0};
+  const Write earliest = {Buffer(value), step_[definer] + 1, 0};
   const auto write = std::ranges::lower_bound(writes_, earliest);
   if (write == writes_.end() || write->buffer != earliest.buffer || write->step >= step) return "";
   return "'" + instruction(reader).name + "' reads '" + instruction(definer).name + "' after '" +
@@ -335,14 +365,6 @@ ShapeNode BufferOrder::Follow(ShapeNode node) const {
 ShapeNode BufferOrder::Buffer(ShapeNode node) const {
   while (parent_[node] != node) node = parent_[node] = parent_[parent_[node]];
   return node;
-}
-
-// Entry parameters are there before the start; parameters of callees hold what the caller gave.
-int32_t BufferOrder::StepOf(int32_t i) const {
-  const int32_t computation = instruction(i).computation;
-  if (nodes_.op(i) == Op::kParameter) return computation == module_.entry ? kBeforeStart : kNotCalled;
-  if (computation == module_.entry) return entry_step_[i];
-  return caller_[computation] == kNotCalled ? kNotCalled : entry_step_[caller_[computation]];
 }
 
 }  // namespace

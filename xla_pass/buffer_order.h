@@ -11,9 +11,13 @@
 //    state and result, a call's operands and parameters, an aliased parameter and output.
 //  * Where two values share a buffer, every reader of the earlier one must run no later than the
 //    instruction that writes the later one. Outputs are read at the end of the program.
+//  * The same holds inside whatever a loop, a branch or a call runs, where parameters are there from the
+//    start and the root is read at the end: a loop's body reads its state before it writes the next
+//    iteration's into the same buffers.
 //
 // Where the rules leave doubt (an opcode without a known rule, a computation with two callers), the
-// check errs towards a fault. Linear in the module's size, but for tuples (elements x uses).
+// check errs towards a fault. Linear in the module's size times the depth of its loops, but for tuples
+// (elements x uses).
 #pragma once
 
 #include <string>
@@ -22,7 +26,7 @@
 
 namespace coopjax {
 
-// Empty when no buffer of the entry computation is overwritten too early; otherwise one sentence.
+// Empty when no buffer of the entry, nor of what it runs, is overwritten too early; otherwise one sentence.
 std::string CheckBufferOrder(const HloModule& module);
 
 }  // namespace coopjax

@@ -134,6 +134,36 @@ TEST(a_loop_overwrites_what_it_changes_and_nothing_else) {
   EXPECT_EQ(Loop(0), "'negate.12' reads 'negate.8' after 'while.11' has overwritten its buffer");
 }
 
+// A loop's body over (x, w): x' = x + w, y = -x, w' = w + y. It reads x before it writes x', or after.
+std::string Body(bool reads_late, const std::string& condition_op) {
+  HloBuilder b;
+  const int64_t body = b.Begin("body");
+  const int64_t state = b.Parameter(0, kPair);
+  const int64_t x = b.Element(state, 0), w = b.Element(state, 1);
+  int64_t next = 0, y = 0;
+  if (!reads_late) y = b.Add("negate", kArray, {x});
+  next = b.Add("add", kArray, {x, w});
+  if (reads_late) y = b.Add("negate", kArray, {x});
+  b.Add("tuple", kPair, {next, b.Add("add", kArray, {w, y})});
+  const int64_t condition = b.Begin("condition");
+  b.Add(condition_op, kArray, {b.Element(b.Parameter(0, kPair), 0)});
+  b.Begin("main");
+  const int64_t p = b.Parameter(0, kArray), q = b.Parameter(1, kArray);
+  const int64_t initial = b.Add("tuple", kPair, {b.Add("negate", kArray, {p}), b.Add("negate", kArray, {q})});
+  b.Add("while", kPair, {initial}, {body, condition});
+  return CheckBufferOrder(b.Finish());
+}
+
+TEST(a_body_reads_its_state_before_it_overwrites_it) {
+  EXPECT_EQ(Body(false, "is-finite"), "");
+  EXPECT_EQ(Body(true, "is-finite"), "'negate.4' reads 'parameter.0' after 'add.3' has overwritten its buffer");
+}
+
+TEST(a_condition_leaves_the_state_to_the_body) {
+  EXPECT_EQ(Body(false, "dynamic-update-slice"),
+            "'while.15' reads 'parameter.7' after 'dynamic-update-slice.9' has overwritten its buffer");
+}
+
 // A call that updates its operand inside, and returns something else.
 TEST(a_call_may_overwrite_its_operand) {
   for (const bool reads_late : {false, true}) {

@@ -1,7 +1,9 @@
 // Bindings of the HLO pass: bytes in, bytes out.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -19,20 +21,25 @@
 namespace coopjax::python {
 namespace {
 
+using namespace nb::literals;
+
 void BindTransform(nb::module_& m) {
   nb::class_<ParsedModule>(m, "HloModule", "A parsed HloModuleProto; ValueError says what keeps bytes from being one.")
       .def(nb::init<const nb::bytes&>());
-  m.def("apply_schedule", [](const ParsedModule& parsed, Array<int64_t> op_instruction_ids, Array<int32_t> schedule) {
+  m.def("apply_schedule", [](const ParsedModule& parsed, Array<int64_t> op_instruction_ids, Array<int32_t> schedule,
+                             std::optional<int64_t> computation_id) {
+    const int32_t computation = parsed.ComputationIndex(computation_id);
     const auto ids = ToVector<int64_t>(op_instruction_ids);
     const auto steps = ToVector<int32_t>(schedule);
     coopjax::TransformResult result;
     {
       nb::gil_scoped_release release;
-      result = coopjax::ApplySchedule(*parsed.module, ids, steps);
+      result = coopjax::ApplySchedule(*parsed.module, ids, steps, computation);
     }
     if (!result.error.empty()) throw nb::value_error(result.error.c_str());
     return nb::bytes(result.bytes.data(), result.bytes.size());
-  }, "The module with the schedule, repeats as clones, in its entry computation; see transform.h.");
+  }, "module"_a, "op_instruction_ids"_a, "schedule"_a, "computation_id"_a = nb::none(),
+     "The module with the schedule, repeats as clones, in a computation, by default the entry; see transform.h.");
   m.def("verify_transform", [](const ParsedModule& before, const ParsedModule& after) {
     nb::gil_scoped_release release;
     return coopjax::VerifyTransform(*before.module, *after.module);
@@ -131,13 +138,28 @@ nb::dict ToDict(const coopjax::BufferAssignment& assignment) {
 
 void BindHloProgram(nb::module_& m) {
   m.def("read_step_program", [](const ParsedModule& parsed, double flops_per_s, double transcendentals_per_s,
-                                double bytes_per_s, double op_overhead_s) {
+                                double bytes_per_s, double op_overhead_s, std::optional<int64_t> computation_id) {
     const coopjax::Roofline roofline = {flops_per_s, transcendentals_per_s, bytes_per_s, op_overhead_s};
     coopjax::HloProgram hlo;
-    const std::string error = coopjax::BuildHloProgram(parsed.Analysis(), roofline, &hlo);
+    const std::string error = coopjax::BuildHloProgram(parsed.Analysis(), roofline, &hlo,
+                                                       parsed.ComputationIndex(computation_id));
     if (!error.empty()) throw nb::value_error(error.c_str());
     return nb::make_tuple(ToDict(hlo), ToNumpy(hlo.op_instruction_ids));
-  }, "The fields of a StepProgram, and the instruction id of each op; see hlo_program.h.");
+  }, "module"_a, "flops_per_s"_a, "transcendentals_per_s"_a, "bytes_per_s"_a, "op_overhead_s"_a,
+     "computation_id"_a = nb::none(),
+     "The fields of a computation's StepProgram, by default the entry's, and the instruction id of each op; see "
+     "hlo_program.h.");
+  m.def("inner_computations", [](const ParsedModule& parsed, int64_t instruction_id) {
+    const coopjax::HloGraph& graph = parsed.Analysis().graph;
+    const auto found = parsed.module->instruction_index.find(instruction_id);
+    if (found == parsed.module->instruction_index.end()) throw nb::value_error("there is no such instruction");
+    nb::list ids;
+    const coopjax::Op op = graph.op(found->second);
+    if (op == coopjax::Op::kWhile || op == coopjax::Op::kConditional || op == coopjax::Op::kCall) {
+      for (const int32_t callee : graph.called(found->second)) ids.append(parsed.module->computations[callee].id);
+    }
+    return nb::tuple(ids);
+  }, "Ids of the computations that a loop, a conditional or a call runs; none for other instructions.");
   m.def("predict_memory", [](const ParsedModule& parsed) {
     const coopjax::HloAnalysis& analysis = parsed.Analysis();
     return ToDict(coopjax::AssignBuffers(*analysis.alias, analysis.ranges));

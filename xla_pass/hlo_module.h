@@ -65,6 +65,9 @@ struct Instruction {
   int32_t computation = -1;                 // index into HloModule::computations
 };
 
+// Stands for the index of a module's entry computation.
+inline constexpr int32_t kEntryComputation = -1;
+
 struct Computation {
   int64_t id = 0;
   std::string name;

@@ -8,25 +8,41 @@
 namespace coopjax {
 namespace {
 
+// How often a computation runs in one run of the module, as far as trip counts are known.
+double NumRuns(const HloGraph& graph, int32_t computation) {
+  double num_runs = 1;
+  while (computation != graph.module().entry) {
+    const int32_t caller = graph.callers(computation)[0];
+    if (graph.op(caller) == Op::kWhile) num_runs *= static_cast<double>(TripCount(graph.instruction(caller)));
+    computation = graph.instruction(caller).computation;
+  }
+  return num_runs;
+}
+
 class ProgramBuilder {
  public:
-  ProgramBuilder(const HloAlias& alias, const HloLiveRanges& ranges, const Roofline& roofline, HloProgram* result)
-      : alias_(alias), graph_(alias.graph()), dataflow_(alias.dataflow()), ranges_(ranges), roofline_(roofline),
-        result_(*result), program_(result->program), cost_model_(alias.graph()) {
+  ProgramBuilder(const HloAnalysis& analysis, int32_t computation, const Roofline& roofline, HloProgram* result)
+      : alias_(*analysis.alias), graph_(alias_.graph()), dataflow_(alias_.dataflow()), ranges_(analysis.ranges),
+        computation_(computation), roofline_(roofline), result_(*result), program_(result->program),
+        cost_model_(graph_), num_runs_(NumRuns(graph_, computation)) {
     step_value_.assign(dataflow_.num_values(), kNoValue);
     op_of_.assign(graph_.num_instructions(), kNoOp);
     dependences_.resize(graph_.num_instructions());
-    last_in_buffer_.assign(alias.num_buffers(), kNoValue);
-    MarkParameterBuffers();
+    last_in_buffer_.assign(alias_.num_buffers(), kNoValue);
+    MarkOuterBuffers();
     FindHeldBack();
   }
 
   void Run() {
-    for (const int32_t i : graph_.sequence(graph_.module().entry)) {
-      if (IsGlue(graph_.op(i))) {
-        AddGlue(i);
-      } else {
-        AddOp(i);
+    // Parameters are there from the start, wherever they are scheduled.
+    for (const bool are_parameters : {true, false}) {
+      for (const int32_t i : graph_.sequence(computation_)) {
+        if ((graph_.op(i) == Op::kParameter) != are_parameters) continue;
+        if (IsGlue(graph_.op(i))) {
+          AddGlue(i);
+        } else {
+          AddOp(i);
+        }
       }
     }
     SetWorkspaces();
@@ -34,7 +50,7 @@ class ProgramBuilder {
   }
 
  private:
-  void MarkParameterBuffers();
+  void MarkOuterBuffers();
   void FindHeldBack();
   void AddGlue(int32_t i);
   void AddOp(int32_t i);
@@ -56,10 +72,12 @@ class ProgramBuilder {
   const HloGraph& graph_;
   const HloDataflow& dataflow_;
   const HloLiveRanges& ranges_;
+  const int32_t computation_;
   const Roofline& roofline_;
   HloProgram& result_;
   StepProgram& program_;
   CostModel cost_model_;
+  const double num_runs_;
   std::vector<ValueId> step_value_;                // [HloDataflow value]
   std::vector<OpId> op_of_;                        // [instruction]
   std::vector<int32_t> op_instruction_;            // [op]
@@ -67,17 +85,22 @@ class ProgramBuilder {
   std::vector<std::vector<int32_t>> held_back_by_;  // [glue]: instructions behind barriers that it comes through
   std::vector<ValueId> last_in_buffer_;            // [alias buffer]: its latest value
   OpId last_with_effects_ = kNoOp;
-  std::vector<uint8_t> has_parameter_;             // [alias buffer]
+  std::vector<uint8_t> is_outer_;                  // [alias buffer]: somebody else's, see MarkOuterBuffers
 };
 
-void ProgramBuilder::MarkParameterBuffers() {
-  has_parameter_.assign(alias_.num_buffers(), 0);
-  for (const int32_t i : graph_.sequence(graph_.module().entry)) {
-    if (graph_.op(i) != Op::kParameter) continue;
+// The caller owns the buffers that come in by parameters, and those that the root hands to it.
+void ProgramBuilder::MarkOuterBuffers() {
+  is_outer_.assign(alias_.num_buffers(), 0);
+  const auto mark = [&](int32_t i) {
     for (Node node = graph_.node_base(i); node < graph_.node_end(i); ++node) {
-      has_parameter_[alias_.buffer_of(dataflow_.value_at(node))] = 1;
+      const int32_t value = dataflow_.value_at(node);
+      if (value != HloDataflow::kNoValue) is_outer_[alias_.buffer_of(value)] = 1;
     }
+  };
+  for (const int32_t i : graph_.sequence(computation_)) {
+    if (graph_.op(i) == Op::kParameter) mark(i);
   }
+  mark(graph_.root(computation_));
 }
 
 // The graph looks through barriers, the module still has them when its schedule is carried out: who reads one element
@@ -90,7 +113,7 @@ void ProgramBuilder::FindHeldBack() {
   };
   held_back_by_.resize(graph_.num_instructions());
   std::vector<std::vector<int32_t>> shown(graph_.num_instructions());  // [glue]: instructions that it is made of
-  for (const int32_t i : graph_.module().entry_computation().instructions) {  // operands come first
+  for (const int32_t i : graph_.module().computations[computation_].instructions) {  // operands come first
     if (!IsGlue(graph_.op(i))) {
       shown[i] = {i};
       continue;
@@ -120,8 +143,7 @@ ValueId ProgramBuilder::AddValue(int32_t value, OpId producer, ValueKind kind) {
 }
 
 ValueKind ProgramBuilder::KindOf(int32_t value) const {
-  const int32_t buffer = alias_.buffer_of(value);
-  return alias_.lives_out(buffer) || has_parameter_[buffer] ? ValueKind::kOutput : ValueKind::kTemporary;
+  return is_outer_[alias_.buffer_of(value)] ? ValueKind::kOutput : ValueKind::kTemporary;
 }
 
 void ProgramBuilder::AddGlue(int32_t i) {
@@ -129,8 +151,10 @@ void ProgramBuilder::AddGlue(int32_t i) {
   const bool is_parameter = graph_.op(i) == Op::kParameter;
   if (!is_parameter && graph_.op(i) != Op::kConstant) return;
   for (Node node = graph_.node_base(i); node < graph_.node_end(i); ++node) {
-    if (!graph_.shape(node).is_array()) continue;
-    AddValue(dataflow_.value_at(node), kNoOp, is_parameter ? ValueKind::kParameter : ValueKind::kConstant);
+    const int32_t value = dataflow_.value_at(node);
+    // A caller may hand one value in twice.
+    if (!graph_.shape(node).is_array() || value == HloDataflow::kNoValue || step_value_[value] != kNoValue) continue;
+    AddValue(value, kNoOp, is_parameter ? ValueKind::kParameter : ValueKind::kConstant);
   }
 }
 
@@ -144,8 +168,8 @@ void ProgramBuilder::AddOp(int32_t i) {
   AddControl(i);
   AddMayShare(i, op);
   const OpCost cost = cost_model_.Cost(i);
-  program_.op_cost_s.push_back(cost_model_.Seconds(i, roofline_));
-  program_.op_flops.push_back(cost.flops);
+  program_.op_cost_s.push_back(num_runs_ * cost_model_.Seconds(i, roofline_));
+  program_.op_flops.push_back(num_runs_ * cost.flops);
   program_.schedule.push_back(op);
   AddDescription(i);
 }
@@ -259,12 +283,14 @@ void ProgramBuilder::AddDescription(int32_t i) {
 // What lives only inside an op's computations, at its worst moment.
 void ProgramBuilder::SetWorkspaces() {
   program_.op_workspace_bytes.assign(program_.num_ops(), 0);
+  const HloLiveRanges::Span span = ranges_.span[computation_];
   std::vector<uint8_t> is_inner(dataflow_.num_values(), 0);
   for (int32_t buffer = 0; buffer < alias_.num_buffers(); ++buffer) {
     const auto values = alias_.values(buffer);
     const bool is_temporary = std::ranges::all_of(values, [&](int32_t value) {
       const Node node = dataflow_.definition(value);
-      return step_value_[value] == kNoValue && graph_.shape(node).is_array() &&
+      const int32_t start = ranges_.of_value[value].start;
+      return start >= span.start && start < span.end && step_value_[value] == kNoValue && graph_.shape(node).is_array() &&
              graph_.op(graph_.owner(node)) != Op::kConstant;
     });
     for (const int32_t value : values) is_inner[value] = is_temporary;
@@ -312,7 +338,7 @@ bool ProgramBuilder::HasEffects(int32_t i) const {
 
 void ProgramBuilder::SetCanRecompute() {
   std::vector<uint8_t> is_tied(graph_.num_instructions(), 0);
-  for (const int32_t i : graph_.sequence(graph_.module().entry)) {
+  for (const int32_t i : graph_.sequence(computation_)) {
     for (const int32_t predecessor : graph_.control_predecessors(i)) is_tied[i] = is_tied[predecessor] = 1;
   }
   for (OpId op = 0; op < program_.num_ops(); ++op) {
@@ -372,8 +398,14 @@ std::string ShapeText(const Shape& shape) {
   return name + "[" + text + "]";
 }
 
-std::string BuildHloProgram(const HloAnalysis& analysis, const Roofline& roofline, HloProgram* result) {
-  ProgramBuilder(*analysis.alias, analysis.ranges, roofline, result).Run();
+std::string BuildHloProgram(const HloAnalysis& analysis, const Roofline& roofline, HloProgram* result,
+                            int32_t computation) {
+  const HloGraph& graph = analysis.graph;
+  if (computation == kEntryComputation) computation = graph.module().entry;
+  const bool is_planned = computation >= 0 && computation < std::ssize(graph.module().computations) &&
+                          graph.is_control_flow(computation);
+  if (!is_planned) return "the computation is not called by a loop, a conditional or a call";
+  ProgramBuilder(analysis, computation, roofline, result).Run();
   return CheckProgram(result->program);
 }
 

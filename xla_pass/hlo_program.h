@@ -1,15 +1,22 @@
-// The entry computation of a scheduled module as a StepProgram.
+// A computation of a scheduled module as a StepProgram: the entry, or what runs inside a loop, a
+// conditional or a call.
 //
-// Ops are the entry's instructions that are not glue (parameter, constant, bitcast, tuple,
+// Ops are the computation's instructions that are not glue (parameter, constant, bitcast, tuple,
 // get-tuple-element, optimization barrier, add-dependency, after-all), numbered by their position in
 // the given sequence. Values are buffers: one per array that an op makes, however many tuples and
 // bitcasts show it.
 //
 //  * A value whose buffer an output or a donated parameter owns is an OUTPUT: it takes nothing from
-//    the temporary budget.
+//    the temporary budget. Inside a loop, a branch or a call so is a value in the caller's buffers: what
+//    comes in by the parameters (a loop's state) or leaves by the root.
 //  * `in_place_of` names the value that had the buffer before: the operand of an in-place op, a loop's
 //    initial value, a donated parameter.
 //  * An element that a loop hands through unchanged is no new value.
+//  * A parameter that the root's element overwrites (the state of a loop) is read before that, as a
+//    donated one is.
+//  * An op's cost is that of all its runs: inside a loop, times the trip counts of the loops around it.
+//    A loop whose count XLA does not know counts once, here and in the loop's own cost; so does every
+//    branch of a conditional.
 //  * The workspace of a loop, call or conditional is the peak of the values that live only inside.
 //  * Who reads an element of an optimization barrier depends by control on what makes all of them.
 //  * Ops with effects (collectives, stateful random numbers) keep their order by control.
@@ -38,7 +45,9 @@ struct HloProgram {
 };
 
 // What is wrong with the program that was built (see CheckProgram), in one sentence, or an empty string.
-std::string BuildHloProgram(const HloAnalysis& analysis, const Roofline& roofline, HloProgram* result);
+// `computation` is an index into HloModule::computations.
+std::string BuildHloProgram(const HloAnalysis& analysis, const Roofline& roofline, HloProgram* result,
+                            int32_t computation = kEntryComputation);
 
 // What an instruction does: its opcode. A fusion or call does its most expensive part, "convolution" or "dot" if one is
 // inside, else what its root does (of several results the first). A custom call that is a matrix product or convolution

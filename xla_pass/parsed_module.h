@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,6 +29,14 @@ struct ParsedModule {
     if (analysis == nullptr) analysis = AnalyzeHlo(*module, &error);
     if (analysis == nullptr) throw nb::value_error(error.c_str());
     return *analysis;
+  }
+
+  // The index of the computation with the given id, by default of the entry.
+  int32_t ComputationIndex(std::optional<int64_t> computation_id) const {
+    if (!computation_id) return module->entry;
+    const auto found = module->computation_index.find(*computation_id);
+    if (found == module->computation_index.end()) throw nb::value_error("there is no such computation");
+    return found->second;
   }
 
   std::unique_ptr<const HloModule> module;

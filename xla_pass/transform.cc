@@ -56,11 +56,11 @@ class FreshIdentifiers {
   int64_t next_computation_id_ = 0;
 };
 
-// Rewrites the entry computation. Instructions are named by their position in its list ("local").
-class EntryRewriter {
+// Rewrites one computation. Instructions are named by their position in its list ("local").
+class Rewriter {
  public:
-  explicit EntryRewriter(const HloModule& module)
-      : module_(module), entry_(module.entry_computation()), fresh_(module) {}
+  Rewriter(const HloModule& module, int32_t computation)
+      : module_(module), index_(computation), computation_(module.computations[computation]), fresh_(module) {}
 
   // Empty, or why the schedule cannot be carried out.
   std::string Run(const std::vector<int64_t>& op_instruction_ids, const Schedule& schedule);
@@ -79,16 +79,17 @@ class EntryRewriter {
   std::vector<int64_t> CloneCalled(const Instruction& original);
   int64_t CloneComputation(int32_t index);
 
-  const Instruction& at(int32_t local) const { return module_.instructions[entry_.instructions[local]]; }
-  int32_t num_instructions() const { return static_cast<int32_t>(entry_.instructions.size()); }
+  const Instruction& at(int32_t local) const { return module_.instructions[computation_.instructions[local]]; }
+  int32_t num_instructions() const { return static_cast<int32_t>(computation_.instructions.size()); }
   // Whether `current_` is the most recent production, glue over recomputed operands included.
   bool IsCurrent(int32_t local) const {
     return is_placed_[local] && (is_op_[local] || at(local).operand_ids.empty() || resolved_at_[local] == round_);
   }
-  int32_t LocalOf(int64_t id) const { return module_.instruction_index.at(id) - entry_.instructions.front(); }
+  int32_t LocalOf(int64_t id) const { return module_.instruction_index.at(id) - computation_.instructions.front(); }
 
   const HloModule& module_;
-  const Computation& entry_;
+  const int32_t index_;
+  const Computation& computation_;
   FreshIdentifiers fresh_;
 
   // Per local.
@@ -110,7 +111,7 @@ class EntryRewriter {
   std::vector<ComputationEdit> cloned_computations_;
 };
 
-std::string EntryRewriter::Run(const std::vector<int64_t>& op_instruction_ids, const Schedule& schedule) {
+std::string Rewriter::Run(const std::vector<int64_t>& op_instruction_ids, const Schedule& schedule) {
   if (std::string fault = MapOps(op_instruction_ids, schedule); !fault.empty()) return fault;
   FindDeadGlue();
   PlaceSources();
@@ -119,7 +120,7 @@ std::string EntryRewriter::Run(const std::vector<int64_t>& op_instruction_ids, c
     if (std::string fault = PlaceOp(op_locals_[op]); !fault.empty()) return fault;
   }
   if (std::string fault = PlaceDeadGlue(); !fault.empty()) return fault;
-  if (std::string fault = Resolve(LocalOf(entry_.root_id)); !fault.empty()) return fault;
+  if (std::string fault = Resolve(LocalOf(computation_.root_id)); !fault.empty()) return fault;
   // Nothing can be left over: ops occur at least once, live glue was resolved, dead glue was ready.
   for (int32_t local = 0; local < num_instructions(); ++local) {
     if (!is_placed_[local]) return "'" + at(local).name + "' was never placed";
@@ -127,7 +128,7 @@ std::string EntryRewriter::Run(const std::vector<int64_t>& op_instruction_ids, c
   return "";
 }
 
-std::string EntryRewriter::MapOps(const std::vector<int64_t>& op_instruction_ids, const Schedule& schedule) {
+std::string Rewriter::MapOps(const std::vector<int64_t>& op_instruction_ids, const Schedule& schedule) {
   const int32_t n = num_instructions();
   is_op_.assign(n, 0);
   is_placed_.assign(n, 0);
@@ -136,8 +137,8 @@ std::string EntryRewriter::MapOps(const std::vector<int64_t>& op_instruction_ids
   for (const int64_t id : op_instruction_ids) {
     const auto found = module_.instruction_index.find(id);
     if (found == module_.instruction_index.end() ||
-        module_.instructions[found->second].computation != module_.entry) {
-      return "op " + std::to_string(op_locals_.size()) + " is not an instruction of the entry computation";
+        module_.instructions[found->second].computation != index_) {
+      return "op " + std::to_string(op_locals_.size()) + " is not an instruction of '" + computation_.name + "'";
     }
     const int32_t local = LocalOf(id);
     if (is_op_[local]) return "'" + at(local).name + "' is two ops";
@@ -156,10 +157,10 @@ std::string EntryRewriter::MapOps(const std::vector<int64_t>& op_instruction_ids
 }
 
 // Glue from which neither an op nor the root can be reached.
-void EntryRewriter::FindDeadGlue() {
+void Rewriter::FindDeadGlue() {
   const int32_t n = num_instructions();
   std::vector<uint8_t> is_live = is_op_;
-  is_live[LocalOf(entry_.root_id)] = 1;
+  is_live[LocalOf(computation_.root_id)] = 1;
   num_missing_.assign(n, 0);
   dead_users_.resize(n);
   for (int32_t local = n - 1; local >= 0; --local) {
@@ -177,15 +178,15 @@ void EntryRewriter::FindDeadGlue() {
 }
 
 // Glue without operands (parameters, constants), in the order it had.
-void EntryRewriter::PlaceSources() {
-  for (const int64_t id : entry_.sequence) {
+void Rewriter::PlaceSources() {
+  for (const int64_t id : computation_.sequence) {
     const int32_t local = LocalOf(id);
     if (is_op_[local] || !at(local).operand_ids.empty() || !at(local).control_predecessor_ids.empty()) continue;
     Place(local);
   }
 }
 
-std::string EntryRewriter::PlaceOp(int32_t local) {
+std::string Rewriter::PlaceOp(int32_t local) {
   const Instruction& original = at(local);
   for (const int64_t id : original.operand_ids) {
     const std::string fault = Resolve(LocalOf(id));
@@ -204,7 +205,7 @@ std::string EntryRewriter::PlaceOp(int32_t local) {
   return "";
 }
 
-std::string EntryRewriter::PlaceDeadGlue() {
+std::string Rewriter::PlaceDeadGlue() {
   while (!ready_dead_glue_.empty()) {
     const int32_t local = ready_dead_glue_.back();
     ready_dead_glue_.pop_back();
@@ -215,7 +216,7 @@ std::string EntryRewriter::PlaceDeadGlue() {
 
 // Brings `current_[local]` up to date, placing the glue on the way that does not exist yet. (A walk
 // with a stack of its own, because chains of glue may be long.)
-std::string EntryRewriter::Resolve(int32_t local) {
+std::string Rewriter::Resolve(int32_t local) {
   std::vector<int32_t> stack = {local};
   while (!stack.empty()) {
     const int32_t top = stack.back();
@@ -247,11 +248,11 @@ std::string EntryRewriter::Resolve(int32_t local) {
 }
 
 // Places one more production of `local`, whose operands are current: the original, then clones.
-void EntryRewriter::Place(int32_t local) {
+void Rewriter::Place(int32_t local) {
   const Instruction& original = at(local);
   std::vector<int64_t> operand_ids = CurrentOperands(local);
   if (is_placed_[local]) {
-    const int64_t id = fresh_.InstructionId(entry_.id);
+    const int64_t id = fresh_.InstructionId(computation_.id);
     instructions_.push_back(EmitInstruction(original, {.id = id,
                                                        .name = fresh_.Name(original.name),
                                                        .operand_ids = std::move(operand_ids),
@@ -276,14 +277,14 @@ void EntryRewriter::Place(int32_t local) {
   }
 }
 
-std::vector<int64_t> EntryRewriter::CurrentOperands(int32_t local) const {
+std::vector<int64_t> Rewriter::CurrentOperands(int32_t local) const {
   std::vector<int64_t> operand_ids;
   operand_ids.reserve(at(local).operand_ids.size());
   for (const int64_t id : at(local).operand_ids) operand_ids.push_back(current_[LocalOf(id)]);
   return operand_ids;
 }
 
-std::vector<int64_t> EntryRewriter::CloneCalled(const Instruction& original) {
+std::vector<int64_t> Rewriter::CloneCalled(const Instruction& original) {
   std::vector<int64_t> ids;
   for (const int64_t id : original.called_computation_ids) {
     ids.push_back(CloneComputation(module_.computation_index.at(id)));
@@ -293,14 +294,14 @@ std::vector<int64_t> EntryRewriter::CloneCalled(const Instruction& original) {
 
 // Clones a computation with all that it calls, and returns the clone's id. (Callees stand before
 // their callers in every module that was parsed, so this ends.)
-int64_t EntryRewriter::CloneComputation(int32_t index) {
+int64_t Rewriter::CloneComputation(int32_t index) {
   const Computation& original = module_.computations[index];
   ComputationEdit clone;
   clone.computation = index;
   clone.is_clone = true;
   clone.new_id = fresh_.ComputationId();
   clone.new_name = fresh_.Name(original.name);
-  clone.insert_before = module_.entry;
+  clone.insert_before = index_;
   std::unordered_map<int64_t, int64_t> new_ids;
   const auto renamed = [&](const std::vector<int64_t>& ids) {
     std::vector<int64_t> result;
@@ -325,22 +326,27 @@ int64_t EntryRewriter::CloneComputation(int32_t index) {
   return id;
 }
 
-std::string EntryRewriter::Emit() {
+std::string Rewriter::Emit() {
   std::vector<ComputationEdit> edits = std::move(cloned_computations_);
-  ComputationEdit& entry = edits.emplace_back();
-  entry.computation = module_.entry;
-  entry.new_root_id = current_[LocalOf(entry_.root_id)];
-  entry.instructions = std::move(instructions_);
-  entry.sequence = std::move(sequence_);
+  ComputationEdit& edit = edits.emplace_back();
+  edit.computation = index_;
+  edit.new_root_id = current_[LocalOf(computation_.root_id)];
+  edit.instructions = std::move(instructions_);
+  edit.sequence = std::move(sequence_);
   return EmitHloModule(module_, edits);
 }
 
 }  // namespace
 
 TransformResult ApplySchedule(const HloModule& module, const std::vector<int64_t>& op_instruction_ids,
-                              const Schedule& schedule) {
+                              const Schedule& schedule, int32_t computation) {
   TransformResult result;
-  EntryRewriter rewriter(module);
+  if (computation == kEntryComputation) computation = module.entry;
+  if (computation < 0 || computation >= std::ssize(module.computations)) {
+    result.error = "there is no such computation";
+    return result;
+  }
+  Rewriter rewriter(module, computation);
   result.error = rewriter.Run(op_instruction_ids, schedule);
   if (!result.error.empty()) return result;
   result.bytes = rewriter.Emit();

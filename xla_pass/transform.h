@@ -1,6 +1,7 @@
-// Carries a Schedule into the entry computation of a scheduled HLO module.
+// Carries a Schedule into a computation of a scheduled HLO module: the entry, or one that a loop, a
+// conditional or a call runs.
 //
-// Ops are entry instructions that do work; everything else in the entry computation is glue
+// Ops are instructions that do work; everything else in the computation is glue
 // (parameter, constant, bitcast, tuple, get-tuple-element, ...), which no schedule mentions. The
 // rewrite follows the semantics of step_program.h:
 //
@@ -33,8 +34,9 @@ struct TransformResult {
   int32_t num_clones = 0;   // of ops; cloned glue is not counted
 };
 
-// `op_instruction_ids[op]` is the id of the op's instruction in the entry computation.
+// `op_instruction_ids[op]` is the id of the op's instruction in the computation, an index into
+// HloModule::computations.
 TransformResult ApplySchedule(const HloModule& module, const std::vector<int64_t>& op_instruction_ids,
-                              const Schedule& schedule);
+                              const Schedule& schedule, int32_t computation = kEntryComputation);
 
 }  // namespace coopjax

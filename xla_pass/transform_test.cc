@@ -225,7 +225,7 @@ TEST(schedules_that_cannot_be_carried_out) {
   EXPECT_EQ(AppliedText(chain, chain.ops, {1, 0, 2, 3}),
             "error: the schedule has nothing before that produces 'negate.2', which 'exp.3' reads");
   EXPECT_EQ(AppliedText(chain, {chain.ops[0], chain.ops[0]}, {0, 1}), "error: 'negate.2' is two ops");
-  EXPECT_EQ(AppliedText(chain, {17}, {0}), "error: op 0 is not an instruction of the entry computation");
+  EXPECT_EQ(AppliedText(chain, {17}, {0}), "error: op 0 is not an instruction of 'main'");
 }
 
 }  // namespace

@@ -125,17 +125,18 @@ class TransformVerifier {
   std::string Verify();
 
  private:
-  std::string CheckComputations() const;
+  void FindRunning();
   std::string CheckNames() const;
   std::string CheckCallers() const;
-  std::string CheckEntry();
+  std::string CheckComputation(const Computation& before);
+  std::string CheckRewrite(const Computation& before, const Computation& after);
   std::string CheckInstruction(const Instruction& instruction);
   std::string CheckClone(const Instruction& clone, const Instruction& original) const;
   bool SameCalled(const Instruction& clone, const Instruction& original) const;
   const Instruction* OriginalOf(const Instruction& instruction) const;
   bool SameComputation(const Computation& clone, const Computation& original) const;
-  std::string CheckControlSuccessors() const;
-  std::string CheckEffects() const;
+  std::string CheckControlSuccessors(const Computation& after) const;
+  std::string CheckEffects(const Computation& before, const Computation& after) const;
 
   bool IsNew(const Instruction& instruction) const { return !before_.instruction_index.contains(instruction.id); }
   bool IsNew(const Computation& computation) const { return !before_.computation_index.contains(computation.id); }
@@ -143,8 +144,9 @@ class TransformVerifier {
   const HloModule& before_;
   const HloModule& after_;
   const Effects effects_;
-  std::unordered_map<std::string_view, const Instruction*> entry_names_;  // of `before`
-  std::unordered_map<int64_t, int64_t> origin_;  // entry instruction id in `after` -> id in `before`
+  std::vector<uint8_t> is_running_;  // [computation of `before`] the entry, or run by one loop, branch or call
+  std::unordered_map<std::string_view, const Instruction*> names_;  // of the rewritten computation in `before`
+  std::unordered_map<int64_t, int64_t> origin_;  // id in a rewritten computation of `after` -> id in `before`
 };
 
 std::string TransformVerifier::Verify() {
@@ -152,29 +154,33 @@ std::string TransformVerifier::Verify() {
     return "something besides computations and schedule changed";
   }
   if (before_.entry_computation().id != after_.entry_computation().id) return "another computation is the entry";
-  std::string fault = CheckComputations();
-  if (fault.empty()) fault = CheckNames();
+  FindRunning();
+  std::string fault = CheckNames();
   if (fault.empty()) fault = CheckCallers();
-  if (fault.empty()) fault = CheckEntry();
-  if (fault.empty()) fault = CheckControlSuccessors();
-  if (fault.empty()) fault = CheckEffects();
-  if (fault.empty()) fault = CheckBufferOrder(after_);
-  return fault;
+  for (const Computation& computation : before_.computations) {
+    if (fault.empty()) fault = CheckComputation(computation);
+  }
+  return fault.empty() ? CheckBufferOrder(after_) : fault;
 }
 
-// All computations but the entry are there as they were. (New ones are compared where they are called.)
-std::string TransformVerifier::CheckComputations() const {
-  for (const Computation& computation : before_.computations) {
-    const auto found = after_.computation_index.find(computation.id);
-    if (found == after_.computation_index.end()) return "computation '" + computation.name + "' is missing";
-    const Computation& now = after_.computations[found->second];
-    const bool is_entry = found->second == after_.entry;
-    const bool is_same =
-        is_entry ? computation.name == now.name && SameFields(computation.raw, now.raw, IsComparedApart)
-                 : computation.raw == now.raw && computation.sequence == now.sequence;
-    if (!is_same) return "computation '" + computation.name + "' changed";
+void TransformVerifier::FindRunning() {
+  std::vector<int32_t> num_callers(before_.computations.size(), 0);
+  for (const Instruction& instruction : before_.instructions) {
+    for (const int64_t id : instruction.called_computation_ids) ++num_callers[before_.computation_index.at(id)];
   }
-  return "";
+  is_running_.assign(before_.computations.size(), 0);
+  is_running_[before_.entry] = 1;
+  for (int32_t c = before_.entry; c >= 0; --c) {  // callers stand behind their callees
+    if (!is_running_[c]) continue;
+    for (const int32_t i : before_.computations[c].instructions) {
+      const Op op = LookUpOpcode(before_.instructions[i].opcode).op;
+      if (op != Op::kWhile && op != Op::kConditional && op != Op::kCall) continue;
+      for (const int64_t id : before_.instructions[i].called_computation_ids) {
+        const int32_t callee = before_.computation_index.at(id);
+        is_running_[callee] = num_callers[callee] == 1;
+      }
+    }
+  }
 }
 
 std::string TransformVerifier::CheckNames() const {
@@ -214,20 +220,31 @@ std::string TransformVerifier::CheckCallers() const {
   return "";
 }
 
-std::string TransformVerifier::CheckEntry() {
-  for (const int32_t i : before_.entry_computation().instructions) {
-    const Instruction& instruction = before_.instructions[i];
-    entry_names_[instruction.name] = &instruction;
-  }
+// The computation is there, as it was or rewritten. (New ones are compared where they are called.)
+std::string TransformVerifier::CheckComputation(const Computation& before) {
+  const auto found = after_.computation_index.find(before.id);
+  if (found == after_.computation_index.end()) return "computation '" + before.name + "' is missing";
+  const Computation& after = after_.computations[found->second];
+  if (before.raw == after.raw && before.sequence == after.sequence) return "";
+  const bool may_change = is_running_[before_.computation_index.at(before.id)] && before.name == after.name &&
+                          SameFields(before.raw, after.raw, IsComparedApart);
+  return may_change ? CheckRewrite(before, after) : "computation '" + before.name + "' changed";
+}
+
+std::string TransformVerifier::CheckRewrite(const Computation& before, const Computation& after) {
+  names_.clear();
+  for (const int32_t i : before.instructions) names_[before_.instructions[i].name] = &before_.instructions[i];
   size_t num_originals = 0;
-  for (const int32_t i : after_.entry_computation().instructions) {
+  for (const int32_t i : after.instructions) {
     const Instruction& instruction = after_.instructions[i];
     if (std::string fault = CheckInstruction(instruction); !fault.empty()) return fault;
     num_originals += !IsNew(instruction);
   }
-  if (num_originals != before_.entry_computation().instructions.size()) return "an instruction is missing";
-  const bool is_same_root = origin_.at(after_.entry_computation().root_id) == before_.entry_computation().root_id;
-  return is_same_root ? "" : "the root changed";
+  if (num_originals != before.instructions.size()) return "an instruction is missing";
+  if (after.sequence.size() != after.instructions.size()) return "'" + after.name + "' has no schedule";
+  if (origin_.at(after.root_id) != before.root_id) return "the root changed";
+  std::string fault = CheckControlSuccessors(after);
+  return fault.empty() ? CheckEffects(before, after) : fault;
 }
 
 std::string TransformVerifier::CheckInstruction(const Instruction& instruction) {
@@ -258,12 +275,13 @@ std::string TransformVerifier::CheckInstruction(const Instruction& instruction) 
 const Instruction* TransformVerifier::OriginalOf(const Instruction& instruction) const {
   if (!IsNew(instruction)) {
     const Instruction& original = before_.by_id(instruction.id);
-    return original.computation == before_.entry ? &original : nullptr;
+    const auto found = names_.find(original.name);
+    return found != names_.end() && found->second == &original ? &original : nullptr;
   }
   const size_t suffix = instruction.name.rfind(kCloneSuffix);
   if (suffix == std::string::npos) return nullptr;
-  const auto found = entry_names_.find(std::string_view(instruction.name).substr(0, suffix));
-  if (found == entry_names_.end() || !IsCloneName(instruction.name, found->first)) return nullptr;
+  const auto found = names_.find(std::string_view(instruction.name).substr(0, suffix));
+  if (found == names_.end() || !IsCloneName(instruction.name, found->first)) return nullptr;
   return found->second;
 }
 
@@ -310,9 +328,9 @@ bool TransformVerifier::SameComputation(const Computation& clone, const Computat
 }
 
 // What had to run after the original has to run after its clones.
-std::string TransformVerifier::CheckControlSuccessors() const {
+std::string TransformVerifier::CheckControlSuccessors(const Computation& after) const {
   std::unordered_set<int64_t> is_over;  // original ids of which a control successor has run
-  for (const int64_t id : after_.entry_computation().sequence) {
+  for (const int64_t id : after.sequence) {
     const Instruction& instruction = after_.by_id(id);
     if (IsNew(instruction)) {
       if (!is_over.contains(origin_.at(id))) continue;
@@ -323,17 +341,17 @@ std::string TransformVerifier::CheckControlSuccessors() const {
   return "";
 }
 
-std::string TransformVerifier::CheckEffects() const {
-  const auto effects = [&](const HloModule& module) {
+std::string TransformVerifier::CheckEffects(const Computation& before, const Computation& after) const {
+  const auto effects = [&](const Computation& computation) {
     std::vector<int64_t> ids;
-    for (const int64_t id : module.entry_computation().sequence) {
+    for (const int64_t id : computation.sequence) {
       const auto found = before_.instruction_index.find(id);
       if (found == before_.instruction_index.end()) continue;
       if (effects_.HasEffects(before_.instructions[found->second])) ids.push_back(id);
     }
     return ids;
   };
-  return effects(before_) == effects(after_) ? "" : "instructions with effects changed their order";
+  return effects(before) == effects(after) ? "" : "instructions with effects changed their order";
 }
 
 }  // namespace

@@ -5,8 +5,9 @@
 //  * Form: ids unique, everything referred to exists and stands before its user, each sequence lists
 //    each instruction of its computation once with operands and control predecessors first (the
 //    parser's checks); names of clones unique; one caller for every cloned computation.
-//  * The same program: outside the entry computation and the schedule nothing differs but added
-//    computations. The entry holds every original instruction, equal to the byte but for operands.
+//  * The same program: nothing differs but added computations and those that the entry runs, by way of
+//    loops, conditionals and calls, itself included. Each of these holds every original instruction,
+//    equal to the byte but for operands. What follows is asked of each that differs.
 //  * Clones: an instruction with a new id is named "<original>.coop_remat<n>" and equals that original
 //    but for id, name, operands, control predecessors and called computations. Called computations
 //    equal the original's up to ids and names, their sequences included.
@@ -15,8 +16,8 @@
 //    write no operand in place; nor after a control successor of the original has run.
 //  * Order of effects: collectives, stateful random numbers and whatever else touches the world keep
 //    their order among each other.
-//  * Anti-dependences: no buffer is overwritten before its last reader, clones included
-//    (buffer_order.h).
+//  * Anti-dependences: no buffer is overwritten before its last reader, clones included, the state of a
+//    loop by the next iteration's included (buffer_order.h).
 #pragma once
 
 #include <string>

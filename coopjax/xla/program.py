@@ -94,13 +94,15 @@ def parse_module(module_bytes: bytes) -> _core.HloModule:
 
 
 def read_step_program(
-  module: bytes | _core.HloModule, roofline: Roofline | None = None,
+  module: bytes | _core.HloModule, roofline: Roofline | None = None, computation_id: int | None = None,
 ) -> tuple[StepProgram, np.ndarray]:
-  """Reads the entry computation of a scheduled module.
+  """Reads a computation of a scheduled module.
 
   Args:
     module: a serialized ``HloModuleProto`` with a schedule, or a parsed one.
     roofline: the target that gives ops their modelled seconds; a CPU by default.
+    computation_id: HLO id of a computation that a loop, a conditional or a call runs; by default the entry. Costs are
+      those of all its runs, as far as trip counts are known.
 
   Returns:
     The program, and the HLO instruction id of each op, int64 ``[num_ops]``.
@@ -110,7 +112,7 @@ def read_step_program(
   """
   module = parse_module(module) if isinstance(module, bytes) else module
   try:
-    fields, op_instruction_ids = _core.read_step_program(module, *dataclasses.astuple(roofline or CPU))
+    fields, op_instruction_ids = _core.read_step_program(module, *dataclasses.astuple(roofline or CPU), computation_id)
   except ValueError as error:
     raise InvalidProgramError(str(error)) from None
   fields["op_can_recompute"] = fields["op_can_recompute"].astype(bool)
