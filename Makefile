@@ -2,6 +2,7 @@
 # make test    the whole suite, C++ and Python
 # make cc-test the C++ unit tests alone
 # make test-targets  the tests that compile for TPUs and GPUs, which need not be there; fetches 400 MB of compilers
+# make native-test  what links to XLA itself; fetches a TensorFlow wheel (270 MB) for its headers and libraries
 # make bench   the measured table of the README: memory against time
 # make bench-planners  planners beside each other; TABLES="fastsa exact" for some of the tables
 # make clean   remove everything that was built or installed here
@@ -32,7 +33,7 @@ demo: $(INSTALLED)
 	$(VENV)/bin/python examples/train_gpt.py
 
 test: $(INSTALLED) cc-test
-	$(VENV)/bin/python -m pytest -n $(JOBS) -m "not targets"
+	$(VENV)/bin/python -m pytest -n $(JOBS) -m "not targets and not native"
 
 test-targets: $(INSTALLED)
 	.ci/install-targets '$(VENV)'
@@ -42,6 +43,12 @@ cc-test: $(INSTALLED)
 	cmake -S xla_pass -B build/cc -G Ninja -DCOOPJAX_PYTHON=OFF && \
 	cmake --build build/cc --parallel $(JOBS) && \
 	ctest --test-dir build/cc --output-on-failure --parallel $(JOBS)
+
+native-test: $(INSTALLED)
+	.ci/fetch-tensorflow build/tensorflow '$(VENV)/bin/python'
+	cmake -S xla_pass -B build/cc -G Ninja -DCOOPJAX_PYTHON=OFF -DCOOPJAX_NATIVE='$(CURDIR)/build/tensorflow' && \
+	cmake --build build/cc --parallel $(JOBS)
+	JAX_PLATFORMS=cpu $(VENV)/bin/python -m pytest -m native
 
 bench: $(INSTALLED)
 	$(VENV)/bin/python benchmarks/gpt_budget.py
@@ -54,4 +61,4 @@ clean:
 	rm -rf .venv .venv-* build out .pytest_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help demo test test-targets cc-test bench bench-planners clean
+.PHONY: help demo test test-targets cc-test native-test bench bench-planners clean

@@ -1,4 +1,4 @@
-"""A corpus of programs whose scheduled modules show what XLA:CPU makes of JAX: each kind of op, loop, call and sharding.
+"""A corpus of programs whose scheduled modules show what XLA:CPU makes of JAX: ops, loops, calls, shardings.
 
 Every program is a function with its arguments, small enough to compile in about a second, and deterministic: two runs
 capture the same bytes. ``capture`` stops XLA right after scheduling, so no code is generated.
