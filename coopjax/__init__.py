@@ -10,11 +10,12 @@ __version__ = "0.1.0"
 _HOMES = {
   "coopjax.api": ("plan", "remat"),
   "coopjax.budget": ("Budget",),
+  "coopjax.budget_frontier": ("Frontier", "FrontierPoint", "frontier"),
   "coopjax.errors": (
     "BudgetExceededWarning", "BudgetInfeasibleError", "CacheWarning", "CompileMemoryError", "CoopjaxError",
     "DumpError", "HostOffloadError", "HostOffloadWarning", "InvalidBudgetError", "InvalidPlanError", "InvalidProgramError",
-    "MissingWheelError", "NotDifferentiableError", "OrderedEffectError", "PlanMismatchError", "RematNoEffectWarning",
-    "ShardingUnknownWarning", "UnknownTargetError",
+    "MissingPackageError", "MissingWheelError", "NotDifferentiableError", "OrderedEffectError", "PlanMismatchError",
+    "RematNoEffectWarning", "ShardingUnknownWarning", "UnknownTargetError", "UserFunctionError",
   ),
   "coopjax.memory_profile": ("Buffer", "MemoryProfile"),
   "coopjax.remat_plan": ("Decision", "RematPlan"),

@@ -14,11 +14,13 @@ from coopjax.budget import Budget, format_bytes
 from coopjax.choice import Choice, choose, decide, fingerprint_of, mark_of, warn_no_effect
 from coopjax.errors import BudgetExceededWarning, PlanMismatchError, RematNoEffectWarning
 from coopjax.jaxpr.trace import TracedFn, differentiable, fn_and_gradient, split_arguments, trace
+from coopjax.memory_profile import MemoryProfile
 from coopjax.remat_plan import RematPlan
 from coopjax.request import Request
-from coopjax.step_plan import directions_of, plan_step
+from coopjax.step_plan import directions_of, plan_step, unplanned_step
+from coopjax.unplanned import Unplanned
 from coopjax.xla import hook, targets
-from coopjax.xla.compile import compile_abstract, measure
+from coopjax.xla.compile import compile_abstract, compile_trial, measure
 
 
 def remat(
@@ -187,9 +189,62 @@ def plan(
     >>> fitted_step = plan.apply(train_step)
   """
   request = Request.checked(budget, planner, engine, target, time_limit_s, on_infeasible)
-  if step := steps.find_step(fn, args, kwargs, request.device):
-    return plan_step(step, request)
-  return _make_plan(differentiable(trace(fn, args, kwargs)), request)
+  return Plannable.of(fn, args, kwargs, request.device).plan(request)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plannable:
+  """A function with its gradient, or a whole step, traced for its arguments; any number of plans are made of it.
+
+  Attributes:
+    program: what is planned.
+    unplanned: it, compiled as it is.
+    target: what it is compiled for, None for the default backend.
+  """
+
+  program: TracedFn | steps.Step
+  unplanned: Unplanned
+  target: targets.Target | None
+
+  @property
+  def is_step(self) -> bool:
+    """Whether it is a whole step."""
+    return isinstance(self.program, steps.Step)
+
+  @classmethod
+  def of(cls, fn: Callable, args: Sequence[Any], kwargs: dict[str, Any], target: targets.Target | None) -> "Plannable":
+    """What `plan` makes of a function and its arguments."""
+    if step := steps.find_step(fn, args, kwargs, target):
+      return cls(step, unplanned_step(step, target), target)
+    traced = differentiable(trace(fn, args, kwargs))
+    return cls(traced, Unplanned.of(traced, target), target)
+
+  def plan(self, request: Request) -> RematPlan:
+    """The plan for one request."""
+    if self.is_step:
+      return plan_step(self.program, request, self.unplanned)
+    return _make_plan(self.program, self.unplanned, request)
+
+  @property
+  def name(self) -> str:
+    """Of the function."""
+    return self.program.name
+
+  @property
+  def functions(self) -> tuple[TracedFn, ...]:
+    """What can be carried out in several ways: the function, or the remat regions of the step."""
+    return tuple(member.traced for member in self.program.members) if self.is_step else (self.program,)
+
+  def measure_with(self, choices: Sequence[Any]) -> MemoryProfile:
+    """Memory of the program with a choice for each of `functions`: a `Choice`, what has its `flat_fn`, or None.
+
+    Raises:
+      CompileMemoryError: it does not fit the device, and its sizes are not known.
+    """
+    choices = [choice or Choice() for choice in choices]
+    planned = (self.program.program(choices), ()) if self.is_step else fn_and_gradient(
+      self.program, choices[0].flat_fn(self.program))
+    return measure(compile_trial(*planned, self.target), self.target)
 
 
 def _follow(traced: TracedFn, plan: RematPlan) -> Choice:
@@ -222,18 +277,18 @@ def _mark_of_plan(plan: RematPlan, budget: Budget) -> str | None:
   return mark_of(plan.fingerprint, budget, plan.planner, plan.time_limit_s)
 
 
-def _make_plan(traced: TracedFn, request: Request) -> RematPlan:
+def _make_plan(traced: TracedFn, unplanned: Unplanned, request: Request) -> RematPlan:
   """Plans, compiles with and without the plan, and reads the compiler's numbers."""
   start = time.perf_counter()
   fingerprint = fingerprint_of(traced)
-  decided = decide(traced, request, fingerprint, planners=(request.planner,))
+  decided = decide(traced, unplanned, request, fingerprint, planners=(request.planner,))
   planning_s = time.perf_counter() - start
   outcome, found = decided.outcome, decided.policy_plan
-  measured = baseline = decided.baseline or measure(request.compile(*fn_and_gradient(traced)))
+  measured = baseline = decided.baseline or unplanned.profile
   is_planned = found is not None or (outcome is not None and outcome.module_bytes is not None)
   if is_planned:
-    measured = decided.measured or measure(
-      compile_abstract(*fn_and_gradient(traced, decided.choice.flat_fn(traced)), request.device))
+    planned = fn_and_gradient(traced, decided.choice.flat_fn(traced))
+    measured = decided.measured or measure(compile_abstract(*planned, request.device), request.device)
   budget_bytes = request.budget.resolve(baseline.temp_bytes, baseline.resident_bytes)
   if measured.temp_bytes >= baseline.temp_bytes:
     warn_no_effect(traced, baseline, budget_bytes, outcome)

@@ -27,6 +27,7 @@ from coopjax.memory_profile import MemoryProfile
 from coopjax.program import explain
 from coopjax.program.step_program import StepProgram
 from coopjax.request import Request, Trials
+from coopjax.unplanned import Unplanned
 from coopjax.xla import hook, targets
 from coopjax.xla.compile import compile_abstract, measure, module_of
 from coopjax.xla.profiling import profile_of
@@ -133,7 +134,9 @@ def choose(traced: TracedFn, request: Request) -> Choice:
   if request.engine == "auto" and request.target and not request.device.is_running:
     request = dataclasses.replace(request, engine="policy")  # no hook of the running backend plans for another
   try:
-    decided = decide(differentiable(traced), request, fingerprint, planners=("peak", request.planner))
+    traced = differentiable(traced)
+    unplanned = Unplanned.of(traced, request.device)
+    decided = decide(traced, unplanned, request, fingerprint, planners=("peak", request.planner))
   except NotDifferentiableError as error:
     warnings.warn(f"coopjax.remat has no effect: {error}", RematNoEffectWarning, stacklevel=3)
     return Choice()
@@ -147,11 +150,14 @@ def choose(traced: TracedFn, request: Request) -> Choice:
   return decided.choice
 
 
-def decide(traced: TracedFn, request: Request, fingerprint: str, planners: Sequence[str]) -> Decided:
+def decide(
+  traced: TracedFn, unplanned: Unplanned, request: Request, fingerprint: str, planners: Sequence[str],
+) -> Decided:
   """Plans fn with its gradient on the module that XLA schedules for it, without generating code.
 
   Args:
     traced: the function.
+    unplanned: it with its gradient, compiled.
     request: what is asked.
     fingerprint: of the function.
     planners: tried in turn until one reaches the budget. Where only that matters, because the hook will plan the
@@ -165,18 +171,17 @@ def decide(traced: TracedFn, request: Request, fingerprint: str, planners: Seque
   if request.engine == "hlo" and platform is None:
     raise ValueError(f"engine='hlo': JAX {jax.__version__} has no HLO hook on {request.platform}; use 'policy'")
   if request.engine == "policy" or platform is None:
-    return _decide_policy(traced, request, None, fingerprint)
+    return _decide_policy(traced, unplanned, request, None, fingerprint)
   if platform != "cpu":
-    return _decide_compiled(traced, request, platform, fingerprint, planners)
+    return _decide_compiled(traced, unplanned, request, platform, fingerprint, planners)
   hook.install(platform)
-  module = hook.capture(lambda mark: request.compile(*fn_and_gradient(traced, tagged_fn(traced, mark))))
   mark = mark_of(fingerprint, request.budget, request.planner, request.time_limit_s)
   for planner in dict.fromkeys(planners):
-    outcome = hook.plan_module(module, [hook.Request(request.budget, planner, request.time_limit_s)])
+    outcome = hook.plan_module(unplanned.module, [hook.Request(request.budget, planner, request.time_limit_s)])
     if outcome.fits:
       break
   if not outcome.fits and request.engine == "auto":
-    return _decide_policy(traced, request, outcome, fingerprint)
+    return _decide_policy(traced, unplanned, request, outcome, fingerprint)
   if not outcome.fits and traced.placement.is_known:  # else the hook, which sees one device's program, decides
     schedule = outcome.program.schedule if outcome.result is None else outcome.result.schedule
     _report_infeasible(
@@ -185,7 +190,7 @@ def decide(traced: TracedFn, request: Request, fingerprint: str, planners: Seque
 
 
 def _decide_compiled(
-  traced: TracedFn, request: Request, platform: str, fingerprint: str, planners: Sequence[str],
+  traced: TracedFn, unplanned: Unplanned, request: Request, platform: str, fingerprint: str, planners: Sequence[str],
 ) -> Decided:
   """Plans as `decide` for an accelerator, whose buffer assignment the model need not follow.
 
@@ -195,12 +200,11 @@ def _decide_compiled(
     if request.device is not None:
       request.device.load()
     hook.install(platform)
-    module, compiled = hook.observe(lambda mark: request.compile(*fn_and_gradient(traced, tagged_fn(traced, mark))))
+    module, baseline = unplanned.observed
   except RuntimeError:  # the hook did not run
     if request.engine == "hlo":
       raise
-    return _decide_policy(traced, request, None, fingerprint)
-  baseline = measure(compiled)
+    return _decide_policy(traced, unplanned, request, None, fingerprint)
   budget = Budget(request.budget.resolve(baseline.temp_bytes, baseline.resident_bytes))
   if baseline.temp_bytes <= budget.limit_bytes:
     return Decided(Choice(), baseline=baseline)
@@ -213,14 +217,14 @@ def _decide_compiled(
   except InvalidProgramError as error:
     if request.engine == "hlo":
       raise InvalidProgramError(f"engine='hlo' can't read the modules of XLA:{platform.upper()}: {error}") from error
-    return _decide_policy(traced, request, None, fingerprint, baseline)
+    return _decide_policy(traced, unplanned, request, None, fingerprint, baseline)
   mark, measured = mark_of(fingerprint, budget, request.planner, request.time_limit_s, speeds), None
   if outcome.fits or request.engine == "hlo":
     measured = _measure_marked(traced, request, mark)
   if measured and measured.temp_bytes <= budget.limit_bytes:
     return Decided(Choice(mark), outcome, baseline=baseline, measured=measured)
   if request.engine == "auto":
-    return _decide_policy(traced, request, outcome, fingerprint, baseline)
+    return _decide_policy(traced, unplanned, request, outcome, fingerprint, baseline)
   smallest = measured.temp_bytes if measured else baseline.temp_bytes
   _report_infeasible(traced, request, budget.limit_bytes, smallest, outcome.program, outcome.program.schedule)
   return Decided(Choice(mark), outcome, baseline=baseline, measured=measured)
@@ -231,14 +235,15 @@ def _measure_marked(traced: TracedFn, request: Request, mark: str) -> MemoryProf
   with warnings.catch_warnings():
     warnings.simplefilter("ignore", BudgetExceededWarning)  # what does not hold the budget is not taken
     try:
-      return measure(compile_abstract(*fn_and_gradient(traced, tagged_fn(traced, mark)), request.device))
+      return measure(
+        compile_abstract(*fn_and_gradient(traced, tagged_fn(traced, mark)), request.device), request.device)
     except (jax.errors.JaxRuntimeError, CompileMemoryError) as error:
       _log.info("the HLO engine's program for %s does not compile: %s", traced.name, error)
       return None
 
 
 def _decide_policy(
-  traced: TracedFn, request: Request, outcome: hook.Outcome | None, fingerprint: str,
+  traced: TracedFn, unplanned: Unplanned, request: Request, outcome: hook.Outcome | None, fingerprint: str,
   baseline: MemoryProfile | None = None,
 ) -> Decided:
   """Plans checkpoint segments; every round is a compile. With an outcome, the HLO engine works under them.
@@ -247,8 +252,7 @@ def _decide_policy(
   """
   profile = None
   if outcome is None and baseline is None:
-    compiled = request.compile(*fn_and_gradient(traced, tagged_fn(traced)))
-    baseline, profile = measure(compiled), profile_of(traced, compiled)
+    baseline, profile = measure(unplanned.tagged, request.device), profile_of(traced, unplanned.tagged)
   known, baseline = baseline, baseline or outcome.baseline
   budget_bytes = request.budget.resolve(baseline.temp_bytes, baseline.resident_bytes)
   if baseline.temp_bytes <= budget_bytes:

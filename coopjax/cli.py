@@ -1,24 +1,26 @@
 """The command line: ``inspect``, ``diff`` and ``report`` look into dumps, ``explain`` into plans, ``check`` is a gate.
 
-Exit status: 0 fine, 1 over budget (``check``), 2 bad input.
+``plan`` and ``frontier`` stand in `coopjax.planning_commands`.
+
+Exit status: 0 fine, 1 over budget (``check``, ``plan``), 2 bad input.
 """
 
 import argparse
 import json
+import os
 import pathlib
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from coopjax import __version__
+from coopjax import __version__, display, planning_commands
 from coopjax.budget import Budget
-from coopjax.errors import CoopjaxError, InvalidBudgetError
+from coopjax.errors import CoopjaxError, InvalidBudgetError, InvalidPlanError, MissingPackageError
 from coopjax.memory_profile import GROUP_KEYS, MemoryProfile
 from coopjax.remat_plan import RematPlan
-from coopjax.report import dump, tables
-from coopjax.report.html import to_html
-from coopjax.report.profile import inspect
+from coopjax.report import tables
 
+SHELLS = ("bash", "zsh", "fish")
 _NUM_TOTALS = 6  # rows of a diff that are always shown
 _EXAMPLES = """examples:
   XLA_FLAGS="--xla_dump_to=dump --xla_dump_hlo_as_proto" python train.py    # write a dump of every program
@@ -28,15 +30,20 @@ _EXAMPLES = """examples:
   coopjax report before/ after/ -o report.html           # the same as pictures, in one file
   coopjax explain plan.json                              # each decision of a saved plan, with its bytes and cost
   coopjax check dump --module jit_step --budget 24GiB    # exit status 1 over the budget
+  coopjax plan train.py:loss --args make_args --budget 6GiB -o plan.json
+  coopjax frontier train.py:loss --args make_args -o frontier.svg
+  eval "$(coopjax completion bash)"                      # complete commands and options on the tab key; zsh and fish, too
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
   """Runs a command; the exit status is its result."""
-  options = _parser().parse_args(arguments)
+  parser = _parser()
+  _complete(parser)
+  options = parser.parse_args(arguments)
   try:
     return options.command(options)
-  except (CoopjaxError, OSError) as error:
+  except (CoopjaxError, OSError, ValueError) as error:
     print(f"coopjax: {error}", file=sys.stderr)
     return 2
 
@@ -66,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
   report = commands.add_parser("report", help="one HTML file that works offline", epilog=_EXAMPLES, formatter_class=raw)
   report.add_argument("--output", "-o", default="report.html", metavar="FILE", help="the file written (report.html)")
   report.add_argument("--budget", type=_size, help="of the temporaries, drawn as a line")
+  report.add_argument("--frontier", metavar="FILE", help="a file that coopjax frontier -o FILE.json wrote: drawn, too")
   report.add_argument("--plan", metavar="PLAN", help="a file that RematPlan.save wrote: its decisions are listed")
   report.set_defaults(command=_report)
   explain = commands.add_parser("explain", help="a saved plan: each decision, with its bytes and cost", epilog=_EXAMPLES,
@@ -74,6 +82,11 @@ def _parser() -> argparse.ArgumentParser:
   explain.add_argument("--top", type=_count, default=20, metavar="N", help="decisions shown (20)")
   explain.add_argument("--json", action="store_true", help="print JSON")
   explain.set_defaults(command=_explain)
+  planning_commands.add_parsers(commands)
+  completion = commands.add_parser("completion", help="print what makes a shell complete commands and options",
+                                   epilog=_EXAMPLES, formatter_class=raw)
+  completion.add_argument("shell", choices=SHELLS)
+  completion.set_defaults(command=_completion)
   form = "a dump directory, or a .hlo.pb, HLO text or -buffer-assignment.txt; gzipped too"
   for command in (look, check, report):
     command.add_argument("path", help=form)
@@ -88,8 +101,25 @@ def _parser() -> argparse.ArgumentParser:
   return parser
 
 
+def _complete(parser: argparse.ArgumentParser) -> None:
+  """Answers a shell that asks for completions, and exits; does nothing otherwise."""
+  if "_ARGCOMPLETE" in os.environ:
+    import argcomplete
+
+    argcomplete.autocomplete(parser)
+
+
+def _completion(options: argparse.Namespace) -> int:
+  try:
+    import argcomplete
+  except ImportError as error:
+    raise MissingPackageError("completion needs argcomplete: pip install 'coopjax[cli]'") from error
+  print(argcomplete.shellcode(["coopjax"], shell=options.shell))
+  return 0
+
+
 def _inspect(options: argparse.Namespace) -> int:
-  profile = inspect(options.path, options.module)
+  profile = _profile(options.path, options.module)
   if options.json:
     return _print_json(profile.to_dict())
   others = _other_modules(options, profile)
@@ -105,7 +135,7 @@ def _inspect(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-  profile = inspect(options.path, options.module)
+  profile = _profile(options.path, options.module)
   taken = profile.temp_bytes if options.temp else profile.total_bytes
   fits = taken <= options.budget
   if options.json:
@@ -135,11 +165,14 @@ def _diff(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-  before = inspect(options.path, options.module)
-  after = inspect(options.after, options.module) if options.after else None
+  from coopjax.report.html import to_html
+
+  before = _profile(options.path, options.module)
+  after = _profile(options.after, options.module) if options.after else None
   plan = RematPlan.load(options.plan) if options.plan else None
+  frontier = _frontier(pathlib.Path(options.frontier)) if options.frontier else None
   path = pathlib.Path(options.output)
-  path.write_text(to_html(before, after, plan=plan, budget_bytes=options.budget), encoding="utf-8")
+  path.write_text(to_html(before, after, plan=plan, frontier=frontier, budget_bytes=options.budget), encoding="utf-8")
   print(f"{path}: {tables.in_units(path.stat().st_size)}")
   return 0
 
@@ -150,14 +183,31 @@ def _explain(options: argparse.Namespace) -> int:
   return 0
 
 
+def _profile(path: str, module: str | None) -> MemoryProfile:
+  from coopjax.report.profile import inspect  # loads JAX: not for --help and completions
+
+  return inspect(path, module)
+
+
 def _profile_or_plan(path: str, module: str | None) -> MemoryProfile:
-  return inspect(RematPlan.load(path)) if path.endswith(".json") else inspect(path, module)
+  return RematPlan.load(path).measured if path.endswith(".json") else _profile(path, module)
+
+
+def _frontier(path: pathlib.Path) -> Any:
+  from coopjax.budget_frontier import Frontier
+
+  try:
+    return Frontier.from_dict(json.loads(path.read_text()))
+  except ValueError as error:
+    raise InvalidPlanError(f"{path}: {error}") from error
 
 
 def _other_modules(options: argparse.Namespace, profile: MemoryProfile) -> list[str]:
   """A line that names the other programs in a dump directory."""
   if not pathlib.Path(options.path).is_dir():
     return []
+  from coopjax.report import dump
+
   others = [file.name for file in dump.list_modules(options.path) if file.name != profile.name]
   if not others:
     return []
@@ -172,7 +222,7 @@ def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
   except ImportError:
     console = None
   if console is None or not sys.stdout.isatty():
-    print(tables.to_text(columns, rows))
+    print(display.text_table(columns, rows))
     return
   shown = table.Table(box=box.SIMPLE_HEAD)
   for column in columns:

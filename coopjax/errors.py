@@ -51,6 +51,14 @@ class MissingWheelError(CoopjaxError, ImportError):
   """A target whose compiler is not installed; the message names the extra that brings it."""
 
 
+class UserFunctionError(CoopjaxError):
+  """A function, or its arguments, that the command line was told to plan and that can't be had."""
+
+
+class MissingPackageError(CoopjaxError, ImportError):
+  """A package that only some features need and that is not installed; the message names it."""
+
+
 class CompileMemoryError(CoopjaxError):
   """A program that does not fit the memory of the device that it is compiled for.
 

@@ -9,6 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from coopjax import display
+from coopjax.budget import format_bytes
+
+_SHOWN = 20  # buffers in a notebook
+_HTML_COLUMNS = ("bytes", "kind", "type", "live", "line", "scope", "buffer")
 KINDS = ("parameter", "constant", "output", "residual", "temporary")
 _TRANSFORMED = re.compile(r"(?:jit|pjit|jvp|vjp|transpose|vmap|checkpoint|rematted_computation|shard_map)\((.*)\)$")
 _OWN_SCOPE = re.compile(r"coop(?:region)?\d+$")  # what `coopjax.remat` puts around an equation
@@ -65,14 +70,13 @@ class Buffer:
   @property
   def module_path(self) -> str:
     """The scopes that the user opened (in Flax, the modules' names) without JAX's own and the primitive's."""
-    return "/".join(_user_scopes(self.scope))
+    return "/".join(user_scopes(self.scope))
 
   @property
   def layer(self) -> str:
     """The module path down to its first numbered part, "encoder/block_3" for one; all of it where none is numbered."""
-    parts = _user_scopes(self.scope)
-    numbered = next((i for i, part in enumerate(parts) if re.search(r"\d", part)), len(parts) - 1)
-    return "/".join(parts[: numbered + 1])
+    parts = user_scopes(self.scope)
+    return "/".join(parts[: numbered_part(parts) + 1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +121,9 @@ class MemoryProfile:
     name: of the program.
     buffers: every value that has memory; filled by :func:`coopjax.inspect`.
     is_predicted: the bytes are this project's model of XLA's buffer assignment, because the input holds none.
+    modelled_s: seconds of one run, modelled: what the instructions take on the hardware compiled for, one after the
+      other; 0 where the program can't be read.
+    flops: floating-point operations of one run; 0 where the program can't be read.
 
   Example:
     >>> import jax, jax.numpy as jnp, coopjax
@@ -138,6 +145,8 @@ class MemoryProfile:
   name: str = ""
   buffers: tuple[Buffer, ...] = dataclasses.field(default=(), repr=False)
   is_predicted: bool = False
+  modelled_s: float = 0.0
+  flops: float = 0.0
 
   @property
   def resident_bytes(self) -> int:
@@ -214,6 +223,35 @@ class MemoryProfile:
             "total_bytes": self.total_bytes, "resident_bytes": self.resident_bytes,
             "fragmentation": self.fragmentation, "peak_step": self.peak_step}
 
+  def to_frame(self) -> Any:
+    """A row a buffer, as a ``pandas.DataFrame``."""
+    return display.frame([
+      {**vars(buffer), "dtype": buffer.dtype, "module_path": buffer.module_path, "layer": buffer.layer}
+      for buffer in self.buffers])
+
+  def plot(self, ax: Any = None) -> Any:
+    """Live bytes over the schedule, or the totals where they are not known. Returns matplotlib's axes."""
+    title = f"{self.name or 'program'}: {format_bytes(self.temp_bytes)} of temporaries"
+    if self.live_bytes:
+      return display.plot_live_bytes(ax, title, {f"peak {format_bytes(self.peak_live_bytes)}": self.live_bytes})
+    return display.plot_totals(ax, title, {
+      "arguments": self.argument_bytes, "outputs": self.output_bytes, "temporaries": self.temp_bytes,
+      "aliased": self.alias_bytes})
+
+  def _repr_html_(self) -> str:
+    headline = (
+      f"{self.name or 'program'}: {format_bytes(self.total_bytes)} in total{' (modelled)' if self.is_predicted else ''}\n"
+      f"arguments {format_bytes(self.argument_bytes)} + outputs {format_bytes(self.output_bytes)} + temporaries "
+      f"{format_bytes(self.temp_bytes)} - aliased {format_bytes(self.alias_bytes)}")
+    peak = self.at_peak()
+    rows = [_html_row(buffer) for buffer in peak[:_SHOWN]]
+    return display.html_table(headline, _HTML_COLUMNS if rows else (), rows, len(peak) - _SHOWN)
+
+
+def _html_row(buffer: Buffer) -> tuple[str, ...]:
+  live = f"{buffer.start}..{buffer.end - 1}" if buffer.start >= 0 else ""
+  return format_bytes(buffer.num_bytes), buffer.kind, buffer.type, live, buffer.source, buffer.module_path, buffer.name
+
 
 def totals_of(sizes: Any) -> dict[str, int]:
   """The totals of a profile, from a compiled program's memory analysis or what a buffer assignment says in its place."""
@@ -222,7 +260,12 @@ def totals_of(sizes: Any) -> dict[str, int]:
           "host_bytes": sizes.host_temp_size_in_bytes}
 
 
-def _user_scopes(scope: str) -> list[str]:
+def numbered_part(parts: Sequence[str]) -> int:
+  """Which of the parts of a module path is the first with a number in it, a layer's; the last where none is."""
+  return next((i for i, part in enumerate(parts) if re.search(r"\d", part)), len(parts) - 1)
+
+
+def user_scopes(scope: str) -> list[str]:
   """The parts of an ``op_name`` that a user wrote; the primitive at the end is left out."""
   return [piece for part in _split(scope)[:-1] for piece in _peeled(part)]
 

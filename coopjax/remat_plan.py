@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from coopjax import display
 from coopjax.budget import Budget, format_bytes
 from coopjax.errors import InvalidPlanError
 from coopjax.memory_profile import MemoryProfile
 
 FORMAT_VERSION = 2
+_SHOWN = 20  # decisions in a notebook
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,6 +179,32 @@ class RematPlan:
     if len(self.decisions) > top:
       lines.append(f"  ... and {len(self.decisions) - top} smaller ones")
     return "\n".join(lines)
+
+  def plot(self, ax: Any = None) -> Any:
+    """Live bytes over the schedule before and after, or the totals where they are not known, with the budget.
+
+    Returns matplotlib's axes.
+    """
+    title = f"{self.name}: budget {format_bytes(self.budget_bytes)}, compiled {format_bytes(self.measured.temp_bytes)}"
+    if self.baseline.live_bytes and self.measured.live_bytes:
+      curves = {"no remat": self.baseline.live_bytes, "planned": self.measured.live_bytes}
+      return display.plot_live_bytes(ax, title, curves, self.budget_bytes)
+    return display.plot_totals(ax, title, {
+      "no remat": self.baseline.temp_bytes, "planned": self.measured.temp_bytes, "budget": self.budget_bytes})
+
+  def to_frame(self) -> Any:
+    """A row a decision, as a ``pandas.DataFrame``."""
+    return display.frame([vars(decision) for decision in self.decisions])
+
+  def _repr_html_(self) -> str:
+    columns = ("decision", "bytes", "one recompute", "type", "line", "scope")
+    rows = [(each.decision + (f" {each.times}x" if each.times > 1 else ""), format_bytes(each.num_bytes),
+             f"{each.cost_s * 1e6:.1f} us", each.type, each.source, each.scope) for each in self.decisions[:_SHOWN]]
+    return display.html_table(self.explain(top=0), columns if rows else (), rows, len(self.decisions) - _SHOWN)
+
+  def to_dict(self) -> dict[str, Any]:
+    """What :meth:`to_json` writes, as a dictionary."""
+    return json.loads(self.to_json())
 
   def to_json(self) -> str:
     """The plan as JSON text, with its format version."""

@@ -72,7 +72,7 @@ class Trials:
     """As `Request.compile`."""
     compiled = self._request.compile(fn, avals)
     if fits(compiled, self._request.device):
-      profile = measure(compiled)
+      profile = measure(compiled, self._request.device)
       self._profiles[profile.temp_bytes] = profile
     return compiled
 

@@ -20,23 +20,38 @@ from coopjax.program import explain
 from coopjax.remat_plan import RegionPlan, RematPlan
 from coopjax.request import Request
 from coopjax.steps import Step
+from coopjax.unplanned import Unplanned
 from coopjax.xla import hook
-from coopjax.xla.compile import compile_scheduled, measure, module_of
+from coopjax.xla.compile import compile_scheduled, compile_trial, measure, module_of
 from coopjax.xla.program import read_step_program
+from coopjax.xla.targets import Target
 
 
-def plan_step(step: Step, request: Request) -> RematPlan:
+def unplanned_step(step: Step, target: Target | None) -> Unplanned:
+  """The step as it is, compiled; what `plan_step` needs, for any number of requests."""
+  return Unplanned(
+    lambda: compile_trial(step.program(marked(step, None)), (), target),
+    lambda mark: compile_scheduled(step.program(marked(step, mark)), (), target), target)
+
+
+def marked(step: Step, mark: str | None) -> tuple[Choice, ...]:
+  """All regions carry one mark, whose budget is the step's: the hook plans the very module that will run."""
+  return (Choice(mark),) * len(step.members)
+
+
+def plan_step(step: Step, request: Request, unplanned: Unplanned) -> RematPlan:
   """Plans a step for a budget: on all that it holds, or on its temporaries.
 
   Args:
     step: from `steps.find_step`.
     request: what is asked.
+    unplanned: from `unplanned_step`.
 
   Raises:
     BudgetInfeasibleError: no plan reaches the budget and the request says "error".
   """
   start = time.perf_counter()
-  planning = _Planning(step, request)
+  planning = _Planning(step, request, unplanned)
   if planning.holds:
     warnings.warn(
       f"the plan of {step.name} has no effect: it takes {format_bytes(planning.best.total_bytes)}, "
@@ -67,12 +82,12 @@ class _Planning:
     best: memory of the best plan so far.
   """
 
-  def __init__(self, step: Step, request: Request):
-    self._step, self._request = step, request
-    self._choices = (Choice(),) * len(step.members)
+  def __init__(self, step: Step, request: Request, unplanned: Unplanned):
+    self._step, self._request, self._unplanned = step, request, unplanned
+    self._choices = marked(step, None)
     self._outcome: hook.Outcome | None = None
     self._found: policy.PolicyPlan | None = None
-    self.baseline = self.best = measure(self._compile(self._choices))
+    self.baseline = self.best = unplanned.profile
     self.budget_bytes = request.budget.resolve(self.baseline.temp_bytes, self.baseline.resident_bytes)
 
   def search(self) -> None:
@@ -102,33 +117,27 @@ class _Planning:
   def _compile(self, choices: tuple[Choice, ...]) -> Any:
     return self._request.compile(self._step.program(choices), ())
 
-  def _marked(self, mark: str) -> tuple[Choice, ...]:
-    """All regions carry one mark, whose budget is the step's: the hook plans the very module that will run."""
-    return (Choice(mark),) * len(self._step.members)
-
   def _outcome_of(self, platform: str, request: hook.Request) -> hook.Outcome | None:
     """What the HLO engine makes of the step; None where the hook does not run or can't read the module."""
     hook.install(platform)
     try:
-      module = hook.capture(lambda mark: compile_scheduled(
-        self._step.program(self._marked(mark)), (), self._request.device))
-      return hook.plan_module(module, [request])
+      return hook.plan_module(self._unplanned.module, [request])
     except (RuntimeError, InvalidProgramError):
       if self._request.engine == "hlo" or platform == "cpu":
         raise
       return None
 
   def _try_hlo(self, mark: str, outcome: hook.Outcome) -> None:
-    measured = measure(self._compile(self._marked(mark)))
+    measured = measure(self._compile(marked(self._step, mark)), self._request.device)
     if measured.temp_bytes < self.best.temp_bytes:
-      self._choices, self.best, self._outcome, self._found = self._marked(mark), measured, outcome, None
+      self._choices, self.best, self._outcome, self._found = marked(self._step, mark), measured, outcome, None
 
   def _try_policy(self, mark: str | None) -> None:
     """Divides the budget between the regions; scans alone first where the HLO engine does the rest."""
     profiles: dict[Any, MemoryProfile] = {}
 
     def temp_bytes_of(shares: tuple[Share, ...]) -> int:
-      profiles[shares] = measure(self._compile(_choices(shares, mark)))
+      profiles[shares] = measure(self._compile(_choices(shares, mark)), self._request.device)
       return profiles[shares].temp_bytes
 
     for only_scans in (True, False) if mark else (False,):

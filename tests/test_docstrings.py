@@ -6,7 +6,8 @@ import importlib
 import pytest
 
 
-@pytest.mark.parametrize("name", ["coopjax.api", "coopjax.budget", "coopjax.jaxpr.program", "coopjax.xla.targets"])
+@pytest.mark.parametrize("name", [
+  "coopjax.api", "coopjax.budget", "coopjax.budget_frontier", "coopjax.jaxpr.program", "coopjax.xla.targets"])
 def test_examples(name):
   found = doctest.testmod(importlib.import_module(name))
   assert found.attempted and not found.failed

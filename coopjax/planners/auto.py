@@ -1,6 +1,7 @@
 """Several planners on several orders, then improvement until a lower bound, the limit or lack of progress ends it."""
 
 import dataclasses
+import logging
 import time
 from collections.abc import Callable, Iterator
 
@@ -16,11 +17,29 @@ from coopjax.planners.segments import SegmentPlanner
 from coopjax.program.step_program import StepProgram
 from coopjax.program.validate import validate
 
+_log = logging.getLogger("coopjax.planners")
 _POLISHING = 1e-3  # FastSA's first temperature, over the objective: one op of a thousand
 _FLIPS_PER_OP = 800
 _FAR_BEHIND = 1.25  # a screened plan that costs so much more than the best won't win
 _WORST_START = 1.2  # over the smallest peak of all orders: what is not worth starting from
 _NEAR_SMALLEST = 1.01  # peaks that count as the smallest where the budget can't be reached
+
+
+@dataclasses.dataclass(frozen=True)
+class Incumbent:
+  """The best plan so far, as the log of this module tells it at level DEBUG.
+
+  Attributes:
+    overhead: its recompute cost over the program's own cost.
+    least_overhead: what no plan goes below.
+  """
+
+  overhead: float
+  least_overhead: float
+
+  def __str__(self) -> str:
+    return (f"incumbent {self.overhead:+.2%}, bound {self.least_overhead:+.2%}, "
+            f"gap {max(self.overhead - self.least_overhead, 0.0):.2%}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,7 +212,7 @@ class _Search:
     result = planner.plan(self.program, self.budget_bytes, time_limit_s=time_left_s, order=start)
     if order is not None:
       result = dataclasses.replace(result, order=order)
-    self.results.append(result)
+    self._keep(result)
     return result
 
   def improve(self, improver: Callable[..., dict], result: PlannerResult, max_work: int) -> None:
@@ -203,8 +222,15 @@ class _Search:
       self.program.core, result.schedule, self.budget_bytes, max_work=max_work, stop_at_cost_s=self.bound_s,
       time_limit_s=max(self.deadline - start, 0.0))
     seconds = time.perf_counter() - start
-    self.results.append(PlannerResult.of(
+    self._keep(PlannerResult.of(
       self.program, found.pop("schedule"), "auto", self.budget_bytes, seconds, result.order, **found))
+
+  def _keep(self, result: PlannerResult) -> None:
+    """Notes a result, and tells whoever listens what the best is now."""
+    self.results.append(result)
+    if self.best is result and result.is_feasible and _log.isEnabledFor(logging.DEBUG):
+      share = 1 / self.total_s if self.total_s > 0 else 0.0
+      _log.debug("%s", Incumbent(result.recompute_cost_s * share, self.bound_s * share))
 
   def rebudgeted(self, result: PlannerResult) -> PlannerResult:
     """``result`` judged by this search's budget whatever budget it was made for."""

@@ -7,6 +7,7 @@ import json
 import math
 from typing import Any
 
+from coopjax.budget_frontier import Frontier
 from coopjax.memory_profile import MemoryProfile
 from coopjax.remat_plan import RematPlan
 
@@ -16,13 +17,14 @@ _MAX_DECISIONS = 500
 
 
 def to_html(profile: MemoryProfile, after: MemoryProfile | None = None, *, plan: RematPlan | None = None,
-            budget_bytes: int | None = None) -> str:
+            frontier: Frontier | None = None, budget_bytes: int | None = None) -> str:
   """The report of one program, or of one before and after a change.
 
   Args:
     profile: from :func:`coopjax.inspect`, with its buffers.
     after: a second profile, shown by a toggle.
     plan: whose decisions are listed.
+    frontier: drawn and listed.
     budget_bytes: of temporaries, drawn as a line; the plan's by default.
 
   Returns:
@@ -36,6 +38,8 @@ def to_html(profile: MemoryProfile, after: MemoryProfile | None = None, *, plan:
   if plan is not None:
     data["plan"] = {"headline": plan.explain(top=0), "decisions": [
       dataclasses.asdict(decision) for decision in plan.decisions[:_MAX_DECISIONS]]}
+  if frontier is not None:
+    data["frontier"] = frontier.to_dict()
   template = importlib.resources.files("coopjax.report").joinpath("report.html").read_text(encoding="utf-8")
   text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
   return template.replace("__TITLE__", html.escape(profile.name)).replace("__DATA__", text)

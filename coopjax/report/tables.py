@@ -1,6 +1,6 @@
 """Memory profiles as rows of text: what the command line, notebooks and explanations show."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from coopjax.budget import format_bytes
 from coopjax.memory_profile import Buffer, MemoryProfile
@@ -78,13 +78,6 @@ def diff_rows(before: MemoryProfile, after: MemoryProfile, by: str, units: str =
   changed = [key for key in {**old, **new} if old.get(key, 0) != new.get(key, 0)]
   changed.sort(key=lambda key: (-abs(new.get(key, 0) - old.get(key, 0)), key))
   return totals + [row(old.get(key, 0), new.get(key, 0), key) for key in changed]
-
-
-def to_text(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-  """A table with aligned columns; the last one is not padded."""
-  widths = [max(len(row[i]) for row in (columns, *rows)) for i in range(len(columns))]
-  line = lambda row: "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip()
-  return "\n".join(line(row) for row in (columns, *rows))
 
 
 def _share(num_bytes: int, profile: MemoryProfile) -> str:

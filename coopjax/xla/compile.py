@@ -100,18 +100,24 @@ def module_of(compiled: jax.stages.Compiled | OversizedProgram) -> bytes:
   return compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
 
 
-def measure(compiled: jax.stages.Compiled | OversizedProgram) -> MemoryProfile:
+def measure(compiled: jax.stages.Compiled | OversizedProgram, target: Target | None = None) -> MemoryProfile:
   """Memory of a compiled program: sizes from the compiler's memory analysis, live bytes along its schedule.
 
   Live bytes are left out where our reading of the module does not arrive at the compiler's temporaries (on TPU: memory
   spaces, asynchronous copies).
+
+  Args:
+    compiled: the program.
+    target: what it is compiled for, None for the default backend: whose speeds its modelled seconds assume.
   """
   sizes = MemoryProfile(**totals_of(compiled.memory_analysis()))
   try:
     module = parse_module(module_of(compiled))
-    predicted, (program, _) = predict_memory(module), read_step_program(module)
+    predicted = predict_memory(module)
+    program, _ = read_step_program(module, (target or targets.running()).roofline)
   except InvalidProgramError:
     return sizes
+  sizes = dataclasses.replace(sizes, modelled_s=float(program.op_cost_s.sum()), flops=float(program.op_flops.sum()))
   if abs(predicted.temp_bytes - sizes.temp_bytes) > _CLOSE * sizes.temp_bytes:
     return sizes
   live_bytes = tuple(liveness.live_bytes(program, program.schedule).tolist())

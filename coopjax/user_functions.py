@@ -1,0 +1,111 @@
+"""Functions in a user's files, and the shapes to call them with: what the command line plans.
+
+A shapes file is JSON: the positional arguments as a list, or an object with ``args`` and ``kwargs``. Arrays are text,
+dtype and shape as reports print them; objects and lists are pytrees of them; numbers, booleans and null are passed on.
+
+  {"args": [{"embed": "f32[512,64]", "blocks": ["bf16[64,64]", "bf16[64,64]"]}, "s32[8,128]"], "kwargs": {"scale": 0.5}}
+"""
+
+import importlib
+import importlib.util
+import json
+import pathlib
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from coopjax.errors import UserFunctionError
+
+_ARRAY = re.compile(r"\s*(\w+)\s*\[([\d,\s]*)\]\s*")
+_SHORT = {"pred": "bool", "bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64", "c64": "complex64",
+          "c128": "complex128", **{f"s{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
+          **{f"u{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)}}
+
+
+def load_function(name: str) -> Callable:
+  """The function that ``path/to/module.py:function`` or ``package.module:function`` names.
+
+  Raises:
+    coopjax.UserFunctionError: no such file or function, or the module can't be imported.
+  """
+  where, colon, attribute = name.rpartition(":")
+  if not colon or not where or not attribute:
+    raise UserFunctionError(f"{name!r} names no function: expected path/to/module.py:function or package.module:function")
+  module = _module(where)
+  function = module
+  for part in attribute.split("."):
+    function = getattr(function, part, None)
+  if not callable(function):
+    known = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
+    raise UserFunctionError(f"{where} has no function {attribute!r}; it has {', '.join(known[:12]) or 'none'}")
+  return function
+
+
+def load_arguments(function: str, shapes: str | None, maker: str | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+  """``(args, kwargs)`` for a function: from a shapes file, or from a function that returns them.
+
+  Args:
+    function: as for `load_function`; where `maker` names no file, it stands beside it.
+    shapes: path of a shapes file.
+    maker: a function without arguments that returns the positional arguments as a tuple or list (arrays or
+      ``jax.ShapeDtypeStruct``), or a single one.
+
+  Raises:
+    coopjax.UserFunctionError: they can't be had.
+  """
+  if shapes is not None:
+    return _read_shapes(pathlib.Path(shapes))
+  name = maker if ":" in maker else f"{function.rpartition(':')[0]}:{maker}"
+  try:
+    made = load_function(name)()
+  except UserFunctionError:
+    raise
+  except Exception as error:
+    raise UserFunctionError(f"{name} failed: {type(error).__name__}: {error}") from error
+  return (tuple(made) if isinstance(made, (tuple, list)) else (made,)), {}
+
+
+def _module(where: str) -> Any:
+  path = pathlib.Path(where)
+  if path.suffix == ".py" and not path.is_file():
+    raise UserFunctionError(f"{where} does not exist")
+  try:
+    if path.suffix != ".py":
+      return importlib.import_module(where)
+    sys.path.insert(0, str(path.resolve().parent))  # as when Python runs the file
+    if path.stem not in sys.modules:
+      spec = importlib.util.spec_from_file_location(path.stem, path)
+      sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+      spec.loader.exec_module(sys.modules[path.stem])
+    return sys.modules[path.stem]
+  except Exception as error:
+    raise UserFunctionError(f"{where} can't be imported: {type(error).__name__}: {error}") from error
+
+
+def _read_shapes(path: pathlib.Path) -> tuple[tuple[Any, ...], dict[str, Any]]:
+  try:
+    fields = json.loads(path.read_text())
+  except ValueError as error:
+    raise UserFunctionError(f"{path} is not JSON: {error}") from error
+  if isinstance(fields, list):
+    fields = {"args": fields}
+  if not isinstance(fields, dict) or not set(fields) <= {"args", "kwargs"}:
+    raise UserFunctionError(f"{path}: expected a list of arguments, or an object with args and kwargs and nothing else")
+  parse = lambda value: jax.tree.map(lambda leaf: _leaf(leaf, path), value)
+  return tuple(map(parse, fields.get("args", []))), {key: parse(value) for key, value in fields.get("kwargs", {}).items()}
+
+
+def _leaf(value: Any, path: pathlib.Path) -> Any:
+  if not isinstance(value, str):
+    return value
+  match = _ARRAY.fullmatch(value)
+  try:
+    dtype = jnp.dtype(_SHORT.get(match[1], match[1]))
+    shape = tuple(int(size) for size in match[2].split(",") if size.strip())
+  except TypeError as error:
+    raise UserFunctionError(f"{path}: {value!r} is no array: expected dtype and shape, 'f32[8,128]' for one") from error
+  return jax.ShapeDtypeStruct(shape, dtype)
