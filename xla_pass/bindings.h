@@ -20,6 +20,7 @@ void BindAnneal(nb::module_& m);     // FastSA
 void BindPacking(nb::module_& m);    // offsets
 void BindHlo(nb::module_& m);        // HLO modules: read, rewrite, verify, predict
 void BindInspect(nb::module_& m);    // HLO modules: what people want to see of them
+void BindRecomputeOrder(nb::module_& m);   // HLO modules: the pass as a whole
 
 template <typename T>
 using Array = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;

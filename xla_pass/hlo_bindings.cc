@@ -11,6 +11,7 @@
 
 #include "bindings.h"
 #include "buffer_assignment.h"
+#include "hlo_fields.h"
 #include "hlo_heap.h"
 #include "hlo_program.h"
 #include "parsed_module.h"
@@ -19,6 +20,42 @@
 #include "verify.h"
 
 namespace coopjax::python {
+
+nb::dict HeapFields(const HeapResult& heap) {
+  std::vector<int64_t> instruction_ids, bytes, offsets;
+  std::vector<int32_t> allocations, starts, ends;
+  std::vector<uint8_t> kinds;
+  nb::list shape_indices;
+  for (const HeapBuffer& buffer : heap.buffers) {
+    instruction_ids.push_back(buffer.instruction_id);
+    bytes.push_back(buffer.bytes);
+    offsets.push_back(buffer.offset);
+    allocations.push_back(buffer.allocation);
+    kinds.push_back(static_cast<uint8_t>(buffer.kind));
+    starts.push_back(buffer.start);
+    ends.push_back(buffer.end);
+    nb::list index;
+    for (const int64_t element : buffer.shape_index) index.append(element);
+    shape_indices.append(nb::tuple(index));
+  }
+  nb::dict fields;
+  fields["temp_bytes"] = heap.temp_bytes;
+  fields["argument_bytes"] = heap.argument_bytes;
+  fields["output_bytes"] = heap.output_bytes;
+  fields["alias_bytes"] = heap.alias_bytes;
+  fields["heap_bytes"] = heap.heap_bytes;
+  fields["peak_live_bytes"] = heap.peak_live_bytes;
+  fields["buffer_instruction_ids"] = ToNumpy(instruction_ids);
+  fields["buffer_shape_indices"] = nb::tuple(shape_indices);
+  fields["buffer_bytes"] = ToNumpy(bytes);
+  fields["buffer_offsets"] = ToNumpy(offsets);
+  fields["buffer_allocations"] = ToNumpy(allocations);
+  fields["buffer_kinds"] = ToNumpy(kinds);
+  fields["buffer_starts"] = ToNumpy(starts);
+  fields["buffer_ends"] = ToNumpy(ends);
+  return fields;
+}
+
 namespace {
 
 using namespace nb::literals;
@@ -77,41 +114,6 @@ nb::dict ToDict(const coopjax::HloProgram& hlo) {
   return fields;
 }
 
-nb::dict ToDict(const coopjax::HeapResult& heap) {
-  std::vector<int64_t> instruction_ids, bytes, offsets;
-  std::vector<int32_t> allocations, starts, ends;
-  std::vector<uint8_t> kinds;
-  nb::list shape_indices;
-  for (const coopjax::HeapBuffer& buffer : heap.buffers) {
-    instruction_ids.push_back(buffer.instruction_id);
-    bytes.push_back(buffer.bytes);
-    offsets.push_back(buffer.offset);
-    allocations.push_back(buffer.allocation);
-    kinds.push_back(static_cast<uint8_t>(buffer.kind));
-    starts.push_back(buffer.start);
-    ends.push_back(buffer.end);
-    nb::list index;
-    for (const int64_t element : buffer.shape_index) index.append(element);
-    shape_indices.append(nb::tuple(index));
-  }
-  nb::dict fields;
-  fields["temp_bytes"] = heap.temp_bytes;
-  fields["argument_bytes"] = heap.argument_bytes;
-  fields["output_bytes"] = heap.output_bytes;
-  fields["alias_bytes"] = heap.alias_bytes;
-  fields["heap_bytes"] = heap.heap_bytes;
-  fields["peak_live_bytes"] = heap.peak_live_bytes;
-  fields["buffer_instruction_ids"] = ToNumpy(instruction_ids);
-  fields["buffer_shape_indices"] = nb::tuple(shape_indices);
-  fields["buffer_bytes"] = ToNumpy(bytes);
-  fields["buffer_offsets"] = ToNumpy(offsets);
-  fields["buffer_allocations"] = ToNumpy(allocations);
-  fields["buffer_kinds"] = ToNumpy(kinds);
-  fields["buffer_starts"] = ToNumpy(starts);
-  fields["buffer_ends"] = ToNumpy(ends);
-  return fields;
-}
-
 nb::dict ToDict(const coopjax::BufferAssignment& assignment) {
   nb::list buffers, allocations;
   for (const coopjax::LogicalBuffer& buffer : assignment.logical_buffers) {
@@ -162,7 +164,7 @@ void BindHloProgram(nb::module_& m) {
   }, "Ids of the computations that a loop, a conditional or a call runs; none for other instructions.");
   m.def("predict_memory", [](const ParsedModule& parsed) {
     const coopjax::HloAnalysis& analysis = parsed.Analysis();
-    return ToDict(coopjax::AssignBuffers(*analysis.alias, analysis.ranges));
+    return HeapFields(coopjax::AssignBuffers(*analysis.alias, analysis.ranges));
   }, "What XLA:CPU's buffer assignment will do with a scheduled module; see hlo_heap.h.");
   m.def("module_cost", [](const ParsedModule& parsed, bool count_iterations) {
     const auto cost = coopjax::CostModel(parsed.Analysis().graph, count_iterations).ComputationCost(parsed.module->entry);

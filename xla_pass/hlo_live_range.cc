@@ -8,7 +8,8 @@ namespace {
 
 class Calculator {
  public:
-  explicit Calculator(const HloAlias& alias) : alias_(alias), graph_(alias.graph()), dataflow_(alias.dataflow()) {
+  Calculator(const HloAlias& alias, std::span<const int32_t> entry_sequence)
+      : alias_(alias), graph_(alias.graph()), dataflow_(alias.dataflow()), entry_sequence_(entry_sequence) {
     result_.of_value.resize(dataflow_.num_values());
     result_.time.assign(graph_.num_instructions(), -1);
     result_.span.resize(graph_.module().computations.size());
@@ -22,6 +23,9 @@ class Calculator {
   }
 
  private:
+  std::span<const int32_t> Sequence(int32_t computation) const {
+    return computation == graph_.module().entry ? entry_sequence_ : graph_.sequence(computation);
+  }
   void Flatten(int32_t computation);
   void SetRange(int32_t value);
   int32_t DefinitionEnd(int32_t instruction) const;
@@ -31,14 +35,15 @@ class Calculator {
   const HloAlias& alias_;
   const HloGraph& graph_;
   const HloDataflow& dataflow_;
+  const std::span<const int32_t> entry_sequence_;
   HloLiveRanges result_;
 };
 
 void Calculator::Flatten(int32_t computation) {
   HloLiveRanges::Span& span = result_.span[computation];
-  if (span.start >= 0 || graph_.sequence(computation).empty()) return;
+  if (span.start >= 0 || Sequence(computation).empty()) return;
   span.start = result_.end_time();
-  for (const int32_t i : graph_.sequence(computation)) {
+  for (const int32_t i : Sequence(computation)) {
     const auto called = graph_.called(i);
     if (graph_.op(i) == Op::kWhile) {
       Flatten(called[1]);
@@ -123,6 +128,12 @@ void Calculator::SeparateAliases() {
 
 }  // namespace
 
-HloLiveRanges ComputeHloLiveRanges(const HloAlias& alias) { return Calculator(alias).Run(); }
+HloLiveRanges ComputeHloLiveRanges(const HloAlias& alias) {
+  return ComputeHloLiveRanges(alias, alias.graph().sequence(alias.graph().module().entry));
+}
+
+HloLiveRanges ComputeHloLiveRanges(const HloAlias& alias, std::span<const int32_t> entry_sequence) {
+  return Calculator(alias, entry_sequence).Run();
+}
 
 }  // namespace coopjax

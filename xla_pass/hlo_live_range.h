@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "hlo_alias.h"
@@ -34,5 +35,7 @@ struct HloLiveRanges {
 };
 
 HloLiveRanges ComputeHloLiveRanges(const HloAlias& alias);
+// The same were the entry computation scheduled in another order of the same instructions.
+HloLiveRanges ComputeHloLiveRanges(const HloAlias& alias, std::span<const int32_t> entry_sequence);
 
 }  // namespace coopjax

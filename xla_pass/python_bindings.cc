@@ -14,4 +14,5 @@ NB_MODULE(_core, m) {
   coopjax::python::BindPacking(m);
   coopjax::python::BindHlo(m);
   coopjax::python::BindInspect(m);
+  coopjax::python::BindRecomputeOrder(m);
 }

@@ -66,6 +66,7 @@ class Rewriter {
   std::string Run(const std::vector<int64_t>& op_instruction_ids, const Schedule& schedule);
   std::string Emit();
   int32_t num_clones() const { return num_clones_; }
+  const std::vector<int64_t>& sequence() const { return sequence_; }
 
  private:
   std::string MapOps(const std::vector<int64_t>& op_instruction_ids, const Schedule& schedule);
@@ -352,6 +353,13 @@ TransformResult ApplySchedule(const HloModule& module, const std::vector<int64_t
   result.bytes = rewriter.Emit();
   result.num_clones = rewriter.num_clones();
   return result;
+}
+
+std::vector<int64_t> EntrySequence(const HloModule& module, const std::vector<int64_t>& op_instruction_ids,
+                                   const Schedule& order) {
+  EntryRewriter rewriter(module);
+  if (!rewriter.Run(op_instruction_ids, order).empty()) return {};
+  return rewriter.sequence();
 }
 
 }  // namespace coopjax

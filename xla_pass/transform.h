@@ -39,4 +39,9 @@ struct TransformResult {
 TransformResult ApplySchedule(const HloModule& module, const std::vector<int64_t>& op_instruction_ids,
                               const Schedule& schedule, int32_t computation = kEntryComputation);
 
+// The ids of the entry's instructions in the order that ApplySchedule gives them, for a schedule without repeats;
+// empty where it can't be carried out.
+std::vector<int64_t> EntrySequence(const HloModule& module, const std::vector<int64_t>& op_instruction_ids,
+                                   const Schedule& order);
+
 }  // namespace coopjax

@@ -1,0 +1,146 @@
+#include "recompute_order_pass.h"
+
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "liveness.h"
+#include "testing.h"
+#include "testing_hlo_proto.h"
+#include "verify.h"
+
+namespace coopjax {
+namespace {
+
+using testing::F32;
+using testing::HloProtoBuilder;
+
+constexpr int64_t kKib = 1024;
+constexpr Roofline kRoofline = {.flops_per_s = 1e9, .transcendentals_per_s = 1e9, .bytes_per_s = 1e9,
+                                .op_overhead_s = 1e-6};
+
+struct Module {
+  std::unique_ptr<HloModule> module;
+  std::unique_ptr<const HloAnalysis> analysis;
+};
+
+Module Analyzed(std::string bytes) {
+  std::string error;
+  Module result;
+  result.module = ParseHloModule(std::move(bytes), &error);
+  EXPECT_EQ(error, "");
+  result.analysis = AnalyzeHlo(*result.module, &error);
+  EXPECT_EQ(error, "");
+  return result;
+}
+
+// Four branches p -> broadcast (4 KiB) -> reduce-like slice (64 bytes), all broadcasts first; the sum of the slices is
+// the output. As it came: 4 x 4 KiB; branch by branch one broadcast and slices of 64 bytes.
+std::string Branches() {
+  HloProtoBuilder builder;
+  builder.Begin("main");
+  const int64_t p = builder.Parameter(0, F32({16}));
+  std::vector<int64_t> wide, narrow;
+  for (int i = 0; i < 4; ++i) wide.push_back(builder.Add("broadcast", F32({64, 16}), {p}));
+  for (int i = 0; i < 4; ++i) narrow.push_back(builder.Add("slice", F32({16}), {wide[i]}));
+  int64_t sum = narrow[0];
+  for (int i = 1; i < 4; ++i) sum = builder.Add("add", F32({16}), {sum, narrow[i]});
+  return builder.Build();
+}
+
+// p -> w1 -> ... -> w4, 4 KiB each, each read once more on the way back: no order helps, recomputing does. As it came
+// w1 to w4 are there at once with what is made of them: 4 x 4 KiB and one more.
+std::string ForwardBackward() {
+  HloProtoBuilder builder;
+  builder.Begin("main");
+  int64_t last = builder.Parameter(0, F32({64, 16}));
+  std::vector<int64_t> kept;
+  for (int i = 0; i < 6; ++i) kept.push_back(last = builder.Add("slice", F32({64, 16}), {last}));
+  for (int i = 5; i >= 0; --i) last = builder.Add("concatenate", F32({64, 16}), {last, kept[i]});
+  builder.Add("slice", F32({16}), {last});
+  return builder.Build();
+}
+
+RecomputeOrderResult Planned(const std::string& bytes, RecomputeOrderChanges changes,
+                             std::optional<int64_t> budget_bytes) {
+  const Module before = Analyzed(bytes);
+  RecomputeOrderResult result = RecomputeOrder(
+      *before.analysis, {.changes = changes, .budget_bytes = budget_bytes, .roofline = kRoofline});
+  EXPECT_EQ(result.error, "");
+  EXPECT_EQ(result.bytes.empty(), !result.reason.empty());
+  EXPECT_EQ(CheckSchedule(result.hlo.program, result.schedule), "");
+  EXPECT_TRUE(result.after.temp_bytes <= result.before.temp_bytes);
+  if (!result.bytes.empty()) {
+    const Module after = Analyzed(result.bytes);
+    EXPECT_EQ(VerifyTransform(*before.module, *after.module), "");
+    EXPECT_EQ(AssignBuffers(*after.analysis->alias, after.analysis->ranges).temp_bytes, result.after.temp_bytes);
+  }
+  return result;
+}
+
+bool HasRepeats(const RecomputeOrderResult& result) {
+  return std::ssize(result.schedule) > result.hlo.program.num_ops();
+}
+
+TEST(order_alone) {
+  const RecomputeOrderResult result = Planned(Branches(), RecomputeOrderChanges::kOrder, std::nullopt);
+  EXPECT_EQ(result.before.temp_bytes, 4 * 4 * kKib);
+  EXPECT_TRUE(result.after.temp_bytes <= 4 * kKib + 4 * 64);
+  EXPECT_TRUE(!HasRepeats(result));
+  EXPECT_EQ(result.orders.front().judged_bytes, result.after.temp_bytes);
+}
+
+TEST(an_order_is_enough_for_a_budget_that_it_holds) {
+  const int64_t smallest = Planned(Branches(), RecomputeOrderChanges::kOrder, std::nullopt).after.temp_bytes;
+  const RecomputeOrderResult held = Planned(Branches(), RecomputeOrderChanges::kBoth, smallest);
+  EXPECT_TRUE(!HasRepeats(held) && held.rounds.empty());
+  EXPECT_EQ(held.after.temp_bytes, smallest);
+  EXPECT_TRUE(!Planned(Branches(), RecomputeOrderChanges::kBoth, smallest - 1).rounds.empty());
+}
+
+TEST(what_fits_stays_as_it_came) {
+  const RecomputeOrderResult result = Planned(Branches(), RecomputeOrderChanges::kBoth, 16 * kKib);
+  EXPECT_TRUE(result.bytes.empty());
+  EXPECT_TRUE(result.reason.find("fit") != std::string::npos);
+  EXPECT_TRUE(result.schedule == result.hlo.program.schedule);
+}
+
+TEST(clones_alone_keep_the_order) {
+  const RecomputeOrderResult whole = Planned(ForwardBackward(), RecomputeOrderChanges::kClones, std::nullopt);
+  EXPECT_TRUE(whole.bytes.empty());
+  const int64_t budget_bytes = whole.before.temp_bytes - 4 * kKib;
+  EXPECT_TRUE(Planned(ForwardBackward(), RecomputeOrderChanges::kOrder, budget_bytes).after.temp_bytes > budget_bytes);
+  for (const auto changes : {RecomputeOrderChanges::kClones, RecomputeOrderChanges::kBoth}) {
+    const RecomputeOrderResult result = Planned(ForwardBackward(), changes, budget_bytes);
+    EXPECT_TRUE(result.after.temp_bytes <= budget_bytes);
+    EXPECT_TRUE(HasRepeats(result));
+    EXPECT_TRUE(result.recompute_cost_s > 0);
+    if (changes == RecomputeOrderChanges::kBoth) continue;
+    std::vector<uint8_t> seen(result.hlo.program.num_ops(), 0);
+    Schedule firsts;
+    for (const OpId op : result.schedule) {
+      if (!std::exchange(seen[op], 1)) firsts.push_back(op);
+    }
+    EXPECT_TRUE(firsts == result.hlo.program.schedule);
+  }
+}
+
+TEST(any_planner_will_do_and_none_is_trusted) {
+  const Module module = Analyzed(ForwardBackward());
+  RecomputeOrderOptions options = {.budget_bytes = 8 * kKib, .roofline = kRoofline};
+  int32_t num_calls = 0;
+  options.planner = [&](const StepProgram&, std::span<const OpId> order, int64_t, double) {
+    ++num_calls;
+    return Schedule(order.rbegin(), order.rend());   // no schedule of this program
+  };
+  const RecomputeOrderResult result = RecomputeOrder(*module.analysis, options);
+  EXPECT_TRUE(num_calls > 0);
+  EXPECT_TRUE(result.bytes.empty());
+  EXPECT_TRUE(result.reason.find("no valid schedule") != std::string::npos);
+}
+
+}  // namespace
+}  // namespace coopjax
