@@ -357,7 +357,7 @@ TransformResult ApplySchedule(const HloModule& module, const std::vector<int64_t
 
 std::vector<int64_t> EntrySequence(const HloModule& module, const std::vector<int64_t>& op_instruction_ids,
                                    const Schedule& order) {
-  EntryRewriter rewriter(module);
+  Rewriter rewriter(module, module.entry);
   if (!rewriter.Run(op_instruction_ids, order).empty()) return {};
   return rewriter.sequence();
 }
