@@ -2,6 +2,7 @@
 # make test    the whole suite, C++ and Python
 # make cc-test the C++ unit tests alone
 # make test-targets  the tests that compile for TPUs and GPUs, which need not be there; fetches 400 MB of compilers
+# make test-browser  the report in headless Chromium; installs one from Debian if there is none
 # make native-test  what links to XLA itself; fetches a TensorFlow wheel (270 MB) for its headers and libraries
 # make bench   the measured table of the README: memory against time
 # make bench-planners  planners beside each other; TABLES="fastsa exact" for some of the tables
@@ -32,8 +33,12 @@ $(INSTALLED): $(BUILD_INPUTS)
 demo: $(INSTALLED)
 	$(VENV)/bin/python examples/train_gpt.py
 
+test-browser: $(INSTALLED)
+	.ci/install-browser
+	$(VENV)/bin/python -m pytest -m browser
+
 test: $(INSTALLED) cc-test
-	$(VENV)/bin/python -m pytest -n $(JOBS) -m "not targets and not native"
+	$(VENV)/bin/python -m pytest -n $(JOBS) -m "not browser and not targets and not native"
 
 test-targets: $(INSTALLED)
 	.ci/install-targets '$(VENV)'
@@ -61,4 +66,4 @@ clean:
 	rm -rf .venv .venv-* build out .pytest_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help demo test test-targets cc-test native-test bench bench-planners clean
+.PHONY: help demo test test-browser test-targets cc-test native-test bench bench-planners clean

@@ -267,7 +267,8 @@ def numbered_part(parts: Sequence[str]) -> int:
 
 def user_scopes(scope: str) -> list[str]:
   """The parts of an ``op_name`` that a user wrote; the primitive at the end is left out."""
-  return [piece for part in _split(scope)[:-1] for piece in _peeled(part)]
+  first = scope.partition(";")[0]  # XLA joins the names of what it merged
+  return [piece for part in _split(first)[:-1] for piece in _peeled(part)]
 
 
 def _peeled(part: str) -> list[str]:

@@ -146,8 +146,8 @@ class RematPlan:
 
     return api.remat(fn, plan=self)
 
-  def explain(self, top: int = 20) -> str:
-    """The plan as text: the headline, then the ``top`` largest decisions with their source lines."""
+  def headline(self) -> str:
+    """The plan as text without its decisions: bytes, cost, bounds, regions and rounds."""
     lines = [
       f"{self.name}{' on each device of ' + self.mesh if self.mesh else ''}: "
       f"{format_bytes(self.baseline.temp_bytes)} of temporaries without remat, budget "
@@ -169,7 +169,11 @@ class RematPlan:
     lines += [
       f"  region {region.name}, {region.num_runs} a step: keeps {format_bytes(region.saved_bytes)}{together}, recomputes "
       f"{region.recompute_flops:.3g} FLOPs" for region in self.regions]
-    lines += [f"  {line}" for line in self.rounds]
+    return "\n".join([*lines, *(f"  {line}" for line in self.rounds)])
+
+  def explain(self, top: int = 20) -> str:
+    """The plan as text: the headline, then the ``top`` largest decisions with their source lines."""
+    lines = [self.headline()]
     for decision in self.decisions[:top]:
       times = f" {decision.times}x" if decision.times > 1 else ""
       lines.append(
@@ -200,7 +204,7 @@ class RematPlan:
     columns = ("decision", "bytes", "one recompute", "type", "line", "scope")
     rows = [(each.decision + (f" {each.times}x" if each.times > 1 else ""), format_bytes(each.num_bytes),
              f"{each.cost_s * 1e6:.1f} us", each.type, each.source, each.scope) for each in self.decisions[:_SHOWN]]
-    return display.html_table(self.explain(top=0), columns if rows else (), rows, len(self.decisions) - _SHOWN)
+    return display.html_table(self.headline(), columns if rows else (), rows, len(self.decisions) - _SHOWN)
 
   def to_dict(self) -> dict[str, Any]:
     """What :meth:`to_json` writes, as a dictionary."""

@@ -158,6 +158,7 @@ def test_scopes_lose_what_jax_puts_around_them():
   assert buffer.module_path == "ResNet/Block_3/Conv_0" and buffer.layer == "ResNet/Block_3"
   assert Buffer("fusion", "f32[8]", 32, scope="jit(loss)/jvp(a/b)/tanh").module_path == "a/b"
   assert Buffer("copy", "f32[8]", 32).module_path == ""
+  assert Buffer("copy", "f32[8]", 32, scope="jit(loss)/a/transpose;jit(loss)/b/add").module_path == "a"
 
 
 @pytest.mark.parametrize("scan", [False, True])

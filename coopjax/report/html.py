@@ -36,13 +36,14 @@ def to_html(profile: MemoryProfile, after: MemoryProfile | None = None, *, plan:
     "budget_bytes": plan.budget_bytes if budget_bytes is None and plan is not None else budget_bytes,
   }
   if plan is not None:
-    data["plan"] = {"headline": plan.explain(top=0), "decisions": [
+    data["plan"] = {"headline": plan.headline(), "decisions": [
       dataclasses.asdict(decision) for decision in plan.decisions[:_MAX_DECISIONS]]}
   if frontier is not None:
     data["frontier"] = frontier.to_dict()
-  template = importlib.resources.files("coopjax.report").joinpath("report.html").read_text(encoding="utf-8")
+  part = lambda name: importlib.resources.files("coopjax.report").joinpath(name).read_text(encoding="utf-8")
+  page = part("report.html").replace("__SCRIPT__", part("report_plan.js") + part("report.js"))
   text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-  return template.replace("__TITLE__", html.escape(profile.name)).replace("__DATA__", text)
+  return page.replace("__TITLE__", html.escape(profile.name)).replace("__DATA__", text)
 
 
 def _packed(profile: MemoryProfile, label: str) -> dict[str, Any]:
