@@ -1,0 +1,114 @@
+#include "fuzz/symbolic_run.h"
+
+#include <functional>
+#include <string_view>
+#include <unordered_map>
+
+#include "hlo_module.h"
+#include "wire.h"
+
+namespace coopjax::fuzz {
+namespace {
+
+uint64_t Mix(uint64_t hash, uint64_t more) {
+  hash ^= more + 0x9e3779b97f4a7c15 + (hash << 6) + (hash >> 2);
+  return hash * 0xbf58476d1ce4e5b9;
+}
+uint64_t HashOf(std::string_view bytes) { return std::hash<std::string_view>()(bytes); }
+
+// What an instruction does, whatever it is called and whoever its operands are.
+uint64_t HashOfKind(const Instruction& instruction) {
+  WireReader reader(instruction.raw);
+  WireField field;
+  uint64_t hash = 1;
+  while (reader.Next(&field)) {
+    const bool is_name_or_edge = field.number == 1 || (field.number >= 35 && field.number <= 38);
+    if (!is_name_or_edge) hash = Mix(hash, HashOf(field.raw));
+  }
+  return hash;
+}
+
+// Computations callees first: one pass.
+std::unordered_map<int64_t, uint64_t> HashComputations(const HloModule& module) {
+  std::unordered_map<int64_t, uint64_t> hashes;
+  for (const Computation& computation : module.computations) {
+    std::unordered_map<int64_t, uint64_t> place;
+    uint64_t hash = 2;
+    for (const int32_t i : computation.instructions) {
+      const Instruction& instruction = module.instructions[i];
+      hash = Mix(hash, HashOfKind(instruction));
+      for (const int64_t id : instruction.operand_ids) hash = Mix(hash, place[id]);
+      for (const int64_t id : instruction.called_computation_ids) hash = Mix(hash, hashes[id]);
+      place[instruction.id] = place.size() + 1;
+    }
+    hashes[computation.id] = Mix(hash, place[computation.root_id]);
+  }
+  return hashes;
+}
+
+class Memory {
+ public:
+  explicit Memory(const HloAlias& alias) : alias_(alias), contents_(alias.num_buffers(), 0) {}
+
+  // Of all arrays of an instruction, tables of tuples included.
+  uint64_t Read(int32_t instruction) const {
+    uint64_t hash = 3;
+    ForEachValue(instruction, [&](Node, int32_t value) { hash = Mix(hash, contents_[alias_.buffer_of(value)]); });
+    return hash;
+  }
+  // Of the values that the instruction defines.
+  void Write(int32_t instruction, uint64_t hash) {
+    const HloDataflow& dataflow = alias_.dataflow();
+    ForEachValue(instruction, [&](Node node, int32_t value) {
+      if (dataflow.definition(value) != node) return;
+      contents_[alias_.buffer_of(value)] = Mix(hash, node - alias_.graph().node_base(instruction));
+    });
+  }
+  std::vector<uint64_t> ContentsOf(int32_t instruction) const {
+    std::vector<uint64_t> contents;
+    ForEachValue(instruction, [&](Node node, int32_t value) {
+      if (!alias_.graph().shape(node).is_tuple()) contents.push_back(contents_[alias_.buffer_of(value)]);
+    });
+    return contents;
+  }
+
+ private:
+  template <typename Visit>
+  void ForEachValue(int32_t instruction, Visit visit) const {
+    const HloGraph& graph = alias_.graph();
+    for (Node node = graph.node_base(instruction); node < graph.node_end(instruction); ++node) {
+      const int32_t value = alias_.dataflow().value_at(node);
+      if (value != HloDataflow::kNoValue) visit(node, value);
+    }
+  }
+
+  const HloAlias& alias_;
+  std::vector<uint64_t> contents_;
+};
+
+}  // namespace
+
+std::vector<uint64_t> SymbolicRun(const HloAnalysis& analysis) {
+  const HloGraph& graph = analysis.graph;
+  const HloModule& module = graph.module();
+  const std::unordered_map<int64_t, uint64_t> callees = HashComputations(module);
+  Memory memory(*analysis.alias);
+  const auto run = [&](int32_t i) {
+    const Instruction& instruction = graph.instruction(i);
+    uint64_t hash = HashOfKind(instruction);
+    if (instruction.opcode == "parameter") hash = Mix(hash, static_cast<uint64_t>(instruction.parameter_number));
+    for (const int32_t operand : graph.operands(i)) hash = Mix(hash, memory.Read(operand));
+    for (const int64_t id : instruction.called_computation_ids) hash = Mix(hash, callees.at(id));
+    memory.Write(i, hash);
+  };
+  // Parameters lie in memory before the first instruction runs, wherever the sequence has them.
+  for (const int32_t i : graph.sequence(module.entry)) {
+    if (graph.instruction(i).opcode == "parameter") run(i);
+  }
+  for (const int32_t i : graph.sequence(module.entry)) {
+    if (graph.instruction(i).opcode != "parameter") run(i);
+  }
+  return memory.ContentsOf(graph.root(module.entry));
+}
+
+}  // namespace coopjax::fuzz

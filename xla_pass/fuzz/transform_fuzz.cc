@@ -1,0 +1,111 @@
+// The whole transform: a module is read, planned or shuffled, rewritten, and the outcome judged.
+//
+// The last eight bytes of an input are the seed of everything that is chosen here; the rest is a
+// module, mutated field by field. What the verifier accepts must compute what the module did, by
+// SymbolicRun, whether the schedule came from a planner or is a random one that breaks rules, and
+// whether or not the rewritten bytes were damaged on the way.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "coop_planner.h"
+#include "fuzz/proto_mutator.h"
+#include "fuzz/symbolic_run.h"
+#include "hlo_analysis.h"
+#include "hlo_heap.h"
+#include "hlo_module.h"
+#include "hlo_program.h"
+#include "liveness.h"
+#include "peak_planner.h"
+#include "transform.h"
+#include "verify.h"
+
+using namespace coopjax;
+
+extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);
+
+namespace {
+
+constexpr size_t kSeedBytes = 8;
+constexpr int32_t kMaxPlannedOps = 400;  // planners are for small programs here: executions per second count
+
+// Moves ops and repeats them, mostly where nothing forbids it.
+Schedule Shuffled(const StepProgram& program, std::mt19937_64& random) {
+  Schedule schedule = program.schedule;
+  const size_t num_edits = 1 + random() % 8;
+  for (size_t k = 0; k < num_edits && !schedule.empty(); ++k) {
+    Schedule changed = schedule;
+    const size_t from = random() % changed.size(), to = random() % changed.size();
+    const OpId op = changed[from];
+    if (random() % 2 == 0) changed.erase(changed.begin() + from);
+    changed.insert(changed.begin() + std::min(to, changed.size()), op);
+    if (random() % 16 == 0 || CheckSchedule(program, changed).empty()) schedule = std::move(changed);
+  }
+  return schedule;
+}
+
+Schedule Planned(const StepProgram& program, std::mt19937_64& random) {
+  const int64_t peak_bytes = ComputeLiveness(program, program.schedule).peak_bytes;
+  const int64_t budget_bytes = peak_bytes / 100 * (10 + random() % 90);
+  if (random() % 2 == 0) {
+    PeakOptions options;
+    options.num_price_rounds = 4;
+    options.max_trials = 2000;
+    return PlanPeak(program, program.schedule, budget_bytes, options).schedule;
+  }
+  return PlanCoop(program, program.schedule, budget_bytes, CoopOptions()).schedule;
+}
+
+void CheckAccepted(const HloModule& before, const HloAnalysis& analysis, std::string bytes) {
+  std::string error;
+  const std::unique_ptr<HloModule> after = ParseHloModule(std::move(bytes), &error);
+  if (after == nullptr || !VerifyTransform(before, *after).empty()) return;
+  const std::unique_ptr<const HloAnalysis> after_analysis = AnalyzeHlo(*after, &error);
+  if (after_analysis == nullptr) std::abort();
+  AssignBuffers(*after_analysis->alias, after_analysis->ranges);
+  if (fuzz::SymbolicRun(analysis) != fuzz::SymbolicRun(*after_analysis)) std::abort();
+}
+
+}  // namespace
+
+extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size, unsigned int seed) {
+  std::mt19937_64 random(seed);
+  if (size <= kSeedBytes || random() % 16 == 0) return LLVMFuzzerMutate(data, size, max_size);
+  std::string module(reinterpret_cast<const char*>(data), size - kSeedBytes);
+  if (random() % 2 == 0) module = fuzz::MutateMessage(module, random).substr(0, max_size - kSeedBytes);
+  const uint64_t choices = random();
+  module.append(reinterpret_cast<const char*>(&choices), kSeedBytes);
+  module.copy(reinterpret_cast<char*>(data), module.size());
+  return module.size();
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  if (size <= kSeedBytes) return 0;
+  uint64_t choices = 0;
+  std::memcpy(&choices, data + size - kSeedBytes, kSeedBytes);
+  std::mt19937_64 random(choices);
+  std::string error;
+  const std::unique_ptr<HloModule> module =
+      ParseHloModule(std::string(reinterpret_cast<const char*>(data), size - kSeedBytes), &error);
+  if (module == nullptr) return 0;
+  const std::unique_ptr<const HloAnalysis> analysis = AnalyzeHlo(*module, &error);
+  HloProgram hlo;
+  if (analysis == nullptr || !BuildHloProgram(*analysis, Roofline{1e11, 1e10, 1e10, 1e-6}, &hlo).empty()) return 0;
+  const StepProgram& program = hlo.program;
+  if (!CheckSchedule(program, program.schedule).empty()) return 0;
+  const bool is_planned = random() % 8 == 0 && program.schedule.size() <= kMaxPlannedOps;
+  const Schedule schedule = is_planned ? Planned(program, random) : Shuffled(program, random);
+  const TransformResult result = ApplySchedule(*module, hlo.op_instruction_ids, schedule);
+  if (is_planned && !result.error.empty()) std::abort();
+  if (!result.error.empty()) return 0;
+  CheckAccepted(*module, *analysis, result.bytes);
+  CheckAccepted(*module, *analysis, fuzz::MutateMessage(result.bytes, random));
+  return 0;
+}
