@@ -119,6 +119,7 @@ bool HasOneCaller(const HloGraph& graph, int32_t computation) {
 }  // namespace
 
 std::string CheckHloGraph(const HloGraph& graph) {
+  if (!graph.callers(graph.module().entry).empty()) return "the entry computation is called";
   const Checker checker(graph);
   for (int32_t i = 0; i < graph.num_instructions(); ++i) {
     const Instruction& instruction = graph.instruction(i);
