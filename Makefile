@@ -4,6 +4,7 @@
 # make test-targets  the tests that compile for TPUs and GPUs, which need not be there; fetches 400 MB of compilers
 # make test-browser  the report in headless Chromium; installs one from Debian if there is none
 # make native-test  what links to XLA itself; fetches a TensorFlow wheel (270 MB) for its headers and libraries
+# make fuzz    mutated modules through the HLO pass under sanitizers, FUZZ_SECONDS per target; needs Clang 16
 # make bench   the measured table of the README: memory against time
 # make bench-planners  planners beside each other; TABLES="fastsa exact" for some of the tables
 # make clean   remove everything that was built or installed here
@@ -16,6 +17,7 @@ PYTHON ?=
 PYTHON_VERSION ?=
 JOBS ?= 2
 TABLES ?=
+FUZZ_SECONDS ?= 60
 
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 # Rebuilt when the C++ or the package's own description changes; Python files are used where they lie.
@@ -55,6 +57,9 @@ native-test: $(INSTALLED)
 	cmake --build build/cc --parallel $(JOBS)
 	JAX_PLATFORMS=cpu $(VENV)/bin/python -m pytest -m native
 
+fuzz: $(INSTALLED)
+	JOBS=$(JOBS) .ci/fuzz '$(VENV)' '$(FUZZ_SECONDS)'
+
 bench: $(INSTALLED)
 	$(VENV)/bin/python benchmarks/gpt_budget.py
 
@@ -66,4 +71,4 @@ clean:
 	rm -rf .venv .venv-* build out .pytest_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help demo test test-browser test-targets cc-test native-test bench bench-planners clean
+.PHONY: help demo test test-browser test-targets cc-test native-test fuzz bench bench-planners clean

@@ -27,10 +27,8 @@ extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);
 extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size, unsigned int seed) {
   std::mt19937_64 random(seed);
   if (random() % 16 == 0) return LLVMFuzzerMutate(data, size, max_size);
-  const std::string mutated =
-      fuzz::MutateMessage({reinterpret_cast<const char*>(data), size}, random).substr(0, max_size);
-  mutated.copy(reinterpret_cast<char*>(data), mutated.size());
-  return mutated.size();
+  return fuzz::MutateMessage({reinterpret_cast<const char*>(data), size}, random)
+      .copy(reinterpret_cast<char*>(data), max_size);
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -1,10 +1,11 @@
 #include "fuzz/symbolic_run.h"
 
+#include <algorithm>
 #include <functional>
 #include <string_view>
-#include <unordered_map>
 
 #include "hlo_module.h"
+#include "hlo_opcode.h"
 #include "wire.h"
 
 namespace coopjax::fuzz {
@@ -88,17 +89,21 @@ class Memory {
 
 }  // namespace
 
-std::vector<uint64_t> SymbolicRun(const HloAnalysis& analysis) {
+SymbolicResult SymbolicRun(const HloAnalysis& analysis) {
   const HloGraph& graph = analysis.graph;
   const HloModule& module = graph.module();
   const std::unordered_map<int64_t, uint64_t> callees = HashComputations(module);
   Memory memory(*analysis.alias);
+  SymbolicResult result;
   const auto run = [&](int32_t i) {
     const Instruction& instruction = graph.instruction(i);
     uint64_t hash = HashOfKind(instruction);
     if (instruction.opcode == "parameter") hash = Mix(hash, static_cast<uint64_t>(instruction.parameter_number));
-    for (const int32_t operand : graph.operands(i)) hash = Mix(hash, memory.Read(operand));
-    for (const int64_t id : instruction.called_computation_ids) hash = Mix(hash, callees.at(id));
+    if (!IsGlue(graph.op(i))) {  // glue hands on where arrays lie, and reads none
+      for (const int32_t operand : graph.operands(i)) hash = Mix(hash, memory.Read(operand));
+      for (const int64_t id : instruction.called_computation_ids) hash = Mix(hash, callees.at(id));
+      result.computed[instruction.name] = hash;
+    }
     memory.Write(i, hash);
   };
   // Parameters lie in memory before the first instruction runs, wherever the sequence has them.
@@ -108,7 +113,15 @@ std::vector<uint64_t> SymbolicRun(const HloAnalysis& analysis) {
   for (const int32_t i : graph.sequence(module.entry)) {
     if (graph.instruction(i).opcode != "parameter") run(i);
   }
-  return memory.ContentsOf(graph.root(module.entry));
+  result.outputs = memory.ContentsOf(graph.root(module.entry));
+  return result;
+}
+
+bool IsSame(const SymbolicResult& before, const SymbolicResult& after) {
+  return before.outputs == after.outputs && std::ranges::all_of(after.computed, [&](const auto& entry) {
+    const auto original = before.computed.find(entry.first.substr(0, entry.first.rfind(".coop_remat")));
+    return original != before.computed.end() && original->second == entry.second;
+  });
 }
 
 }  // namespace coopjax::fuzz

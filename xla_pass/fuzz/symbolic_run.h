@@ -9,13 +9,22 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "hlo_analysis.h"
 
 namespace coopjax::fuzz {
 
-// One hash for each array of the entry's result. Clones (".coop_remat<n>") count as their originals.
-std::vector<uint64_t> SymbolicRun(const HloAnalysis& analysis);
+struct SymbolicResult {
+  std::unordered_map<std::string, uint64_t> computed;  // by name: what each instruction of the entry computed
+  std::vector<uint64_t> outputs;                       // one for each array of the entry's result
+};
+SymbolicResult SymbolicRun(const HloAnalysis& analysis);
+
+// Whether the outputs are the same, and every instruction, clones (".coop_remat<n>") included, computed what its
+// original did, even if nobody reads it.
+bool IsSame(const SymbolicResult& before, const SymbolicResult& after);
 
 }  // namespace coopjax::fuzz

@@ -1,14 +1,13 @@
 // The whole transform: a module is read, planned or shuffled, rewritten, and the outcome judged.
 //
-// The last eight bytes of an input are the seed of everything that is chosen here; the rest is a
-// module, mutated field by field. What the verifier accepts must compute what the module did, by
+// An input is a module, mutated field by field; a field that no module has seeds everything that is
+// chosen here. What the verifier accepts must compute what the module did, by
 // SymbolicRun, whether the schedule came from a planner or is a random one that breaks rules, and
 // whether or not the rewritten bytes were damaged on the way.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <random>
 #include <string>
@@ -26,6 +25,7 @@
 #include "peak_planner.h"
 #include "transform.h"
 #include "verify.h"
+#include "wire.h"
 
 using namespace coopjax;
 
@@ -33,10 +33,44 @@ extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);
 
 namespace {
 
-constexpr size_t kSeedBytes = 8;
+constexpr uint32_t kSeedField = 100000;
 constexpr int32_t kMaxPlannedOps = 400;  // planners are for small programs here: executions per second count
 
-// Moves ops and repeats them, mostly where nothing forbids it.
+uint64_t SeedOf(std::string_view input) {
+  WireReader reader(input);
+  WireField field;
+  uint64_t seed = 0;
+  while (reader.Next(&field)) {
+    if (field.number == kSeedField) seed = field.value;
+  }
+  return seed;
+}
+
+std::string WithSeed(std::string_view input, uint64_t seed) {
+  WireReader reader(input);
+  WireField field;
+  std::string out;
+  while (reader.Next(&field)) {
+    if (field.number != kSeedField) out.append(field.raw);
+  }
+  AppendVarintField(kSeedField, seed, &out);
+  return out;
+}
+
+// Ops repeated somewhere after they ran: data is there, but a buffer that is read again may be gone.
+Schedule WithLateRepeats(const StepProgram& program, std::mt19937_64& random) {
+  Schedule schedule = program.schedule;
+  const size_t num_repeats = 1 + random() % 4;
+  for (size_t k = 0; k < num_repeats && !schedule.empty(); ++k) {
+    const size_t from = random() % schedule.size();
+    const OpId op = schedule[from];
+    if (!program.op_can_recompute[op] && random() % 8 != 0) continue;
+    schedule.insert(schedule.begin() + from + 1 + random() % (schedule.size() - from), op);
+  }
+  return schedule;
+}
+
+// Ops moved and repeated, mostly where no rule forbids it.
 Schedule Shuffled(const StepProgram& program, std::mt19937_64& random) {
   Schedule schedule = program.schedule;
   const size_t num_edits = 1 + random() % 8;
@@ -70,30 +104,24 @@ void CheckAccepted(const HloModule& before, const HloAnalysis& analysis, std::st
   const std::unique_ptr<const HloAnalysis> after_analysis = AnalyzeHlo(*after, &error);
   if (after_analysis == nullptr) std::abort();
   AssignBuffers(*after_analysis->alias, after_analysis->ranges);
-  if (fuzz::SymbolicRun(analysis) != fuzz::SymbolicRun(*after_analysis)) std::abort();
+  if (!fuzz::IsSame(fuzz::SymbolicRun(analysis), fuzz::SymbolicRun(*after_analysis))) std::abort();
 }
 
 }  // namespace
 
 extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size, unsigned int seed) {
   std::mt19937_64 random(seed);
-  if (size <= kSeedBytes || random() % 16 == 0) return LLVMFuzzerMutate(data, size, max_size);
-  std::string module(reinterpret_cast<const char*>(data), size - kSeedBytes);
-  if (random() % 2 == 0) module = fuzz::MutateMessage(module, random).substr(0, max_size - kSeedBytes);
-  const uint64_t choices = random();
-  module.append(reinterpret_cast<const char*>(&choices), kSeedBytes);
-  module.copy(reinterpret_cast<char*>(data), module.size());
-  return module.size();
+  if (random() % 16 == 0) return LLVMFuzzerMutate(data, size, max_size);
+  const std::string_view input(reinterpret_cast<const char*>(data), size);
+  const std::string module = random() % 2 == 0 ? fuzz::MutateMessage(input, random) : WithSeed(input, random());
+  return module.copy(reinterpret_cast<char*>(data), max_size);
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  if (size <= kSeedBytes) return 0;
-  uint64_t choices = 0;
-  std::memcpy(&choices, data + size - kSeedBytes, kSeedBytes);
-  std::mt19937_64 random(choices);
+  const std::string_view input(reinterpret_cast<const char*>(data), size);
+  std::mt19937_64 random(SeedOf(input));
   std::string error;
-  const std::unique_ptr<HloModule> module =
-      ParseHloModule(std::string(reinterpret_cast<const char*>(data), size - kSeedBytes), &error);
+  const std::unique_ptr<HloModule> module = ParseHloModule(std::string(input), &error);
   if (module == nullptr) return 0;
   const std::unique_ptr<const HloAnalysis> analysis = AnalyzeHlo(*module, &error);
   HloProgram hlo;
@@ -101,7 +129,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const StepProgram& program = hlo.program;
   if (!CheckSchedule(program, program.schedule).empty()) return 0;
   const bool is_planned = random() % 8 == 0 && program.schedule.size() <= kMaxPlannedOps;
-  const Schedule schedule = is_planned ? Planned(program, random) : Shuffled(program, random);
+  const bool is_late = random() % 2 == 0;
+  const Schedule schedule = is_planned ? Planned(program, random)
+                            : is_late  ? WithLateRepeats(program, random)
+                                       : Shuffled(program, random);
   const TransformResult result = ApplySchedule(*module, hlo.op_instruction_ids, schedule);
   if (is_planned && !result.error.empty()) std::abort();
   if (!result.error.empty()) return 0;
