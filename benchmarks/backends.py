@@ -5,20 +5,23 @@ layers unrolled or scanned over. GPU and TPU are compiled for ahead of time (ext
 Each budget is a share of the compiled temporaries without remat. Beside coopjax: jax.checkpoint around every layer, the
 policy dots_with_no_batch_dims_saveable around the loss (around the layer where they are scanned), and XLA's own
 rematerialization, told that the device has the bytes that the budget leaves (arguments, outputs and temporaries).
+The floor is compiled, too: layers that do nothing (where they are scanned, a sine: what is left then is the carry of
+each step) under the same loss, whose logits are float32; no decision on layers goes below it.
 Recomputed FLOPs are counted for all in the traced program, by coopjax's model of a jaxpr; what the HLO engine clones
 comes on top.
 
   python benchmarks/backends.py                                       # everything: hours on two cores
   python benchmarks/backends.py --targets gpu:h100 --forms scan --dtypes bf16 --budgets 0.5 0.25
 
-What is measured joins what is in the results file; cells that are there already are measured again.
+Each row joins the results file as soon as it is measured. Rows that are there already are kept (--again measures them
+again), so a run that was stopped goes on where it was.
 """
 
 import argparse
 import contextlib
 import dataclasses
 import functools
-import json
+import itertools
 import math
 import os
 import pathlib
@@ -38,12 +41,13 @@ from coopjax.jaxpr.trace import differentiable, fn_and_gradient, trace
 from coopjax.xla import hook, targets
 from coopjax.xla.compile import compile_trial, measure
 
+Row = tables.Row
 MIB = 2**20
 RESULTS = tables.RESULTS / "backends.json"
 TARGETS, FORMS = ("cpu", "gpu:h100", "tpu:v5e:2x2"), ("scan", "unrolled")
 DTYPES = {"bf16": jnp.bfloat16, "f32": jnp.float32}
 BUDGETS = (0.5, 0.25, 0.12)
-KEY = ("target", "form", "dtype", "variant", "budget", "size")
+KEY = ("target", "form", "dtype", "variant", "size")
 COLUMNS = {
   "variant": "{variant}", "budget\nMiB": "{budget_mib:.1f}", "temp\nMiB": "{temp_mib:.1f}", "holds": "{holds}",
   "recomputed\nGFLOP": "{recomputed_gflop:+.1f}", "rounds": "{rounds}", "engine": "{engine}", "s": "{seconds:.0f}",
@@ -65,6 +69,11 @@ class Case:
   form: str
   dtype: str
   size: tuple[int, int, int, int, int, int] = (8, 512, 512, 8, 8, 4096)
+
+  @property
+  def cell(self) -> Row:
+    """What the case's rows have in common."""
+    return {"target": self.target, "form": self.form, "dtype": self.dtype, "size": list(self.size), "variant": None}
 
   @property
   def device(self) -> targets.Target:
@@ -122,17 +131,19 @@ def decoder_loss(block: Callable, params: Any, tokens: jax.Array) -> jax.Array:
 
 
 class Bench:
-  """Measures one case, row by row."""
+  """Measures one case, row by row; `known` are rows that need not be measured again, by variant."""
 
-  def __init__(self, case: Case):
-    self.case, self.device = case, case.device
+  def __init__(self, case: Case, known: dict[str, Row]):
+    self.case, self.device, self._known = case, case.device, known
     self.plain = self._program(case.loss())
     self.plain_flops = gradient_flops(*self.plain)
 
-  def rows(self, budgets: list[float]) -> Iterator[dict[str, Any]]:
+  def rows(self, budgets: list[float]) -> Iterator[Row]:
     """What others do first: the budgets are shares of what the first row takes."""
     case = self.case
-    baseline = yield from self._one("no remat", None, lambda: (measure(compile_trial(*self.plain, self.device)), {}))
+    baseline = yield from self._one("no remat", None, lambda: (self._measure(self.plain), {}))
+    nothing = (lambda x, _: jnp.sin(x)) if case.form == "scan" else (lambda x, _: x)
+    yield from self._one("floor", None, lambda: (self._measure(self._program(case.loss(nothing))), {}))
     block = functools.partial(decoder_block, case.size[3])
     saves_dots = {"policy": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
     whole = case.form == "unrolled"
@@ -142,37 +153,47 @@ class Bench:
     for name, loss in peers.items():
       peer = yield from self._one(name, None, functools.partial(self._checkpointed, loss))
       if name == "jax.checkpoint per layer":
-        yield from self._one("coopjax at its bytes", peer.temp_bytes, functools.partial(self._planned, peer.temp_bytes))
+        budget_bytes = peer["temp_bytes"]
+        yield from self._one("coopjax at its bytes", budget_bytes, functools.partial(self._planned, budget_bytes))
     for share in budgets:
-      budget_bytes = int(share * baseline.temp_bytes)
+      budget_bytes = int(share * baseline["temp_bytes"])
       yield from self._one(f"coopjax {share:.0%}", budget_bytes, functools.partial(self._planned, budget_bytes))
       if case.target != "cpu":  # XLA:CPU has no rematerialization
-        total_bytes = budget_bytes + baseline.resident_bytes
+        total_bytes = budget_bytes + baseline["resident_bytes"]
         yield from self._one(f"XLA's remat {share:.0%}", budget_bytes, functools.partial(self._by_xla, total_bytes))
 
-  def _one(self, variant: str, budget_bytes: int | None, run: Callable) -> Iterator[dict[str, Any]]:
+  def _one(self, variant: str, budget_bytes: int | None, run: Callable) -> Iterator[Row]:
+    if variant in self._known:
+      yield self._known[variant]
+      return self._known[variant]
     start = time.perf_counter()
-    row = {"target": self.case.target, "form": self.case.form, "dtype": self.case.dtype, "variant": variant,
-           "budget": budget_bytes, "budget_mib": None if budget_bytes is None else budget_bytes / MIB}
-    profile, more = None, {}
+    row = {**self.case.cell, "variant": variant, "budget": budget_bytes,
+           "budget_mib": None if budget_bytes is None else budget_bytes / MIB}
     try:
       profile, more = run()
-      row |= {"temp_bytes": profile.temp_bytes, "temp_mib": profile.temp_bytes / MIB, **more}
-      if budget_bytes is not None:
-        row |= {"within_budget": profile.temp_bytes <= budget_bytes,
-                "holds": "yes" if profile.temp_bytes <= budget_bytes else "NO"}
-    except (coopjax.BudgetInfeasibleError, coopjax.CompileMemoryError) as error:
-      row |= {"within_budget": False, "holds": "NO", "error": str(error).partition("\n")[0]}
-      if isinstance(error, coopjax.BudgetInfeasibleError):  # the least that was reached
-        row |= {"temp_bytes": error.smallest_bytes, "temp_mib": error.smallest_bytes / MIB}
-    yield row | {"seconds": time.perf_counter() - start}
-    return profile
+      row |= {"temp_bytes": profile.temp_bytes, "resident_bytes": profile.resident_bytes, **more}
+    except coopjax.BudgetInfeasibleError as error:
+      row |= {"temp_bytes": error.smallest_bytes, "error": str(error).partition("\n")[0]}  # the least that was reached
+    except coopjax.CompileMemoryError as error:
+      row |= {"error": str(error).partition("\n")[0]}
+    temp_bytes = row.get("temp_bytes")
+    if temp_bytes is not None:
+      row["temp_mib"] = temp_bytes / MIB
+    if budget_bytes is not None:
+      row["within_budget"] = temp_bytes is not None and temp_bytes <= budget_bytes
+      row["holds"] = "yes" if row["within_budget"] else "NO"
+    row["seconds"] = time.perf_counter() - start
+    yield row
+    return row
 
-  def _checkpointed(self, loss: Callable) -> tuple[coopjax.MemoryProfile, dict[str, Any]]:
+  def _measure(self, program: tuple[Callable, Any]) -> coopjax.MemoryProfile:
+    return measure(compile_trial(*program, self.device))
+
+  def _checkpointed(self, loss: Callable) -> tuple[coopjax.MemoryProfile, Row]:
     program = self._program(loss)
-    return measure(compile_trial(*program, self.device)), self._recomputed(gradient_flops(*program))
+    return self._measure(program), self._recomputed(gradient_flops(*program))
 
-  def _planned(self, budget_bytes: int) -> tuple[coopjax.MemoryProfile, dict[str, Any]]:
+  def _planned(self, budget_bytes: int) -> tuple[coopjax.MemoryProfile, Row]:
     with outcomes() as made:
       plan = coopjax.plan(self.case.loss(), *self.case.shapes, budget=budget_bytes, target=self.case.target)
     flops = self.plain_flops
@@ -183,7 +204,7 @@ class Bench:
       flops += taken.result.recompute_flops if taken.result else 0.0
     return plan.measured, {"engine": plan.engine, "rounds": len(plan.rounds), **self._recomputed(flops)}
 
-  def _by_xla(self, total_bytes: int) -> tuple[coopjax.MemoryProfile, dict[str, Any]]:
+  def _by_xla(self, total_bytes: int) -> tuple[coopjax.MemoryProfile, Row]:
     """XLA's rematerialization at a limit on everything; FLOPs are not known of a program that is not there."""
     return measure(compile_limited(*self.plain, self.device, total_bytes)), {}
 
@@ -227,12 +248,16 @@ def compile_limited(fn: Callable, avals: Any, device: targets.Target, limit_byte
     raise coopjax.CompileMemoryError(str(error), memory_bytes=limit_bytes) from error
 
 
-def merge(path: pathlib.Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-  """The rows of a results file, with these in place of those for the same cells."""
-  known = json.loads(path.read_text())["rows"] if path.exists() else []
-  key = lambda row: json.dumps([row[name] for name in KEY])
-  new = {key(row) for row in rows}
-  return [row for row in known if key(row) not in new] + rows
+def key(row: Row) -> tuple[Any, ...]:
+  """What tells rows apart."""
+  return tuple(str(row[name]) for name in KEY)
+
+
+def merge(path: pathlib.Path, row: Row) -> None:
+  """Puts a row into a results file, in place of one for the same cell; the file is whole at any time."""
+  known = tables.read(path)
+  rows = {key(each): each for each in known} | {key(row): row}
+  tables.write(path, rows=list(rows.values()))
 
 
 def main() -> None:
@@ -244,23 +269,24 @@ def main() -> None:
   parser.add_argument("--budgets", nargs="*", type=float, default=BUDGETS)
   parser.add_argument("--size", nargs=6, type=int, default=Case.size,
                       metavar=("BATCH", "LENGTH", "WIDTH", "HEADS", "LAYERS", "VOCABULARY"))
+  parser.add_argument("--again", action="store_true", help="measure what is there already")
   parser.add_argument("--out", type=pathlib.Path, default=RESULTS)
   arguments = parser.parse_args()
   for category in (coopjax.RematNoEffectWarning, coopjax.BudgetExceededWarning):
     warnings.simplefilter("ignore", category)  # the table says so
 
   console = tables.console()
-  for target in arguments.targets:
-    for form in arguments.forms:
-      for dtype in arguments.dtypes:
-        rows, case = [], Case(target, form, dtype, tuple(arguments.size))
-        with tables.progress() as progress, contextlib.closing(Bench(case).rows(arguments.budgets)) as measured:
-          bar = progress.add_task(f"{target} {form} {dtype}", total=None)
-          for row in measured:
-            rows.append({**row, "size": arguments.size})
-            progress.update(bar, description=f"{target} {form} {dtype}: {row['variant']} done")
-            tables.write(arguments.out, rows=merge(arguments.out, rows))
-        console.print(tables.table(rows, COLUMNS, f"{target}, {form}, {dtype}"))
+  for target, form, dtype in itertools.product(arguments.targets, arguments.forms, arguments.dtypes):
+    case, rows = Case(target, form, dtype, tuple(arguments.size)), []
+    known = {} if arguments.again else {
+      row["variant"]: row for row in tables.read(arguments.out) if key({**row, "variant": None}) == key(case.cell)}
+    with tables.progress() as progress:
+      bar = progress.add_task(f"{target} {form} {dtype}", total=None)
+      for row in Bench(case, known).rows(arguments.budgets):
+        rows.append(row)
+        progress.update(bar, description=f"{target} {form} {dtype}: {row['variant']} done")
+        merge(arguments.out, row)
+    console.print(tables.table(rows, COLUMNS, f"{target}, {form}, {dtype}"))
   console.print(f"written to {arguments.out}")
 
 

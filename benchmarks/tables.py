@@ -58,7 +58,14 @@ def machine() -> Row:
           "jax": jax.__version__, "coopjax": coopjax.__version__}
 
 
+def read(path: pathlib.Path) -> list[Row]:
+  """The rows of a results file; none if there is no file."""
+  return json.loads(path.read_text())["rows"] if path.exists() else []
+
+
 def write(path: pathlib.Path, **contents: Any) -> None:
-  """Writes a results file, the machine included."""
+  """Writes a results file, the machine included; whoever stops it leaves the old one or the new one."""
   path.parent.mkdir(parents=True, exist_ok=True)
-  path.write_text(json.dumps({"machine": machine(), **contents}, indent=1, allow_nan=False) + "\n")
+  unfinished = path.with_suffix(".new")
+  unfinished.write_text(json.dumps({"machine": machine(), **contents}, indent=1, allow_nan=False) + "\n")
+  unfinished.replace(path)

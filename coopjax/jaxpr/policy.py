@@ -24,8 +24,7 @@ from coopjax.jaxpr.profile import Profile
 from coopjax.jaxpr.rewrite import PolicyDecisions, rewrite
 from coopjax.jaxpr.trace import TracedFn, fn_and_gradient
 
-_MARGIN = 0.98  # of the budget: what a prediction may use once there has been a compile
-_CLOSE_ENOUGH = 0.95  # of the budget: no further try for less recompute
+_MARGIN = 0.02  # of the budget: how far predictions err, once there has been a compile
 _MAX_BARE = 3  # tries at the least memory before the budget counts as out of reach
 _WITHIN_REACH = 1.1  # of the budget: worth more tries
 _TOLERANCE = 0.02  # of the forward FLOPs: what is no reason to prefer a candidate
@@ -147,11 +146,8 @@ class _Search:
     best = self._best()
     untried = [candidate for candidate in self._space.found if candidate not in self._passed]
     if best is not None:
-      if best[1] >= _CLOSE_ENOUGH * self._budget:
-        return None
       untried = [c for c in untried if c.flops < best[0].flops - _MIN_GAIN * self._space.forward_flops]
-    within = self._budget * (_MARGIN if self._tried else 1.0)
-    fitting = [candidate for candidate in untried if self._predict(candidate) <= within]
+    fitting = [candidate for candidate in untried if self._predict(candidate) <= self._limit()]
     while fitting and not (is_last and best is None):
       found = self._first(self._nearly_cheapest(fitting),
                           lambda candidate: (-candidate.num_segments, candidate.flops, candidate.estimated_bytes))
@@ -167,6 +163,13 @@ class _Search:
     seen = {candidate.scan_bodies for candidate, _ in self._tried if candidate.is_bare}
     return self._first(bare, lambda candidate: (
       candidate.scan_bodies in seen, candidate.estimated_bytes, candidate.flops))
+
+  def _limit(self) -> float:
+    """What a prediction may use: cautious before a plan holds, then as much as might just fit, less for each miss."""
+    holds = [temp_bytes <= self._budget for _, temp_bytes in self._tried]
+    if not any(holds):
+      return self._budget * (1 - _MARGIN * bool(holds))
+    return self._budget * (1 + _MARGIN * (1 - holds[holds.index(True):].count(False)))
 
   def _nearly_cheapest(self, candidates: list[Candidate]) -> list[Candidate]:
     """Those not worth telling apart from the cheapest: among them decides a rule that similar models follow alike."""
