@@ -140,29 +140,34 @@ def layers(decisions, depth, period):
   return [tuple(states[position] for position in range(start, start + period)) for start in starts]
 
 
-def test_a_small_change_to_a_model_is_a_small_change_to_its_plan():
-  # At the same share of the temporaries. The layers are alike, so any of the thirteen may count as the new one.
-  models_of = {depth: profiled("gpt", depth=depth, **SMALL) for depth in (12, 13)}
-  period = models_of[13][1].num_positions - models_of[12][1].num_positions
-  assert primitives(models_of[12][0], [FIRST_LAYER - 1]) == ["gather"]
-  spaces = {depth: Candidates(traced, False, profile) for depth, (traced, profile) in models_of.items()}
-  for share in (0.15, 0.2, 0.25, 0.4, 0.5, 0.6):
-    decided = {}
-    for depth, (traced, profile) in models_of.items():
-      limit = int(share * profile.temp_bytes)
+@functools.cache
+def decoders():
+  """``(traced, profile, candidates)`` of 12 and of 13 layers."""
+  both = {depth: profiled("gpt", depth=depth, **SMALL) for depth in (12, 13)}
+  assert primitives(both[12][0], [FIRST_LAYER - 1]) == ["gather"]
+  return {depth: (traced, profile, Candidates(traced, False, profile)) for depth, (traced, profile) in both.items()}
 
-      def temp_bytes_of(decisions, traced=traced):
+
+@pytest.mark.parametrize(("share", "is_compiled"), [
+  *((share, False) for share in (0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6)), (0.3, True), (0.5, True)])
+def test_a_small_change_to_a_model_is_a_small_change_to_its_plan(share, is_compiled):
+  # At the same share of the temporaries; by a compiler that takes 5% more than estimated, or by XLA. The layers are
+  # alike, so any of the thirteen may count as the new one.
+  period = decoders()[13][1].num_positions - decoders()[12][1].num_positions
+  decided = {}
+  for depth, (traced, profile, space) in decoders().items():
+    def temp_bytes_of(decisions, traced=traced, space=space):
+      if is_compiled:
         return temp_bytes(compile_abstract(*fn_and_gradient(traced, rewrite(traced, decisions))))
+      return int(1.05 * next(each.estimated_bytes for each in space.found if each.decisions == decisions))
 
-      if share == 0.5:  # to the end; else what is tried first
-        plan = search(spaces[depth], limit, temp_bytes_of, profile.temp_bytes)
-        assert plan.is_feasible and plan.temp_bytes <= limit and len(plan.rounds) <= 2
-      else:
-        plan = search(spaces[depth], limit, lambda decisions: 0, profile.temp_bytes, max_rounds=1)
-      decided[depth] = layers(plan.decisions, depth, period)
-    old, new = decided[12], decided[13]
-    changed = min(sum(a != b for a, b in zip(old, new[:i] + new[i + 1:], strict=True)) for i in range(13))
-    assert changed <= 2, share
+    limit = int(share * profile.temp_bytes)
+    plan = search(space, limit, temp_bytes_of, profile.temp_bytes)
+    assert plan.is_feasible and plan.temp_bytes <= limit and len(plan.rounds) <= 4
+    decided[depth] = layers(plan.decisions, depth, period)
+  old, new = decided[12], decided[13]
+  changed = min(sum(a != b for a, b in zip(old, new[:i] + new[i + 1:], strict=True)) for i in range(13))
+  assert changed <= 2
 
 
 @pytest.mark.parametrize("engine", ["hlo", "policy", "auto"])

@@ -27,8 +27,8 @@ from coopjax.jaxpr.trace import TracedFn, fn_and_gradient
 _MARGIN = 0.02  # of the budget: how far predictions err, once there has been a compile
 _MAX_BARE = 3  # tries at the least memory before the budget counts as out of reach
 _WITHIN_REACH = 1.1  # of the budget: worth more tries
-_TOLERANCE = 0.02  # of the forward FLOPs: what is no reason to prefer a candidate
-_MIN_GAIN = 0.02  # of the forward FLOPs: what a further compile has to promise
+_TOLERANCE = 0.03  # of the forward FLOPs: what is no reason to prefer a candidate
+_MIN_GAIN = 0.03  # of the forward FLOPs: what a further compile has to promise
 
 CompileFn = Callable[[Callable, Sequence[jax.ShapeDtypeStruct]], jax.stages.Compiled]
 

@@ -1,0 +1,97 @@
+"""The policy engine's search: which candidates it compiles, on invented candidates and compilers.
+
+The obvious version compiles every candidate and takes the one with the fewest repeated FLOPs among those that hold the
+budget; the search may be dearer than that by what it doesn't count as a reason for another compile.
+"""
+
+import dataclasses
+import types
+
+import numpy as np
+import pytest
+
+from coopjax.jaxpr.candidates import Candidate
+from coopjax.jaxpr.policy import search
+from coopjax.jaxpr.rewrite import PolicyDecisions, Region
+from coopjax.jaxpr.segments import Segment
+
+FORWARD = 200.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Invented:
+  """A candidate's estimated and compiled bytes, and what it repeats."""
+
+  estimated: float
+  compiled: int
+  flops: float
+  is_bare: bool = False
+
+
+def run(invented, budget, baseline=1650, max_rounds=6):
+  """The plan, and the bytes compiled in turn."""
+  compiled = {}
+  found = []
+  for i, each in enumerate(invented):
+    decisions = PolicyDecisions((Region(None, (Segment(0, i + 1, True),)),))
+    compiled[decisions] = each
+    found.append(Candidate(lambda decisions=decisions: decisions, each.estimated, 0.0, each.flops, each.is_bare))
+  space = types.SimpleNamespace(found=found, forward_flops=FORWARD, baseline_bytes=1545.0)
+  plan = search(space, budget, lambda decisions: compiled[decisions].compiled, baseline, max_rounds)
+  return plan, [entry.temp_bytes for entry in plan.rounds]
+
+
+# A decoder's scan under XLA for an H100: two pieces, one, and a checkpoint around two.
+PIECES = Invented(136.0, 2375, 159.0, True)
+WHOLE = Invented(132.1, 2295, 176.0, True)
+NESTED = Invented(104.0, 2060, 335.0, True)
+
+
+def test_what_just_fits_is_compiled_and_kept_where_it_repeats_less():
+  plan, tried = run([PIECES, WHOLE, NESTED], 2295, baseline=16490)
+  assert plan.is_feasible and plan.temp_bytes == 2295 and plan.recompute_flops == 176.0
+  assert len(tried) <= 4 and min(tried) >= 2060
+  # A byte less: the try was in vain, and the plan before it stands.
+  plan, tried = run([PIECES, WHOLE, NESTED], 2294, baseline=16490)
+  assert plan.is_feasible and plan.temp_bytes == 2060 and 2295 in tried
+
+
+def test_no_further_try_for_a_gain_that_is_not_worth_a_compile():
+  # The first fits; the next repeats 2% of the forward pass less.
+  plan, tried = run([Invented(100, 100, 50.0), Invented(101, 101, 46.0)], 100, baseline=1545)
+  assert tried == [100] and plan.recompute_flops == 50.0
+  # 10% less: tried, and over the budget.
+  plan, tried = run([Invented(100, 100, 50.0), Invented(101, 101, 30.0)], 100, baseline=1545)
+  assert tried == [100, 101] and plan.recompute_flops == 50.0
+
+
+def ladder(rng, num, error):
+  """Candidates from little memory to much; the compiler is off by up to `error`, and 7% above."""
+  estimated = np.sort(rng.uniform(100, 1500, num))
+  flops = FORWARD * np.sort(rng.random(num))[::-1]
+  factor = 1.07 * (1 + error * rng.uniform(-1, 1, num))
+  return [Invented(e, int(e * f), g, i == 0) for i, (e, f, g) in enumerate(zip(estimated, factor, flops, strict=True))]
+
+
+@pytest.mark.parametrize("error", [0.0, 0.02])
+@pytest.mark.parametrize("seed", range(20))
+def test_the_search_is_close_to_compiling_everything(seed, error):
+  invented = ladder(np.random.default_rng(seed), 60, error)
+  for budget in (300, 600, 1200):
+    plan, tried = run(invented, budget)
+    fitting = [each.flops for each in invented if each.compiled <= budget]
+    best = min(fitting, default=None)
+    assert plan.is_feasible == (best is not None) and len(tried) <= 6
+    if best is not None:
+      assert plan.temp_bytes <= budget and best <= plan.recompute_flops
+      assert plan.recompute_flops == min(each.flops for each in invented if each.compiled in tried
+                                         and each.compiled <= budget)
+      allowed = 0.03 if not error else 0.15
+      assert plan.recompute_flops <= best + allowed * FORWARD
+
+
+def test_the_last_try_before_anything_fits_is_the_least_memory():
+  invented = [Invented(100 + i, 500 - i, 100.0 - i, i == 0) for i in range(10)]
+  plan, tried = run(invented, 499, max_rounds=1)
+  assert tried == [500] and not plan.is_feasible
+  assert plan.smallest_bytes == 500
