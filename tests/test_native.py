@@ -21,7 +21,7 @@ from tests.test_hlo_corpus import ROOT, capture
 pytestmark = pytest.mark.native
 
 BUFFER_ORACLE = ROOT / "build" / "cc" / "native" / "buffer_oracle"
-PLANS = {"coop": 0.6, "peak": 0.3}  # planner: share of the temporaries
+PLANS = {"coop": 0.6, "peak": 0.3, "segments": 0.2}  # planner: share of the temporaries
 
 
 def random_order(program, seed: int) -> list[int]:

@@ -152,6 +152,12 @@ int32_t HloGraph::parameter(int32_t computation, int64_t number) const {
   return number >= 0 && number < std::ssize(row) ? row[number] : -1;
 }
 
+std::vector<int32_t> HloGraph::ById(int32_t computation) const {
+  std::vector<int32_t> members = module_.computations[computation].instructions;
+  std::ranges::sort(members, {}, [&](int32_t i) { return instruction(i).id; });
+  return members;
+}
+
 std::vector<int32_t> HloGraph::PostOrder(int32_t computation) const {
   const auto& members = module_.computations[computation].instructions;
   if (members.empty()) return {};
@@ -162,7 +168,7 @@ std::vector<int32_t> HloGraph::PostOrder(int32_t computation) const {
   const auto push = [&](int32_t i) {
     if (states[i - first] != kVisited) stack.push_back(i);
   };
-  for (const int32_t sink : members) {
+  for (const int32_t sink : ById(computation)) {
     if (!users(sink).empty() || is_dropped(sink)) continue;
     push(sink);
     while (!stack.empty()) {
@@ -189,7 +195,7 @@ std::vector<int32_t> HloGraph::CallGraphPostOrder() const {
   const std::function<void(int32_t)> visit = [&](int32_t computation) {
     if (is_visited[computation]) return;
     is_visited[computation] = 1;
-    for (const int32_t i : module_.computations[computation].instructions) {
+    for (const int32_t i : ById(computation)) {
       if (!IsControlFlowCall(op(i))) continue;
       for (const int32_t callee : called(i)) visit(callee);
     }

@@ -49,6 +49,8 @@ class HloGraph {
   // Reached from the entry through call, while, conditional and async only: its values have buffers
   // in the whole-program heap. (Fusions, reducers and the like have none.)
   bool is_control_flow(int32_t computation) const { return is_control_flow_[computation]; }
+  // The instructions of a computation in the order that XLA gives them when it reads a module.
+  std::vector<int32_t> ById(int32_t computation) const;
   // The instructions of a computation in the depth-first post-order by which XLA numbers values.
   std::vector<int32_t> PostOrder(int32_t computation) const;
   // Control-flow computations, callees first, in the order in which XLA's call graph visits them.

@@ -1,5 +1,8 @@
 #include "hlo_heap.h"
 
+#include <string>
+#include <utility>
+
 #include "hlo_analysis.h"
 #include "testing.h"
 #include "testing_hlo.h"
@@ -74,6 +77,34 @@ TEST(DonatedParametersServeAsScratch) {
   EXPECT_EQ(heap.temp_bytes, 1024);
   EXPECT_EQ(heap.alias_bytes, 1024);
   EXPECT_TRUE(heap.buffers[2].kind == AllocationKind::kParameter);
+}
+
+// x and y are live together and as large as the result, which lends its buffer to one of them: to the one whose
+// unread reader has the smaller id, wherever it stands. XLA sorts instructions by id when it reads a module.
+TEST(TiesGoByIdNotByPlace) {
+  for (const bool is_swapped : {false, true}) {
+    HloBuilder b;
+    b.Begin("main");
+    const int64_t p = b.Parameter(0, kKilobyte);
+    const int64_t x = b.Add("reverse", kKilobyte, {p});
+    const int64_t y = b.Add("reverse", kKilobyte, {p});
+    const int64_t reads_x = b.Add("bitcast-convert", F32({}), {x});
+    const int64_t reads_y = b.Add("bitcast-convert", F32({}), {y});
+    b.Add("reverse", kKilobyte, {p});
+    HloModule module = b.Finish();
+    if (is_swapped) {
+      std::swap(module.instructions[b.index(reads_x)].id, module.instructions[b.index(reads_y)].id);
+      std::swap(module.instruction_index[reads_x], module.instruction_index[reads_y]);
+      std::swap(module.computations[0].sequence[3], module.computations[0].sequence[4]);
+    }
+    std::string error;
+    const auto analysis = AnalyzeHlo(module, &error);
+    EXPECT_EQ(error, "");
+    for (const HeapBuffer& buffer : AssignBuffers(*analysis->alias, analysis->ranges).buffers) {
+      if (buffer.instruction_id == x) EXPECT_TRUE((buffer.kind == AllocationKind::kOutput) == !is_swapped);
+      if (buffer.instruction_id == y) EXPECT_TRUE((buffer.kind == AllocationKind::kOutput) == is_swapped);
+    }
+  }
 }
 
 // Two scalars live together: the second starts at the next multiple of 64, its own 4 bytes are not padded.
