@@ -11,6 +11,7 @@ _HOMES = {
   "coopjax.api": ("plan", "remat"),
   "coopjax.budget": ("Budget",),
   "coopjax.budget_frontier": ("Frontier", "FrontierPoint", "frontier"),
+  "coopjax.enabling": ("disable", "enable"),
   "coopjax.errors": (
     "BudgetExceededWarning", "BudgetInfeasibleError", "CacheWarning", "CompileMemoryError", "CoopjaxError",
     "DumpError", "HostOffloadError", "HostOffloadWarning", "InvalidBudgetError", "InvalidPlanError", "InvalidProgramError",

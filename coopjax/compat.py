@@ -7,15 +7,17 @@ and ``ClosedJaxpr`` are one class and a jaxpr carries the values of its constant
 
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
+import logging
 import os
 from typing import Any, NamedTuple
 
 import jax
-from jax._src import config, effects, linear_util, source_info_util
+from jax._src import cache_key, config, effects, linear_util, source_info_util
 from jax._src import core as core_internals, mesh as mesh_lib
 from jax._src.ad_checkpoint import RematTraced
 from jax._src.core import JaxprEqnContext
 from jax._src.interpreters import ad, batching, partial_eval
+from jax._src.lib import _jax
 from jax._src.sharding_impls import UnspecifiedValue
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend import core
@@ -385,3 +387,23 @@ def hook_platform(backend: str) -> str | None:
   if backend == "cpu":
     return "cpu"
   return {"gpu": "cuda", "tpu": "tpu"}.get(backend) if jax.__version_info__ >= (0, 12) else None
+
+
+def loaded_hook_platforms() -> list[str]:
+  """Platforms whose compilers are loaded and run HLO hooks, present or not, by the names that hooks go by."""
+  jax.devices()  # loads the plugins that JAX finds
+  names = [hook_platform(backend) for backend in ("cpu", "gpu", "tpu")]
+  return [name for name in names if name == "cpu" or (name and _jax.pjrt_plugin_loaded(name))]
+
+
+def add_to_cache_key(text: Callable[[], str]) -> None:
+  """Has the keys of JAX's persistent compilation cache hash what `text` returns at the time, once per function."""
+  former = cache_key.custom_hook
+  if getattr(former, "added", None) is not text:
+    cache_key.custom_hook = lambda: former() + text()
+    cache_key.custom_hook.added = text
+
+
+def log_as_jax_does(name: str) -> None:
+  """Has a logger, until it is given a level or handlers of its own, obey ``JAX_LOGGING_LEVEL`` as JAX's loggers do."""
+  logging.getLogger(name).parent = logging.getLogger("jax")

@@ -7,7 +7,8 @@ import pytest
 
 
 @pytest.mark.parametrize("name", [
-  "coopjax.api", "coopjax.budget", "coopjax.budget_frontier", "coopjax.jaxpr.program", "coopjax.xla.targets"])
+  "coopjax.api", "coopjax.budget", "coopjax.budget_frontier", "coopjax.enabling", "coopjax.jaxpr.program",
+  "coopjax.xla.targets"])
 def test_examples(name):
   found = doctest.testmod(importlib.import_module(name))
   assert found.attempted and not found.failed

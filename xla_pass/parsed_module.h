@@ -44,11 +44,13 @@ struct ParsedModule {
 };
 
 // Text from a module: UTF-8 unless somebody damaged it, and then it must not stop anything.
+inline nb::object ToText(const std::string& text) {
+  return nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
+}
+
 inline nb::tuple ToTexts(const std::vector<std::string>& texts) {
   nb::list list;
-  for (const std::string& text : texts) {
-    list.append(nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace")));
-  }
+  for (const std::string& text : texts) list.append(ToText(text));
   return nb::tuple(list);
 }
 

@@ -14,7 +14,7 @@ from coopjax.budget import format_bytes
 from coopjax.errors import CompileMemoryError, InvalidProgramError
 from coopjax.memory_profile import MemoryProfile, totals_of
 from coopjax.program import liveness
-from coopjax.xla import targets
+from coopjax.xla import standing, targets
 from coopjax.xla.buffer_assignment import BufferAssignment, Sizes, module_of_hlo_proto
 from coopjax.xla.program import parse_module, predict_memory, read_step_program
 from coopjax.xla.targets import Target
@@ -149,7 +149,7 @@ def _compile(lowered: jax.stages.Lowered, fn: Callable[..., Any], target: Target
              options: dict[str, Any] | None = None) -> jax.stages.Compiled:
   without_remat = contextlib.nullcontext() if _platform(target) == "cpu" else compat.without_xla_remat()
   try:
-    with compat.no_trace(), without_remat:
+    with compat.no_trace(), without_remat, standing.suspended():
       return lowered.compile(compiler_options={**_PLANNING.get(_platform(target), {}), **(options or {})})
   except jax.errors.JaxRuntimeError as error:
     if "RESOURCE_EXHAUSTED" not in str(error):

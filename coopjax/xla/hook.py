@@ -2,12 +2,14 @@
 
 ``remat`` marks its equations; the mark travels as a frontend attribute to the POST_SCHEDULER stage of
 every program that contains them. There the hook has the module planned (`coopjax.xla.module_plan`) and hands
-the rewritten bytes back. Modules without a mark are left alone after one search for the mark's bytes.
+the rewritten bytes back. While `coopjax.enable` is in force, so are modules without a mark
+(`coopjax.xla.standing`); else they are left alone after one search for the mark's bytes.
 
 The hook never fails a user's compile: on any doubt it returns None, and says why in the log.
 """
 
 import contextlib
+import functools
 import logging
 import re
 import threading
@@ -19,10 +21,13 @@ from typing import Any
 import jax
 from jax.extend import xla as jax_xla
 
+from coopjax import compat
 from coopjax.budget import Budget, format_bytes
-from coopjax.errors import BudgetExceededWarning
+from coopjax.errors import BudgetExceededWarning, InvalidProgramError
+from coopjax.xla import standing
 from coopjax.xla.module_plan import Outcome, Request, plan_module
 
+compat.log_as_jax_does("coopjax")
 _log = logging.getLogger("coopjax.hook")
 _MARK = re.compile(rb"coopjax-mark\([^()]*\)")
 # XLA:GPU tunes single instructions in modules of their own; the second field of a serialized module names its entry.
@@ -42,8 +47,8 @@ class _Hook:
     """Registers the callback for one platform, once per process."""
     with self._lock:
       if platform not in self._platforms:
-        stage = jax_xla.PipelineStage.POST_SCHEDULER
-        jax_xla.register_hlo_module_transformation(self._callback, name="coopjax", stage=stage, platforms=platform)
+        stage, callback = jax_xla.PipelineStage.POST_SCHEDULER, functools.partial(self._callback, platform)
+        jax_xla.register_hlo_module_transformation(callback, name="coopjax", stage=stage, platforms=platform)
         self._platforms.add(platform)
 
   def capture(self, compile_marked: Callable[[str], object]) -> bytes:
@@ -89,42 +94,44 @@ class _Hook:
       raise RuntimeError("the HLO hook did not run: the program was not compiled, or its mark was lost on the way")
     return captured
 
-  def _callback(self, module_bytes: bytes) -> bytes | None:
-    if module_bytes.find(_EXTRACTED, 0, _HEAD_BYTES) >= 0:
-      return None
-    requests = {Request.from_mark(match.decode()) for match in set(_MARK.findall(module_bytes))}
-    for request in requests:
-      if request.key in self._captures:
-        self._captures[request.key] = bytes(module_bytes)
-        if request.key in self._observed:
-          return None
-        raise _CapturedError
-    if not requests:
-      return None
+  def _callback(self, platform: str, module_bytes: bytes) -> bytes | None:
     try:
-      return self._plan(module_bytes, requests)
+      if module_bytes.find(_EXTRACTED, 0, _HEAD_BYTES) >= 0:
+        return None
+      marks = {Request.from_mark(match.decode()) for match in set(_MARK.findall(module_bytes))}
+      for mark in marks:
+        if mark.key in self._captures:
+          self._captures[mark.key] = bytes(module_bytes)
+          if mark.key in self._observed:
+            return None
+          raise _CapturedError
+      return _plan(module_bytes, marks, standing.request(platform))
+    except _CapturedError:
+      raise
+    except InvalidProgramError as error:
+      _log.info("a program on %s is left as it came: its module can't be read: %s", platform, error)
     except Exception:  # the compile must stand whatever happens in here
-      _log.exception("planning failed; the program is compiled as it came")
-      return None
+      _log.exception("planning failed; a program on %s is compiled as it came", platform)
+    return None
 
-  def _plan(self, module_bytes: bytes, requests: set[Request]) -> bytes | None:
-    outcome = plan_module(module_bytes, requests)
-    for line in outcome.rounds:
-      _log.debug(line)
-    _log.info(
-      "temporaries %s, budget %s, planned %s in %.2f s%s", format_bytes(outcome.baseline.temp_bytes),
-      format_bytes(outcome.budget_bytes), format_bytes(outcome.predicted.temp_bytes), outcome.seconds,
-      f": {outcome.reason}" if outcome.reason else "",
-    )
-    if not outcome.fits:
-      _warn_over_budget(outcome)
-    return outcome.module_bytes
+
+def _plan(module_bytes: bytes, marks: set[Request], asked_of_all: Request | None) -> bytes | None:
+  """The planned module; what a mark asks goes before what is asked of every program."""
+  if not marks and asked_of_all is None:
+    return None
+  outcome = plan_module(module_bytes, marks or {asked_of_all}, reorders=asked_of_all is not None)
+  for line in outcome.rounds:
+    _log.debug("%s: %s", outcome.name, line)
+  _log.info("%s", outcome)
+  if not outcome.fits:
+    _warn_over_budget(outcome)
+  return outcome.module_bytes
 
 
 def _warn_over_budget(outcome: Outcome) -> None:
   message = (
-    f"a program with a coopjax.remat in it needs {format_bytes(outcome.predicted.temp_bytes)} of temporaries, over its "
-    f"budget of {format_bytes(outcome.budget_bytes)}. {outcome.reason}"
+    f"the program {outcome.name} needs {format_bytes(outcome.predicted.temp_bytes)} of temporaries, over its budget of "
+    f"{format_bytes(outcome.budget_bytes)}. {outcome.reason}"
   ).rstrip()
   try:
     warnings.warn(message, BudgetExceededWarning, stacklevel=2)

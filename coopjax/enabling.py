@@ -1,0 +1,107 @@
+"""Every program of the process through the HLO engine, with no change in the user's code."""
+
+import warnings
+from typing import Any
+
+import jax
+
+from coopjax import compat
+from coopjax.budget import Budget
+from coopjax.errors import RematNoEffectWarning
+from coopjax.planners.base import get_planner
+from coopjax.xla import hook, standing
+
+
+class Enabled:
+  """What `enable` returns; as a context manager it brings back the former state at its end."""
+
+  def __init__(self, former: standing.Standing | None):
+    self._former = former
+
+  def __enter__(self) -> "Enabled":
+    return self
+
+  def __exit__(self, *_) -> None:
+    standing.change(self._former)
+
+
+def enable(budget: Any = None, *, planner: str = "auto", time_limit_s: float = 2.0) -> Enabled:
+  """Plans every program that this process compiles from now on; no code has to change.
+
+  XLA fuses and lays out a program, then schedules it, mostly for speed. Right after that, a hook gets the program and
+  gives its instructions another order, in which fewer bytes are live at the peak: the gradient of a weight, say, runs
+  where its activation can go, not at the end. Nothing is computed twice or otherwise, so results have the same bits.
+
+  With a budget, programs whose temporary memory would still exceed it recompute some of it, too, as little as
+  possible, by clones of compiled instructions: again with the same bits. A program that can't be brought within the
+  budget is compiled at the smallest memory found, with a `BudgetExceededWarning`.
+
+  A `coopjax.remat` inside a program has its own budget: it goes before this one, the strictest of several first. What
+  the hook can't read or can't prove safe is compiled as it came. Programs with less than 64 KiB of temporaries keep
+  their order, and cost less than a millisecond.
+
+  One line per program (module, bytes before and after, what was done or why nothing was) goes to the logger
+  ``coopjax.hook`` at INFO. It obeys ``JAX_LOGGING_LEVEL=INFO`` as JAX's own loggers do. A program that comes from the
+  persistent compilation cache has no line: its plan was made when it was put there. The keys of JAX's caches tell
+  programs apart by what was enabled when they were compiled: jitted functions that ran before ``enable`` are compiled
+  anew at their next call, and go back to what they were after `disable`.
+
+  Args:
+    budget: None to change the order alone; else temporary memory of each program on one device: bytes, a size
+      ("6GiB"), a share of each program's own temporaries, or a `Budget`. ``"device"`` is what the device has (on a CPU,
+      the machine) less the program's arguments and results; other arrays that the process keeps there don't count. For
+      hardware that is not there it is not known, and only the order is changed.
+    planner: "auto", or any of `coopjax.plan`'s.
+    time_limit_s: seconds that planning one program may take.
+
+  Returns:
+    A handle for ``with coopjax.enable():``, at whose end the former state returns. The state is the process's, threads
+    included. What is not entered holds until `disable`.
+
+  Raises:
+    InvalidBudgetError: the budget is none.
+    ValueError: there is no such planner.
+
+  Limits: GPUs and TPUs need JAX 0.12; a compiler for absent hardware must be loaded before. What `coopjax.plan` and
+  `coopjax.remat` compile while they plan is not touched.
+
+  Example:
+    >>> import jax, jax.numpy as jnp
+    >>> def loss(weights, x):
+    ...   for weight in weights:
+    ...     x = jnp.tanh(x @ weight)
+    ...   return jnp.mean(x**2)
+    >>> shapes = [jax.ShapeDtypeStruct((64, 64), "float32")] * 8, jax.ShapeDtypeStruct((512, 64), "float32")
+    >>> def temporaries():
+    ...   return jax.jit(jax.grad(loss)).lower(*shapes).compile().memory_analysis().temp_size_in_bytes
+    >>> alone = temporaries()
+    >>> with enable("600 KiB"):
+    ...   fitted = temporaries()
+    >>> fitted <= 600 * 1024 < alone == temporaries()
+    True
+  """
+  get_planner(planner)
+  if budget != standing.DEVICE and budget is not None:
+    budget = Budget.parse(budget)
+  platforms = compat.loaded_hook_platforms()
+  for platform in platforms:
+    hook.install(platform)
+  if compat.hook_platform(jax.default_backend()) not in platforms:
+    warnings.warn(
+      f"coopjax.enable changes nothing on {jax.default_backend()}: JAX {jax.__version__} runs no hooks there",
+      RematNoEffectWarning, stacklevel=2)
+  former = standing.current()
+  standing.change(standing.Standing(budget, planner, time_limit_s))
+  return Enabled(former)
+
+
+def disable() -> None:
+  """Ends what `enable` began: programs compiled from now on are XLA's own, marks of `coopjax.remat` aside.
+
+  Programs that were compiled while it was enabled stay in JAX's caches for the next time.
+
+  Example:
+    >>> _ = enable()
+    >>> disable()
+  """
+  standing.change(None)

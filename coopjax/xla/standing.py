@@ -1,0 +1,90 @@
+"""What is asked of every program that the process compiles, with or without a mark: the state behind `coopjax.enable`.
+
+The state is the process's, and part of the keys of JAX's caches. Where it changes, `jax.jit` traces and compiles anew
+what it had compiled under another state, and the persistent compilation cache keeps the programs of each state apart.
+Neither knows of hooks, so a plan would else be skipped without a word.
+"""
+
+import contextlib
+import dataclasses
+from typing import Any
+
+import jax
+
+from coopjax import __version__, compat
+from coopjax.budget import Budget
+from coopjax.xla import targets
+from coopjax.xla.module_plan import Request
+
+DEVICE = "device"  # as a budget: the memory of the device that a program is compiled for
+# Whose speeds price recomputation where the device that a program is compiled for is not the running one.
+_SPEEDS = {"cpu": "cpu", "cuda": "gpu:h100", "tpu": "tpu:v5e:2x2"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Standing:
+  """What every program is asked for.
+
+  Attributes:
+    budget: temporary memory of each program on one device; ``"device"`` for a total of what the device has, None for a
+      better order alone.
+    planner: name of a planner.
+    time_limit_s: seconds that planning one program may take.
+  """
+
+  budget: Budget | str | None
+  planner: str
+  time_limit_s: float
+
+
+# Made when it is first needed: with each context that comes into being, JAX traces everything once more.
+_state: Any = None
+
+
+def current() -> Standing | None:
+  """What is asked in this thread at present."""
+  return None if _state is None else _state.value
+
+
+def change(standing: Standing | None) -> None:
+  """Asks it of every program from now on, in all threads."""
+  global _state
+  if _state is None and standing is None:
+    return
+  if _state is None:
+    _state = jax.make_user_context(None)
+  compat.add_to_cache_key(_cache_key)
+  _state.set_global(standing)
+
+
+def suspended() -> contextlib.AbstractContextManager:
+  """Nothing is asked of what this thread compiles inside: planning's own compiles, which plans are measured by."""
+  return contextlib.nullcontext() if _state is None else _state(None)
+
+
+def request(platform: str) -> Request | None:
+  """What is asked of a program for a platform that the hook serves: "cpu", "cuda" or "tpu"."""
+  standing = current()
+  if standing is None:
+    return None
+  device = _device(platform)
+  budget = standing.budget
+  if budget == DEVICE:
+    budget = None if device is None else Budget.total(device.memory_bytes)
+  return Request(budget, standing.planner, standing.time_limit_s, target=_SPEEDS[platform])
+
+
+def _device(platform: str) -> targets.Target | None:
+  """The device of that platform, if it is there."""
+  if platform == "cpu":
+    return targets.resolve("cpu")
+  return targets.running() if compat.hook_platform(jax.default_backend()) == platform else None
+
+
+def _cache_key() -> str:
+  """Tells apart what is compiled under one state from what is under another; nothing while nothing is asked."""
+  standing = current()
+  if standing is None:
+    return ""
+  memory_bytes = targets.running().memory_bytes if standing.budget == DEVICE else None
+  return f"coopjax {__version__} {standing} {memory_bytes}"

@@ -1,0 +1,449 @@
+"""Every program of the process through the HLO engine: orders, budgets, marks, caches, threads, and other users."""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import logging
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend import xla as jax_xla
+
+import coopjax
+from coopjax import _core, compat
+from coopjax.planners.base import PLANNERS
+from coopjax.program.step_program import OUTPUT
+from coopjax.xla import hook, module_plan, standing, targets
+from coopjax.xla.program import parse_module, read_step_program
+from tests import models
+from tests.hlo_hook import hook as transformation
+from tests.hlo_proto import Module
+from tests.test_remat import assert_same_bits, compile_step, temp_bytes
+
+ROOT = pathlib.Path(__file__).parent.parent
+GPT = models.gpt(depth=1)
+MLP = models.mlp(depth=8, batch=512)  # 128 KiB a layer
+
+
+@pytest.fixture(autouse=True)
+def disabled():
+  yield
+  coopjax.disable()
+
+
+@pytest.fixture
+def outcomes(monkeypatch):
+  """What the hook did to each program, in order."""
+  made, plan_module = [], hook.plan_module
+
+  def recording(*args, **kwargs):
+    made.append(plan_module(*args, **kwargs))
+    return made[-1]
+
+  monkeypatch.setattr(hook, "plan_module", recording)
+  return made
+
+
+@functools.cache
+def plain(name="gpt"):
+  return compile_step(*{"gpt": GPT, "mlp": MLP}[name])
+
+
+def step_of(loss):
+  """A jitted function that no cache knows."""
+  return jax.jit(lambda *args: jax.value_and_grad(loss)(*args))
+
+
+def sequence(module_bytes):
+  """Names of the entry's instructions in the order in which they run."""
+  module = Module(module_bytes)
+  names = {instruction.id: instruction.name for instruction in module.instructions}
+  return [names[each] for each in module.sequence]
+
+
+def module_of(compiled):
+  return compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
+
+
+def test_the_order_alone_takes_less_memory_with_the_same_bits(outcomes):
+  with coopjax.enable():
+    ordered = compile_step(*GPT)
+  (outcome,) = [each for each in outcomes if each.name == "jit_loss"]
+  assert temp_bytes(ordered) == outcome.predicted.temp_bytes < temp_bytes(plain()) == outcome.baseline.temp_bytes
+  assert sequence(module_of(ordered)) == sequence(outcome.module_bytes) != sequence(module_of(plain()))
+  assert sorted(sequence(module_of(ordered))) == sorted(sequence(module_of(plain())))
+  assert ordered.cost_analysis()["flops"] == plain().cost_analysis()["flops"]
+  assert_same_bits(ordered(*GPT[1:]), plain()(*GPT[1:]))
+
+
+@contextlib.contextmanager
+def before_ours(callback):
+  """Another user of the hook, whose modules ours gets: callbacks run in the order in which they were registered."""
+  jax_xla.clear_hlo_module_transformation("coopjax", stage=jax_xla.PipelineStage.POST_SCHEDULER, platforms="cpu")
+  hook._hook._platforms.discard("cpu")
+  with transformation(callback):
+    yield
+
+
+def deferring(module_bytes):
+  """Another scheduler, one that leaves everything that makes a result for the end."""
+  module = parse_module(module_bytes)
+  program, ids = read_step_program(module)
+  makes_results = np.array([bool(len(program.outputs(op))) and (program.value_kind[program.outputs(op)] == OUTPUT).all()
+                            for op in range(program.num_ops)])
+  read = {producer for producer in program.value_producer[program.op_inputs[1]] if producer >= 0}
+  is_last = [makes_results[op] and op not in read for op in program.schedule]
+  order = sorted(program.schedule, key=lambda op: is_last[list(program.schedule).index(op)])
+  return _core.apply_schedule(module, ids, np.array(order, np.int32))
+
+
+def test_weight_gradients_are_not_deferred_past_the_memory_they_hold():
+  loss, weights, x = MLP
+  fn = lambda weights, x: loss(weights, x * jnp.arange(512.0)[:, None])
+  with before_ours(deferring):
+    deferred = compile_step(fn, weights, x)
+    with coopjax.enable():
+      ordered = compile_step(fn, weights, x)
+  layer_bytes = 512 * 64 * 4
+  assert temp_bytes(deferred) >= temp_bytes(ordered) + 6 * layer_bytes  # cotangents of eight layers, all but a few
+  assert_same_bits(ordered(weights, x), deferred(weights, x))
+
+
+def test_a_budget_recomputes_only_in_programs_that_exceed_it(outcomes):
+  budget_bytes = 3 * 2**19
+  assert temp_bytes(plain("mlp")) < budget_bytes < temp_bytes(plain())
+  with coopjax.enable("1.5 MiB"):
+    small, large = compile_step(*MLP), compile_step(*GPT)
+  assert "coop_remat" in large.as_text() and "coop_remat" not in small.as_text()
+  assert temp_bytes(small) <= temp_bytes(plain("mlp")) and temp_bytes(large) <= budget_bytes
+  assert large.cost_analysis()["flops"] > plain().cost_analysis()["flops"]
+  assert_same_bits(large(*GPT[1:]), plain()(*GPT[1:]))
+  by_name = [(each.name, each.result and each.result.num_recomputed > 0) for each in outcomes if "loss" in each.name]
+  assert by_name == [("jit_loss", None), ("jit_loss", True)]
+
+
+def test_a_budget_that_the_order_holds_recomputes_nothing(outcomes):
+  with coopjax.enable():
+    compile_step(*GPT)
+  with coopjax.enable(outcomes[-1].predicted.temp_bytes):
+    ordered = compile_step(*GPT)
+  assert temp_bytes(ordered) == outcomes[-1].budget_bytes < temp_bytes(plain())
+  assert "coop_remat" not in ordered.as_text()
+
+
+def test_a_budget_out_of_reach_warns_and_takes_the_least_that_was_found():
+  over = pytest.warns(coopjax.BudgetExceededWarning, match="jit_loss needs .* over its budget of 1.00 KiB")
+  with coopjax.enable("1 KiB"), over:
+    least = compile_step(*MLP)
+  assert temp_bytes(least) < 0.6 * temp_bytes(plain("mlp"))
+  assert_same_bits(least(*MLP[1:]), plain("mlp")(*MLP[1:]))
+
+
+def test_device_is_what_the_device_has_less_arguments_and_results(monkeypatch, outcomes):
+  machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+  with coopjax.enable("device"):
+    compile_step(*MLP)
+    assert outcomes[-1].budget_bytes == machine - outcomes[-1].baseline.resident_bytes and not outcomes[-1].result
+    resident_bytes, budget_bytes = outcomes[-1].baseline.resident_bytes, temp_bytes(plain("mlp")) // 2
+    small = dataclasses.replace(targets.resolve("cpu"), memory_bytes=resident_bytes + budget_bytes)
+    monkeypatch.setattr(targets, "resolve", lambda name: small)
+    fitted = compile_step(*MLP)
+  assert outcomes[-1].budget_bytes == budget_bytes >= temp_bytes(fitted) and "coop_remat" in fitted.as_text()
+
+
+def test_with_brings_back_what_was_and_nests(outcomes):
+  asked = lambda: None if standing.request("cpu") is None else str(standing.request("cpu").budget)
+  assert asked() is None
+  with coopjax.enable():
+    assert asked() == "None"
+    with coopjax.enable("6GiB", planner="coop"):
+      assert asked() == "6.00 GiB" and standing.request("cpu").planner == "coop"
+      coopjax.enable("1GiB")
+      assert asked() == "1.00 GiB"
+      coopjax.disable()
+      assert asked() is None
+    assert asked() == "None"
+    with contextlib.suppress(ZeroDivisionError), coopjax.enable("6GiB"):
+      raise ZeroDivisionError
+    assert asked() == "None"
+  assert asked() is None
+  coopjax.disable()
+  compile_step(*MLP)
+  assert not outcomes
+
+
+@pytest.mark.parametrize("options, error", [
+  ({"budget": 0}, coopjax.InvalidBudgetError), ({"budget": "much"}, coopjax.InvalidBudgetError),
+  ({"planner": "best"}, ValueError)])
+def test_what_is_no_budget_or_planner_is_refused_at_once(options, error):
+  with pytest.raises(error):
+    coopjax.enable(**options)
+  assert standing.current() is None
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_every_planner_works_in_the_hook(planner, outcomes):
+  time_limit_s, share = 1.0, 0.98 if planner == "model" else 0.6  # MODeL orders and does not recompute
+  start = time.perf_counter()
+  with coopjax.enable(share, planner=planner, time_limit_s=time_limit_s):
+    fitted = compile_step(*GPT)
+  assert temp_bytes(fitted) <= share * temp_bytes(plain()) and outcomes[-1].fits
+  assert ("coop_remat" in fitted.as_text()) == (planner != "model")
+  assert sequence(module_of(fitted)) == sequence(outcomes[-1].module_bytes)
+  assert outcomes[-1].seconds < min(2 * time_limit_s + 1, time.perf_counter() - start)
+  assert_same_bits(fitted(*GPT[1:]), plain()(*GPT[1:]))
+
+
+@pytest.mark.parametrize("planner", PLANNERS)
+def test_every_planner_orders(planner):
+  request = module_plan.Request(None, planner, time_limit_s=0.5)
+  outcome = module_plan.plan_module(module_of(plain()), [request])
+  assert outcome.predicted.temp_bytes < temp_bytes(plain()) and outcome.result.num_recomputed == 0 and outcome.fits
+  assert outcome.result.planner == (planner if planner in ("fastsa", "model") else "order")
+
+
+def test_the_budget_of_a_mark_goes_first(outcomes):
+  loss, weights, x = MLP
+  marked = coopjax.remat(loss, budget=0.7, engine="hlo", planner="peak")
+  for budget in (None, 0.5, "1TiB"):
+    with coopjax.enable(budget):
+      fitted = compile_step(marked, weights, x)
+    assert outcomes[-1].budget_bytes == int(0.7 * temp_bytes(plain("mlp"))) >= temp_bytes(fitted)
+  stricter = coopjax.remat(loss, budget=0.5, engine="hlo", planner="peak")
+  both = lambda weights, x: marked(weights, x) + stricter(weights, x**2)
+  with coopjax.enable(0.9):
+    compile_step(both, weights, x)
+  assert outcomes[-1].request.budget.share == 0.5  # of both marks in one module the strictest
+
+
+def test_a_mark_whose_budget_is_held_gets_a_better_order_all_the_same():
+  loss, params, ids = GPT
+  with pytest.warns(coopjax.RematNoEffectWarning):
+    roomy = coopjax.remat(loss, budget="1TiB", engine="hlo", planner="peak")
+    assert temp_bytes(compile_step(roomy, params, ids)) == temp_bytes(plain())
+    with coopjax.enable():
+      assert temp_bytes(compile_step(roomy, params, ids)) < temp_bytes(plain())
+
+
+def test_a_peak_outside_the_marked_region_is_lowered_too():
+  loss, weights, x = MLP
+  step = lambda inner: lambda weights, x: inner(weights, x) + loss(weights, jnp.tile(x, (8, 1)))
+  alone = compile_step(step(loss), weights, x)
+  with pytest.warns(coopjax.RematNoEffectWarning, match="within the budget"):  # what is marked is, by itself
+    marked = coopjax.remat(loss, budget=temp_bytes(alone) // 2, engine="hlo", planner="peak")
+    fitted = compile_step(step(marked), weights, x)
+  assert temp_bytes(plain("mlp")) < temp_bytes(alone) / 6 and temp_bytes(fitted) <= temp_bytes(alone) / 2
+  assert "coop_remat" in fitted.as_text()
+  assert_same_bits(fitted(weights, x), alone(weights, x))
+
+
+def test_plans_do_not_depend_on_what_is_enabled():
+  make_plan = lambda: coopjax.plan(*MLP, budget=0.8, engine="hlo", planner="peak")
+  alone = make_plan()
+  with coopjax.enable(0.5):
+    assert dataclasses.replace(make_plan(), planning_s=alone.planning_s) == alone
+
+
+def test_what_was_jitted_before_is_compiled_anew_and_kept(outcomes):
+  step, args = step_of(MLP[0]), MLP[1:]
+  in_state = lambda: (step(*args), len(outcomes))[1]
+  assert in_state() == 0
+  coopjax.enable(0.5)
+  assert in_state() == in_state() == 1
+  coopjax.disable()
+  assert in_state() == 1
+  coopjax.enable(0.5)
+  assert in_state() == 1  # an equal state: the program is still there
+  coopjax.enable(0.6)
+  assert in_state() == in_state() == 2
+
+
+CACHED = """
+  import contextlib, json, sys
+  import jax, coopjax
+  from tests import models
+  from tests.test_remat import compile_step, temp_bytes
+  jax.config.update("jax_compilation_cache_dir", sys.argv[1])
+  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+  jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+  hits = []
+  jax.monitoring.register_event_listener(lambda event, **_: hits.append(event.endswith("cache_hits")))
+  loss, weights, x = models.mlp(depth=8, batch=512)
+  found = {}
+  def record(name, loss):
+    hits.clear()
+    found[name] = temp_bytes(compile_step(loss, weights, x)), sum(hits)
+  record("plain", loss)
+  for budget in (None, 0.7, 0.5):
+    with coopjax.enable(budget, planner="peak"):
+      record(f"enabled {budget}", loss)
+  for share in (0.7, 0.5):
+    marked = coopjax.remat(loss, budget=share, engine="hlo", planner="peak")
+    marked(weights, x)
+    record(f"marked {share}", marked)
+  with coopjax.enable(0.5, planner="peak"):
+    record("enabled, marked", marked)
+  record("plain again", loss)
+  print(json.dumps(found))
+"""
+
+
+def test_the_persistent_cache_never_skips_a_plan(tmp_path):
+  environment = {**os.environ, "JAX_LOGGING_LEVEL": "INFO", "COOPJAX_CACHE_DIR": str(tmp_path / "decisions")}
+  runs = []
+  for _ in range(2):
+    done = subprocess.run(
+      [sys.executable, "-c", textwrap.dedent(CACHED), str(tmp_path / "programs")], cwd=ROOT, env=environment, text=True,
+      capture_output=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    runs.append((json.loads(done.stdout), done.stderr.count("coopjax.hook")))
+  (first, num_planned), (second, num_planned_again) = runs
+  temp = {name: bytes for name, (bytes, _) in first.items()}
+  assert temp == {name: bytes for name, (bytes, _) in second.items()}
+  for name, (num_bytes, _) in first.items():
+    share = next((share for share in (0.5, 0.7) if str(share) in name), 0.5 if "marked" in name else 1.0)
+    assert share * 0.8 * temp["plain"] < num_bytes <= share * temp["plain"], name
+  assert not any(hits for name, (_, hits) in first.items() if name != "plain again")
+  assert all(hits for _, hits in second.values()) and num_planned > 6 > num_planned_again == 0
+
+
+def test_programs_compiled_in_threads_are_all_planned(outcomes):
+  loss, weights, x = MLP
+  found = {}
+
+  def compile_one(scale):
+    found[scale] = temp_bytes(compile_step(lambda weights, x: loss(weights, scale * x), weights, x))
+
+  with coopjax.enable(0.6):
+    threads = [threading.Thread(target=compile_one, args=(scale,)) for scale in range(2, 6)]
+    for thread in threads:
+      thread.start()
+    for thread in threads:
+      thread.join()
+  assert len(found) == len(outcomes) == 4 and all(each.fits and each.result.num_recomputed for each in outcomes)
+  assert sorted(found.values()) == sorted(each.predicted.temp_bytes for each in outcomes)
+
+
+def test_garbage_leaves_the_compile_standing(caplog):
+  caplog.set_level(logging.INFO, "coopjax")
+  module = module_of(plain("mlp"))
+  mark = module_plan.Request(coopjax.Budget.parse(0.5)).to_mark().encode()
+  chance = random.Random(0)
+  broken = [b"", b"\x00" * 100, chance.randbytes(1000), b"coopjax-mark(nonsense)", b"coopjax-mark(share=x;\xff)", mark,
+            mark + module, module[: len(module) // 2]]
+  for _ in range(60):
+    at = chance.randrange(len(module))
+    broken.append(module[:at] + chance.randbytes(chance.randrange(1, 9)) + module[at + chance.randrange(9):])
+  with coopjax.enable(0.5):
+    for garbage in broken:
+      caplog.clear()
+      handed_back = hook._hook._callback("cpu", garbage)
+      assert len(caplog.records) >= 1
+      if handed_back is not None:  # bytes that hit a constant or a name: still a program, and proved to be the same one
+        assert not _core.verify_transform(parse_module(garbage), parse_module(handed_back))
+    assert all(hook._hook._callback("cpu", garbage) is None for garbage in broken[:8])
+
+
+def test_no_fault_of_ours_fails_a_compile(monkeypatch, caplog):
+  def fail(*_, **__):
+    raise MemoryError("not enough for a plan")
+
+  monkeypatch.setattr(hook, "plan_module", fail)
+  with coopjax.enable(0.5):
+    assert temp_bytes(compile_step(*MLP)) == temp_bytes(plain("mlp"))
+  assert "not enough for a plan" in caplog.text and "compiled as it came" in caplog.text
+
+
+def test_a_warning_that_is_an_error_is_logged(caplog):  # pytest makes them errors
+  with coopjax.enable("1 KiB"):
+    assert temp_bytes(compile_step(*MLP)) < temp_bytes(plain("mlp"))
+  assert "over its budget of 1.00 KiB" in caplog.text
+
+
+def test_small_programs_keep_their_order_and_cost_nothing():
+  modules = []
+  with transformation(modules.append):
+    for fn in (lambda x: x + 1, lambda x: jax.nn.softmax(x @ x), jnp.sort, jax.grad(lambda x: jnp.tanh(x @ x).sum())):
+      jax.jit(fn).lower(jnp.ones((8, 8))).compile()
+  coopjax.enable()
+  for module in modules:
+    seconds = []
+    for _ in range(20):
+      start = time.perf_counter()
+      assert hook._hook._callback("cpu", module) is None
+      seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 1e-3
+
+
+def test_one_line_per_program_at_the_level_that_jax_logs_at(caplog):
+  log = logging.getLogger("coopjax.hook")
+  with coopjax.enable(0.5):
+    compile_step(*MLP)
+    assert not caplog.records and not log.isEnabledFor(logging.INFO)
+    jax.config.update("jax_logging_level", "INFO")
+    try:
+      compile_step(*MLP)
+      jax.jit(lambda x: x + 1)(1.0)
+    finally:
+      jax.config.update("jax_logging_level", None)
+      logging.getLogger("jax").setLevel(logging.NOTSET)  # JAX leaves the level where it was
+  lines = [record.getMessage() for record in caplog.records if record.name == log.name]
+  assert [record.levelname for record in caplog.records if record.name == log.name] == ["INFO"] * 2
+  assert lines[0].startswith("jit_loss: temporaries 1.12 MiB, budget 576.00 KiB, now ") and "recomputed" in lines[0]
+  assert "temporaries 0 B" in lines[1] and "left as it came" in lines[1]
+  assert not log.isEnabledFor(logging.INFO)
+
+
+def test_other_users_and_disabled_passes_stay_in_force():
+  loss, params, ids = GPT
+  seen = []
+  with before_ours(lambda module: seen.append(("before", sequence(module)))):
+    with coopjax.enable(), transformation_after(lambda module: seen.append(("after", sequence(module)))):
+      ordered = compile_step(loss, params, ids)
+  (_, came), (_, left) = (entry for entry in seen if len(entry[1]) > 50)
+  assert came == sequence(module_of(plain())) and left == sequence(module_of(ordered)) != came
+  options = {"xla_disable_hlo_passes": "fusion"}
+  compile_unfused = lambda: step_of(loss).lower(params, ids).compile(options)
+  unfused = compile_unfused()
+  with coopjax.enable():
+    both = compile_unfused()
+  assert sorted(sequence(module_of(both))) == sorted(sequence(module_of(unfused))) != sorted(came)
+  assert temp_bytes(both) < temp_bytes(unfused)
+
+
+@contextlib.contextmanager
+def transformation_after(callback):
+  stage = jax_xla.PipelineStage.POST_SCHEDULER
+  jax_xla.register_hlo_module_transformation(callback, name="after", stage=stage, platforms="cpu")
+  try:
+    yield
+  finally:
+    assert jax_xla.clear_hlo_module_transformation("after", stage=stage, platforms="cpu")
+
+
+@pytest.mark.targets
+@pytest.mark.parametrize("name", ["gpu:h100", "tpu:v5e:2x2"])
+def test_absent_hardware(name, outcomes):
+  target = targets.resolve(name)
+  target.load()
+  loss, *args = models.gpt(depth=4, width=256, batch=16, length=256)
+  avals = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=target.sharding), args)
+  lowered = jax.jit(jax.value_and_grad(loss)).lower(*avals)
+  alone = lowered.compile()
+  with contextlib.ExitStack() as stack:
+    if compat.hook_platform(target.platform) is not None:
+      stack.enter_context(coopjax.enable())
+    ordered = jax.jit(jax.value_and_grad(lambda *args: loss(*args))).lower(*avals).compile()
+  print(name, temp_bytes(alone), temp_bytes(ordered), *map(str, outcomes), sep="\n")
+  assert temp_bytes(ordered) <= temp_bytes(alone)
