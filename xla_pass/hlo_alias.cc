@@ -6,7 +6,8 @@
 
 namespace coopjax {
 
-HloAlias::HloAlias(const HloDataflow& dataflow) : dataflow_(dataflow) {
+HloAlias::HloAlias(const HloDataflow& dataflow)
+    : dataflow_(dataflow), rules_(RulesFor(PlatformOf(dataflow.graph().module()))) {
   const HloGraph& graph = dataflow.graph();
   in_place_.resize(graph.num_instructions());
   for (int32_t i = 0; i < graph.num_instructions(); ++i) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "hlo_dataflow.h"
+#include "hlo_platform.h"
 
 namespace coopjax {
 
@@ -36,12 +37,18 @@ class HloAlias {
 
   const HloDataflow& dataflow() const { return dataflow_; }
   const HloGraph& graph() const { return dataflow_.graph(); }
+  const HeapRules& rules() const { return rules_; }
   int32_t num_buffers() const { return buffers_.num_rows(); }
   int32_t buffer_of(int32_t value) const { return buffer_of_[value]; }
   std::span<const int32_t> values(int32_t buffer) const { return buffers_[buffer]; }  // by ascending id
   bool lives_out(int32_t buffer) const { return lives_out_[buffer]; }
-  int64_t value_bytes(int32_t value) const { return graph().shape(dataflow_.definition(value)).byte_size(); }
+  // Of the device's main memory; 0 for values elsewhere.
+  int64_t value_bytes(int32_t value) const { return rules_.Bytes(graph().shape(dataflow_.definition(value))); }
   int64_t buffer_bytes(int32_t buffer) const;
+  // All values of a buffer are in the same memory.
+  bool is_in_main_memory(int32_t buffer) const {
+    return rules_.IsInMainMemory(graph().shape(dataflow_.definition(values(buffer)[0])));
+  }
   // Whether input_output_alias gives the parameter at this node to an output (a donation).
   bool is_donated(Node parameter_node) const { return is_donated_[parameter_node]; }
 
@@ -60,6 +67,7 @@ class HloAlias {
   bool CanCallShare(Node operand_node, int32_t call) const;
 
   const HloDataflow& dataflow_;
+  const HeapRules rules_;
   std::vector<std::vector<InPlacePair>> in_place_;  // [instruction]
   std::vector<Node> aliased_parameter_;             // [node of the entry root]; kNoNode: none
   std::vector<uint8_t> is_donated_;                 // [node]

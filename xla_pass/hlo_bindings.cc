@@ -166,7 +166,7 @@ void BindHloProgram(nb::module_& m) {
   m.def("predict_memory", [](const ParsedModule& parsed) {
     const coopjax::HloAnalysis& analysis = parsed.Analysis();
     return HeapFields(coopjax::AssignBuffers(*analysis.alias, analysis.ranges));
-  }, "What XLA:CPU's buffer assignment will do with a scheduled module; see hlo_heap.h.");
+  }, "What XLA's buffer assignment will do with a scheduled module; see hlo_heap.h.");
   m.def("module_cost", [](const ParsedModule& parsed, bool count_iterations) {
     const auto cost = coopjax::CostModel(parsed.Analysis().graph, count_iterations).ComputationCost(parsed.module->entry);
     return nb::make_tuple(cost.flops, cost.transcendentals, cost.bytes_accessed);

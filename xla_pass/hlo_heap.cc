@@ -4,11 +4,8 @@
 #include <iterator>
 #include <numeric>
 
-
 namespace coopjax {
 namespace {
-
-int64_t RoundUp(int64_t bytes) { return (bytes + kHeapAlignment - 1) / kHeapAlignment * kHeapAlignment; }
 
 struct Allocation {
   int64_t bytes = 0;
@@ -30,7 +27,7 @@ struct Allocation {
 class Assigner {
  public:
   Assigner(const HloAlias& alias, const HloLiveRanges& ranges)
-      : alias_(alias), graph_(alias.graph()), dataflow_(alias.dataflow()), ranges_(ranges) {
+      : alias_(alias), graph_(alias.graph()), dataflow_(alias.dataflow()), rules_(alias.rules()), ranges_(ranges) {
     allocation_of_.assign(dataflow_.num_values(), -1);
     is_in_heap_.assign(dataflow_.num_values(), 0);
   }
@@ -51,11 +48,13 @@ class Assigner {
   void AssignHeap(HeapResult* result);
   std::vector<int64_t> PlaceTemporaries(HeapResult* result) const;
   int32_t NumThreadLocalAllocations() const;
+  int64_t ReportedTempBytes(const HeapResult& result) const;
   void AddBuffers(const std::vector<int64_t>& bases, HeapResult* result) const;
 
   const HloAlias& alias_;
   const HloGraph& graph_;
   const HloDataflow& dataflow_;
+  const HeapRules& rules_;
   const HloLiveRanges& ranges_;
   std::vector<Allocation> allocations_;
   std::vector<int32_t> reusable_;          // in order of creation, that is of falling size
@@ -134,7 +133,7 @@ bool Assigner::AssignFixed(int32_t buffer) {
 }
 
 void Assigner::AssignBuffer(int32_t buffer) {
-  if (AssignFixed(buffer)) return;
+  if (!alias_.is_in_main_memory(buffer) || AssignFixed(buffer)) return;
   for (const int32_t value : alias_.values(buffer)) {
     if (graph_.shape(dataflow_.definition(value)).is_tuple()) {
       NewAllocation(buffer, AllocationKind::kTuple);
@@ -168,6 +167,7 @@ bool Assigner::TryOperandAllocations(int32_t value, int32_t buffer) {
 bool Assigner::TryAllocation(int32_t index, int32_t buffer) {
   const Allocation& allocation = allocations_[index];
   const int64_t bytes = alias_.buffer_bytes(buffer);
+  if (!rules_.can_reuse_allocations) return false;
   if (!allocation.is_reusable() || bytes > allocation.bytes) return false;
   // An output's buffer outlives the program, so it must not be larger than the output.
   if (alias_.lives_out(buffer) && bytes != allocation.bytes) return false;
@@ -207,7 +207,7 @@ bool Assigner::IsCopyOf(int32_t value, int32_t assigned) const {
 
 void Assigner::AssignHeap(HeapResult* result) {
   const std::vector<HeapInterval> intervals = SimulateHeap(alias_, ranges_, is_in_heap_);
-  const Packing packing = PackHeap(intervals);
+  const Packing packing = PackHeap(intervals, rules_.alignment);
   heap_offset_.assign(dataflow_.num_values(), 0);
   if (intervals.empty()) return;
   heap_allocation_ = static_cast<int32_t>(allocations_.size());
@@ -250,10 +250,21 @@ std::vector<int64_t> Assigner::PlaceTemporaries(HeapResult* result) const {
   }
   std::vector<int64_t> bases(allocations_.size(), 0);
   for (; first != order.end(); ++first) {
-    bases[*first] = RoundUp(result->temp_bytes);
+    bases[*first] = RoundUp(result->temp_bytes, rules_.alignment);
     result->temp_bytes = bases[*first] + allocations_[*first].bytes;
   }
   return bases;
+}
+
+// What memory_analysis() says of them where that is not their size, see HeapRules.
+int64_t Assigner::ReportedTempBytes(const HeapResult& result) const {
+  if (!rules_.counts_fragmentation_twice) return result.temp_bytes;
+  if (result.heap_bytes == 0) return 0;
+  int64_t live_bytes = result.peak_live_bytes;
+  for (const Allocation& allocation : allocations_) {
+    if (allocation.kind == AllocationKind::kTuple && !allocation.lives_out) live_bytes += allocation.bytes;
+  }
+  return 2 * RoundUp(result.temp_bytes, rules_.alignment) - live_bytes;
 }
 
 void Assigner::AddBuffers(const std::vector<int64_t>& bases, HeapResult* result) const {
@@ -276,6 +287,7 @@ HeapResult Assigner::Run() {
   for (const int32_t buffer : SortedBuffers()) AssignBuffer(buffer);
   AssignHeap(&result);
   const std::vector<int64_t> bases = PlaceTemporaries(&result);
+  result.temp_bytes = ReportedTempBytes(result);
   for (const Allocation& allocation : allocations_) {
     if (allocation.kind == AllocationKind::kParameter) result.argument_bytes += allocation.bytes;
     if (allocation.lives_out) result.output_bytes += allocation.bytes;

@@ -1,4 +1,4 @@
-// What XLA:CPU's buffer assignment will do with a scheduled module, without XLA.
+// What XLA's buffer assignment will do with a scheduled module, without XLA.
 //
 // Three steps, after xla/service/buffer_assignment.cc and heap_simulator/heap_simulator.cc:
 //  1. Alias buffers by size: constants, entry parameters and tuples get allocations of their own; others
@@ -7,6 +7,7 @@
 //  2. A simulated heap over the flattened schedule: a value may take over the buffer of an operand that
 //     dies at that instruction (HloAlias::CanShareOperandBuffer).
 //  3. Best fit by decreasing size, and again by decreasing duration; the smaller heap wins.
+// What differs between backends stands in hlo_platform.h. Values outside the device's main memory take no part.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +19,6 @@
 #include "packing.h"
 
 namespace coopjax {
-
-inline constexpr int64_t kHeapAlignment = 64;
 
 enum class AllocationKind : uint8_t { kTemporary = 0, kParameter = 1, kConstant = 2, kOutput = 3, kTuple = 4 };
 
@@ -65,6 +64,6 @@ std::vector<HeapInterval> SimulateHeap(const HloAlias& alias, const HloLiveRange
 int64_t PeakLiveBytes(const std::vector<HeapInterval>& intervals);
 
 // Step 3: an offset per interval, and the heap's size.
-Packing PackHeap(const std::vector<HeapInterval>& intervals);
+Packing PackHeap(const std::vector<HeapInterval>& intervals, int64_t alignment);
 
 }  // namespace coopjax

@@ -102,11 +102,11 @@ class Simulator {
   int32_t clock_ = 0;
 };
 
-PackingProblem ProblemOf(const std::vector<HeapInterval>& intervals) {
+PackingProblem ProblemOf(const std::vector<HeapInterval>& intervals, int64_t alignment) {
   PackingProblem problem;
   for (const HeapInterval& interval : intervals) {
     problem.buffers.push_back(
-        {interval.start, interval.end + 1, interval.bytes, kHeapAlignment, kAnyOffset, interval.shared_with});
+        {interval.start, interval.end + 1, interval.bytes, alignment, kAnyOffset, interval.shared_with});
   }
   return problem;
 }
@@ -132,11 +132,11 @@ std::vector<Root> RootsOf(const std::vector<HeapInterval>& intervals) {
 
 // Best fit in the order of `key`.
 template <typename Key>
-Packing PackByKey(const std::vector<HeapInterval>& intervals, std::vector<Root> roots, const Key& key) {
+Packing PackByKey(const PackingProblem& problem, std::vector<Root> roots, const Key& key) {
   std::ranges::sort(roots, {}, key);
   std::vector<int32_t> sequence;
   for (const Root& root : roots) sequence.push_back(root.interval);
-  return PackInSequence(ProblemOf(intervals), sequence, FitRule::kBest);
+  return PackInSequence(problem, sequence, FitRule::kBest);
 }
 
 }  // namespace
@@ -146,15 +146,18 @@ std::vector<HeapInterval> SimulateHeap(const HloAlias& alias, const HloLiveRange
   return Simulator(alias, ranges, is_in_heap).Run();
 }
 
-int64_t PeakLiveBytes(const std::vector<HeapInterval>& intervals) { return PeakLiveBytes(ProblemOf(intervals)); }
+int64_t PeakLiveBytes(const std::vector<HeapInterval>& intervals) {
+  return PeakLiveBytes(ProblemOf(intervals, /*alignment=*/1));
+}
 
-Packing PackHeap(const std::vector<HeapInterval>& intervals) {
+Packing PackHeap(const std::vector<HeapInterval>& intervals, int64_t alignment) {
+  const PackingProblem problem = ProblemOf(intervals, alignment);
   const std::vector<Root> roots = RootsOf(intervals);
-  Packing by_size = PackByKey(intervals, roots, [&](const Root& root) {
+  Packing by_size = PackByKey(problem, roots, [&](const Root& root) {
     const HeapInterval& interval = intervals[root.interval];
     return std::make_tuple(-interval.bytes, interval.start - interval.end, interval.value);
   });
-  Packing by_duration = PackByKey(intervals, roots, [&](const Root& root) {
+  Packing by_duration = PackByKey(problem, roots, [&](const Root& root) {
     const HeapInterval& interval = intervals[root.interval];
     return std::make_tuple(interval.start - root.last_end, -interval.bytes, interval.value);
   });

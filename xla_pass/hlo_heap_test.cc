@@ -148,7 +148,7 @@ TEST(LoopsHoldTheirInnerTemporaries) {
 TEST(BestFitTakesTheSmallestGap) {
   const std::vector<HeapInterval> intervals = {{0, 64, 0, 20, -1, 0, 0}, {1, 128, 1, 5, -1, 0, 0},
                                                {2, 64, 2, 19, -1, 0, 0}, {3, 128, 6, 18, -1, 0, 0}};
-  const Packing packing = PackHeap(intervals);
+  const Packing packing = PackHeap(intervals, 64);
   EXPECT_EQ(packing.heap_bytes, 64 + 128 + 64);
   EXPECT_EQ(packing.offsets[1], packing.offsets[3]);
 }
@@ -157,7 +157,7 @@ TEST(BestFitTakesTheSmallestGap) {
 TEST(SharedIntervalsHaveOneOffset) {
   const std::vector<HeapInterval> intervals = {{0, 128, 0, 3, -1, 0, 0}, {1, 64, 1, 9, -1, 0, 0},
                                                {2, 128, 4, 8, 0, 0, 0}};
-  const Packing packing = PackHeap(intervals);
+  const Packing packing = PackHeap(intervals, 64);
   EXPECT_EQ(packing.offsets[0], packing.offsets[2]);
   EXPECT_EQ(packing.heap_bytes, 192);
   EXPECT_EQ(PeakLiveBytes(intervals), 192);
@@ -167,11 +167,34 @@ TEST(SharedIntervalsHaveOneOffset) {
 TEST(TheSmallerOfTwoHeapsWins) {
   const std::vector<HeapInterval> by_size = {{0, 192, 0, 2, -1, 0, 0}, {1, 64, 1, 5, -1, 0, 0},
                                              {2, 128, 3, 7, -1, 0, 0}, {3, 128, 4, 6, -1, 0, 0}};
-  EXPECT_EQ(PackHeap(by_size).heap_bytes, 320);
+  EXPECT_EQ(PackHeap(by_size, 64).heap_bytes, 320);
   EXPECT_EQ(PeakLiveBytes(by_size), 320);
   const std::vector<HeapInterval> by_duration = {{0, 128, 0, 7, -1, 0, 0}, {1, 192, 1, 2, -1, 0, 0},
                                                  {2, 128, 3, 6, -1, 0, 0}, {3, 128, 4, 5, -1, 0, 0}};
-  EXPECT_EQ(PackHeap(by_duration).heap_bytes, 384);
+  EXPECT_EQ(PackHeap(by_duration, 64).heap_bytes, 384);
+}
+
+// On TPU every buffer is at a multiple of 16 KB, the pair's table behind the heap; v is in vector memory, and nothing
+// lies in the output's buffer.
+TEST(TpuAlignsWidelyAndCountsItsMainMemory) {
+  Shape array = F32({256});
+  array.tiles = {{128}};
+  Shape in_vector_memory = array;
+  in_vector_memory.memory_space = 1;
+  HloBuilder b;
+  b.Begin("main");
+  const int64_t p = b.Parameter(0, array);
+  const int64_t x = b.Add("reverse", array, {p});
+  const int64_t v = b.Add("reverse", in_vector_memory, {x});
+  const int64_t pair = b.Add("custom-call", TupleOf({array, array}), {x, v});
+  b.Add("concatenate", array, {b.Element(pair, 0), b.Element(pair, 1), x});
+  const HeapResult heap = Assign(b);
+  EXPECT_EQ(heap.heap_bytes, 2 * 16384 + 1024);  // x and the pair's elements
+  EXPECT_EQ(heap.peak_live_bytes, 3 * 1024);
+  EXPECT_EQ(heap.output_bytes, 1024);
+  // 4 x 16 KB with the table, of which 3 x 1 KB and 512 bytes are live: the rest is counted a second time.
+  EXPECT_EQ(heap.temp_bytes, 2 * 4 * 16384 - (3 * 1024 + 512));
+  for (const HeapBuffer& buffer : heap.buffers) EXPECT_TRUE(buffer.instruction_id != v);
 }
 
 }  // namespace

@@ -16,12 +16,15 @@
 
 namespace coopjax {
 
+// Of a layout; others are small memories on the device, such as a TPU's vector memory (1) and flags (2).
+inline constexpr int64_t kMainMemorySpace = 0, kHostMemorySpace = 5;
+
 // An xla::Shape. Tuples have `is_tuple` and children; arrays have dimensions and a layout.
 struct Shape {
   int32_t element_type = 0;                 // xla::PrimitiveType; 13 = TUPLE, 17 = TOKEN, 14 = OPAQUE
   std::vector<int64_t> dimensions;
   std::vector<int64_t> minor_to_major;
-  int64_t memory_space = 0;                 // layout.memory_space: 0 default, 5 host on GPU/TPU, ...
+  int64_t memory_space = kMainMemorySpace;  // layout.memory_space
   bool has_layout_extras = false;           // tiles, element_size_in_bits and the like: sizes need care
   int64_t element_size_in_bits = 0;         // 0: that of the type
   int64_t tail_alignment_elements = 1;      // the padded element count is a multiple of this

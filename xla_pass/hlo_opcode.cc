@@ -1,5 +1,6 @@
 #include "hlo_opcode.h"
 
+#include <algorithm>
 #include <unordered_map>
 
 #include "hlo_module.h"
@@ -97,6 +98,12 @@ void AddArrayOps(OpcodeTable& table) {
   table["transpose"] = Pure(Op::kTranspose);
 }
 
+// What is neither the device's main memory nor the host's: how much of it there is, no plan models.
+bool IsInSmallMemory(const Shape& shape) {
+  return (shape.memory_space != kMainMemorySpace && shape.memory_space != kHostMemorySpace) ||
+         std::ranges::any_of(shape.tuple_shapes, IsInSmallMemory);
+}
+
 }  // namespace
 
 OpcodeInfo LookUpOpcode(std::string_view name) {
@@ -114,6 +121,7 @@ OpcodeInfo LookUpOpcode(std::string_view name) {
 
 bool HasOwnEffects(const Instruction& instruction) {
   const OpcodeInfo opcode = LookUpOpcode(instruction.opcode);
+  if (!IsGlue(opcode.op) && IsInSmallMemory(instruction.shape)) return true;
   switch (opcode.op) {
     case Op::kCustomCall:
       return instruction.custom_call_has_side_effect;

@@ -35,8 +35,8 @@ struct OpcodeInfo {
 // The entry of the table; for unknown names kOther, with all facts false.
 OpcodeInfo LookUpOpcode(std::string_view name);
 
-// Touches something besides its operands and its result (collectives, stateful random numbers, side effects), the
-// computations that it calls aside. Unknown opcodes do.
+// Touches something besides its operands and its result (collectives, stateful random numbers, side effects, a TPU's
+// flags and other small memories), the computations that it calls aside. Unknown opcodes do.
 bool HasOwnEffects(const Instruction& instruction);
 
 // Forwards buffers and does no work: "glue", folded away in a StepProgram.

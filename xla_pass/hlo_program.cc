@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "async_distance.h"
 #include "hlo_heap.h"
 
 namespace coopjax {
@@ -31,6 +32,7 @@ class ProgramBuilder {
     last_in_buffer_.assign(alias_.num_buffers(), kNoValue);
     MarkOuterBuffers();
     FindHeldBack();
+    FindStarts();
   }
 
   void Run() {
@@ -52,6 +54,7 @@ class ProgramBuilder {
  private:
   void MarkOuterBuffers();
   void FindHeldBack();
+  void FindStarts();
   void AddGlue(int32_t i);
   void AddOp(int32_t i);
   ValueId AddValue(int32_t value, OpId producer, ValueKind kind);
@@ -60,6 +63,7 @@ class ProgramBuilder {
   void AddOutputs(int32_t i, OpId op);
   void AddDependences(int32_t i);
   void AddControl(int32_t i);
+  void KeepAsyncDistance(int32_t i, std::vector<OpId>* control);
   void AddMayShare(int32_t i, OpId op);
   void AddDescription(int32_t i);
   void SetWorkspaces();
@@ -85,6 +89,9 @@ class ProgramBuilder {
   std::vector<std::vector<int32_t>> held_back_by_;  // [glue]: instructions behind barriers that it comes through
   std::vector<ValueId> last_in_buffer_;            // [alias buffer]: its latest value
   OpId last_with_effects_ = kNoOp;
+  std::vector<int32_t> start_of_;                  // [instruction]: the start that it is the done of, -1: none
+  std::vector<uint8_t> is_start_;                  // [instruction]
+  std::vector<OpId> in_flight_;                    // starts whose done is still to come
   std::vector<uint8_t> is_outer_;                  // [alias buffer]: somebody else's, see MarkOuterBuffers
 };
 
@@ -127,14 +134,23 @@ void ProgramBuilder::FindHeldBack() {
   }
 }
 
+void ProgramBuilder::FindStarts() {
+  start_of_.assign(graph_.num_instructions(), -1);
+  is_start_.assign(graph_.num_instructions(), 0);
+  for (const int32_t i : graph_.sequence(computation_)) {
+    const Instruction* start = StartOf(graph_.module(), graph_.instruction(i));
+    if (start != nullptr) start_of_[i] = graph_.module().instruction_index.at(start->id);
+    if (start != nullptr) is_start_[start_of_[i]] = 1;
+  }
+}
+
 ValueId ProgramBuilder::AddValue(int32_t value, OpId producer, ValueKind kind) {
   const ValueId id = program_.num_values();
   step_value_[value] = id;
-  const Shape& shape = graph_.shape(dataflow_.definition(value));
-  program_.value_bytes.push_back(shape.byte_size());
+  program_.value_bytes.push_back(alias_.value_bytes(value));
   program_.value_producer.push_back(producer);
   program_.value_kind.push_back(kind);
-  result_.value_types.push_back(ShapeText(shape));
+  result_.value_types.push_back(ShapeText(graph_.shape(dataflow_.definition(value))));
   // What had the buffer before is overwritten. (Values of one buffer are never live together.)
   ValueId& last = last_in_buffer_[alias_.buffer_of(value)];
   program_.value_in_place_of.push_back(producer == kNoOp ? kNoValue : last);
@@ -241,9 +257,21 @@ void ProgramBuilder::AddControl(int32_t i) {
     if (last_with_effects_ != kNoOp) control.push_back(last_with_effects_);
     last_with_effects_ = op_of_[i];
   }
+  KeepAsyncDistance(i, &control);
   std::ranges::sort(control);
   control.erase(std::ranges::unique(control).begin(), control.end());
   program_.op_control.AddRow(control);
+}
+
+// What hides an asynchronous operation follows its start and precedes its done.
+void ProgramBuilder::KeepAsyncDistance(int32_t i, std::vector<OpId>* control) {
+  if (start_of_[i] >= 0) {
+    const OpId start = op_of_[start_of_[i]];
+    std::erase(in_flight_, start);
+    for (OpId between = start + 1; between < op_of_[i]; ++between) control->push_back(between);
+  }
+  control->insert(control->end(), in_flight_.begin(), in_flight_.end());
+  if (is_start_[i]) in_flight_.push_back(op_of_[i]);
 }
 
 void ProgramBuilder::AddMayShare(int32_t i, OpId op) {
@@ -343,7 +371,7 @@ void ProgramBuilder::SetCanRecompute() {
   }
   for (OpId op = 0; op < program_.num_ops(); ++op) {
     const int32_t i = op_instruction_[op];
-    bool can_recompute = !is_tied[i] && dependences_[i].empty() && IsPure(i) && !WritesInPlace(i);
+    bool can_recompute = !is_tied[i] && dependences_[i].empty() && IsPure(i) && !HasEffects(i) && !WritesInPlace(i);
     for (const ValueId value : program_.op_outputs[op]) {
       can_recompute &= program_.value_kind[value] == ValueKind::kTemporary;
       can_recompute &= program_.value_in_place_of[value] == kNoValue;
@@ -353,50 +381,6 @@ void ProgramBuilder::SetCanRecompute() {
 }
 
 }  // namespace
-
-std::string OpKind(const HloGraph& graph, int32_t instruction) {
-  const Op op = graph.op(instruction);
-  const std::string& opcode = graph.instruction(instruction).opcode;
-  if (op == Op::kCustomCall) {
-    const std::string& target = graph.instruction(instruction).custom_call_target;
-    if (target.find("conv") != std::string::npos) return "convolution";
-    if (target.find("gemm") != std::string::npos || target.find("matmul") != std::string::npos) return "dot";
-  }
-  if (op != Op::kFusion && op != Op::kCall) return opcode;
-  const int32_t computation = graph.called(instruction)[0];
-  std::string most;
-  for (const int32_t inner : graph.module().computations[computation].instructions) {
-    const std::string kind = OpKind(graph, inner);
-    if (kind == "convolution" || (kind == "dot" && most.empty())) most = kind;
-  }
-  if (!most.empty()) return most;
-  int32_t root = graph.root(computation);
-  while ((graph.op(root) == Op::kTuple || graph.op(root) == Op::kBitcast) && !graph.operands(root).empty()) {
-    root = graph.operands(root)[0];
-  }
-  return OpKind(graph, root);
-}
-
-std::string ShapeText(const Shape& shape) {
-  static constexpr const char* kNames[] = {
-      "?", "pred", "s8", "s16", "s32", "s64", "u8", "u16", "u32", "u64", "f16", "f32", "f64", "tuple", "opaque", "c64",
-      "bf16", "token", "c128", "f8e5m2", "f8e4m3fn", "s4", "u4", "f8e4m3b11fnuz", "f8e5m2fnuz", "f8e4m3fnuz", "s2", "u2",
-      "f8e4m3", "f8e3m4", "s1", "u1", "f4e2m1fn", "f8e8m0fnu"};
-  std::string text;
-  const auto append = [&text](const std::string& item, const char* separator) {
-    if (!text.empty()) text += separator;
-    text += item;
-  };
-  if (shape.is_tuple()) {
-    for (const Shape& element : shape.tuple_shapes) append(ShapeText(element), ", ");
-    return std::string("(").append(text).append(")");
-  }
-  const bool is_known = shape.element_type > 0 && shape.element_type < std::ssize(kNames);
-  const std::string name = kNames[is_known ? shape.element_type : 0];
-  if (!shape.is_array()) return name;
-  for (const int64_t size : shape.dimensions) append(std::to_string(size), ",");
-  return name + "[" + text + "]";
-}
 
 std::string BuildHloProgram(const HloAnalysis& analysis, const Roofline& roofline, HloProgram* result,
                             int32_t computation) {

@@ -20,6 +20,10 @@
 //  * The workspace of a loop, call or conditional is the peak of the values that live only inside.
 //  * Who reads an element of an optimization barrier depends by control on what makes all of them.
 //  * Ops with effects (collectives, stateful random numbers) keep their order by control.
+//  * What runs between an asynchronous start and its done follows the one and precedes the other
+//    (async_distance.h).
+//  * Values outside the device's main memory take no bytes. What makes them has effects, unless that is
+//    the host's.
 //  * The 8-byte-per-element tables of tuples are left out; XLA allocates them once, for good.
 #pragma once
 

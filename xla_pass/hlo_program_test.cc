@@ -232,5 +232,48 @@ TEST(ShapesAsText) {
   EXPECT_EQ(ShapeText(testing::Token()), "token");
 }
 
+// The copy is hidden by y and z, which thereby follow its start and precede its done; x and w are free.
+TEST(AsynchronousPairsKeepTheirDistance) {
+  HloBuilder b;
+  b.Begin("main");
+  const int64_t p = b.Parameter(0, F32({8}));
+  const int64_t x = b.Add("reverse", F32({8}), {p});
+  const int64_t start = b.Add("copy-start", TupleOf({F32({8}), F32({8}), F32({})}), {p});
+  const int64_t y = b.Add("reverse", F32({8}), {x});
+  const int64_t z = b.Add("reverse", F32({8}), {p});
+  const int64_t done = b.Add("copy-done", F32({8}), {start});
+  const int64_t w = b.Add("reverse", F32({8}), {p});
+  b.Add("concatenate", F32({32}), {y, z, done, w});
+  const StepProgram program = Build(b).program;
+  EXPECT_TRUE(ToVector(program.op_control[0]).empty());
+  EXPECT_TRUE(ToVector(program.op_control[2]) == (std::vector<int32_t>{1}));
+  EXPECT_TRUE(ToVector(program.op_control[3]) == (std::vector<int32_t>{1}));
+  EXPECT_TRUE(ToVector(program.op_control[4]) == (std::vector<int32_t>{2, 3}));
+  EXPECT_TRUE(ToVector(program.op_control[5]).empty());
+}
+
+// On TPU, x is in vector memory, y on the host: neither takes bytes, and what makes x and the flag keeps its order.
+TEST(ValuesOutsideTheMainMemoryTakeNoBytes) {
+  const auto in = [](int64_t space) {
+    Shape shape = F32({8, 128});
+    shape.tiles = {{8, 128}};
+    shape.memory_space = space;
+    return shape;
+  };
+  HloBuilder b;
+  b.Begin("main");
+  const int64_t p = b.Parameter(0, in(0));
+  const int64_t x = b.Add("reverse", in(1), {p});
+  const int64_t flag = b.Add("custom-call", TupleOf({in(0), in(2)}), {p});
+  const int64_t y = b.Add("reverse", in(5), {b.Element(flag, 0)});
+  b.Add("concatenate", in(0), {x, y});
+  const StepProgram program = Build(b).program;
+  EXPECT_TRUE(program.value_bytes == (std::vector<int64_t>{4096, 0, 4096, 0, 0, 4096}));
+  EXPECT_TRUE(ToVector(program.op_control[1]) == (std::vector<int32_t>{0}));
+  EXPECT_TRUE(ToVector(program.op_control[2]).empty());
+  EXPECT_EQ(program.op_can_recompute[0], 0);
+  EXPECT_EQ(program.op_can_recompute[2], 1);
+}
+
 }  // namespace
 }  // namespace coopjax

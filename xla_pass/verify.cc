@@ -7,6 +7,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "async_distance.h"
 #include "buffer_order.h"
 #include "hlo_opcode.h"
 #include "wire.h"
@@ -114,7 +115,8 @@ Effects::Facts Effects::Derive(const Instruction& instruction, const Facts& call
   }
   facts.is_pure = (opcode.is_pure || only_forwards || is_source) && callees.is_pure && !instruction.shape.is_token();
   facts.has_effects = callees.has_effects || HasOwnEffects(instruction);
-  facts.may_run_twice = facts.is_pure && !is_source && (only_forwards || !facts.writes_in_place);
+  facts.may_run_twice = facts.is_pure && !facts.has_effects && !is_source &&
+                        (only_forwards || !facts.writes_in_place);
   return facts;
 }
 
@@ -160,6 +162,7 @@ std::string TransformVerifier::Verify() {
   for (const Computation& computation : before_.computations) {
     if (fault.empty()) fault = CheckComputation(computation);
   }
+  if (fault.empty()) fault = CheckAsyncDistance(before_, after_);
   return fault.empty() ? CheckBufferOrder(after_) : fault;
 }
 

@@ -16,6 +16,7 @@
 //    write no operand in place; nor after a control successor of the original has run.
 //  * Order of effects: collectives, stateful random numbers and whatever else touches the world keep
 //    their order among each other.
+//  * Asynchronous pairs: what ran between a start and its done still does (async_distance.h).
 //  * Anti-dependences: no buffer is overwritten before its last reader, clones included, the state of a
 //    loop by the next iteration's included (buffer_order.h).
 #pragma once

@@ -27,7 +27,9 @@ class AllocationKind(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HeapResult:
-  """Memory of a scheduled module, predicted without XLA: exactly what XLA:CPU's buffer assignment does.
+  """Memory of a scheduled module, predicted without XLA: what the buffer assignment of its platform does.
+
+  Only the device's main memory counts: not a TPU's vector memory, nor the host's.
 
   The arrays have one row per buffer, in the order of XLA's value ids. Times are positions in the flattened schedule, in
   which a loop's or call's instructions stand once, right before the loop or call.
@@ -121,7 +123,9 @@ def read_step_program(
 
 
 def predict_memory(module: bytes | _core.HloModule) -> HeapResult:
-  """Predicts the memory that XLA:CPU will give a scheduled module.
+  """Predicts the memory that XLA will give a scheduled module; what it was compiled for shows in its instructions.
+
+  On TPU a module at POST_SCHEDULER does not know of vector memory yet, so the compiled program may take less.
 
   Args:
     module: a serialized ``HloModuleProto`` with a schedule, or a parsed one.

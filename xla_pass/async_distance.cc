@@ -1,0 +1,54 @@
+#include "async_distance.h"
+
+#include <string_view>
+#include <unordered_map>
+
+#include "hlo_opcode.h"
+
+namespace coopjax {
+namespace {
+
+constexpr std::string_view kDone = "-done", kUpdate = "async-update";
+
+std::string CheckComputation(const HloModule& before, const Computation& computation, const Computation& now) {
+  std::unordered_map<int64_t, size_t> step;
+  for (size_t k = 0; k < now.sequence.size(); ++k) step[now.sequence[k]] = k;
+  std::unordered_map<int64_t, size_t> step_before;
+  for (size_t k = 0; k < computation.sequence.size(); ++k) {
+    const Instruction& done = before.by_id(computation.sequence[k]);
+    step_before[done.id] = k;
+    const Instruction* start = StartOf(before, done);
+    if (start == nullptr) continue;
+    for (size_t between = step_before.at(start->id) + 1; between < k; ++between) {
+      const Instruction& work = before.by_id(computation.sequence[between]);
+      if (IsGlue(LookUpOpcode(work.opcode).op)) continue;
+      const auto found = step.find(work.id);
+      const bool is_between = found != step.end() && step.at(start->id) < found->second &&
+                              found->second < step.at(done.id);
+      if (!is_between) return "'" + work.name + "' has left '" + start->name + "' and '" + done.name + "'";
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+const Instruction* StartOf(const HloModule& module, const Instruction& instruction) {
+  if (!instruction.opcode.ends_with(kDone) || instruction.operand_ids.empty()) return nullptr;
+  const Instruction* start = &module.by_id(instruction.operand_ids[0]);
+  while (start->opcode == kUpdate && !start->operand_ids.empty()) start = &module.by_id(start->operand_ids[0]);
+  return IsGlue(LookUpOpcode(start->opcode).op) ? nullptr : start;
+}
+
+std::string CheckAsyncDistance(const HloModule& before, const HloModule& after) {
+  for (const Computation& computation : before.computations) {
+    const auto found = after.computation_index.find(computation.id);
+    if (found == after.computation_index.end()) continue;
+    const Computation& now = after.computations[found->second];
+    if (computation.sequence == now.sequence) continue;
+    if (std::string fault = CheckComputation(before, computation, now); !fault.empty()) return fault;
+  }
+  return "";
+}
+
+}  // namespace coopjax
