@@ -63,7 +63,9 @@ using namespace nb::literals;
 void BindTransform(nb::module_& m) {
   nb::class_<ParsedModule>(m, "HloModule", "A parsed HloModuleProto; ValueError says what keeps bytes from being one.")
       .def(nb::init<const nb::bytes&>())
-      .def_prop_ro("name", [](const ParsedModule& parsed) { return ToText(parsed.module->name); });
+      .def_prop_ro("name", [](const ParsedModule& parsed) { return ToText(parsed.module->name); })
+      .def_prop_ro("num_instructions", [](const ParsedModule& parsed) { return parsed.module->instructions.size(); },
+                   "Of all computations, fused ones included.");
   m.def("apply_schedule", [](const ParsedModule& parsed, Array<int64_t> op_instruction_ids, Array<int32_t> schedule,
                              std::optional<int64_t> computation_id) {
     const int32_t computation = parsed.ComputationIndex(computation_id);

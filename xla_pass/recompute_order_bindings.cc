@@ -19,12 +19,13 @@
 namespace coopjax::python {
 namespace {
 
-// A Python callable (order, limit_bytes, time_limit_s) -> schedule.
+// A Python callable (op_workspace_bytes, order, limit_bytes, time_limit_s) -> schedule.
 RematPlanner PlannerOf(const nb::object& planner) {
   if (planner.is_none()) return nullptr;
-  return [&planner](const StepProgram&, std::span<const OpId> order, int64_t limit_bytes, double time_limit_s) {
+  return [&planner](const StepProgram& program, std::span<const OpId> order, int64_t limit_bytes, double time_limit_s) {
     const nb::gil_scoped_acquire acquire;
-    const nb::object found = planner(ToNumpy(Schedule(order.begin(), order.end())), limit_bytes, time_limit_s);
+    const nb::object found = planner(ToNumpy(program.op_workspace_bytes), ToNumpy(Schedule(order.begin(), order.end())),
+                                     limit_bytes, time_limit_s);
     return ToVector<OpId>(nb::cast<Array<int32_t>>(found));
   };
 }

@@ -19,6 +19,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int32_t kMaxPolishedOps = 20'000;   // of programs that are not planned in segments alone
+constexpr int32_t kLeastOrderedOps = 3;       // inside loops and branches: fewer have no order to speak of
+constexpr int32_t kMaxStarts = 3;             // orders that plans are made from
 constexpr int64_t kMaxTrials = 100'000;
 constexpr double kRoomToLoosen = 0.03;        // of the budget
 
@@ -38,9 +40,8 @@ class Stopwatch {
 struct Candidate {
   Schedule schedule;
   double cost_s = 0;
-  std::string bytes;
-  std::unique_ptr<HloModule> module;
   HeapResult heap;
+  std::unique_ptr<const HloModule> module;
 
   std::tuple<int64_t, double, int64_t> Rank(int64_t budget_bytes) const {
     return {std::max<int64_t>(heap.temp_bytes - budget_bytes, 0), cost_s, heap.temp_bytes};
@@ -55,14 +56,34 @@ void FixOrder(StepProgram* program) {
   for (const OpId op : before) program->op_control.AddRow({&op, op == kNoOp ? size_t{0} : size_t{1}});
 }
 
+// A module with what was derived from it.
+struct ReadModule {
+  std::unique_ptr<const HloModule> module;
+  std::unique_ptr<const HloAnalysis> analysis;
+
+  HeapResult Heap() const { return AssignBuffers(*analysis->alias, analysis->ranges); }
+};
+
+// Nothing, and a sentence in `error`, when the bytes are no such module.
+std::optional<ReadModule> ReadBytes(std::string bytes, std::string* error) {
+  ReadModule read = {ParseHloModule(std::move(bytes), error), nullptr};
+  if (read.module == nullptr) return std::nullopt;
+  read.analysis = AnalyzeHlo(*read.module, error);
+  if (read.analysis == nullptr) return std::nullopt;
+  return read;
+}
+
 class Pass {
  public:
   Pass(const HloAnalysis& analysis, const RecomputeOrderOptions& options)
-      : analysis_(analysis), module_(analysis.graph.module()), options_(options), start_(Clock::now()) {}
+      : original_(analysis), analysis_(&analysis), options_(options), start_(Clock::now()) {}
 
   RecomputeOrderResult Run() {
-    if (!Read()) return std::move(result_);
+    result_.before = result_.after = AssignBuffers(*original_.alias, original_.ranges);
     const auto budget_bytes = options_.budget_bytes;
+    if (!Read(&result_.hlo)) return std::move(result_);
+    result_.costs = ComputeRemakeCosts(program(), program().schedule);
+    result_.order = result_.schedule = program().schedule;
     if (budget_bytes && result_.before.temp_bytes <= *budget_bytes) {
       result_.reason = "the temporaries fit the budget as they are";
       return std::move(result_);
@@ -81,103 +102,160 @@ class Pass {
     return std::max(0.0, options_.time_limit_s - spent.count());
   }
   const StepProgram& program() const { return result_.hlo.program; }
+  const HloModule& module() const { return analysis_->graph.module(); }
 
-  bool Read();
+  bool Read(HloProgram* hlo);
   void SearchOrder();
+  void SearchInnerOrders();
+  std::string InnerOrdered(int32_t computation) const;
   int64_t PredictedTemp(const Schedule& order) const;
   int64_t Consider(const Schedule& schedule, int64_t budget_bytes);
   void Recompute(int64_t budget_bytes);
+  std::optional<RecomputeOrderRound> Try(std::span<const OpId> order, int64_t limit_bytes, int64_t budget_bytes);
   Schedule Plan(std::span<const OpId> order, int64_t limit_bytes) const;
   Schedule PlanByCost(std::span<const OpId> order, int64_t limit_bytes) const;
   void Finish();
 
-  const HloAnalysis& analysis_;
-  const HloModule& module_;
+  const HloAnalysis& original_;
+  const HloAnalysis* analysis_;              // of the module whose entry is planned: `original_` or `inner_ordered_`
+  std::optional<ReadModule> inner_ordered_;  // the module with other orders inside loops, branches and calls
   const RecomputeOrderOptions& options_;
   const Clock::time_point start_;
   std::optional<Candidate> best_;
   RecomputeOrderResult result_;
 };
 
-bool Pass::Read() {
+bool Pass::Read(HloProgram* hlo) {
   const Stopwatch stopwatch(&result_.timing.read_s);
-  result_.error = BuildHloProgram(analysis_, options_.roofline, &result_.hlo);
+  result_.error = BuildHloProgram(*analysis_, options_.roofline, hlo);
   if (!result_.error.empty()) return false;
-  StepProgram& program = result_.hlo.program;
-  for (OpId op = 0; op < program.num_ops() && !options_.kept_scope.empty(); ++op) {
-    if (result_.hlo.op_scopes[op].find(options_.kept_scope) != std::string::npos) program.op_can_recompute[op] = 0;
+  for (OpId op = 0; op < hlo->program.num_ops() && !options_.kept_scope.empty(); ++op) {
+    if (hlo->op_scopes[op].find(options_.kept_scope) != std::string::npos) hlo->program.op_can_recompute[op] = 0;
   }
-  if (options_.changes == RecomputeOrderChanges::kClones) FixOrder(&program);
-  result_.costs = ComputeRemakeCosts(program, program.schedule);
-  result_.before = result_.after = AssignBuffers(*analysis_.alias, analysis_.ranges);
-  result_.order = result_.schedule = program.schedule;
+  if (options_.changes == RecomputeOrderChanges::kClones) FixOrder(&hlo->program);
   return true;
 }
 
 // XLA's heap, were the entry computation in this order.
 int64_t Pass::PredictedTemp(const Schedule& order) const {
   std::vector<int32_t> sequence;
-  for (const int64_t id : EntrySequence(module_, result_.hlo.op_instruction_ids, order)) {
-    const int32_t i = module_.instruction_index.at(id);
-    if (!analysis_.graph.is_dropped(i)) sequence.push_back(i);
+  for (const int64_t id : EntrySequence(module(), result_.hlo.op_instruction_ids, order)) {
+    const int32_t i = module().instruction_index.at(id);
+    if (!analysis_->graph.is_dropped(i)) sequence.push_back(i);
   }
-  return AssignBuffers(*analysis_.alias, ComputeHloLiveRanges(*analysis_.alias, sequence)).temp_bytes;
+  return AssignBuffers(*analysis_->alias, ComputeHloLiveRanges(*analysis_->alias, sequence)).temp_bytes;
 }
 
 void Pass::SearchOrder() {
   if (options_.changes == RecomputeOrderChanges::kClones) return;
   const Stopwatch stopwatch(&result_.timing.order_s);
+  SearchInnerOrders();
   const OrderJudge judge = [this](const Schedule& order) { return PredictedTemp(order); };
   result_.orders = SearchOrders(program(), result_.costs, judge, {.time_limit_s = TimeLeft() / 2});
   result_.order = result_.orders.front().order;
+}
+
+// Callees first, so that a loop is ordered around the smallest loops inside.
+void Pass::SearchInnerOrders() {
+  for (int32_t c = 0; c < std::ssize(module().computations); ++c) {
+    if (c == module().entry || !analysis_->graph.is_control_flow(c)) continue;
+    std::string bytes = InnerOrdered(c), error;
+    if (bytes.empty()) continue;
+    std::optional<ReadModule> ordered = ReadBytes(std::move(bytes), &error);
+    if (!ordered || ordered->Heap().temp_bytes > AssignBuffers(*analysis_->alias, analysis_->ranges).temp_bytes) continue;
+    HloProgram hlo;
+    const HloAnalysis* const before = std::exchange(analysis_, ordered->analysis.get());
+    if (Read(&hlo)) {
+      inner_ordered_ = std::move(ordered);
+      result_.hlo = std::move(hlo);
+    } else {
+      analysis_ = before;
+      result_.error.clear();
+    }
+  }
+}
+
+// The module with a computation's ops in the order of least peak; empty where that is the order it has.
+std::string Pass::InnerOrdered(int32_t computation) const {
+  HloProgram inner;
+  if (!BuildHloProgram(*analysis_, options_.roofline, &inner, computation).empty()) return "";
+  if (inner.program.num_ops() < kLeastOrderedOps) return "";
+  const OrderJudge judge = [&](const Schedule& order) { return ComputeLiveness(inner.program, order).peak_bytes; };
+  const RemakeCosts costs = ComputeRemakeCosts(inner.program, inner.program.schedule);
+  const auto orders = SearchOrders(inner.program, costs, judge, {.time_limit_s = TimeLeft() / 4});
+  if (orders.front().judged_bytes >= judge(inner.program.schedule)) return "";
+  return ApplySchedule(module(), inner.op_instruction_ids, orders.front().order, computation).bytes;
 }
 
 // Carries the schedule out; the best of those that take less than the module as it came is kept. Returns the temporary
 // bytes.
 int64_t Pass::Consider(const Schedule& schedule, int64_t budget_bytes) {
   const Stopwatch stopwatch(&result_.timing.emit_s);
-  Candidate candidate = {schedule, CountRecompute(program(), schedule).cost_s, "", nullptr, result_.before};
-  if (schedule == program().schedule) return candidate.heap.temp_bytes;
-  TransformResult transformed = ApplySchedule(module_, result_.hlo.op_instruction_ids, schedule);
-  std::string error = transformed.error;
-  if (error.empty()) candidate.module = ParseHloModule(std::move(transformed.bytes), &error);
-  const auto analysis = candidate.module == nullptr ? nullptr : AnalyzeHlo(*candidate.module, &error);
-  if (analysis == nullptr) {
-    result_.reason = error;
-    return candidate.heap.temp_bytes;
-  }
-  candidate.heap = AssignBuffers(*analysis->alias, analysis->ranges);
+  const int64_t unchanged_bytes = result_.before.temp_bytes;
+  if (schedule == program().schedule && !inner_ordered_) return unchanged_bytes;
+  TransformResult transformed = ApplySchedule(module(), result_.hlo.op_instruction_ids, schedule);
+  result_.reason = transformed.error;
+  if (!result_.reason.empty()) return unchanged_bytes;
+  std::optional<ReadModule> read = ReadBytes(std::move(transformed.bytes), &result_.reason);
+  if (!read) return unchanged_bytes;
+  Candidate candidate = {schedule, CountRecompute(program(), schedule).cost_s, read->Heap(), std::move(read->module)};
   const int64_t temp_bytes = candidate.heap.temp_bytes;
   const bool is_better = !best_ || candidate.Rank(budget_bytes) < best_->Rank(budget_bytes);
-  if (temp_bytes < result_.before.temp_bytes && is_better) best_ = std::move(candidate);
+  if (temp_bytes < unchanged_bytes && is_better) best_ = std::move(candidate);
   return temp_bytes;
 }
 
+// The first round plans from several orders; the others go on from the one with the best outcome.
 void Pass::Recompute(int64_t budget_bytes) {
   int64_t limit_bytes = budget_bytes;
+  std::vector<Schedule> starts = {result_.order};
+  const bool is_small = program().num_ops() <= kMaxPolishedOps && !options_.planner;
+  for (const RankedOrder& ranked : result_.orders) {
+    if (is_small && std::ssize(starts) < kMaxStarts && ranked.order != starts.front()) starts.push_back(ranked.order);
+  }
   for (int32_t round = 0; round < options_.max_rounds && (round == 0 || TimeLeft() > 0); ++round) {
-    Schedule schedule;
-    {
-      const Stopwatch stopwatch(&result_.timing.plan_s);
-      schedule = Plan(result_.order, std::max<int64_t>(limit_bytes, 0));
+    std::optional<RecomputeOrderRound> best;
+    for (const Schedule& start : starts) {
+      if (best && TimeLeft() == 0) break;
+      const std::optional<RecomputeOrderRound> tried = Try(start, limit_bytes, budget_bytes);
+      if (!tried) return;
+      const auto rank = [&](const RecomputeOrderRound& each) {
+        return std::make_pair(std::max<int64_t>(each.temp_bytes - budget_bytes, 0), each.recompute_cost_s);
+      };
+      if (best && rank(*tried) >= rank(*best)) continue;
+      best = tried;
+      result_.order = start;
     }
-    if (const std::string fault = CheckSchedule(program(), schedule); !fault.empty()) {
-      result_.reason = "the planner gave no valid schedule: " + fault;
-      return;
-    }
-    const int64_t peak_bytes = ComputeLiveness(program(), schedule).peak_bytes;
-    const double cost_s = CountRecompute(program(), schedule).cost_s;
-    const int64_t temp_bytes = Consider(schedule, budget_bytes);
-    result_.rounds.push_back({limit_bytes, peak_bytes, temp_bytes, cost_s});
-    const int64_t room_bytes = budget_bytes - temp_bytes;
-    if (room_bytes < 0 && peak_bytes <= limit_bytes) {
-      limit_bytes = std::min(limit_bytes, peak_bytes) + std::min(room_bytes, -budget_bytes / 200);
-    } else if (static_cast<double>(room_bytes) > kRoomToLoosen * static_cast<double>(budget_bytes) && cost_s > 0) {
+    starts = {result_.order};
+    const int64_t room_bytes = budget_bytes - best->temp_bytes;
+    if (room_bytes < 0 && best->peak_live_bytes <= limit_bytes) {
+      limit_bytes = std::min(limit_bytes, best->peak_live_bytes) + std::min(room_bytes, -budget_bytes / 200);
+    } else if (static_cast<double>(room_bytes) > kRoomToLoosen * static_cast<double>(budget_bytes) &&
+               best->recompute_cost_s > 0) {
       limit_bytes += room_bytes;
     } else {
       break;
     }
   }
+}
+
+// One plan, carried out; nothing when the planner gave no valid schedule.
+std::optional<RecomputeOrderRound> Pass::Try(std::span<const OpId> order, int64_t limit_bytes, int64_t budget_bytes) {
+  RecomputeOrderRound round = {.limit_bytes = limit_bytes};
+  Schedule schedule;
+  {
+    const Stopwatch stopwatch(&result_.timing.plan_s);
+    schedule = Plan(order, std::max<int64_t>(limit_bytes, 0));
+  }
+  if (const std::string fault = CheckSchedule(program(), schedule); !fault.empty()) {
+    result_.reason = "the planner gave no valid schedule: " + fault;
+    return std::nullopt;
+  }
+  round.peak_live_bytes = ComputeLiveness(program(), schedule).peak_bytes;
+  round.recompute_cost_s = CountRecompute(program(), schedule).cost_s;
+  round.temp_bytes = Consider(schedule, budget_bytes);
+  result_.rounds.push_back(round);
+  return round;
 }
 
 Schedule Pass::Plan(std::span<const OpId> order, int64_t limit_bytes) const {
@@ -206,7 +284,7 @@ void Pass::Finish() {
     if (result_.reason.empty()) result_.reason = "no plan takes less memory than the module as it came";
     return;
   }
-  if (const std::string fault = VerifyTransform(module_, *best_->module); !fault.empty()) {
+  if (const std::string fault = VerifyTransform(original_.graph.module(), *best_->module); !fault.empty()) {
     result_.reason = "the rewritten module was not proved equivalent: " + fault;
     return;
   }

@@ -4,7 +4,8 @@
 //  1. The entry computation is read as a StepProgram (hlo_program.h) and its memory predicted (hlo_heap.h).
 //  2. Every buffer gets its recompute cost, its own op's and that of all that must come back first, and its rank by
 //     cost per byte (remake_costs.h).
-//  3. Orders are searched (order_search.h) and the one that XLA packs smallest is taken. Costs weigh in as priorities.
+//  3. Orders are searched (order_search.h): inside loops, branches and calls the one of least peak, in the entry the one
+//     that XLA packs smallest. Costs weigh in as priorities.
 //  4. Where that is above the budget, a planner says what to recompute. By default it is the cheaper of two plans:
 //     PeakPlanner's, and Coop's polished by it, whose victims are chosen by recompute cost in an arena with the cheap
 //     ranks at one end and the expensive ones at the other. Programs of more than 20,000 ops are planned in segments.

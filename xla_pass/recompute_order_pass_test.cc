@@ -39,15 +39,31 @@ Module Analyzed(std::string bytes) {
 
 // Four branches p -> broadcast (4 KiB) -> reduce-like slice (64 bytes), all broadcasts first; the sum of the slices is
 // the output. As it came: 4 x 4 KiB; branch by branch one broadcast and slices of 64 bytes.
-std::string Branches() {
-  HloProtoBuilder builder;
-  builder.Begin("main");
+int64_t AddBranches(HloProtoBuilder& builder) {
   const int64_t p = builder.Parameter(0, F32({16}));
   std::vector<int64_t> wide, narrow;
   for (int i = 0; i < 4; ++i) wide.push_back(builder.Add("broadcast", F32({64, 16}), {p}));
   for (int i = 0; i < 4; ++i) narrow.push_back(builder.Add("slice", F32({16}), {wide[i]}));
   int64_t sum = narrow[0];
   for (int i = 1; i < 4; ++i) sum = builder.Add("add", F32({16}), {sum, narrow[i]});
+  return sum;
+}
+
+std::string Branches() {
+  HloProtoBuilder builder;
+  builder.Begin("main");
+  AddBranches(builder);
+  return builder.Build();
+}
+
+// The same inside a call, whose result is negated.
+std::string CalledBranches() {
+  HloProtoBuilder builder;
+  const int64_t called = builder.Begin("called");
+  AddBranches(builder);
+  builder.Begin("main");
+  const int64_t p = builder.Parameter(0, F32({16}));
+  builder.Add("negate", F32({16}), {builder.Add("call", F32({16}), {p}, {.called = {called}})});
   return builder.Build();
 }
 
@@ -91,6 +107,13 @@ TEST(order_alone) {
   EXPECT_TRUE(result.after.temp_bytes <= 4 * kKib + 4 * 64);
   EXPECT_TRUE(!HasRepeats(result));
   EXPECT_EQ(result.orders.front().judged_bytes, result.after.temp_bytes);
+}
+
+TEST(what_is_called_is_ordered_too) {
+  const RecomputeOrderResult result = Planned(CalledBranches(), RecomputeOrderChanges::kOrder, std::nullopt);
+  EXPECT_TRUE(result.before.temp_bytes >= 4 * 4 * kKib);
+  EXPECT_TRUE(result.after.temp_bytes <= 4 * kKib + 6 * 64);
+  EXPECT_TRUE(Planned(CalledBranches(), RecomputeOrderChanges::kClones, std::nullopt).bytes.empty());
 }
 
 TEST(an_order_is_enough_for_a_budget_that_it_holds) {

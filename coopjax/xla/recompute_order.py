@@ -6,7 +6,7 @@ not enough for the budget, a planner chooses what to recompute, by recompute cos
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -105,8 +105,9 @@ def _planned_program(module: _core.HloModule, roofline: Roofline, changes: Chang
   return dataclasses.replace(program, op_control=(offsets, np.delete(before, program.schedule[0])))
 
 
-def _callback(planner: Planner, program: StepProgram):
-  def plan(order: np.ndarray, limit_bytes: int, time_limit_s: float) -> np.ndarray:
-    return planner.plan(program, limit_bytes, time_limit_s=time_limit_s, order=order).schedule
+def _callback(planner: Planner, program: StepProgram) -> Callable[..., np.ndarray]:
+  def plan(op_workspace_bytes: np.ndarray, order: np.ndarray, limit_bytes: int, time_limit_s: float) -> np.ndarray:
+    inside = dataclasses.replace(program, op_workspace_bytes=op_workspace_bytes)  # loops may have been reordered
+    return planner.plan(inside, limit_bytes, time_limit_s=time_limit_s, order=order).schedule
 
   return plan

@@ -1,0 +1,320 @@
+"""The HLO pass, module by module: what XLA compiles from its output, how small that gets, and how long it takes.
+
+  corpus      every program of hlo_corpus x budgets {90, 70, 50, 30 %} x {order only, both}: compiled and run, its outputs
+              compared bit by bit with the program's own. Where a budget is out of reach, the smallest temporaries
+              reached stand next to a lower bound: for an order the live bytes that it has, for both the bytes that no
+              schedule avoids.
+  schedulers  order only against XLA:CPU's default scheduler and its memory-optimized one (predicted, which is exact)
+  targets     order only against the schedulers of XLA:GPU (H100) and XLA:TPU (v5e), compiled ahead of time
+  networks    ResNet-50, decoder, VGG-16, Inception V3 and DenseNet-121 at 50%, 25% and as small as it gets, next to the
+              largest operands and results of one op (the last two need Keras: KERAS_BACKEND=jax)
+  speed       a decoder of some 85,000 instructions (10 MB): parsed, planned and emitted
+
+  python benchmarks/hlo_pass.py corpus
+  python benchmarks/hlo_pass.py corpus --names gpt_gradient fft
+  python benchmarks/hlo_pass.py                             # everything
+
+What is measured joins what is in the results file.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("KERAS_BACKEND", "jax")
+
+import hlo_corpus
+import jax
+import models
+import numpy as np
+import tables
+from coopjax import _core
+from coopjax.xla import targets
+from coopjax.xla.program import parse_module, predict_memory, read_step_program
+from coopjax.xla.recompute_order import Changes, RecomputeOrderResult, recompute_order
+from jax.extend import xla as jax_xla
+
+MIB = 2**20
+RESULTS = tables.RESULTS / "hlo_pass.json"
+BUDGETS = (0.9, 0.7, 0.5, 0.3)
+NETWORK_BUDGETS = (0.5, 0.25, 0.0)
+NEAR_BOUND = 1.02
+KEY = ("part", "program", "changes", "budget")
+MEMORY_SCHEDULER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+TARGETS = {"gpu:h100": "cuda", "tpu:v5e:2x2": "tpu"}
+TARGET_PROGRAMS = ("mlp_gradient", "gpt_gradient", "gpt_bf16_step_donated", "resnet_step_donated", "unet_gradient",
+                   "adam_step_donated")
+COLUMNS = {
+  "corpus": {"program": "{program}", "budget": "{budget:.0%}", "changes": "{changes}", "temp\nKiB": "{before_kib:.0f}",
+             "allowed": "{budget_kib:.0f}", "reached": "{temp_kib:.0f}", "verdict": "{verdict}",
+             "over\nbound": "{over_bound:+.1%}", "recompute": "{overhead:+.1%}", "same\nbits": "{same_bits}",
+             "s": "{seconds:.2f}"},
+  "schedulers": {"program": "{program}", "default\nKiB": "{default_kib:.0f}", "memory-\noptimized": "{memory_kib:.0f}",
+                 "ours": "{temp_kib:.0f}", "to default": "{saves:+.1%}", "to memory-\noptimized": "{saves_memory:+.1%}",
+                 "order": "{order}", "s": "{seconds:.2f}"},
+  "targets": {"program": "{program}", "target": "{changes}", "default\nKiB": "{default_kib:.0f}",
+              "ours": "{temp_kib:.0f}", "saves": "{saves:+.1%}", "reason": "{reason}"},
+  "networks": {"program": "{program}", "budget": "{budget:.0%}", "temp\nMiB": "{before_mib:.1f}",
+               "order\nonly": "{order_mib:.1f}", "reached": "{temp_mib:.1f}", "largest\nop": "{largest_mib:.1f}",
+               "bound": "{bound_mib:.1f}", "recompute": "{overhead:+.1%}", "s": "{seconds:.2f}"},
+  "speed": {"program": "{program}", "instructions": "{instructions:,}", "MB": "{megabytes:.1f}", "ops": "{ops:,}",
+            "changes": "{changes}", "budget": "{budget:.0%}", "reached": "{share:.1%}", "parse s": "{parse_s:.2f}",
+            "all s": "{seconds:.2f}", "of compile": "{of_compile:.1%}"},
+}
+
+
+@contextlib.contextmanager
+def post_scheduler(callback: Callable[[bytes], bytes | None], platform: str = "cpu") -> Iterator[None]:
+  """Hands every module that is scheduled inside the block to `callback`."""
+  stage = jax_xla.PipelineStage.POST_SCHEDULER
+  jax_xla.register_hlo_module_transformation(callback, name="benchmark", stage=stage, platforms=platform)
+  try:
+    yield
+  finally:
+    jax_xla.clear_hlo_module_transformation("benchmark", stage=stage, platforms=platform)
+
+
+class _Captured(Exception):
+  """Ends a compile whose module was all that was wanted."""
+
+
+def capture(lowered: jax.stages.Lowered, options: dict[str, Any] | None = None, platform: str = "cpu") -> bytes:
+  """The largest module at POST_SCHEDULER; no code is generated."""
+  modules = []
+
+  def keep(module: bytes) -> None:
+    modules.append(bytes(module))
+    raise _Captured
+
+  with post_scheduler(keep, platform), contextlib.suppress(jax.errors.JaxRuntimeError):
+    lowered.compile(compiler_options=options)
+  return max(modules, key=len)
+
+
+def order_only(module: bytes, **options: Any) -> RecomputeOrderResult:
+  return recompute_order(module, changes=Changes.ORDER, **options)
+
+
+class Corpus:
+  """Compiles and runs programs of the corpus, with and without the pass."""
+
+  def __init__(self, name: str):
+    self.name, self.program = name, hlo_corpus.PROGRAMS[name]()
+    modules = []
+    with post_scheduler(lambda module: modules.append(bytes(module))):
+      plain = self.program.lower().compile()
+    (self.module,) = modules
+    self.temp_bytes = plain.memory_analysis().temp_size_in_bytes
+    self.outputs = self._outputs(plain)
+    self.bound_bytes = _core.lower_bound(read_step_program(self.module)[0].core)[0]
+    self.cost_s = float(read_step_program(self.module)[0].op_cost_s.sum())
+    self._runs: dict[bytes | None, tuple[int, bool]] = {None: (self.temp_bytes, True)}
+
+  def rows(self, budgets: tuple[float, ...]) -> Iterator[tables.Row]:
+    for share in budgets:
+      for changes in (Changes.ORDER, Changes.BOTH):
+        start = time.perf_counter()
+        result = recompute_order(self.module, int(share * self.temp_bytes), changes=changes)
+        yield self._row(share, changes, result, time.perf_counter() - start)
+
+  def _row(self, share: float, changes: Changes, result: RecomputeOrderResult, seconds: float) -> tables.Row:
+    temp_bytes, same_bits = self._run(result.module_bytes)
+    budget_bytes = int(share * self.temp_bytes)
+    bound_bytes = result.after.peak_live_bytes if changes == Changes.ORDER else self.bound_bytes
+    over_bound = temp_bytes / bound_bytes - 1 if bound_bytes else 0.0
+    is_smallest = temp_bytes <= NEAR_BOUND * bound_bytes
+    return {
+      "part": "corpus", "program": self.name, "changes": changes.name.lower(), "budget": share,
+      "before_kib": self.temp_bytes / 1024, "budget_kib": budget_bytes / 1024, "temp_kib": temp_bytes / 1024,
+      "predicted_kib": result.after.temp_bytes / 1024, "bound_kib": bound_bytes / 1024, "over_bound": over_bound,
+      "verdict": "holds" if temp_bytes <= budget_bytes else "smallest" if is_smallest else "misses",
+      "overhead": result.recompute_cost_s / self.cost_s if self.cost_s else 0.0, "same_bits": same_bits,
+      "seconds": seconds, "reason": result.reason}
+
+  def _run(self, module_bytes: bytes | None) -> tuple[int, bool]:
+    """Temporary bytes of the module, compiled, and whether its outputs have the bits of the plain program's."""
+    if module_bytes not in self._runs:
+      with post_scheduler(lambda _: module_bytes):
+        compiled = self.program.lower().compile()
+      same_bits = all(map(np.array_equal, self._outputs(compiled), self.outputs))
+      self._runs[module_bytes] = compiled.memory_analysis().temp_size_in_bytes, same_bits
+    return self._runs[module_bytes]
+
+  def _outputs(self, compiled: jax.stages.Compiled) -> list[np.ndarray]:
+    """The bits of every result."""
+    results = jax.tree.leaves(compiled(*self.program.args))
+    return [np.frombuffer(np.asarray(result).tobytes(), np.uint8) for result in results]
+
+
+def corpus_rows(names: list[str]) -> Iterator[tables.Row]:
+  for name in names:
+    yield from Corpus(name).rows(BUDGETS)
+
+
+def scheduler_rows(names: list[str]) -> Iterator[tables.Row]:
+  for name in names:
+    default, memory = (capture(hlo_corpus.PROGRAMS[name]().lower(), options) for options in (None, MEMORY_SCHEDULER))
+    start = time.perf_counter()
+    result = order_only(default)
+    seconds = time.perf_counter() - start
+    default_bytes, memory_bytes = result.before.temp_bytes, predict_memory(memory).temp_bytes
+    if not default_bytes:
+      continue
+    temp_bytes = result.after.temp_bytes
+    yield {"part": "schedulers", "program": name, "changes": "order", "budget": None, "default_kib": default_bytes / 1024,
+           "memory_kib": memory_bytes / 1024, "temp_kib": temp_bytes / 1024, "saves": 1 - temp_bytes / default_bytes,
+           "saves_memory": 1 - temp_bytes / memory_bytes, "order": result.orders[0][0], "seconds": seconds}
+
+
+def target_rows(names: list[str]) -> Iterator[tables.Row]:
+  for target, platform in TARGETS.items():
+    device = targets.resolve(target)
+    for name in names:
+      program, reasons = hlo_corpus.PROGRAMS[name](), []
+      avals = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device.sharding), program.args)
+      lower = jax.jit(lambda *args, fn=program.fn: fn(*args), donate_argnums=program.donated).lower
+      plain = lower(*avals).compile()
+
+      def rewrite(module, reasons=reasons, device=device):
+        if b"entry_computation" in module[:100]:  # XLA:GPU tunes single instructions in modules of their own
+          return None
+        result = order_only(bytes(module), roofline=device.roofline)
+        reasons.append(result.reason)
+        return result.module_bytes
+
+      with post_scheduler(rewrite, platform):
+        ours = lower(*avals).compile()
+      before, after = (each.memory_analysis().temp_size_in_bytes for each in (plain, ours))
+      yield {"part": "targets", "program": name, "changes": target, "budget": None, "default_kib": before / 1024,
+             "temp_kib": after / 1024, "saves": 1 - after / before if before else 0.0, "reason": " ".join(reasons)}
+
+
+def _keras(name: str, batch: int) -> jax.stages.Lowered:
+  import zoo
+
+  jaxpr = zoo.MODELS[name].step().trace(batch).jaxpr
+  return jax.jit(jax.extend.core.jaxpr_as_fun(jaxpr)).lower(
+    *(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in jaxpr.in_avals))
+
+
+def _gradient(model: models.Model) -> jax.stages.Lowered:
+  return jax.jit(jax.value_and_grad(model.loss)).lower(model.params, *model.batch)
+
+
+NETWORKS: dict[str, Callable[[], jax.stages.Lowered]] = {
+  "ResNet-50": lambda: _gradient(models.resnet50()),
+  "decoder": lambda: _gradient(models.decoder()),
+  "VGG-16": lambda: _gradient(models.vgg16()),
+  "Inception V3": lambda: _keras("inception_v3", 8),
+  "DenseNet-121": lambda: _keras("densenet121", 8),
+}
+
+
+def largest_op_bytes(module: bytes) -> int:
+  """Temporary operands and results of the op that has most."""
+  program, _ = read_step_program(module)
+  sizes = np.where(program.value_kind == 0, program.value_bytes, 0)
+  return max(int(sizes[program.inputs(op)].sum() + sizes[program.outputs(op)].sum()) for op in range(program.num_ops))
+
+
+def network_rows(names: list[str]) -> Iterator[tables.Row]:
+  for name in names:
+    module = capture(NETWORKS[name]())
+    program, _ = read_step_program(module)
+    order_bytes, before = order_only(module).after.temp_bytes, predict_memory(module).temp_bytes
+    for share in NETWORK_BUDGETS:
+      start = time.perf_counter()
+      result = recompute_order(module, int(share * before))
+      yield {"part": "networks", "program": name, "changes": "both", "budget": share, "before_mib": before / MIB,
+             "order_mib": order_bytes / MIB, "temp_mib": result.after.temp_bytes / MIB,
+             "largest_mib": largest_op_bytes(module) / MIB, "bound_mib": _core.lower_bound(program.core)[0] / MIB,
+             "overhead": result.recompute_cost_s / float(program.op_cost_s.sum()),
+             "seconds": time.perf_counter() - start}
+
+
+def speed_rows(num_layers: int) -> Iterator[tables.Row]:
+  """A decoder's gradient, deep and thin: the compile to compare with is one of its own."""
+  model = models.decoder(num_layers, width=32, context=32, batch_size=2, num_heads=2, vocab_size=64)
+  modules = []
+  with post_scheduler(lambda module: modules.append(bytes(module))):
+    lowered = _gradient(model)
+    start = time.perf_counter()
+    lowered.compile()
+    compile_s = time.perf_counter() - start
+  module = max(modules, key=len)
+  for share, changes in ((None, Changes.ORDER), (0.5, Changes.BOTH)):
+    start = time.perf_counter()
+    parsed = parse_module(module)
+    parse_s = time.perf_counter() - start
+    budget_bytes = None if share is None else int(share * predict_memory(parsed).temp_bytes)
+    result = recompute_order(parsed, budget_bytes, changes=changes)
+    seconds = time.perf_counter() - start
+    yield {"part": "speed", "program": f"decoder, {num_layers} blocks", "changes": changes.name.lower(), "budget": share,
+           "instructions": parsed.num_instructions, "megabytes": len(module) / 1e6,
+           "ops": len(result.order), "share": result.after.temp_bytes / result.before.temp_bytes, "parse_s": parse_s,
+           "timing_s": result.timing_s, "seconds": seconds, "compile_s": compile_s, "of_compile": seconds / compile_s}
+
+
+def summary(rows: list[tables.Row]) -> Iterator[str]:
+  """What the rows of a part come to, a line each."""
+  part = rows[0]["part"]
+  if part == "corpus":
+    for changes in ("order", "both"):
+      verdicts = [row["verdict"] for row in rows if row["changes"] == changes]
+      counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in ("holds", "smallest", "misses"))
+      yield f"{changes}: {len(verdicts)} cells, {counts}"
+    yield f"outputs differ in {sum(not row['same_bits'] for row in rows)} cells"
+  if part in ("schedulers", "targets"):
+    for key in ("saves", "saves_memory"):
+      saves = [row[key] for row in rows if key in row]
+      if saves:
+        yield f"{key}: mean {np.mean(saves):.1%}, best {max(saves):.1%}, worst {min(saves):.1%}"
+
+
+def merge(path: pathlib.Path, rows: list[tables.Row]) -> list[tables.Row]:
+  """The rows of a results file, with these in place of those for the same cells."""
+  known = json.loads(path.read_text())["rows"] if path.exists() else []
+  key = lambda row: tuple(row[name] for name in KEY)
+  new = {key(row) for row in rows}
+  return [row for row in known if key(row) not in new] + rows
+
+
+def main() -> None:
+  text, details = __doc__.split("\n\n", 1)
+  parser = argparse.ArgumentParser(description=text, epilog=details, formatter_class=argparse.RawTextHelpFormatter)
+  parser.add_argument("parts", nargs="*", choices=[[], *COLUMNS], default=[], metavar="part", help=", ".join(COLUMNS))
+  parser.add_argument("--names", nargs="+", help="programs of the corpus, or networks; all by default")
+  parser.add_argument("--layers", type=int, default=56, help="of the decoder whose planning is timed")
+  parser.add_argument("--out", type=pathlib.Path, default=RESULTS)
+  arguments = parser.parse_args()
+  hlo_corpus.use_virtual_devices()
+  parts = {
+    "corpus": lambda: corpus_rows(arguments.names or list(hlo_corpus.PROGRAMS)),
+    "schedulers": lambda: scheduler_rows(arguments.names or list(hlo_corpus.PROGRAMS)),
+    "targets": lambda: target_rows(arguments.names or list(TARGET_PROGRAMS)),
+    "networks": lambda: network_rows(arguments.names or list(NETWORKS)),
+    "speed": lambda: speed_rows(arguments.layers),
+  }
+  console = tables.console()
+  for part in arguments.parts or parts:
+    rows = []
+    with tables.progress() as progress:
+      bar = progress.add_task(part, total=None)
+      for row in parts[part]():
+        rows.append(row)
+        progress.update(bar, description=f"{part}: {row['program']}")
+        tables.write(arguments.out, rows=merge(arguments.out, rows))
+    console.print(tables.table(rows, COLUMNS[part], part))
+    for line in summary(rows):
+      console.print(line)
+  console.print(f"written to {arguments.out}")
+
+
+if __name__ == "__main__":
+  main()
