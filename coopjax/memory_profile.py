@@ -41,7 +41,8 @@ class Buffer:
     op: HLO opcode.
     scope: name-scope path, as in HLO metadata.
     source: ``file:line``, or "".
-    cost_s: modelled seconds to make it again from what is live at the peak; nan where it can't be.
+    cost_s: modelled seconds to make it again where it is read last, with all that has to come back first; nan where it
+      can't be.
     cost_rank: 0 for the cheapest byte to bring back, by ``cost_s / num_bytes``; -1 where it can't be.
   """
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
@@ -60,7 +61,7 @@ class FreshIdentifiers {
 class Rewriter {
  public:
   Rewriter(const HloModule& module, int32_t computation)
-      : module_(module), index_(computation), computation_(module.computations[computation]), fresh_(module) {}
+      : module_(module), index_(computation), computation_(module.computations[computation]) {}
 
   // Empty, or why the schedule cannot be carried out.
   std::string Run(const std::vector<int64_t>& op_instruction_ids, const Schedule& schedule);
@@ -80,6 +81,10 @@ class Rewriter {
   std::vector<int64_t> CloneCalled(const Instruction& original);
   int64_t CloneComputation(int32_t index);
 
+  FreshIdentifiers& Fresh() {
+    if (!fresh_) fresh_.emplace(module_);
+    return *fresh_;
+  }
   const Instruction& at(int32_t local) const { return module_.instructions[computation_.instructions[local]]; }
   int32_t num_instructions() const { return static_cast<int32_t>(computation_.instructions.size()); }
   // Whether `current_` is the most recent production, glue over recomputed operands included.
@@ -91,7 +96,7 @@ class Rewriter {
   const HloModule& module_;
   const int32_t index_;
   const Computation& computation_;
-  FreshIdentifiers fresh_;
+  std::optional<FreshIdentifiers> fresh_;   // made for the first clone: it reads the whole module
 
   // Per local.
   std::vector<uint8_t> is_op_, is_placed_;
@@ -253,9 +258,9 @@ void Rewriter::Place(int32_t local) {
   const Instruction& original = at(local);
   std::vector<int64_t> operand_ids = CurrentOperands(local);
   if (is_placed_[local]) {
-    const int64_t id = fresh_.InstructionId(computation_.id);
+    const int64_t id = Fresh().InstructionId(computation_.id);
     instructions_.push_back(EmitInstruction(original, {.id = id,
-                                                       .name = fresh_.Name(original.name),
+                                                       .name = Fresh().Name(original.name),
                                                        .operand_ids = std::move(operand_ids),
                                                        .control_predecessor_ids = {},
                                                        .called_computation_ids = CloneCalled(original)}));
@@ -300,8 +305,8 @@ int64_t Rewriter::CloneComputation(int32_t index) {
   ComputationEdit clone;
   clone.computation = index;
   clone.is_clone = true;
-  clone.new_id = fresh_.ComputationId();
-  clone.new_name = fresh_.Name(original.name);
+  clone.new_id = Fresh().ComputationId();
+  clone.new_name = Fresh().Name(original.name);
   clone.insert_before = index_;
   std::unordered_map<int64_t, int64_t> new_ids;
   const auto renamed = [&](const std::vector<int64_t>& ids) {
@@ -311,10 +316,10 @@ int64_t Rewriter::CloneComputation(int32_t index) {
   };
   for (const int32_t i : original.instructions) {
     const Instruction& instruction = module_.instructions[i];
-    const int64_t id = new_ids[instruction.id] = fresh_.InstructionId(clone.new_id);
+    const int64_t id = new_ids[instruction.id] = Fresh().InstructionId(clone.new_id);
     clone.instructions.push_back(
         EmitInstruction(instruction, {.id = id,
-                                      .name = fresh_.Name(instruction.name),
+                                      .name = Fresh().Name(instruction.name),
                                       .operand_ids = renamed(instruction.operand_ids),
                                       .control_predecessor_ids = renamed(instruction.control_predecessor_ids),
                                       .called_computation_ids = CloneCalled(instruction)}));

@@ -11,8 +11,6 @@ import numpy as np
 from coopjax import _core
 from coopjax.errors import DumpError
 from coopjax.memory_profile import Buffer, MemoryProfile, totals_of
-from coopjax.program import liveness
-from coopjax.program.step_program import StepProgram
 from coopjax.remat_plan import RematPlan
 from coopjax.report import dump
 from coopjax.xla.buffer_assignment import Allocation, BufferAssignment
@@ -83,7 +81,7 @@ def _of_module(module: _core.HloModule, assignment: BufferAssignment | None, nam
   profile = MemoryProfile(
     **totals, name=name or facts["module_name"], buffers=tuple(buffers), is_predicted=assignment is None,
     live_bytes=tuple(live_bytes.tolist()), peak_live_bytes=int(live_bytes.max(initial=0)))
-  return _with_costs(profile, module, facts)
+  return _with_costs(profile, module)
 
 
 class _Row(NamedTuple):
@@ -193,54 +191,18 @@ def _live_bytes(buffers: list[Buffer], num_steps: int) -> np.ndarray:
   return np.cumsum(change[:num_steps])
 
 
-def _with_costs(profile: MemoryProfile, module: _core.HloModule, facts: dict[str, Any]) -> MemoryProfile:
-  """With the cost to make each temporary at the peak again, and the rank of its bytes by that."""
-  program, op_instruction_ids = read_step_program(module)
-  op_of_name = {program.op_names[op]: op for op in range(program.num_ops)}
-  peak_id = int(facts["instruction_ids"][profile.peak_step]) if profile.peak_step >= 0 else -1
-  times = {int(instruction_id): time for time, instruction_id in enumerate(facts["instruction_ids"])}
-  steps = [times[int(instruction_id)] for instruction_id in op_instruction_ids[program.schedule]]
-  peak = int(np.searchsorted(steps, times.get(peak_id, 0)))
-  cost_s = recompute_costs(program, min(peak, program.num_ops - 1)) if program.num_ops else {}
+def _with_costs(profile: MemoryProfile, module: _core.HloModule) -> MemoryProfile:
+  """With the cost to make each temporary of the entry again, and the rank of its bytes by that."""
+  program, _ = read_step_program(module)
+  remake_s, _ = _core.remake_costs(program.core, program.schedule)
+  cost_s = {program.op_names[op]: float(remake_s[program.outputs(op)].max(initial=0)) for op in range(program.num_ops)}
   costs = {}
   for i, buffer in enumerate(profile.buffers):
-    op = op_of_name.get(buffer.name.partition("[")[0], -1)
-    if buffer.memory == "temporary" and op in cost_s:
-      costs[i] = cost_s[op]
+    cost = cost_s.get(buffer.name.partition("[")[0], np.inf)
+    if buffer.memory == "temporary" and np.isfinite(cost):
+      costs[i] = cost
   ranked = sorted(costs, key=lambda i: (costs[i] / max(profile.buffers[i].num_bytes, 1), i))
   buffers = list(profile.buffers)
   for rank, i in enumerate(ranked):
     buffers[i] = dataclasses.replace(buffers[i], cost_s=costs[i], cost_rank=rank)
   return dataclasses.replace(profile, buffers=tuple(buffers))
-
-
-def recompute_costs(program: StepProgram, peak: int) -> dict[int, float]:
-  """What it takes to make values again that are live at a step, from the others that are live there.
-
-  Args:
-    program: the program, in its own order.
-    peak: position in the schedule.
-
-  Returns:
-    Modelled seconds by op, for the ops that have run by then, whose values are live, and which can be made again: the
-    op's own and those of every ancestor that must come back first. O(live values x chain).
-  """
-  values, starts, ends = liveness.live_ranges(program, program.schedule)
-  live = {int(value) for value, start, end in zip(values, starts, ends, strict=True) if start <= peak < end}
-  producer = program.value_producer
-  costs = {}
-  for op in {int(producer[value]) for value in live if producer[value] >= 0}:
-    pending, needed = [op], {op}
-    while pending:
-      current = pending.pop()
-      if not program.op_can_recompute[current]:
-        needed = None
-        break
-      for value in program.inputs(current):
-        maker = int(producer[value])
-        if maker >= 0 and int(value) not in live and maker not in needed:
-          needed.add(maker)
-          pending.append(maker)
-    if needed is not None:
-      costs[op] = float(program.op_cost_s[sorted(needed)].sum())
-  return costs
