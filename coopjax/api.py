@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from coopjax import compat, modelled, steps
+from coopjax import compat, kept_plans, modelled, steps
 from coopjax.budget import Budget, format_bytes
 from coopjax.choice import Choice, choose, decide, fingerprint_of, mark_of, warn_no_effect
 from coopjax.errors import BudgetExceededWarning, PlanMismatchError, RematNoEffectWarning
@@ -65,7 +65,9 @@ def remat(
       recompute them, or nothing else holds the budget: on GPU in scans and straight-line code, on TPU in scans, by the
       policy engine. A CPU has nowhere to offload to (``HostOffloadWarning``, or ``HostOffloadError`` if it is asked of
       an engine by name).
-    planner: one of ``coopjax.planners.base.PLANNERS``.
+    planner: one of ``coopjax.planners.base.PLANNERS``, for the HLO engine. For the policy engine, "segments" finds what
+      to save by FLOPs spared per byte, "coop" by Coop's windows over XLA's offsets, and "auto" tries both; the others
+      schedule instructions, and are refused with ``engine="policy"``.
     engine: ``"auto"``, ``"hlo"`` or ``"policy"``.
     policy: a ``jax.checkpoint`` policy: what it saves or offloads is never recomputed, the budget decides on the rest.
       One that offloads takes the policy engine, except on a CPU. (The HLO engine sees fused instructions, so to it a
@@ -120,7 +122,7 @@ def remat(
   def rematerialized(*args, **kwargs):
     static = {"static_argnums": static_argnums, "static_argnames": static_argnames}
     with steps.inside_region():
-      traced = dataclasses.replace(trace(fn, args, kwargs, **static), policy=policy)
+      traced = trace(fn, args, kwargs, policy=policy, **static)
     leaves = split_arguments(fn, args, kwargs, **static).leaves
     if flat_fn := steps.directed(traced):
       return traced.call(leaves, flat_fn)
@@ -142,6 +144,9 @@ def plan(
   **kwargs: Any,
 ) -> RematPlan:
   """Plans ``fn`` with its gradient for a budget, compiles the plan, and reports the compiler's numbers.
+
+  A plan that holds its budget is kept on disk (see ``coopjax.cache``): where the same is planned again, in this process
+  or another, it is compiled once, to measure it.
 
   A whole training step, recognized by taking gradients of functions under :func:`remat` (or of Flax blocks under
   :func:`coopjax.linen.remat` or :func:`coopjax.nnx.remat`), is planned as it is: with its optimizer, donation, gradient
@@ -220,10 +225,28 @@ class Plannable:
     return cls(traced, Unplanned.of(traced, target), target)
 
   def plan(self, request: Request) -> RematPlan:
-    """The plan for one request."""
+    """The plan for one request: the one that is kept on disk, if there is one."""
+    return kept_plans.kept_or_made(
+      self._key, request, lambda: self._new_plan(request), lambda plan: self.measure_with(self._choices(plan, request)))
+
+  def _new_plan(self, request: Request) -> RematPlan:
     if self.is_step:
       return plan_step(self.program, request, self.unplanned)
     return _make_plan(self.program, self.unplanned, request)
+
+  def _choices(self, plan: RematPlan, request: Request) -> list[Choice]:
+    """That a finished plan stands for, one for each of `functions`."""
+    is_settled = self.is_step or plan.policy is not None or request.platform != "cpu"
+    mark = kept_plans.mark(plan, request, Budget(plan.budget_bytes) if is_settled else request.budget)
+    return [Choice(mark, part.policy) for part in (plan.regions if self.is_step else (plan,))]
+
+  @functools.cached_property
+  def _key(self) -> str | None:
+    """What plans are kept under; None where the compiled program is not the one that will run."""
+    if not self.is_step and not self.program.placement.is_known:
+      return None
+    program = self.program.key if self.is_step else f"{fingerprint_of(self.program)} {self.program.placement.key()}"
+    return f"{program} {kept_plans.origin_of(*self.functions)}"
 
   @property
   def name(self) -> str:
@@ -274,7 +297,8 @@ def _mark_of_plan(plan: RematPlan, budget: Budget) -> str | None:
   if "hlo" not in plan.engine or not is_here:
     return None
   hook.install(compat.hook_platform(jax.default_backend()))
-  return mark_of(plan.fingerprint, budget, plan.planner, plan.time_limit_s)
+  speeds = plan.target or targets.running().name
+  return mark_of(plan.fingerprint, budget, plan.planner, plan.time_limit_s, speeds)
 
 
 def _make_plan(traced: TracedFn, unplanned: Unplanned, request: Request) -> RematPlan:
@@ -298,7 +322,8 @@ def _make_plan(traced: TracedFn, unplanned: Unplanned, request: Request) -> Rema
       f"{format_bytes(budget_bytes)}: this backend's buffer assignment differs from the model", BudgetExceededWarning,
       stacklevel=3)
   policy = decided.choice.decisions
-  decisions = modelled.module_decisions(outcome) if policy is None else modelled.jaxpr_decisions(traced, policy)
+  decisions = modelled.module_decisions(outcome) if policy is None else modelled.jaxpr_decisions(
+    traced, policy, request.speeds)
   return RematPlan(
     name=traced.name, budget=request.budget, budget_bytes=budget_bytes, planner=request.planner, target=request.target,
     engine=decided.choice.engine if is_planned else "none", fingerprint=fingerprint, baseline=baseline,

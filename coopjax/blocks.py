@@ -40,7 +40,7 @@ def block_remat(*, budget: Any, engine: str, planner: str, time_limit_s: float) 
       a share of what it keeps without remat. With the HLO engine, temporaries of the program around, as for
       `coopjax.remat`.
     engine: ``"policy"`` or ``"hlo"``.
-    planner: of the HLO engine.
+    planner: of the HLO engine; the policy engine has one way to plan a block.
     time_limit_s: seconds that the HLO engine may plan one program.
 
   Raises:
@@ -50,6 +50,8 @@ def block_remat(*, budget: Any, engine: str, planner: str, time_limit_s: float) 
   """
   if engine not in ENGINES:
     raise ValueError(f"engine={engine!r}: one of {', '.join(ENGINES)}; a block is not planned by both")
+  if engine == "policy" and planner != "auto":
+    raise ValueError(f"planner={planner!r}: a block's saved values are found in one way; planners are for engine='hlo'")
   is_nothing = engine == "policy" and isinstance(budget, int) and not isinstance(budget, bool) and budget == 0
   budget = Budget(limit_bytes=0) if is_nothing else Budget.parse(budget)
   if budget.offload:
@@ -100,7 +102,8 @@ def decide(traced: TracedFn, request: Request, fingerprint: str) -> Choice:
   fn_and_gradient(traced)  # raises if there is no gradient
   if request.engine == "hlo":
     hook.install(compat.hook_platform(jax.default_backend()))
-    return Choice(mark_of(fingerprint, request.budget, request.planner, request.time_limit_s))
+    return Choice(mark_of(
+      fingerprint, request.budget, request.planner, request.time_limit_s, request.speeds.name))
   graph = forward_graph(tag_jaxpr(traced.inlined)[0], traced.is_differentiable)
   kept_bytes = int(graph.residual_bytes().sum())
   budget_bytes = request.budget.resolve(kept_bytes)

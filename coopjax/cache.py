@@ -1,4 +1,4 @@
-"""Decisions kept on disk, so that a program is planned once per machine and not once per process.
+"""Decisions and plans kept on disk, so that a program is planned once per machine and not once per process.
 
 An entry is one small JSON file, named by a hash of everything that the decision depends on, the versions and flags of
 the compiler included (`Key`). Entries are written to a temporary file and renamed, so that processes which share the

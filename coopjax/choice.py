@@ -21,17 +21,17 @@ from coopjax.errors import (
 )
 from coopjax.jaxpr import policy as jaxpr_policy
 from coopjax.jaxpr import rewrite
+from coopjax.jaxpr.profile import Profile
 from coopjax.jaxpr.tags import tag_jaxpr, tagged_fn
 from coopjax.jaxpr.trace import TracedFn, differentiable, fn_and_gradient
 from coopjax.memory_profile import MemoryProfile
-from coopjax.program import explain
-from coopjax.program.step_program import StepProgram
 from coopjax.request import Request, Trials
 from coopjax.unplanned import Unplanned
-from coopjax.xla import hook, targets
+from coopjax.xla import hook
 from coopjax.xla.compile import compile_abstract, measure, module_of
-from coopjax.xla.profiling import profile_of
-from coopjax.xla.program import HeapResult, read_step_program
+from coopjax.xla.infeasible import infeasible
+from coopjax.xla.profiling import profile_of, profile_of_module
+from coopjax.xla.program import HeapResult
 
 _KEPT_CHOICES = 256
 _log = logging.getLogger("coopjax.choice")
@@ -181,11 +181,11 @@ def decide(
     if outcome.fits:
       break
   if not outcome.fits and request.engine == "auto":
-    return _decide_policy(traced, unplanned, request, outcome, fingerprint)
+    profile = profile_of_module(traced, unplanned.module)
+    return _decide_policy(traced, unplanned, request, outcome, fingerprint, profile=profile)
   if not outcome.fits and traced.placement.is_known:  # else the hook, which sees one device's program, decides
-    schedule = outcome.program.schedule if outcome.result is None else outcome.result.schedule
-    _report_infeasible(
-      traced, request, outcome.budget_bytes, outcome.predicted.temp_bytes, outcome.program, schedule)
+    schedule = None if outcome.result is None else outcome.result.schedule
+    _report_infeasible(traced, request, outcome.budget_bytes, outcome.predicted.temp_bytes, unplanned.module, schedule)
   return Decided(Choice(mark), outcome)
 
 
@@ -208,7 +208,7 @@ def _decide_compiled(
   budget = Budget(request.budget.resolve(baseline.temp_bytes, baseline.resident_bytes))
   if baseline.temp_bytes <= budget.limit_bytes:
     return Decided(Choice(), baseline=baseline)
-  speeds = (request.device or targets.running()).name
+  speeds = request.speeds.name
   try:
     for planner in dict.fromkeys(planners):
       outcome = hook.plan_module(module, [hook.Request(budget, planner, request.time_limit_s, target=speeds)])
@@ -224,9 +224,10 @@ def _decide_compiled(
   if measured and measured.temp_bytes <= budget.limit_bytes:
     return Decided(Choice(mark), outcome, baseline=baseline, measured=measured)
   if request.engine == "auto":
-    return _decide_policy(traced, unplanned, request, outcome, fingerprint, baseline)
+    profile = profile_of_module(traced, module, baseline.temp_bytes)
+    return _decide_policy(traced, unplanned, request, outcome, fingerprint, baseline, profile)
   smallest = measured.temp_bytes if measured else baseline.temp_bytes
-  _report_infeasible(traced, request, budget.limit_bytes, smallest, outcome.program, outcome.program.schedule)
+  _report_infeasible(traced, request, budget.limit_bytes, smallest, module)
   return Decided(Choice(mark), outcome, baseline=baseline, measured=measured)
 
 
@@ -244,13 +245,12 @@ def _measure_marked(traced: TracedFn, request: Request, mark: str) -> MemoryProf
 
 def _decide_policy(
   traced: TracedFn, unplanned: Unplanned, request: Request, outcome: hook.Outcome | None, fingerprint: str,
-  baseline: MemoryProfile | None = None,
+  baseline: MemoryProfile | None = None, profile: Profile | None = None,
 ) -> Decided:
   """Plans checkpoint segments; every round is a compile. With an outcome, the HLO engine works under them.
 
   A share is settled here, in bytes: the hook will not see the un-rematerialized program again.
   """
-  profile = None
   if outcome is None and baseline is None:
     baseline, profile = measure(unplanned.tagged, request.device), profile_of(traced, unplanned.tagged)
   known, baseline = baseline, baseline or outcome.baseline
@@ -258,7 +258,8 @@ def _decide_policy(
   if baseline.temp_bytes <= budget_bytes:
     return Decided(Choice(), outcome, baseline=known)
   is_known, changes = traced.placement.is_known, traced.placement.is_spread or traced.placement.is_batched
-  mark = mark_of(fingerprint, Budget(budget_bytes), request.planner, request.time_limit_s) if outcome else None
+  mark = outcome and mark_of(
+    fingerprint, Budget(budget_bytes), request.planner, request.time_limit_s, request.speeds.name)
   trials, found = Trials(request), list[jaxpr_policy.PolicyPlan]()
   link = host_offload.link(request.budget, request.device)
   with warnings.catch_warnings():
@@ -268,14 +269,13 @@ def _decide_policy(
       if not found or not found[-1].is_feasible:
         found.append(jaxpr_policy.plan_policy(
           traced, budget_bytes, trials.compile, baseline.temp_bytes, mark=mark, only_scans=only_scans,
-          profile=profile, link=link))
-  best = found[-1]
+          profile=profile, link=link, planner=request.planner))
+  best = found[-1] if found[-1].is_feasible else min(found, key=lambda plan: plan.smallest_bytes)
   if not is_known and (mark or traced.placement.is_spread):
     return _carry_over(traced, request, outcome, fingerprint, best if best.is_feasible else found[0])
   if not best.is_feasible:
-    smallest = request.compile(*fn_and_gradient(traced, rewrite.rewrite(traced, best.decisions, mark)))
-    program, _ = read_step_program(module_of(smallest))
-    _report_infeasible(traced, request, budget_bytes, best.smallest_bytes, program, program.schedule)
+    smallest = trials.smallest or request.compile(*fn_and_gradient(traced, tagged_fn(traced, mark)))
+    _report_infeasible(traced, request, budget_bytes, best.smallest_bytes, module_of(smallest))
   measured = trials.measured(best.temp_bytes)
   return Decided(Choice(mark, best.decisions), outcome, best, baseline=known, measured=measured)
 
@@ -293,7 +293,7 @@ def _carry_over(
   if outcome and decisions and budget.share is not None:
     alone = measure(request.compile(*fn_and_gradient(traced, rewrite.rewrite(traced, decisions))))
     budget = Budget(share=min(1.0, budget.share * outcome.baseline.temp_bytes / max(alone.temp_bytes, 1)))
-  mark = mark_of(fingerprint, budget, request.planner, request.time_limit_s) if outcome else None
+  mark = outcome and mark_of(fingerprint, budget, request.planner, request.time_limit_s, request.speeds.name)
   is_certain = budget.share is not None or not decisions or not traced.placement.is_spread
   if not is_certain:
     warnings.warn(
@@ -314,14 +314,15 @@ def mark_of(fingerprint: str, budget: Budget, planner: str, time_limit_s: float,
 
 
 def _report_infeasible(
-  traced: TracedFn, request: Request, budget_bytes: int, smallest_bytes: int, program: StepProgram, schedule: np.ndarray,
+  traced: TracedFn, request: Request, budget_bytes: int, smallest_bytes: int, module_bytes: bytes,
+  schedule: np.ndarray | None = None,
 ) -> None:
   """Raises, or warns for a best effort, with the smallest reachable bytes and what forces them."""
-  error = explain.infeasible(
-    program, schedule,
+  error = infeasible(
+    module_bytes,
     f"no plan brings {traced.name} and its gradient within the budget of {format_bytes(budget_bytes)} of temporaries; the "
     f"smallest reached is {format_bytes(smallest_bytes)} (planner {request.planner}, engine {request.engine})",
-    budget_bytes=budget_bytes, smallest_bytes=smallest_bytes)
+    schedule=schedule, budget_bytes=budget_bytes, smallest_bytes=smallest_bytes)
   error.add_note("try a larger budget, a smaller batch, or on_infeasible='best_effort'")
   if request.on_infeasible == "error":
     raise error

@@ -7,9 +7,10 @@ from coopjax.jaxpr import rewrite
 from coopjax.jaxpr.policy import PolicyPlan
 from coopjax.jaxpr.trace import TracedFn
 from coopjax.memory_profile import MemoryProfile
-from coopjax.program import cost, explain
+from coopjax.program import explain
 from coopjax.remat_plan import Decision
 from coopjax.xla.module_plan import Outcome
+from coopjax.xla.targets import Target
 
 _STEP_OVER_FORWARD = 3  # FLOPs of a step over those of its forward pass, as usually counted
 
@@ -40,13 +41,21 @@ def fields(outcome: Outcome | None, found: PolicyPlan | None, baseline: MemoryPr
   return model
 
 
-def jaxpr_decisions(traced: TracedFn, decisions: rewrite.PolicyDecisions, scope: str = "") -> tuple[Decision, ...]:
-  """What happens to each value of a function where the policy engine decided; `scope` says which function it is."""
+def jaxpr_decisions(traced: TracedFn, decisions: rewrite.PolicyDecisions, target: Target, scope: str = ""
+                    ) -> tuple[Decision, ...]:
+  """What happens to each value of a function where the policy engine decided.
+
+  Args:
+    traced: the function.
+    decisions: for it.
+    target: whose speed gives seconds.
+    scope: says which function it is.
+  """
   return tuple(
     Decision(
       value=f"equation {value.equation_id}[{value.index}]", type=value.type, source=value.source, scope=scope,
       num_bytes=value.num_bytes, decision=value.decision, times=int(value.decision == "recomputed"),
-      cost_s=value.flops / cost.CPU.flops_per_s)
+      cost_s=value.flops / target.flops_per_s)
     for value in rewrite.describe(traced, decisions))
 
 

@@ -97,6 +97,9 @@ class RematPlan:
     time_limit_s: seconds that the HLO engine may plan one program when the plan is carried out.
     planning_s: seconds spent planning, compiles excluded.
     mesh: axes that the arguments are spread over, "data=4,model=2" for one, "" for one device; bytes are one device's.
+    num_devices: that a whole step runs on.
+    shards: of a whole step on several devices, ``(path, shape)`` of what one of them has of each argument that was put
+      somewhere; :meth:`apply` checks them.
   """
 
   name: str
@@ -118,6 +121,8 @@ class RematPlan:
   planning_s: float = dataclasses.field(default=0.0, compare=False)
   least_overhead: float = 0.0
   mesh: str = ""
+  num_devices: int = 1
+  shards: tuple[tuple[str, tuple[int, ...]], ...] = dataclasses.field(default=(), repr=False)
   regions: tuple[RegionPlan, ...] = dataclasses.field(default=(), repr=False)
   time_limit_s: float = 10.0
 
@@ -257,6 +262,7 @@ class RematPlan:
       fields[key] = MemoryProfile.from_fields(fields[key])
     fields["decisions"] = tuple(Decision(**decision) for decision in fields["decisions"])
     fields["rounds"] = tuple(fields["rounds"])
+    fields["shards"] = tuple((path, tuple(shape)) for path, shape in fields.get("shards", ()))
     fields["regions"] = tuple(
       RegionPlan(**{**region, "policy": region["policy"] and PolicyDecisions.from_json(region["policy"])})
       for region in fields["regions"])

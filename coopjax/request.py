@@ -10,11 +10,12 @@ from coopjax.budget import Budget
 from coopjax.memory_profile import MemoryProfile
 from coopjax.planners import base
 from coopjax.xla import targets
-from coopjax.xla.compile import OversizedProgram, compile_trial, fits, measure
+from coopjax.xla.compile import OversizedProgram, compile_trial, fits, measure, temp_bytes_of
 from coopjax.xla.targets import Target
 
 ENGINES = ("auto", "hlo", "policy")
 ON_INFEASIBLE = ("error", "best_effort")
+POLICY_PLANNERS = ("auto", "segments", "coop")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +39,11 @@ class Request:
     """Of the device."""
     return jax.default_backend() if self.target is None else self.device.platform
 
+  @property
+  def speeds(self) -> Target:
+    """What gives ops their modelled seconds: the device, or the one that is here."""
+    return self.device or targets.running()
+
   def compile(self, fn: Callable, avals: Sequence[jax.ShapeDtypeStruct]) -> jax.stages.Compiled | OversizedProgram:
     """The function compiled for the device, whether it fits or not."""
     return compile_trial(fn, avals, self.device)
@@ -50,6 +56,9 @@ class Request:
       raise ValueError(f"engine={engine!r}: one of {', '.join(ENGINES)}")
     if on_infeasible not in ON_INFEASIBLE:
       raise ValueError(f"on_infeasible={on_infeasible!r}: one of {', '.join(ON_INFEASIBLE)}")
+    if engine == "policy" and planner not in POLICY_PLANNERS:
+      raise ValueError(f"planner={planner!r} schedules instructions, which engine='policy' does not: there, a planner "
+                       f"is one of {', '.join(POLICY_PLANNERS)}")
     platform = jax.default_backend()
     if target is not None:
       device = targets.resolve(target)
@@ -62,15 +71,22 @@ class Request:
 
 
 class Trials:
-  """Compiles for a request, and remembers what the programs that can run take."""
+  """Compiles for a request, and remembers what the programs that can run take.
+
+  Attributes:
+    smallest: the program with the least temporaries so far, if there is one.
+  """
 
   def __init__(self, request: Request):
     self._request = request
     self._profiles: dict[int, MemoryProfile] = {}
+    self.smallest: jax.stages.Compiled | OversizedProgram | None = None
 
   def compile(self, fn: Callable, avals: Sequence[jax.ShapeDtypeStruct]) -> jax.stages.Compiled | OversizedProgram:
     """As `Request.compile`."""
     compiled = self._request.compile(fn, avals)
+    if self.smallest is None or temp_bytes_of(compiled) < temp_bytes_of(self.smallest):
+      self.smallest = compiled
     if fits(compiled, self._request.device):
       profile = measure(compiled, self._request.device)
       self._profiles[profile.temp_bytes] = profile

@@ -14,7 +14,7 @@ from coopjax.errors import (
 )
 from coopjax.jaxpr import policy
 from coopjax.jaxpr.division import Division, Share
-from coopjax.jaxpr.placement import place
+from coopjax.jaxpr.placement import Spread
 from coopjax.memory_profile import MemoryProfile
 from coopjax.program import explain
 from coopjax.remat_plan import RegionPlan, RematPlan
@@ -22,8 +22,10 @@ from coopjax.request import Request
 from coopjax.steps import Step
 from coopjax.unplanned import Unplanned
 from coopjax.xla import hook
-from coopjax.xla.compile import compile_scheduled, compile_trial, measure, module_of
-from coopjax.xla.program import read_step_program
+from coopjax.xla.compile import (
+  compile_scheduled, compile_trial, measure, module_of, num_devices, temp_bytes_of,
+)
+from coopjax.xla.infeasible import infeasible
 from coopjax.xla.targets import Target
 
 
@@ -49,7 +51,11 @@ def plan_step(step: Step, request: Request, unplanned: Unplanned) -> RematPlan:
 
   Raises:
     BudgetInfeasibleError: no plan reaches the budget and the request says "error".
+    ValueError: the policy engine is asked for Coop's windows, which are of one function.
   """
+  if request.engine == "policy" and request.planner == "coop":
+    raise ValueError("planner='coop' looks at one function's buffers, and engine='policy' divides a step between its "
+                     "regions: use planner='auto'")
   start = time.perf_counter()
   planning = _Planning(step, request, unplanned)
   if planning.holds:
@@ -70,7 +76,8 @@ def plan_step(step: Step, request: Request, unplanned: Unplanned) -> RematPlan:
 def directions_of(plan: RematPlan, mark: str | None) -> steps.Directions:
   """What a finished plan of a step wants of its regions."""
   return steps.Directions(
-    plan.name, tuple((region.fingerprint, Choice(mark, region.policy)) for region in plan.regions))
+    plan.name, tuple((region.fingerprint, Choice(mark, region.policy)) for region in plan.regions),
+    Spread(plan.mesh, plan.num_devices, plan.shards))
 
 
 class _Planning:
@@ -87,6 +94,8 @@ class _Planning:
     self._choices = marked(step, None)
     self._outcome: hook.Outcome | None = None
     self._found: policy.PolicyPlan | None = None
+    self._smallest = unplanned.plain
+    self._spread = step.spread(num_devices(unplanned.plain))
     self.baseline = self.best = unplanned.profile
     self.budget_bytes = request.budget.resolve(self.baseline.temp_bytes, self.baseline.resident_bytes)
 
@@ -95,13 +104,14 @@ class _Planning:
     platform, engine = compat.hook_platform(self._request.platform), self._request.engine
     if engine == "hlo" and platform is None:
       raise ValueError(f"engine='hlo': JAX {jax.__version__} has no HLO hook on {self._request.platform}; use 'policy'")
-    budget, planner, time_limit_s = Budget(self.budget_bytes), self._request.planner, self._request.time_limit_s
+    budget, speeds = Budget(self.budget_bytes), self._request.speeds.name
+    planner, time_limit_s = self._request.planner, self._request.time_limit_s
     mark = outcome = None
     with warnings.catch_warnings():
       warnings.simplefilter("ignore", BudgetExceededWarning)  # trials may miss the budget
       if engine != "policy" and platform is not None:
-        mark = mark_of(self._step.fingerprint, budget, planner, time_limit_s)
-        outcome = self._outcome_of(platform, hook.Request(budget, planner, time_limit_s))
+        mark = mark_of(self._step.fingerprint, budget, planner, time_limit_s, speeds)
+        outcome = self._outcome_of(platform, hook.Request(budget, planner, time_limit_s, target=speeds))
         if outcome and (engine == "hlo" or outcome.fits or platform != "cpu"):  # elsewhere the model may be off
           self._try_hlo(mark, outcome)
       if engine != "hlo" and not self.holds:
@@ -117,6 +127,13 @@ class _Planning:
   def _compile(self, choices: tuple[Choice, ...]) -> Any:
     return self._request.compile(self._step.program(choices), ())
 
+  def _measured(self, choices: tuple[Choice, ...]) -> MemoryProfile:
+    """Of the step compiled with these choices; the smallest is kept, for the error that it may deserve."""
+    compiled = self._compile(choices)
+    if temp_bytes_of(compiled) < temp_bytes_of(self._smallest):
+      self._smallest = compiled
+    return measure(compiled, self._request.device)
+
   def _outcome_of(self, platform: str, request: hook.Request) -> hook.Outcome | None:
     """What the HLO engine makes of the step; None where the hook does not run or can't read the module."""
     hook.install(platform)
@@ -128,7 +145,7 @@ class _Planning:
       return None
 
   def _try_hlo(self, mark: str, outcome: hook.Outcome) -> None:
-    measured = measure(self._compile(marked(self._step, mark)), self._request.device)
+    measured = self._measured(marked(self._step, mark))
     if measured.temp_bytes < self.best.temp_bytes:
       self._choices, self.best, self._outcome, self._found = marked(self._step, mark), measured, outcome, None
 
@@ -137,7 +154,7 @@ class _Planning:
     profiles: dict[Any, MemoryProfile] = {}
 
     def temp_bytes_of(shares: tuple[Share, ...]) -> int:
-      profiles[shares] = measure(self._compile(_choices(shares, mark)), self._request.device)
+      profiles[shares] = self._measured(_choices(shares, mark))
       return profiles[shares].temp_bytes
 
     for only_scans in (True, False) if mark else (False,):
@@ -162,9 +179,8 @@ class _Planning:
     if arguments:
       lines += ["arguments and outputs alone exceed it; the largest arguments are:"]
       lines += [f"  {format_bytes(num_bytes):>10}  {kind} {path}" for num_bytes, kind, path in arguments]
-    program, _ = read_step_program(module_of(self._compile(self._choices)))
-    error = explain.infeasible(program, program.schedule, "\n".join(lines), budget_bytes=max(self.budget_bytes, 0),
-                               smallest_bytes=best.temp_bytes)
+    error = infeasible(module_of(self._smallest), "\n".join(lines), budget_bytes=max(self.budget_bytes, 0),
+                       smallest_bytes=best.temp_bytes)
     if request.budget.is_total:
       error.budget_bytes, error.smallest_bytes = request.budget.limit_bytes, best.total_bytes
     if arguments:
@@ -174,10 +190,11 @@ class _Planning:
 
   def plan(self, planning_s: float) -> RematPlan:
     """What was decided, and what the compiler says of it."""
-    request, members = self._request, self._step.members
+    request, members, spread = self._request, self._step.members, self._spread
     decisions = tuple(
       decision for member, choice in zip(members, self._choices, strict=True) if choice.decisions is not None
-      for decision in modelled.jaxpr_decisions(member.traced, choice.decisions, scope=member.traced.name))
+      for decision in modelled.jaxpr_decisions(
+        member.traced, choice.decisions, request.speeds, member.traced.name))
     decisions = decisions or modelled.module_decisions(self._outcome)
     engine = max((choice.engine for choice in self._choices), key=len)  # not all regions need the policy engine
     return RematPlan(
@@ -185,7 +202,7 @@ class _Planning:
       target=request.target, engine=engine, fingerprint=self._step.fingerprint, baseline=self.baseline,
       measured=self.best, decisions=decisions, regions=self._regions(), planning_s=planning_s,
       time_limit_s=request.time_limit_s,
-      mesh=place(jax.tree.leaves((self._step.args, self._step.kwargs))).mesh,
+      mesh=spread.mesh, num_devices=spread.num_devices, shards=spread.shards,
       **modelled.fields(self._outcome, self._found, self.baseline))
 
   def _regions(self) -> tuple[RegionPlan, ...]:

@@ -7,7 +7,9 @@ runs, so a total holds by construction. What it can't reach (residuals stacked b
 (`jaxpr.division`), a few compiles of the whole step at most.
 
 JAX keeps traces of functions that are jitted or scanned. The directions that a step is traced under are a user context
-of JAX's (`jax.make_user_context`), which is a part of the keys of those caches.
+of JAX's (`jax.make_user_context`), which is a part of the keys of those caches. For the same reason equal calls of a region get
+equal decisions: one trace may stand for several calls (a jit's, a scan's) and several traces for one, so a number given
+to a call while the step is planned need not be the one it has when the plan is carried out.
 """
 
 import collections
@@ -28,6 +30,7 @@ from coopjax import compat
 from coopjax.choice import Choice, fingerprint_of
 from coopjax.errors import PlanMismatchError, RematNoEffectWarning
 from coopjax.jaxpr.division import Member
+from coopjax.jaxpr.placement import Spread, path_name
 from coopjax.jaxpr.trace import TracedFn
 from coopjax.xla.targets import Target
 
@@ -45,11 +48,13 @@ class Directions:
   Attributes:
     step: the step's name.
     choices: by fingerprint, in the order in which the step meets the regions.
+    spread: of the arguments that they were made for; None while they are being made.
     digest: of the choices.
   """
 
   step: str = dataclasses.field(compare=False)
   choices: tuple[tuple[str, Choice], ...] = dataclasses.field(compare=False)
+  spread: Spread | None = dataclasses.field(default=None, compare=False)
   digest: str = dataclasses.field(init=False)
 
   def __post_init__(self):
@@ -150,6 +155,7 @@ def follow(fn: Callable, directions: Directions) -> Callable:
 
 def _followed(fn: Callable, directions: Directions) -> Callable:
   def followed(*args, **kwargs):
+    directions.spread.check(directions.step, (args, kwargs))
     with _directions(directions):
       result = fn(*args, **kwargs)
     if directions.digest not in _met:
@@ -189,6 +195,12 @@ class Step:
     text = repr([(member.key, member.num_runs, member.num_kept) for member in self.members])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
+  @property
+  def key(self) -> str:
+    """A hash of all that is compiled, the same in every process: optimizer, donation and shardings included."""
+    text = self.program((Choice(),) * len(self.members)).lower().as_text()
+    return f"{self.name} {self.fingerprint} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
   def largest_arguments(self, top: int = 3) -> tuple[tuple[int, str, str], ...]:
     """``(bytes, type, path)`` of the largest arguments, one device's share of those that say how they are sharded."""
     found = []
@@ -196,14 +208,17 @@ class Step:
       if hasattr(value, "shape") and hasattr(value, "dtype"):
         sharding = getattr(value, "sharding", None)
         shape = value.shape if sharding is None else sharding.shard_shape(value.shape)
-        name = ("kwargs" if path[0].idx else "args") + jax.tree_util.keystr(path[1:])
-        found.append((math.prod(shape) * value.dtype.itemsize, f"{value.dtype.name}{list(shape)}", name))
+        found.append((math.prod(shape) * value.dtype.itemsize, f"{value.dtype.name}{list(shape)}", path_name(path)))
     return tuple(sorted(found, key=lambda entry: -entry[0])[:top])
 
   def program(self, choices: Sequence[Choice]) -> "Program":
     """The step with a choice per region."""
     keys = [member.key for member in self.members]
     return Program(self, Directions(self.name, tuple(zip(keys, choices, strict=True))))
+
+  def spread(self, num_devices: int) -> Spread:
+    """Of its arguments, in a program that runs on so many devices."""
+    return Spread.of((self.args, self.kwargs), num_devices)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -33,9 +33,14 @@ class Unplanned:
                lambda mark: compile_trial(*fn_and_gradient(traced, tagged_fn(traced, mark)), target), target)
 
   @functools.cached_property
+  def plain(self) -> Any:
+    """The compiled program as it is."""
+    return self._compile_plain()
+
+  @functools.cached_property
   def profile(self) -> MemoryProfile:
     """Memory of the program as it is."""
-    return measure(self._compile_plain(), self._target)
+    return measure(self.plain, self._target)
 
   @functools.cached_property
   def tagged(self) -> Any:

@@ -198,6 +198,29 @@ def plans_of_steps():
   assert plan.mesh == "data=4,model=2"
 
 
+def plans_of_steps_elsewhere():
+  """A step's plan is refused for other shardings, for another mesh and on one device."""
+  fitted = coopjax.remat(loss, budget=0.6, planner="peak")
+  step = jax.jit(lambda weights, x: jax.grad(fitted)(weights, x))
+  plan = coopjax.plan(step, *shapes("data"), budget=0.5, planner="peak")
+  of_one_device = coopjax.plan(step, *ARGUMENTS, budget=0.5, planner="peak")
+  loaded = coopjax.RematPlan.from_json(plan.to_json())
+  assert loaded == plan and plan.num_devices == 8 and ("args[1]", (512, 32)) in plan.shards
+  on_one_device = jax.device_put(ARGUMENTS, jax.devices()[0])
+  for wrong, args, complaint in (
+      (loaded, put("fsdp"), "on each; it lies on 8 devices"), (of_one_device, put("data"), "made for one device"),
+      (loaded, put("data", make_mesh(sizes=(2, 4))), "mesh data=2"), (plan, on_one_device, "lies on 1 device")):
+    try:
+      wrong.apply(step).lower(*args)
+    except coopjax.PlanMismatchError as error:
+      print(error)
+      assert complaint in str(error), error
+    else:
+      raise AssertionError("the plan was taken")
+  assert temp_bytes(loaded.apply(step).lower(*put("data")).compile()) == plan.measured.temp_bytes
+  assert_close(loaded.apply(step)(*put("data")), jax.grad(loss)(*ARGUMENTS))
+
+
 def plans_of_other_meshes():
   """A plan is for the mesh that it was made for, as far as the arguments tell."""
   plan = coopjax.plan(loss, *shapes("data"), budget=0.5, planner="peak")
@@ -297,7 +320,8 @@ def keys():
 
 CASES = {f"hlo_engine {place}": functools.partial(hlo_engine, place) for place in PLACES} | {
   case.__name__: case for case in (
-    collectives_run_once, inside_shard_map, plans_of_shapes, plans_of_steps, plans_of_other_meshes, scan_over_auto_axes,
+    collectives_run_once, inside_shard_map, plans_of_shapes, plans_of_steps,
+    plans_of_steps_elsewhere, plans_of_other_meshes, scan_over_auto_axes,
     scan_over_explicit_axes, infeasible_over_auto_axes, keys)}
 
 if __name__ == "__main__":

@@ -83,6 +83,45 @@ def test_a_kept_choice_is_carried_out_with_the_same_bits(home, monkeypatch):
   assert_same_bits(second(params, x), first(params, x))
 
 
+PLAN_TWO = """
+  import coopjax, jax
+  from coopjax.xla import compile
+  from tests import models
+  compile_it, calls = compile._compile, []
+  compile._compile = lambda *args: calls.append(1) or compile_it(*args)
+  loss, params, x = models.mlp(depth=8, batch=512)
+  fitted = coopjax.remat(loss, budget=0.9)
+  step = jax.jit(lambda params, x: jax.grad(fitted)(params, x), donate_argnums=0)
+  for fn, engine in ((loss, "hlo"), (step, "policy")):
+    plan = coopjax.plan(fn, params, x, budget=0.7, engine=engine)
+    assert plan.fits and plan.measured.temp_bytes < plan.baseline.temp_bytes
+    print(len(calls), plan.to_json().partition('"planning_s"')[0])
+    calls.clear()
+"""
+
+
+def test_a_second_process_compiles_a_plan_once(home):
+  first, second = (output_of(run_python(PLAN_TWO)).splitlines() for _ in range(2))
+  assert len(list(home.iterdir())) == 2
+  for line, again in zip(first, second, strict=True):
+    assert int(line.split()[0]) > 1 and again.split()[0] == "1"
+    assert again.split()[1:] == line.split()[1:]
+
+
+def test_a_kept_plan_that_no_longer_holds_is_made_anew(home):
+  loss, params, x = models.mlp(depth=8, batch=512)
+  plan = lambda budget: coopjax.plan(loss, params, x, budget=budget, engine="policy")
+  first = plan(0.7)
+  entry = json.loads(entry_of(home).read_text())
+  entry["fields"]["policy"]["regions"] = []
+  entry_of(home).write_text(json.dumps(entry))
+  assert plan(0.7) == first
+  assert json.loads(entry_of(home).read_text())["fields"]["policy"]["regions"]
+  entry_of(home).write_text(json.dumps({**entry, "fields": {**entry["fields"], "decisions": None}}))
+  with pytest.warns(coopjax.CacheWarning, match="planned anew"):
+    assert plan(0.7) == first
+
+
 @pytest.mark.parametrize("spoil", [
   lambda path: path.write_text(""),
   lambda path: path.write_bytes(path.read_bytes()[:40]),

@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 GROUPS = {
   "in_place": ("hlo_engine data", "hlo_engine tensor", "hlo_engine fsdp", "hlo_engine data and tensor",
                "inside_shard_map", "collectives_run_once", "infeasible_over_auto_axes"),
-  "plans": ("plans_of_shapes", "plans_of_steps", "plans_of_other_meshes"),
+  "plans": ("plans_of_shapes", "plans_of_steps", "plans_of_steps_elsewhere", "plans_of_other_meshes"),
   "scans": ("scan_over_auto_axes", "scan_over_explicit_axes"),
   "keys": ("keys",),
 }

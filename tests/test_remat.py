@@ -192,7 +192,8 @@ def test_plans_are_saved_loaded_and_applied(tmp_path):
       coopjax.RematPlan.load(tmp_path / "bad.json")
 
 
-def test_plans_are_deterministic():
+def test_plans_are_deterministic(monkeypatch):
+  monkeypatch.setenv("COOPJAX_CACHE_DIR", "")
   loss, params, x = models.gpt(depth=2)
   plans = [coopjax.plan(loss, params, x, budget=0.5) for _ in range(2)]
   assert plans[0] == plans[1]

@@ -16,9 +16,13 @@ from tests import models
 from tests.test_remat import assert_same_bits, num_instructions
 
 fit = functools.partial(coopjax.remat, budget=0.9, planner="peak")
-plan_quickly = functools.partial(coopjax.plan, planner="peak")
 close = functools.partial(jax.tree.map, functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-6))
 MLP, WEIGHTS, X = models.mlp(depth=8)
+
+
+def plan_quickly(*args, engine="auto", **kwargs):
+  """With the HLO engine's fastest planner, where that engine is at work."""
+  return coopjax.plan(*args, engine=engine, planner="auto" if engine == "policy" else "peak", **kwargs)
 
 
 def adam(params, state, grads):

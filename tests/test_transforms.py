@@ -1,7 +1,8 @@
 """`coopjax.remat` wherever `jax.checkpoint` goes: kinds of functions times transformations.
 
 All transformations of one kind are traced apart and compiled as one program, once under `jax.checkpoint` and once per
-engine; then each one's numbers are compared, or the types of error with which both refuse.
+engine; then each one's numbers are compared, or the types of error with which both refuse. (What the compiler makes of
+it, bytes and recompute, is in `test_transform_bytes`.)
 """
 
 import contextlib
@@ -12,22 +13,19 @@ import subprocess
 import sys
 
 import jax
-from jax.ad_checkpoint import checkpoint_name
-from jax.experimental import io_callback
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import coopjax
-from tests import models
-from tests.transform_kinds import KINDS
+from tests.transform_kinds import KINDS, X
 
 # No plan reaches one byte: the policy engine checkpoints whatever it can, the HLO engine recomputes whatever it can.
-SQUEEZED = {"budget": 1, "on_infeasible": "best_effort", "planner": "peak", "time_limit_s": 0.5}
+SQUEEZED = {"budget": 1, "on_infeasible": "best_effort", "time_limit_s": 0.5}
 WRAPPERS = {
   "checkpoint": jax.checkpoint,
   "policy": functools.partial(coopjax.remat, engine="policy", **SQUEEZED),
-  "hlo": functools.partial(coopjax.remat, engine="hlo", **SQUEEZED),
+  "hlo": functools.partial(coopjax.remat, engine="hlo", planner="peak", **SQUEEZED),
 }
 
 
@@ -215,183 +213,6 @@ def test_under_the_new_implementation_of_checkpoint(kind, no_cotangents):
   with flags(jax_remat3=True, jax_remat_barrier_no_cotangents=no_cotangents):
     actual = cells.__wrapped__(kind, "policy", FLAG_TRANSFORMS)
   assert_same(actual, {name: cells(kind, "checkpoint")[name] for name in FLAG_TRANSFORMS})
-
-
-# --- compiled bytes and recompute -------------------------------------------------------------------------------
-
-
-X = models.normal(1, 256, 64)
-WEIGHTS = models.normal(2, 6, 64, 64)
-
-
-def layer(x, weight):
-  return jnp.sin(jnp.tanh(x @ weight))
-
-
-def layers(x, weights, layer=layer):
-  for weight in weights:
-    x = layer(x, weight)
-  return x
-
-
-def scanned(x, weights, layer=layer):
-  return jax.lax.scan(lambda x, weight: (layer(x, weight), None), x, weights)[0]
-
-
-def nested_scans(x, weights):
-  return jax.lax.scan(lambda x, group: (scanned(x, group), None), x, weights.reshape(2, 3, 64, 64))[0]
-
-
-def top_buffer_carry(x, weights):
-  """The carry, of all steps, is what the memory goes to."""
-  wide = jnp.concatenate([x] * 4)
-  return jax.lax.scan(lambda c, weight: (jnp.sin(c @ weight), None), wide, weights)[0]
-
-
-def branches(x, weights):
-  return layers(x, weights, lambda x, w: jax.lax.cond(x[0, 0] > 9.0, jnp.cos, lambda x: layer(layer(x, w), w), x))
-
-
-def while_beside(x, weights):
-  start = jax.lax.stop_gradient(x).sum() ** 2 + 1.0
-  return layers(x, weights) / jax.lax.while_loop(lambda c: c < 100, lambda c: c * 2, start)
-
-
-def nested_jits(x, weights):
-  return layers(x, weights, jax.jit(lambda x, weight: jax.jit(layer)(x, weight)))
-
-
-@jax.custom_vjp
-def scaled_layer(x, weight):
-  return layer(x, weight)
-
-
-scaled_layer.defvjp(lambda x, w: (layer(x, w), (jnp.cos(x @ w), x, w)),
-                    lambda kept, ct: ((ct * kept[0]) @ kept[2].T, kept[1].T @ (ct * kept[0])))
-
-
-def custom_rules(x, weights):
-  return layers(x, weights, lambda x, weight: jax.nn.softplus(scaled_layer(x, weight)))
-
-
-def dropout(x, weights):
-  keys = jax.random.split(jax.random.key(0, impl="rbg"), len(weights))
-  return layers(x, list(zip(weights, keys, strict=True)), lambda x, pair: layer(x, pair[0]) * jax.random.bernoulli(
-    pair[1], 0.9, x.shape))
-
-
-def bfloat16(x, weights):
-  return layers(x.astype(jnp.bfloat16), weights.astype(jnp.bfloat16)).astype(jnp.float32)
-
-
-def sorted_rows(x, weights):
-  """Integer and boolean residuals."""
-  return layers(x, weights, lambda x, w: jax.nn.relu(jnp.take_along_axis(x, jnp.argsort(x, 0), 0)) @ w)
-
-
-def user_checkpoints(x, weights):
-  return layers(layers(x, weights[:3], jax.checkpoint(layer)), weights[3:])
-
-
-def prints(x, weights):
-  def printing(x, weight):
-    jax.debug.callback(lambda _: None, x[0, 0])
-    return layer(x, weight)
-
-  return scanned(x, weights, printing)
-
-
-def step(fn, transform=lambda loss: loss):
-  mean_square = transform(lambda x, w: jnp.mean(fn(x, w).astype(jnp.float32) ** 2))
-  return jax.jit(jax.value_and_grad(mean_square, argnums=(0, 1)))
-
-
-def temp_bytes(compiled):
-  return compiled.memory_analysis().temp_size_in_bytes
-
-
-@pytest.mark.parametrize(("fn", "share"), [
-  (scanned, 0.7), (nested_scans, 0.7), (top_buffer_carry, 0.85), (branches, 0.6), (while_beside, 0.6),
-  (nested_jits, 0.5), (custom_rules, 0.5), (dropout, 0.6), (bfloat16, 0.6), (sorted_rows, 0.4), (user_checkpoints, 0.6),
-  (prints, 0.7)], ids=lambda value: getattr(value, "__name__", str(value)))
-def test_fits_its_budget_by_recomputing(fn, share):
-  plain, checkpointed = step(fn).lower(X, WEIGHTS).compile(), step(jax.checkpoint(fn))
-  fitted = step(fn, functools.partial(coopjax.remat, budget=share, planner="peak")).lower(X, WEIGHTS).compile()
-  assert temp_bytes(fitted) <= share * temp_bytes(plain)
-  text = fitted.as_text()
-  assert "coop_remat" in text or "rematted_computation" in text
-  assert_same(fitted(X, WEIGHTS), checkpointed(X, WEIGHTS), rtol=2e-2 if fn is bfloat16 else 1e-4, atol=1e-6)
-
-
-def test_remat_inside_remat_holds_the_budget():
-  remat = functools.partial(coopjax.remat, budget=0.6, planner="peak", engine="hlo")
-  plain = step(layers).lower(X, WEIGHTS).compile()
-  nested = step(lambda x, w: layers(remat(layers)(x, w[:3]), w[3:]), remat).lower(X, WEIGHTS).compile()
-  assert temp_bytes(nested) <= 0.6 * temp_bytes(plain)
-  assert_same(nested(X, WEIGHTS), plain(X, WEIGHTS), rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("is_before", [False, True])
-def test_vmap_before_and_after_holds_the_budget(is_before):
-  remat = functools.partial(coopjax.remat, budget=0.6, planner="peak", engine="hlo")
-  rows = X.reshape(4, 64, 64)
-  batched = lambda fn: lambda x, w: jax.vmap(fn, in_axes=(0, None))(x, w)
-  plain = step(batched(layers)).lower(rows, WEIGHTS).compile()
-  fitted = (step(batched(layers), remat) if is_before else step(batched(remat(layers)))).lower(rows, WEIGHTS).compile()
-  assert temp_bytes(fitted) <= 0.6 * temp_bytes(plain)
-  assert_same(fitted(rows, WEIGHTS), plain(rows, WEIGHTS), rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize(("engine", "remat3"), [("policy", False), ("policy", True), ("hlo", False)])
-def test_what_the_users_policy_saves_is_not_recomputed(engine, remat3):
-  def named(x, weights):
-    for i, weight in enumerate(weights):
-      x = jnp.tanh(checkpoint_name(x @ weight, "kept" if i % 2 else "free"))
-    return x
-
-  policy = jax.checkpoint_policies.save_only_these_names("kept")
-  with flags(jax_remat3=remat3):
-    plain = step(named).lower(X, WEIGHTS).compile()
-    remat = functools.partial(coopjax.remat, engine=engine, **SQUEEZED)
-    with pytest.warns(coopjax.BudgetExceededWarning):
-      free = step(named, remat).lower(X, WEIGHTS).compile()
-    with pytest.warns(coopjax.BudgetExceededWarning):
-      kept = step(named, functools.partial(remat, policy=policy)).lower(X, WEIGHTS).compile()
-  dots = {name: compiled.as_text().count(" dot(") for name, compiled in
-          {"plain": plain, "free": free, "kept": kept}.items()}
-  assert dots["plain"] < dots["kept"] <= dots["plain"] + 3 and dots["kept"] < dots["free"]
-  assert temp_bytes(kept) < temp_bytes(plain)
-  assert_same(kept(X, WEIGHTS), plain(X, WEIGHTS), rtol=1e-4, atol=1e-6)
-
-
-# --- effects, arguments, meshes ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("ordered", [False, True])
-def test_prints_run_once_under_the_hlo_engine(ordered):
-  seen = []
-
-  def printing(x, weights):
-    for i, weight in enumerate(weights):
-      x = layer(x, weight)
-      jax.debug.callback(lambda _, i=i: seen.append(i), x[0, 0], ordered=ordered)
-    return x
-
-  fitted = step(printing, functools.partial(coopjax.remat, budget=0.6, engine="hlo"))
-  jax.block_until_ready(fitted(X, WEIGHTS))
-  jax.effects_barrier()
-  assert sorted(seen) == list(range(6)) and (seen == sorted(seen) or not ordered)
-
-
-def test_ordered_effects_are_refused():
-  def fn(x):
-    io_callback(lambda _: None, None, x, ordered=True)
-    return jnp.sin(x)
-
-  with pytest.raises(coopjax.OrderedEffectError, match=r"fn has an ordered side effect at .*test_transforms.py:\d+"):
-    jax.jit(coopjax.remat(fn, budget=0.5))(1.0)
-  with pytest.raises(NotImplementedError):
-    jax.grad(jax.checkpoint(lambda x: (fn(jax.lax.stop_gradient(x)), jnp.sin(x))[1]))(1.0)
 
 
 @LEFT_AS_IS

@@ -2,14 +2,20 @@
 
 A policy answers with a bool, or with one of JAX's own marks. Those have no public name, so their types are taken from
 the answers of JAX's own policy.
+
+Under a checkpoint around, JAX forgets what the policies of checkpoints inside want saved. So what a region's policy
+saves is given a name of ours (`with_names`), and regions around save that name. (What it offloads is not: there, it is
+recomputed.)
 """
 
 from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core
 from jax.extend.core import primitives
+import jax.numpy as jnp
 
 from coopjax import compat
 
@@ -17,6 +23,9 @@ _example = jax.checkpoint_policies.save_and_offload_only_these_names(
   names_which_can_be_saved=(), names_which_can_be_offloaded=("offloaded",), offload_src="device",
   offload_dst="pinned_host")
 _OFFLOADED, _RECOMPUTED = (type(_example(primitives.name_p, name=name)) for name in ("offloaded", "recomputed"))
+
+
+_KEPT = "coopjax:kept"
 
 
 def is_kept(case: Any) -> bool:
@@ -32,11 +41,58 @@ def is_offloaded(case: Any) -> bool:
 def kept_values(jaxpr: core.Jaxpr, policy: Callable) -> set[core.Var]:
   """The variables whose values a policy keeps, wherever; of a named value that under the name, too."""
   kept = set()
-  for equation in jaxpr.eqns:
-    if is_kept(answer(equation, policy)):
-      named = equation.invars if compat.as_policies_see(equation)[0] is primitives.name_p else ()
+  for equation in reversed(jaxpr.eqns):
+    is_name = compat.as_policies_see(equation)[0] is primitives.name_p
+    if is_kept(answer(equation, policy)) or (is_name and not kept.isdisjoint(equation.outvars)):
+      named = equation.invars if is_name else ()
       kept.update(atom for atom in (*named, *equation.outvars) if isinstance(atom, core.Var))
   return kept
+
+
+def with_names(jaxpr: core.Jaxpr, policy: Callable) -> core.Jaxpr:
+  """The jaxpr with our name on every value that a policy saves, in loops and branches too."""
+  inner = [compat.map_sub_jaxprs(equation, lambda body: with_names(body, policy), lambda rule: rule)
+           for equation in jaxpr.eqns]
+  is_saved = [is_kept(case) and not is_offloaded(case) for case in (answer(each, policy) for each in jaxpr.eqns)]
+  if not any(is_saved):
+    return compat.rebuild(jaxpr, inner)
+
+  def evaluate(*inputs):
+    env = dict(zip(jaxpr.invars, inputs, strict=True))
+    read = lambda atom: atom.val if isinstance(atom, core.Literal) else env[atom]
+    for equation, is_named in zip(inner, is_saved, strict=True):
+      outputs = compat.bind(equation, [read(atom) for atom in equation.invars])
+      for var, out in zip(equation.outvars, outputs, strict=True):
+        env[var] = checkpoint_name(out, _KEPT) if is_named and is_nameable(var) else out
+    return [read(atom) for atom in jaxpr.outvars]
+
+  return jax.make_jaxpr(evaluate)(*[var.aval for var in jaxpr.invars])
+
+
+def is_nameable(var: core.Var) -> bool:
+  """True for arrays that a policy can save by name: not for tokens, references, random keys, complex numbers (JAX puts
+  a ``reduce_precision`` on what is saved, which takes none), or values that nobody reads."""
+  dtype = getattr(var.aval, "dtype", None)
+  return (not isinstance(var, core.DropVar) and isinstance(var.aval, jax.core.ShapedArray)
+          and any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)))
+
+
+def saving_names(jaxpr: core.Jaxpr, policy: Callable | None) -> Callable | None:
+  """The policy, which saves what has our name, too, if the jaxpr gives it to anything."""
+  if not _has_names(jaxpr):
+    return policy
+
+  def both(primitive, *avals, **params):
+    if primitive is primitives.name_p and params["name"] == _KEPT:
+      return True
+    return policy(primitive, *avals, **params) if policy else False
+
+  return both
+
+
+def _has_names(jaxpr: core.Jaxpr) -> bool:
+  return any(compat.as_policies_see(equation)[1].get("name") == _KEPT
+             or any(map(_has_names, compat.sub_jaxprs(equation))) for equation in jaxpr.eqns)
 
 
 def offloads(jaxpr: core.Jaxpr, policy: Callable) -> bool:

@@ -85,6 +85,7 @@ class Candidates:
     only_scans: decide on scan bodies alone.
     profile: of the function as it is; without one, or where it explains too little, bytes are JAX's.
     link: to the host, if values may be offloaded.
+    planner: "coop" for what Coop's windows keep alone, "segments" for the ladders alone; all others both.
     ends_forward: the backward pass follows at once, so that the last segment is never worth repeating.
 
   Attributes:
@@ -94,7 +95,7 @@ class Candidates:
   """
 
   def __init__(self, traced: TracedFn, only_scans: bool, profile: Profile | None = None, link: HostLink | None = None,
-               *, ends_forward: bool = True):
+               *, planner: str = "auto", ends_forward: bool = True):
     jaxpr, table = tag_jaxpr(traced.inlined)
     differentiable = traced.is_differentiable
     if profile is not None and profile.explained < _LEAST_EXPLAINED:
@@ -102,7 +103,8 @@ class Candidates:
     original = forward_graph(jaxpr, differentiable)
     self._profile = profile
     self._ends_forward = ends_forward
-    self._kept = [] if profile is None else list(itertools.takewhile(
+    self._planner = planner
+    self._kept = [] if profile is None or planner == "segments" else list(itertools.takewhile(
       lambda kept: kept is not None,
       (profile.kept_bytes(share * profile.temp_bytes) for share in np.linspace(0.95, 0.05, _NUM_KEPT))))
     self.forward_flops = sum(original.flops)
@@ -145,7 +147,7 @@ class Candidates:
     cuts = cuts_for_offload if host else cut
     for bounds in cuts(graph, alone) if is_cut else [_uncut(graph, alone)]:
       ladder = _Ladder(curves, bounds, scans, alone, is_cut)
-      self.found += ladder.candidates()
+      self.found += (one for one in ladder.candidates() if one.is_bare or self._planner != "coop")
       if not scans.may_offload:
         self.found += map(ladder.keeping, self._kept)
 

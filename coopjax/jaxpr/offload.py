@@ -25,7 +25,8 @@ from jax.extend import core
 import numpy as np
 
 from coopjax.jaxpr import cost
-from coopjax.jaxpr.residuals import ForwardGraph, Value, is_nameable
+from coopjax.jaxpr.answers import is_nameable
+from coopjax.jaxpr.residuals import ForwardGraph, Value
 from coopjax.jaxpr.segments import Choices, CurvePoint, cut
 from coopjax.program.cost import Roofline
 

@@ -15,6 +15,7 @@ import jax
 from jax.sharding import AxisType, NamedSharding
 
 from coopjax import compat
+from coopjax.errors import PlanMismatchError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +44,55 @@ class Placement:
       places = [str(sharding) for sharding in self.shardings]
     text = repr((places, self.mesh, self.is_known, self.is_batched, compat.axes_in_scope()))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+  """How the arguments of a whole program are spread over devices: what a plan of it was made for.
+
+  Attributes:
+    mesh: as in `Placement`.
+    num_devices: that the program runs on.
+    shards: ``(path, shape)`` of what one device has of each array that says so itself. One that does not (a NumPy
+      array, a tracer, an array that was put nowhere) goes where the program's own jit wants it.
+  """
+
+  mesh: str
+  num_devices: int
+  shards: tuple[tuple[str, tuple[int, ...]], ...]
+
+  @classmethod
+  def of(cls, arguments: Any, num_devices: int) -> "Spread":
+    """Of ``(args, kwargs)``, for a program compiled for so many devices, or for theirs if that is not known: 1."""
+    found = _shards(arguments)
+    num_devices = max([num_devices, *(num for _, num, _ in found)])
+    shards = tuple((path, shape) for path, _, shape in found) if num_devices > 1 else ()
+    return cls(place(jax.tree.leaves(arguments)).mesh, num_devices, shards)
+
+  def check(self, name: str, arguments: Any) -> None:
+    """Raises PlanMismatchError where arguments, as far as they tell, are spread otherwise; `name` is the program's."""
+    mesh, shards = place(jax.tree.leaves(arguments)).mesh, dict(self.shards)
+    on_mesh = f", the mesh {self.mesh}" if self.mesh else ""
+    here = f"{self.num_devices} devices{on_mesh}" if self.num_devices > 1 else "one device"
+    if mesh and (self.num_devices == 1 or self.mesh not in ("", mesh)):
+      raise PlanMismatchError(f"the plan of {name} was made for {here}, and its arguments lie on the mesh {mesh}")
+    for path, num_devices, shape in _shards(arguments):
+      if num_devices != self.num_devices or shards.get(path, shape) != shape:
+        planned = f", {list(shards[path])} of it on each" if path in shards else ""
+        raise PlanMismatchError(f"the plan of {name} was made for {path} on {here}{planned}; it lies on {num_devices} "
+                                f"device{'s' * (num_devices > 1)}, {list(shape)} on each")
+
+
+def _shards(arguments: Any) -> list[tuple[str, int, tuple[int, ...]]]:
+  """Path, number of devices and one device's shape of the arrays that were put somewhere."""
+  return [(path_name(path), sharding.num_devices, sharding.shard_shape(value.shape))
+          for path, value in jax.tree_util.tree_flatten_with_path(arguments)[0]
+          if not isinstance(value, jax.core.Tracer) and (sharding := _own(value)) is not None]
+
+
+def path_name(path: Any) -> str:
+  """Of a leaf of ``(args, kwargs)``: "args[0]['w']" for one."""
+  return ("kwargs" if path[0].idx else "args") + jax.tree_util.keystr(path[1:])
 
 
 def place(values: Sequence[Any]) -> Placement:

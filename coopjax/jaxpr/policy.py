@@ -72,7 +72,7 @@ class PolicyPlan:
 
 def plan_policy(traced: TracedFn, budget_bytes: int, compile_fn: CompileFn, baseline_temp_bytes: int,
                 max_rounds: int = 6, *, mark: str | None = None, only_scans: bool = False,
-                profile: Profile | None = None, link: HostLink | None = None) -> PolicyPlan:
+                profile: Profile | None = None, link: HostLink | None = None, planner: str = "auto") -> PolicyPlan:
   """Finds checkpoint segments and saved values that make fn and its gradient fit.
 
   Args:
@@ -85,6 +85,7 @@ def plan_policy(traced: TracedFn, budget_bytes: int, compile_fn: CompileFn, base
     only_scans: decide on scan bodies alone and leave straight-line code to the HLO engine.
     profile: what was compiled of the function as it is.
     link: to the host, if values may be offloaded.
+    planner: "coop" and "segments" say how saved values are found (`candidates.Candidates`).
 
   Returns:
     The plan; without decisions if the function fits as it is or nothing can be decided.
@@ -98,7 +99,7 @@ def plan_policy(traced: TracedFn, budget_bytes: int, compile_fn: CompileFn, base
     fn, avals = fn_and_gradient(traced, rewrite(traced, decisions, mark))
     return compile_fn(fn, avals).memory_analysis().temp_size_in_bytes
 
-  space = Candidates(traced, only_scans, profile, link)
+  space = Candidates(traced, only_scans, profile, link, planner=planner)
   return search(space, budget_bytes, temp_bytes_of, baseline_temp_bytes, max_rounds)
 
 

@@ -16,11 +16,11 @@ import re
 import jax
 from jax.extend import core
 from jax.extend.core import primitives
-import jax.numpy as jnp
 import numpy as np
 
 from coopjax import compat
 from coopjax.jaxpr import cost
+from coopjax.jaxpr.answers import is_nameable
 from coopjax.jaxpr.trace import is_floating
 
 _POSITION = re.compile(r"coopjax_position(\d+)")
@@ -142,13 +142,6 @@ def _evaluate_named(jaxpr: core.Jaxpr, inputs: Sequence[object]) -> list[object]
           out = primitives.name_p.bind(out, name=f"{position}.{index}")
         env[var] = out
   return [read(atom) for atom in jaxpr.outvars]
-
-
-def is_nameable(var: core.Var) -> bool:
-  """True for ordinary arrays: not for tokens, references, random keys or values that nobody reads."""
-  dtype = getattr(var.aval, "dtype", None)
-  return (not isinstance(var, core.DropVar) and isinstance(var.aval, jax.core.ShapedArray)
-          and (jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)))
 
 
 class _GraphBuilder:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from coopjax import compat
 from coopjax.errors import NotDifferentiableError, OrderedEffectError
+from coopjax.jaxpr import answers
 from coopjax.jaxpr.placement import Placement, place
 
 
@@ -37,7 +38,7 @@ class TracedFn:
     is_differentiable: per input of `jaxpr`: floating or complex, and an argument or a tracer (a constant array
       that nobody can differentiate has no gradient).
     placement: of the inputs on devices.
-    policy: of `jax.checkpoint`: what it saves is not recomputed.
+    policy: of `jax.checkpoint`: what it saves is not recomputed, nor what those of regions inside save.
   """
 
   name: str
@@ -127,13 +128,15 @@ def _positions(fn: Callable) -> dict[str, int]:
 
 
 def trace(fn: Callable, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None, *,
-          static_argnums: int | Sequence[int] = (), static_argnames: str | Sequence[str] = ()) -> TracedFn:
+          policy: Callable | None = None, static_argnums: int | Sequence[int] = (),
+          static_argnames: str | Sequence[str] = ()) -> TracedFn:
   """Traces `fn` for these arguments.
 
   Args:
     fn: any callable, bound methods included; it may close over arrays and over tracers of an outer trace.
     args: positional arguments: pytrees of arrays, tracers, Python scalars or `jax.ShapeDtypeStruct`s.
     kwargs: keyword arguments, same.
+    policy: of `jax.checkpoint`.
     static_argnums: positions of arguments that are passed through untraced.
     static_argnames: names of such arguments.
 
@@ -155,6 +158,7 @@ def trace(fn: Callable, args: Sequence[Any] = (), kwargs: dict[str, Any] | None 
   consts = tuple(closed.consts)
   jaxpr = compat.open_constants(closed)
   _refuse_ordered_effects(name, jaxpr)
+  jaxpr = jaxpr if policy is None else answers.with_names(jaxpr, policy)
   out_tree = jax.tree.structure(out_shapes)
   placement = place((*consts, *split.leaves))
   in_avals = tuple(_abstract(var.aval, sharding)
@@ -165,7 +169,7 @@ def trace(fn: Callable, args: Sequence[Any] = (), kwargs: dict[str, Any] | None 
       name=name, jaxpr=jaxpr, consts=consts, in_avals=in_avals, in_names=_names(consts, split),
       in_tree=split.in_tree, out_avals=out_avals, out_tree=out_tree,
       is_differentiable=tuple(ok and is_floating(aval) for ok, aval in zip(is_candidate, in_avals, strict=True)),
-      placement=placement)
+      placement=placement, policy=answers.saving_names(jaxpr, policy))
 
 
 def _refuse_ordered_effects(name: str, jaxpr: core.Jaxpr) -> None:

@@ -1,22 +1,13 @@
 """What a schedule means for people: which values are kept or recomputed, and what fills the peak."""
 
+import dataclasses
+
 import numpy as np
 
 from coopjax.budget import format_bytes
 from coopjax.errors import BudgetInfeasibleError
 from coopjax.program import liveness
 from coopjax.program.step_program import TEMPORARY, StepProgram
-
-
-def describe_value(program: StepProgram, value: int) -> str:
-  """``f32[8,128] of fusion.12 (model.py:40)``, as far as the program knows these names."""
-  producer = program.value_producer[value]
-  parts = [program.value_types[value] if program.value_types else f"value {value}"]
-  if producer >= 0 and program.op_names:
-    parts.append(f"of {program.op_names[producer]}")
-  if producer >= 0 and program.op_sources and program.op_sources[producer]:
-    parts.append(f"({program.op_sources[producer]})")
-  return " ".join(parts)
 
 
 def largest_at_peak(program: StepProgram, schedule: np.ndarray, top: int = 3) -> tuple[int, list[int]]:
@@ -51,8 +42,32 @@ def decided_values(program: StepProgram, schedule: np.ndarray) -> list[int]:
   return sorted(decided, key=lambda value: (-program.value_bytes[value], value))
 
 
+@dataclasses.dataclass(frozen=True)
+class Live:
+  """A value that is live at a peak; its `source` is the user's line, or ""."""
+
+  num_bytes: int
+  type: str
+  op: str
+  source: str
+
+  def __str__(self) -> str:
+    parts = self.type, self.op and f"of {self.op}", self.source and f"({self.source})"
+    return " ".join(filter(None, parts))
+
+
+@dataclasses.dataclass(frozen=True)
+class Inside:
+  """The peak inside a loop, call or conditional: the op there, the bytes live, and the values."""
+
+  op: str
+  num_bytes: int
+  live: tuple[Live, ...]
+
+
 def infeasible(
   program: StepProgram, schedule: np.ndarray, headline: str, *, budget_bytes: int, smallest_bytes: int,
+  inside: Inside | None = None, top: int = 3,
 ) -> BudgetInfeasibleError:
   """The error that a missed budget deserves.
 
@@ -62,28 +77,40 @@ def infeasible(
     headline: what was asked and what was reached.
     budget_bytes: what was asked.
     smallest_bytes: what was reached.
+    inside: the op at the peak, if that is a loop, from within.
+    top: how many values are named.
 
   Returns:
-    An error with the op at the peak, the largest values live there and, where it is the reason, the bound that no
-    schedule gets below.
+    An error with the op at the peak (inside the loop there, if most of the bytes are), the largest values live there
+    and, where it is the reason, the bound that no schedule gets below.
   """
   from coopjax import _core
 
   bound_bytes, bound_op = _core.lower_bound(program.core)
-  op, values = largest_at_peak(program, schedule)
-  lines = [headline]
+  op, values = largest_at_peak(program, schedule, top)
+  live, name, lines = [_live(program, value) for value in values], _describe_op(program, op), [headline]
+  where = name
+  if inside is not None:
+    if inside.num_bytes > sum(value.num_bytes for value in live):
+      name, where = inside.op, f"{inside.op} inside {name}"
+    live = sorted((*live, *inside.live), key=lambda value: -value.num_bytes)[:top]
   if budget_bytes < bound_bytes:
     lines.append(f"no schedule whatever has fewer than {format_bytes(bound_bytes)} live: {_describe_op(program, bound_op)} "
                  "alone needs them")
   lines += [
-    f"what forces the smallest is {_describe_op(program, op)}; the largest values live there:",
-    *(f"  {format_bytes(program.value_bytes[value]):>10}  {describe_value(program, value)}" for value in values),
+    f"what forces the smallest is {where}; the largest values live there:",
+    *(f"  {format_bytes(value.num_bytes):>10}  {value}" for value in live),
   ]
-  largest = tuple(
-    (int(program.value_bytes[value]), program.value_types[value] if program.value_types else "",
-     program.op_sources[program.value_producer[value]] if program.op_sources else "") for value in values)
-  return BudgetInfeasibleError("\n".join(lines), budget_bytes=budget_bytes, smallest_bytes=smallest_bytes,
-                               op=_describe_op(program, op), largest=largest)
+  largest = tuple((value.num_bytes, value.type, value.source) for value in live)
+  return BudgetInfeasibleError("\n".join(lines), budget_bytes=budget_bytes, smallest_bytes=smallest_bytes, op=name,
+                               largest=largest)
+
+
+def _live(program: StepProgram, value: int) -> Live:
+  producer = program.value_producer[value]
+  return Live(int(program.value_bytes[value]), program.value_types[value] if program.value_types else f"value {value}",
+              program.op_names[producer] if producer >= 0 and program.op_names else "",
+              program.op_sources[producer] if producer >= 0 and program.op_sources else "")
 
 
 def _describe_op(program: StepProgram, op: int) -> str:

@@ -100,6 +100,19 @@ def module_of(compiled: jax.stages.Compiled | OversizedProgram) -> bytes:
   return compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
 
 
+def temp_bytes_of(compiled: jax.stages.Compiled | OversizedProgram) -> int:
+  """Temporaries of a compiled program."""
+  return compiled.memory_analysis().temp_size_in_bytes
+
+
+def num_devices(compiled: jax.stages.Compiled | OversizedProgram) -> int:
+  """That a compiled program runs on; one where a program that does not fit its device has no executable to ask."""
+  if isinstance(compiled, OversizedProgram):
+    return 1
+  shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
+  return max((sharding.num_devices for sharding in shardings), default=1)
+
+
 def measure(compiled: jax.stages.Compiled | OversizedProgram, target: Target | None = None) -> MemoryProfile:
   """Memory of a compiled program: sizes from the compiler's memory analysis, live bytes along its schedule.
 

@@ -25,13 +25,20 @@ def profile_of(traced: TracedFn, compiled: jax.stages.Compiled | OversizedProgra
     The profile; None for a module whose memory we don't understand.
   """
   stats = compiled.memory_analysis()
+  return profile_of_module(traced, module_of(compiled), stats.temp_size_in_bytes,
+                           getattr(stats, "serialized_buffer_assignment_proto", b""))
+
+
+def profile_of_module(traced: TracedFn, module_bytes: bytes, temp_bytes: int | None = None, assignment: bytes = b""
+                      ) -> Profile | None:
+  """As `profile_of`, from a scheduled module, with XLA's temporaries and buffer assignment as far as they are known."""
   try:
-    module = parse_module(module_of(compiled))
+    module = parse_module(module_bytes)
     program, op_instruction_ids = read_step_program(module)
-    assignment = getattr(stats, "serialized_buffer_assignment_proto", b"")
     heap = BufferAssignment.from_bytes(assignment) if assignment else predict_memory(module)
   except InvalidProgramError:
     return None
-  if abs(heap.temp_bytes - stats.temp_size_in_bytes) > _CLOSE * stats.temp_size_in_bytes:
+  temp_bytes = heap.temp_bytes if temp_bytes is None else temp_bytes
+  if abs(heap.temp_bytes - temp_bytes) > _CLOSE * temp_bytes:
     return None
-  return read_profile(traced, program, value_offsets(program, op_instruction_ids, heap), stats.temp_size_in_bytes)
+  return read_profile(traced, program, value_offsets(program, op_instruction_ids, heap), temp_bytes)
