@@ -6,7 +6,6 @@
 #include <numeric>
 #include <tuple>
 
-#include "anneal.h"
 #include "list_scheduler.h"
 #include "liveness.h"
 #include "order_cut.h"
@@ -28,7 +27,9 @@ class OrderSearch {
     const bool is_small = program_.num_ops() <= options_.max_searched_ops;
     if (is_small) {
       AddRules(WeightedByRank(costs), false);
-      for (const char* name : {"cut", "annealed", "annealed and cut"}) Improve(name);
+      for (const int32_t i : SmallestPeaks(options_.num_cut)) {
+        Add(ReorderByCuts(program_, found_[i].order, {.time_limit_s = TimeLeft()}).schedule, "cut");
+      }
     }
     Judge();
     return std::move(found_);
@@ -64,25 +65,17 @@ class OrderSearch {
     found_.push_back({std::move(order), 0, liveness.peak_bytes, name});
   }
 
-  // From the order of smallest peak on.
-  void Improve(const std::string& name) {
-    const auto best = std::ranges::min_element(found_, {}, &RankedOrder::peak_bytes);
-    if (name == "annealed") {
-      const AnnealOptions options = {.order_only = true, .num_slots = 0, .stage1_iterations = options_.anneal_iterations,
-                                     .stage2_iterations = options_.anneal_iterations / 2, .time_limit_s = TimeLeft()};
-      Add(Anneal(program_, best->order, 0, options).schedule, "annealed");
-    } else {
-      Add(ReorderByCuts(program_, best->order, {.time_limit_s = TimeLeft()}).schedule,
-          name == "cut" ? "cut" : "annealed and cut");
-    }
+  std::vector<int32_t> SmallestPeaks(int32_t count) const {
+    std::vector<int32_t> by_peak(found_.size());
+    std::iota(by_peak.begin(), by_peak.end(), 0);
+    std::ranges::sort(by_peak, {}, [&](int32_t i) { return std::make_tuple(found_[i].peak_bytes, sums_[i], i); });
+    by_peak.resize(std::min<size_t>(by_peak.size(), count));
+    return by_peak;
   }
 
   // Those of smallest peaks and the one that came, which is found_[0].
   void Judge() {
-    std::vector<int32_t> by_peak(found_.size());
-    std::iota(by_peak.begin(), by_peak.end(), 0);
-    std::ranges::sort(by_peak, {}, [&](int32_t i) { return std::make_tuple(found_[i].peak_bytes, sums_[i], i); });
-    by_peak.resize(std::min<size_t>(by_peak.size(), options_.num_judged));
+    std::vector<int32_t> by_peak = SmallestPeaks(options_.num_judged);
     if (std::ranges::find(by_peak, 0) == by_peak.end()) by_peak.push_back(0);
     std::vector<RankedOrder> judged;
     for (const int32_t i : by_peak) {

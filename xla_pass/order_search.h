@@ -5,7 +5,7 @@
 //  * the order as it came, and every rule of list_scheduler.h;
 //  * those rules with bytes weighted by the rank of their recompute cost (remake_costs.h): what is expensive to bring
 //    back dies early, what is cheap may wait. The same bytes, but a better start for what recomputes;
-//  * the best of them cut (order_cut.h), then annealed (anneal.h, order only), then cut again.
+//  * the best of all these improved by minimum cuts (order_cut.h).
 // Never worse than the order that came. Near-linear for programs of more than `max_searched_ops`, which get the rules
 // alone.
 #pragma once
@@ -23,9 +23,9 @@ namespace coopjax {
 using OrderJudge = std::function<int64_t(const Schedule& order)>;
 
 struct OrderSearchOptions {
-  int32_t max_searched_ops = 6'000;      // longer programs are neither cut nor annealed
+  int32_t max_searched_ops = 6'000;      // longer programs are not cut, and only as it came and by plain bytes
   int32_t num_judged = 6;                // orders of smallest peaks that the judge sees, at most
-  int64_t anneal_iterations = 300'000;
+  int32_t num_cut = 3;                   // orders that are improved by cuts, at most
   double time_limit_s = 5;
 };
 

@@ -11,7 +11,7 @@ namespace {
 
 std::vector<RankedOrder> Search(const StepProgram& program, const OrderJudge& judge, int32_t max_searched_ops = 1000) {
   return SearchOrders(program, ComputeRemakeCosts(program, program.schedule), judge,
-                      {.max_searched_ops = max_searched_ops, .anneal_iterations = 2000});
+                      {.max_searched_ops = max_searched_ops});
 }
 
 TEST(orders_are_valid_and_never_worse) {

@@ -21,6 +21,9 @@ using Clock = std::chrono::steady_clock;
 constexpr int32_t kMaxPolishedOps = 20'000;   // of programs that are not planned in segments alone
 constexpr int32_t kLeastOrderedOps = 3;       // inside loops and branches: fewer have no order to speak of
 constexpr int32_t kMaxStarts = 3;             // orders that plans are made from
+// Rewriting and reading back more instructions takes longer than planning: one start, and few rounds.
+constexpr int64_t kLargeModule = 20'000;
+constexpr int32_t kMaxRoundsOfLarge = 2;
 constexpr int64_t kMaxTrials = 100'000;
 constexpr double kRoomToLoosen = 0.03;        // of the budget
 
@@ -90,8 +93,8 @@ class Pass {
     }
     SearchOrder();
     const bool recomputes = options_.changes != RecomputeOrderChanges::kOrder && budget_bytes;
-    Consider(result_.order, budget_bytes.value_or(0));
-    if (recomputes && (!best_ || best_->heap.temp_bytes > *budget_bytes)) Recompute(*budget_bytes);
+    if (recomputes && OrderedBytes() > *budget_bytes) Recompute(*budget_bytes);
+    if (!best_ || !recomputes) Consider(result_.order, budget_bytes.value_or(0));
     Finish();
     return std::move(result_);
   }
@@ -103,6 +106,20 @@ class Pass {
   }
   const StepProgram& program() const { return result_.hlo.program; }
   const HloModule& module() const { return analysis_->graph.module(); }
+  bool IsLarge() const {
+    return std::ssize(module().instructions) > kLargeModule || program().num_ops() > kMaxPolishedOps;
+  }
+
+  // A plan that was not carried out yet.
+  struct Proposal {
+    Schedule order;                          // that it was made from
+    Schedule schedule;
+    int64_t peak_bytes = 0;                  // live
+    double cost_s = 0;
+    std::pair<int64_t, double> Rank(int64_t limit_bytes) const {
+      return {std::max<int64_t>(peak_bytes - limit_bytes, 0), cost_s};
+    }
+  };
 
   bool Read(HloProgram* hlo);
   void SearchOrder();
@@ -110,8 +127,10 @@ class Pass {
   std::string InnerOrdered(int32_t computation) const;
   int64_t PredictedTemp(const Schedule& order) const;
   int64_t Consider(const Schedule& schedule, int64_t budget_bytes);
+  int64_t OrderedBytes() const;
   void Recompute(int64_t budget_bytes);
-  std::optional<RecomputeOrderRound> Try(std::span<const OpId> order, int64_t limit_bytes, int64_t budget_bytes);
+  std::optional<Proposal> FirstProposal(int64_t limit_bytes);
+  std::optional<Proposal> Propose(const Schedule& order, int64_t limit_bytes);
   Schedule Plan(std::span<const OpId> order, int64_t limit_bytes) const;
   Schedule PlanByCost(std::span<const OpId> order, int64_t limit_bytes) const;
   void Finish();
@@ -205,57 +224,54 @@ int64_t Pass::Consider(const Schedule& schedule, int64_t budget_bytes) {
   return temp_bytes;
 }
 
-// The first round plans from several orders; the others go on from the one with the best outcome.
+// Temporary bytes of the best order.
+int64_t Pass::OrderedBytes() const {
+  return result_.orders.empty() ? result_.before.temp_bytes : result_.orders.front().judged_bytes;
+}
+
 void Pass::Recompute(int64_t budget_bytes) {
   int64_t limit_bytes = budget_bytes;
-  std::vector<Schedule> starts = {result_.order};
-  const bool is_small = program().num_ops() <= kMaxPolishedOps && !options_.planner;
-  for (const RankedOrder& ranked : result_.orders) {
-    if (is_small && std::ssize(starts) < kMaxStarts && ranked.order != starts.front()) starts.push_back(ranked.order);
-  }
-  for (int32_t round = 0; round < options_.max_rounds && (round == 0 || TimeLeft() > 0); ++round) {
-    std::optional<RecomputeOrderRound> best;
-    for (const Schedule& start : starts) {
-      if (best && TimeLeft() == 0) break;
-      const std::optional<RecomputeOrderRound> tried = Try(start, limit_bytes, budget_bytes);
-      if (!tried) return;
-      const auto rank = [&](const RecomputeOrderRound& each) {
-        return std::make_pair(std::max<int64_t>(each.temp_bytes - budget_bytes, 0), each.recompute_cost_s);
-      };
-      if (best && rank(*tried) >= rank(*best)) continue;
-      best = tried;
-      result_.order = start;
-    }
-    starts = {result_.order};
-    const int64_t room_bytes = budget_bytes - best->temp_bytes;
-    if (room_bytes < 0 && best->peak_live_bytes <= limit_bytes) {
-      limit_bytes = std::min(limit_bytes, best->peak_live_bytes) + std::min(room_bytes, -budget_bytes / 200);
-    } else if (static_cast<double>(room_bytes) > kRoomToLoosen * static_cast<double>(budget_bytes) &&
-               best->recompute_cost_s > 0) {
+  std::optional<Proposal> proposal = FirstProposal(budget_bytes);
+  const int32_t max_rounds = IsLarge() ? std::min(kMaxRoundsOfLarge, options_.max_rounds) : options_.max_rounds;
+  for (int32_t round = 1; proposal; ++round) {
+    result_.order = proposal->order;
+    const int64_t temp_bytes = Consider(proposal->schedule, budget_bytes);
+    result_.rounds.push_back({limit_bytes, proposal->peak_bytes, temp_bytes, proposal->cost_s});
+    const int64_t room_bytes = budget_bytes - temp_bytes;
+    const bool may_loosen = static_cast<double>(room_bytes) > kRoomToLoosen * static_cast<double>(budget_bytes);
+    if (room_bytes < 0 && proposal->peak_bytes <= limit_bytes) {
+      limit_bytes = std::min(limit_bytes, proposal->peak_bytes) + std::min(room_bytes, -budget_bytes / 200);
+    } else if (may_loosen && proposal->cost_s > 0) {
       limit_bytes += room_bytes;
     } else {
-      break;
+      return;
     }
+    if (round >= max_rounds || TimeLeft() == 0) return;
+    proposal = Propose(proposal->order, limit_bytes);
   }
 }
 
-// One plan, carried out; nothing when the planner gave no valid schedule.
-std::optional<RecomputeOrderRound> Pass::Try(std::span<const OpId> order, int64_t limit_bytes, int64_t budget_bytes) {
-  RecomputeOrderRound round = {.limit_bytes = limit_bytes};
-  Schedule schedule;
-  {
-    const Stopwatch stopwatch(&result_.timing.plan_s);
-    schedule = Plan(order, std::max<int64_t>(limit_bytes, 0));
+// The best plan from several orders.
+std::optional<Pass::Proposal> Pass::FirstProposal(int64_t limit_bytes) {
+  const int32_t max_starts = IsLarge() || options_.planner ? 1 : kMaxStarts;
+  std::optional<Proposal> best = Propose(result_.order, limit_bytes);
+  for (int32_t i = 1; best && i < std::ssize(result_.orders) && i < max_starts && TimeLeft() > 0; ++i) {
+    std::optional<Proposal> other = Propose(result_.orders[i].order, limit_bytes);
+    if (other && other->Rank(limit_bytes) < best->Rank(limit_bytes)) best = std::move(other);
   }
-  if (const std::string fault = CheckSchedule(program(), schedule); !fault.empty()) {
+  return best;
+}
+
+std::optional<Pass::Proposal> Pass::Propose(const Schedule& order, int64_t limit_bytes) {
+  const Stopwatch stopwatch(&result_.timing.plan_s);
+  Proposal proposal = {order, Plan(order, std::max<int64_t>(limit_bytes, 0))};
+  if (const std::string fault = CheckSchedule(program(), proposal.schedule); !fault.empty()) {
     result_.reason = "the planner gave no valid schedule: " + fault;
     return std::nullopt;
   }
-  round.peak_live_bytes = ComputeLiveness(program(), schedule).peak_bytes;
-  round.recompute_cost_s = CountRecompute(program(), schedule).cost_s;
-  round.temp_bytes = Consider(schedule, budget_bytes);
-  result_.rounds.push_back(round);
-  return round;
+  proposal.peak_bytes = ComputeLiveness(program(), proposal.schedule).peak_bytes;
+  proposal.cost_s = CountRecompute(program(), proposal.schedule).cost_s;
+  return proposal;
 }
 
 Schedule Pass::Plan(std::span<const OpId> order, int64_t limit_bytes) const {
@@ -269,6 +285,7 @@ Schedule Pass::Plan(std::span<const OpId> order, int64_t limit_bytes) const {
 Schedule Pass::PlanByCost(std::span<const OpId> order, int64_t limit_bytes) const {
   const PeakOptions options = {.max_trials = kMaxTrials, .time_limit_s = TimeLeft() / 2};
   std::vector<Schedule> plans = {PlanPeak(program(), order, limit_bytes, options).schedule};
+  if (IsLarge()) return plans.front();
   CoopOptions coop_options = {.cost = CostRule::kChain, .op_is_expensive = ExpensiveOps(program(), result_.costs)};
   CoopResult coop = PlanCoop(program(), order, limit_bytes, coop_options);
   if (coop.is_feasible) plans.push_back(PlanPeak(program(), coop.schedule, limit_bytes, options).schedule);
