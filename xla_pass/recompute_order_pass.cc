@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <memory>
 #include <tuple>
 #include <utility>
@@ -20,12 +21,14 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int32_t kMaxPolishedOps = 20'000;   // of programs that are not planned in segments alone
 constexpr int32_t kLeastOrderedOps = 3;       // inside loops and branches: fewer have no order to speak of
+constexpr int32_t kJudged = 12, kJudgedOfLarge = 5;   // orders whose packing is looked at
 constexpr int32_t kMaxStarts = 3;             // orders that plans are made from
 // Rewriting and reading back more instructions takes longer than planning: one start, and few rounds.
 constexpr int64_t kLargeModule = 20'000;
 constexpr int32_t kMaxRoundsOfLarge = 2;
 constexpr int64_t kMaxTrials = 100'000;
 constexpr double kRoomToLoosen = 0.03;        // of the budget
+constexpr double kRoomToSettle[] = {0, 0.01, 0.02, 0.04};   // above the smallest peak
 
 // Adds the time that it lives to `*seconds`.
 class Stopwatch {
@@ -94,7 +97,7 @@ class Pass {
     SearchOrder();
     const bool recomputes = options_.changes != RecomputeOrderChanges::kOrder && budget_bytes;
     if (recomputes && OrderedBytes() > *budget_bytes) Recompute(*budget_bytes);
-    if (!best_ || !recomputes) Consider(result_.order, budget_bytes.value_or(0));
+    if (!best_) Consider({result_.order, result_.order}, 0, budget_bytes.value_or(0));
     Finish();
     return std::move(result_);
   }
@@ -126,13 +129,14 @@ class Pass {
   void SearchInnerOrders();
   std::string InnerOrdered(int32_t computation) const;
   int64_t PredictedTemp(const Schedule& order) const;
-  int64_t Consider(const Schedule& schedule, int64_t budget_bytes);
+  int64_t Consider(const Proposal& proposal, int64_t limit_bytes, int64_t budget_bytes);
+  std::optional<Candidate> CarryOut(const Proposal& proposal);
   int64_t OrderedBytes() const;
   void Recompute(int64_t budget_bytes);
-  std::optional<Proposal> FirstProposal(int64_t limit_bytes);
-  std::optional<Proposal> Propose(const Schedule& order, int64_t limit_bytes);
-  Schedule Plan(std::span<const OpId> order, int64_t limit_bytes) const;
-  Schedule PlanByCost(std::span<const OpId> order, int64_t limit_bytes) const;
+  void Settle(const std::vector<Proposal>& proposals, int64_t budget_bytes);
+  std::vector<Proposal> FirstProposals(int64_t limit_bytes);
+  std::vector<Proposal> Propose(const Schedule& order, int64_t limit_bytes);
+  std::vector<Schedule> Plan(std::span<const OpId> order, int64_t limit_bytes) const;
   void Finish();
 
   const HloAnalysis& original_;
@@ -170,7 +174,9 @@ void Pass::SearchOrder() {
   const Stopwatch stopwatch(&result_.timing.order_s);
   SearchInnerOrders();
   const OrderJudge judge = [this](const Schedule& order) { return PredictedTemp(order); };
-  result_.orders = SearchOrders(program(), result_.costs, judge, {.time_limit_s = TimeLeft() / 2});
+  const OrderSearchOptions options = {.num_judged = IsLarge() ? kJudgedOfLarge : kJudged,
+                                      .time_limit_s = TimeLeft() / 2};
+  result_.orders = SearchOrders(program(), result_.costs, judge, options);
   result_.order = result_.orders.front().order;
 }
 
@@ -206,22 +212,34 @@ std::string Pass::InnerOrdered(int32_t computation) const {
   return ApplySchedule(module(), inner.op_instruction_ids, orders.front().order, computation).bytes;
 }
 
-// Carries the schedule out; the best of those that take less than the module as it came is kept. Returns the temporary
+// Carries the plan out; the best of those that take less than the module as it came is kept. Returns the temporary
 // bytes.
-int64_t Pass::Consider(const Schedule& schedule, int64_t budget_bytes) {
-  const Stopwatch stopwatch(&result_.timing.emit_s);
-  const int64_t unchanged_bytes = result_.before.temp_bytes;
-  if (schedule == program().schedule && !inner_ordered_) return unchanged_bytes;
-  TransformResult transformed = ApplySchedule(module(), result_.hlo.op_instruction_ids, schedule);
-  result_.reason = transformed.error;
-  if (!result_.reason.empty()) return unchanged_bytes;
-  std::optional<ReadModule> read = ReadBytes(std::move(transformed.bytes), &result_.reason);
-  if (!read) return unchanged_bytes;
-  Candidate candidate = {schedule, CountRecompute(program(), schedule).cost_s, read->Heap(), std::move(read->module)};
-  const int64_t temp_bytes = candidate.heap.temp_bytes;
-  const bool is_better = !best_ || candidate.Rank(budget_bytes) < best_->Rank(budget_bytes);
-  if (temp_bytes < unchanged_bytes && is_better) best_ = std::move(candidate);
+int64_t Pass::Consider(const Proposal& proposal, int64_t limit_bytes, int64_t budget_bytes) {
+  int64_t temp_bytes = result_.before.temp_bytes;
+  if (auto candidate = CarryOut(proposal)) {
+    temp_bytes = candidate->heap.temp_bytes;
+    const bool is_better = !best_ || candidate->Rank(budget_bytes) < best_->Rank(budget_bytes);
+    if (temp_bytes < result_.before.temp_bytes && is_better) {
+      best_ = std::move(candidate);
+      result_.order = proposal.order;
+    }
+  }
+  if (std::ssize(proposal.schedule) > program().num_ops()) {
+    result_.rounds.push_back({limit_bytes, proposal.peak_bytes, temp_bytes, proposal.cost_s});
+  }
   return temp_bytes;
+}
+
+// Nothing where nothing would change.
+std::optional<Candidate> Pass::CarryOut(const Proposal& proposal) {
+  const Stopwatch stopwatch(&result_.timing.emit_s);
+  if (proposal.schedule == program().schedule && !inner_ordered_) return std::nullopt;
+  TransformResult transformed = ApplySchedule(module(), result_.hlo.op_instruction_ids, proposal.schedule);
+  result_.reason = transformed.error;
+  if (!result_.reason.empty()) return std::nullopt;
+  std::optional<ReadModule> read = ReadBytes(std::move(transformed.bytes), &result_.reason);
+  if (!read) return std::nullopt;
+  return Candidate{proposal.schedule, proposal.cost_s, read->Heap(), std::move(read->module)};
 }
 
 // Temporary bytes of the best order.
@@ -230,69 +248,89 @@ int64_t Pass::OrderedBytes() const {
 }
 
 void Pass::Recompute(int64_t budget_bytes) {
+  std::vector<Proposal> proposals = FirstProposals(budget_bytes);
+  if (proposals.empty()) return;
+  std::ranges::stable_sort(proposals, {}, [&](const Proposal& each) { return each.Rank(budget_bytes); });
+  if (proposals.front().peak_bytes > budget_bytes) return Settle(proposals, budget_bytes);
   int64_t limit_bytes = budget_bytes;
-  std::optional<Proposal> proposal = FirstProposal(budget_bytes);
   const int32_t max_rounds = IsLarge() ? std::min(kMaxRoundsOfLarge, options_.max_rounds) : options_.max_rounds;
-  for (int32_t round = 1; proposal; ++round) {
-    result_.order = proposal->order;
-    const int64_t temp_bytes = Consider(proposal->schedule, budget_bytes);
-    result_.rounds.push_back({limit_bytes, proposal->peak_bytes, temp_bytes, proposal->cost_s});
-    const int64_t room_bytes = budget_bytes - temp_bytes;
+  for (int32_t round = 1; !proposals.empty(); ++round) {
+    const Proposal& proposal = proposals.front();
+    const int64_t room_bytes = budget_bytes - Consider(proposal, limit_bytes, budget_bytes);
     const bool may_loosen = static_cast<double>(room_bytes) > kRoomToLoosen * static_cast<double>(budget_bytes);
-    if (room_bytes < 0 && proposal->peak_bytes <= limit_bytes) {
-      limit_bytes = std::min(limit_bytes, proposal->peak_bytes) + std::min(room_bytes, -budget_bytes / 200);
-    } else if (may_loosen && proposal->cost_s > 0) {
+    if (room_bytes < 0 && proposal.peak_bytes <= limit_bytes) {
+      limit_bytes = std::min(limit_bytes, proposal.peak_bytes) + std::min(room_bytes, -budget_bytes / 200);
+    } else if (may_loosen && proposal.cost_s > 0) {
       limit_bytes += room_bytes;
     } else {
       return;
     }
     if (round >= max_rounds || TimeLeft() == 0) return;
-    proposal = Propose(proposal->order, limit_bytes);
+    proposals = Propose(Schedule(proposal.order), limit_bytes);
   }
 }
 
-// The best plan from several orders.
-std::optional<Pass::Proposal> Pass::FirstProposal(int64_t limit_bytes) {
+// The budget is out of reach: of the plans nearest to it the one that packs best, plans with a little more room among
+// them.
+void Pass::Settle(const std::vector<Proposal>& proposals, int64_t budget_bytes) {
+  for (const Proposal& each : proposals) Consider(each, budget_bytes, budget_bytes);
+  if (IsLarge()) return;
+  for (const double room : kRoomToSettle) {
+    if (TimeLeft() == 0) return;
+    const auto limit_bytes = static_cast<int64_t>((1 + room) * static_cast<double>(proposals.front().peak_bytes));
+    for (const Proposal& each : Propose(proposals.front().order, limit_bytes)) {
+      Consider(each, limit_bytes, budget_bytes);
+    }
+  }
+}
+
+// Plans from several orders: the best, the one that came, and the next best.
+std::vector<Pass::Proposal> Pass::FirstProposals(int64_t limit_bytes) {
   const int32_t max_starts = IsLarge() || options_.planner ? 1 : kMaxStarts;
-  std::optional<Proposal> best = Propose(result_.order, limit_bytes);
-  for (int32_t i = 1; best && i < std::ssize(result_.orders) && i < max_starts && TimeLeft() > 0; ++i) {
-    std::optional<Proposal> other = Propose(result_.orders[i].order, limit_bytes);
-    if (other && other->Rank(limit_bytes) < best->Rank(limit_bytes)) best = std::move(other);
+  std::vector<Schedule> starts = {result_.order};
+  const auto add = [&](const Schedule& order) {
+    if (std::ssize(starts) < max_starts && std::ranges::find(starts, order) == starts.end()) starts.push_back(order);
+  };
+  add(program().schedule);
+  for (const RankedOrder& ranked : result_.orders) add(ranked.order);
+  std::vector<Proposal> proposals;
+  for (const Schedule& start : starts) {
+    if (!proposals.empty() && TimeLeft() == 0) break;
+    std::ranges::move(Propose(start, limit_bytes), std::back_inserter(proposals));
   }
-  return best;
+  return proposals;
 }
 
-std::optional<Pass::Proposal> Pass::Propose(const Schedule& order, int64_t limit_bytes) {
+// The plans from one order, the best first.
+std::vector<Pass::Proposal> Pass::Propose(const Schedule& order, int64_t limit_bytes) {
   const Stopwatch stopwatch(&result_.timing.plan_s);
-  Proposal proposal = {order, Plan(order, std::max<int64_t>(limit_bytes, 0))};
-  if (const std::string fault = CheckSchedule(program(), proposal.schedule); !fault.empty()) {
-    result_.reason = "the planner gave no valid schedule: " + fault;
-    return std::nullopt;
+  std::vector<Proposal> proposals;
+  for (Schedule& schedule : Plan(order, std::max<int64_t>(limit_bytes, 0))) {
+    if (const std::string fault = CheckSchedule(program(), schedule); !fault.empty()) {
+      result_.reason = "the planner gave no valid schedule: " + fault;
+      continue;
+    }
+    const int64_t peak_bytes = ComputeLiveness(program(), schedule).peak_bytes;
+    const double cost_s = CountRecompute(program(), schedule).cost_s;
+    proposals.push_back({order, std::move(schedule), peak_bytes, cost_s});
   }
-  proposal.peak_bytes = ComputeLiveness(program(), proposal.schedule).peak_bytes;
-  proposal.cost_s = CountRecompute(program(), proposal.schedule).cost_s;
-  return proposal;
+  std::ranges::stable_sort(proposals, {}, [&](const Proposal& each) { return each.Rank(limit_bytes); });
+  return proposals;
 }
 
-Schedule Pass::Plan(std::span<const OpId> order, int64_t limit_bytes) const {
-  if (options_.planner) return options_.planner(program(), order, limit_bytes, TimeLeft());
-  if (program().num_ops() > kMaxPolishedOps) {
-    return PlanSegments(program(), order, limit_bytes, {.time_limit_s = TimeLeft()}).schedule;
+std::vector<Schedule> Pass::Plan(std::span<const OpId> order, int64_t limit_bytes) const {
+  if (options_.planner) return {options_.planner(program(), order, limit_bytes, TimeLeft())};
+  std::vector<Schedule> plans;
+  if (program().num_ops() <= kMaxPolishedOps) {
+    const PeakOptions options = {.max_trials = kMaxTrials, .time_limit_s = TimeLeft() / 3};
+    plans.push_back(PlanPeak(program(), order, limit_bytes, options).schedule);
+    if (IsLarge()) return plans;
+    CoopOptions coop_options = {.cost = CostRule::kChain, .op_is_expensive = ExpensiveOps(program(), result_.costs)};
+    CoopResult coop = PlanCoop(program(), order, limit_bytes, coop_options);
+    if (coop.is_feasible) plans.push_back(PlanPeak(program(), coop.schedule, limit_bytes, options).schedule);
   }
-  return PlanByCost(order, limit_bytes);
-}
-
-Schedule Pass::PlanByCost(std::span<const OpId> order, int64_t limit_bytes) const {
-  const PeakOptions options = {.max_trials = kMaxTrials, .time_limit_s = TimeLeft() / 2};
-  std::vector<Schedule> plans = {PlanPeak(program(), order, limit_bytes, options).schedule};
-  if (IsLarge()) return plans.front();
-  CoopOptions coop_options = {.cost = CostRule::kChain, .op_is_expensive = ExpensiveOps(program(), result_.costs)};
-  CoopResult coop = PlanCoop(program(), order, limit_bytes, coop_options);
-  if (coop.is_feasible) plans.push_back(PlanPeak(program(), coop.schedule, limit_bytes, options).schedule);
-  return *std::ranges::min_element(plans, {}, [&](const Schedule& plan) {
-    const int64_t excess_bytes = ComputeLiveness(program(), plan).peak_bytes - limit_bytes;
-    return std::make_pair(std::max<int64_t>(excess_bytes, 0), CountRecompute(program(), plan).cost_s);
-  });
+  plans.push_back(PlanSegments(program(), order, limit_bytes, {.time_limit_s = TimeLeft() / 3}).schedule);
+  return plans;
 }
 
 void Pass::Finish() {

@@ -6,11 +6,13 @@
 //     cost per byte (remake_costs.h).
 //  3. Orders are searched (order_search.h): inside loops, branches and calls the one of least peak, in the entry the one
 //     that XLA packs smallest. Costs weigh in as priorities.
-//  4. Where that is above the budget, a planner says what to recompute. By default it is the cheaper of two plans:
-//     PeakPlanner's, and Coop's polished by it, whose victims are chosen by recompute cost in an arena with the cheap
-//     ranks at one end and the expensive ones at the other. Programs of more than 20,000 ops are planned in segments.
+//  4. Where that is above the budget, a planner says what to recompute. By default it is the cheapest of three plans from
+//     each of a few orders: PeakPlanner's, Coop's polished by it, whose victims are chosen by recompute cost in an
+//     arena with the cheap ranks at one end and the expensive ones at the other, and SegmentPlanner's. Modules of more
+//     than 20,000 instructions get one plan from one order.
 //  5. The schedule is carried into the module (transform.h) and its memory predicted again. Planners bound live
-//     bytes, XLA packs buffers: the limit moves by the difference, for a few rounds.
+//     bytes, XLA packs buffers: the limit moves by the difference, for a few rounds. Where the budget is out of reach,
+//     the plan that packs smallest is taken.
 //  6. What comes out is proved (verify.h). On any doubt, and where nothing is gained, the module stays as it came.
 //
 // The result never takes more temporary memory than the module as it came. Deterministic unless the time limit
