@@ -12,6 +12,7 @@ from coopjax import cli
 from coopjax.memory_profile import Buffer, MemoryProfile
 from coopjax.report.html import to_html
 from tests import models
+from tests.profiles import profile_with
 
 
 class _Reader(html.parser.HTMLParser):
@@ -65,12 +66,7 @@ def test_names_cannot_break_the_page():
 
 
 def test_twenty_thousand_buffers_stay_under_five_megabytes():
-  buffers = tuple(
-    Buffer(f"fusion.{i}", f"f32[{i % 97},256]", 1024 * (i % 97), start=i, end=i + 500, offset=1024 * i, op="fusion",
-           scope=f"jit(step)/jvp(Model)/block_{i % 48}/dense/dot_general", source=f"/home/me/model.py:{i % 300}",
-           cost_s=1e-6 * i, cost_rank=i) for i in range(20_000))
-  live_bytes = tuple(range(20_500))
-  text = to_html(MemoryProfile(1 << 30, peak_live_bytes=1 << 29, live_bytes=live_bytes, name="step", buffers=buffers))
+  text = to_html(profile_with(20_000))
   assert len(text.encode()) < 5_000_000
 
 
