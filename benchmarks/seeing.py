@@ -23,7 +23,7 @@ import tables
 from coopjax.report import html
 from tests import browser, profiles
 
-NUM_LAYERS, NUM_BUFFERS, NUM_RUNS = 24, 20_000, 5
+NUM_LAYERS, NUM_BUFFERS, NUM_RUNS = 18, 20_000, 5
 MB = 1_000_000
 COLUMNS = {"what": "{what}", "size": "{size_mb:.1f} MB", "buffers": "{num_buffers:,}", "fastest": "{seconds:.2f} s",
            "bar": "{bar_s:.0f} s"}

@@ -32,3 +32,27 @@ def test_from_an_out_of_memory_error_to_the_lines(tmp_path):
   assert [row.rpartition(":")[2] for row in rows] == ["10", "6", "9"]  # gelu, softmax, projections
   assert (tmp_path / "report.html").stat().st_size > 10_000
   assert "train.py:6" in diff and "fits" in check
+
+
+def test_reading_a_dump(tmp_path):
+  _, headline, lines, scopes, ops, dtypes, costs, _, frontier, plan, explained, _ = run_page("reading_a_dump.md", tmp_path)
+  page = (DOCS / "reading_a_dump.md").read_text()
+  shown = "\n".join(headline.splitlines()[:3])
+  assert shown in page, shown
+  assert "train.py:7" in lines and "block_0" in scopes and "fusion" in ops and "f32" in dtypes and "rank" in costs
+  assert "75%" in frontier and "(fits)" in plan and explained.splitlines()[0] == plan.splitlines()[0]
+  data = (tmp_path / "report.html").read_text()
+  assert '"frontier":{' in data and '"decisions":[' in data
+
+
+def test_how_the_hlo_pass_works(tmp_path):
+  run, _, clones = run_page("how_the_hlo_pass_works.md", tmp_path)
+  before, after = map(int, re.search(r"temporaries (\d+) -> (\d+)", run).groups())
+  assert after <= 0.5 * before
+  assert int(clones.rpartition(":")[2]) > 0
+
+
+def test_every_page_links_to_what_is_there():
+  for page in DOCS.glob("*.md"):
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
+      assert (DOCS / target).exists(), f"{page.name}: {target}"
