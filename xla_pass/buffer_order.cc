@@ -353,6 +353,8 @@ std::string BufferOrder::CheckRead(ShapeNode node, int32_t reader, int32_t step)
   const Write earliest = {Buffer(value), step_[definer] + 1, 0};
   const auto write = std::ranges::lower_bound(writes_, earliest);
   if (write == writes_.end() || write->buffer != earliest.buffer || write->step >= step) return "";
+  // What an asynchronous start has overwritten stays in its result, but its done does not read it.
+  if (nodes_.op(reader) == Op::kAsyncDone && write->instruction == nodes_.operands(reader)[0]) return "";
   return "'" + instruction(reader).name + "' reads '" + instruction(definer).name + "' after '" +
          instruction(write->instruction).name + "' has overwritten its buffer";
 }

@@ -197,6 +197,22 @@ TEST(an_asynchronous_copy_reads_until_it_is_done) {
   }
 }
 
+// The start updates its operand in place; the operand stays in its result, and nobody may write there until the done.
+TEST(an_asynchronous_start_may_overwrite_its_operand) {
+  for (const bool is_overwritten : {false, true}) {
+    HloBuilder b;
+    const int64_t callee = b.Begin("callee");
+    const int64_t inner = b.Parameter(0, kArray);
+    b.Add("dynamic-update-slice", kArray, {inner, inner});
+    b.Begin("main");
+    const int64_t a = b.Add("iota", kArray);
+    const int64_t start = b.Add("async-start", TupleOf({TupleOf({kArray}), kArray, F32({})}), {a}, {callee});
+    if (is_overwritten) b.Add("dynamic-update-slice", kArray, {a, a});
+    b.Add("async-done", kArray, {start});
+    EXPECT_EQ(CheckBufferOrder(b.Finish()).empty(), !is_overwritten);
+  }
+}
+
 TEST(what_cannot_be_resolved_is_a_fault) {
   HloBuilder unknown_output;
   unknown_output.Begin("main");

@@ -196,6 +196,8 @@ void ProgramBuilder::AddInputs(int32_t i) {
     for (Node node = graph_.node_base(operand); node < graph_.node_end(operand); ++node) {
       const int32_t value = dataflow_.value_at(node);
       if (value == HloDataflow::kNoValue || step_value_[value] == kNoValue) continue;
+      // What an asynchronous start has overwritten stays in its result, but its done does not read it.
+      if (start_of_[i] >= 0 && last_in_buffer_[alias_.buffer_of(value)] != step_value_[value]) continue;
       if (std::ranges::find(inputs, step_value_[value]) == inputs.end()) inputs.push_back(step_value_[value]);
     }
   }

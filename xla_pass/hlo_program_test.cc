@@ -252,6 +252,23 @@ TEST(AsynchronousPairsKeepTheirDistance) {
   EXPECT_TRUE(ToVector(program.op_control[5]).empty());
 }
 
+// The start updates its operand in place: its done reads the result alone.
+TEST(AsynchronousStartsMayOverwriteTheirOperands) {
+  HloBuilder b;
+  const int64_t callee = b.Begin("callee");
+  const int64_t inner = b.Parameter(0, F32({8}));
+  b.Add("dynamic-update-slice", F32({8}), {inner, inner});
+  b.Begin("main");
+  const int64_t x = b.Add("reverse", F32({8}), {b.Parameter(0, F32({8}))});
+  const Shape state = TupleOf({TupleOf({F32({8})}), F32({8}), F32({})});
+  const int64_t start = b.Add("async-start", state, {x}, {callee});
+  b.Add("reverse", F32({8}), {b.Add("async-done", F32({8}), {start})});
+  const StepProgram program = Build(b).program;
+  EXPECT_TRUE(program.value_in_place_of[2] == 1);
+  EXPECT_TRUE(ToVector(program.op_inputs[1]) == (std::vector<int32_t>{1}));
+  EXPECT_TRUE(ToVector(program.op_inputs[2]) == (std::vector<int32_t>{2, 3}));  // not x, value 1
+}
+
 // On TPU, x is in vector memory, y on the host: neither takes bytes, and what makes x and the flag keeps its order.
 TEST(ValuesOutsideTheMainMemoryTakeNoBytes) {
   const auto in = [](int64_t space) {
