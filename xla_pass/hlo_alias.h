@@ -3,7 +3,8 @@
 // An alias buffer is a set of values that live at one address: an in-place operation's operand and
 // result, a loop's initial value, body parameter, body result and final value, a donated parameter and
 // its output. Facts after xla/hlo/analysis/alias_info.cc, hlo_alias_analysis.cc and, for the sharing of
-// a dying operand, HloDataflowAnalysis::CanShareOperandBufferWithUser. XLA:CPU adds no rule of its own.
+// a dying operand, HloDataflowAnalysis::CanShareOperandBufferWithUser. XLA:CPU adds no rule of its own,
+// XLA:GPU one for fusions.
 #pragma once
 
 #include <cstdint>
@@ -29,6 +30,9 @@ std::vector<InPlacePair> InPlacePairs(const HloGraph& graph, int32_t instruction
 
 // XLA's IsElementwiseOnOperand.
 bool IsElementwiseOnOperand(const HloGraph& graph, int32_t instruction, int32_t operand_number);
+
+// Whether a fusion may write the result at `result` over its operand at `operand`, on a GPU.
+bool CanGpuFusionShare(const HloGraph& graph, Node operand, Node result);
 
 class HloAlias {
  public:

@@ -213,8 +213,12 @@ bool HloAlias::CanShareOperandBuffer(Node operand_node, Node user_node) const {
   const HloGraph& g = graph();
   const int32_t operand = g.owner(operand_node), user = g.owner(user_node);
   if (g.op(operand) == Op::kConstant) return false;
-  if (!ShapesAreEqual(g.shape(operand_node), g.shape(user_node))) return false;
-  if (MustShareOperandBuffer(operand_node, user_node)) return true;
+  const bool has_its_shape = ShapesAreEqual(g.shape(operand_node), g.shape(user_node));
+  if (has_its_shape && MustShareOperandBuffer(operand_node, user_node)) return true;
+  if (rules_.platform == HloPlatform::kGpu && g.op(user) == Op::kFusion) {
+    return CanGpuFusionShare(g, operand_node, user_node);
+  }
+  if (!has_its_shape) return false;
   switch (g.op(user)) {
     case Op::kFusion:
       return CanFusionShare(operand_node, user);
@@ -232,6 +236,9 @@ bool HloAlias::CanShareOperandBuffer(Node operand_node, Node user_node) const {
     }
     case Op::kCall:
       return CanCallShare(operand_node, user);
+    case Op::kAllReduce:
+      return rules_.platform != HloPlatform::kCpu &&
+             (g.operands(user).size() == 1 || g.Child(g.node_base(user), OperandNumber(g, user, operand)) == user_node);
     default:
       return IsElementwiseOnOperand(g, user, OperandNumber(g, user, operand));
   }

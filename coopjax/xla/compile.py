@@ -116,8 +116,7 @@ def num_devices(compiled: jax.stages.Compiled | OversizedProgram) -> int:
 def measure(compiled: jax.stages.Compiled | OversizedProgram, target: Target | None = None) -> MemoryProfile:
   """Memory of a compiled program: sizes from the compiler's memory analysis, live bytes along its schedule.
 
-  Live bytes are left out where our reading of the module does not arrive at the compiler's temporaries (on TPU: memory
-  spaces, asynchronous copies).
+  Live bytes are left out where our reading of the module does not arrive at the compiler's temporaries.
 
   Args:
     compiled: the program.
