@@ -274,4 +274,5 @@ def _row(point: FrontierPoint) -> tuple[str, ...]:
   return (
     point.name, format_bytes(point.budget_bytes) if point.budget_bytes else "", format_bytes(point.temp_bytes),
     format_bytes(point.predicted_bytes), format_bytes(point.total_bytes),
-    f"{point.extra_compute:+.2%}" if is_known else "", f"{point.recompute_flops:.3g} FLOP" if is_known else "", point.engine)
+    f"{point.extra_compute:+.2%}" if is_known else "", f"{point.recompute_flops:.3g} FLOP" if is_known else "",
+    point.engine)

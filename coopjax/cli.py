@@ -32,7 +32,7 @@ _EXAMPLES = """examples:
   coopjax check dump --module jit_step --budget 24GiB    # exit status 1 over the budget
   coopjax plan train.py:loss --args make_args --budget 6GiB -o plan.json
   coopjax frontier train.py:loss --args make_args -o frontier.svg
-  eval "$(coopjax completion bash)"                      # complete commands and options on the tab key; zsh and fish, too
+  eval "$(coopjax completion bash)"                      # the tab key completes commands and options; zsh, fish too
 """
 
 

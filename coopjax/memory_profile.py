@@ -240,8 +240,9 @@ class MemoryProfile:
       "aliased": self.alias_bytes})
 
   def _repr_html_(self) -> str:
+    modelled = " (modelled)" if self.is_predicted else ""
     headline = (
-      f"{self.name or 'program'}: {format_bytes(self.total_bytes)} in total{' (modelled)' if self.is_predicted else ''}\n"
+      f"{self.name or 'program'}: {format_bytes(self.total_bytes)} in total{modelled}\n"
       f"arguments {format_bytes(self.argument_bytes)} + outputs {format_bytes(self.output_bytes)} + temporaries "
       f"{format_bytes(self.temp_bytes)} - aliased {format_bytes(self.alias_bytes)}")
     peak = self.at_peak()

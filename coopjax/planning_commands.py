@@ -45,8 +45,8 @@ def add_parsers(commands: Any) -> None:
     command.add_argument("function", help="path/to/module.py:function or package.module:function")
     arguments = command.add_mutually_exclusive_group(required=True)
     arguments.add_argument("--shapes", metavar="FILE", help="JSON with the shapes of the arguments (see below)")
-    arguments.add_argument("--args", metavar="FUNCTION", help="a function, beside the other or module.py:function, that "
-                           "returns the arguments as a tuple: arrays or jax.ShapeDtypeStruct")
+    arguments.add_argument("--args", metavar="FUNCTION", help="a function, beside the other or module.py:function, "
+                           "that returns the arguments as a tuple: arrays or jax.ShapeDtypeStruct")
     command.add_argument("--planner", default="auto", help="auto, peak, segments, coop, fastsa, model or exact (auto)")
     command.add_argument("--engine", default="auto", choices=("auto", "hlo", "policy"), help="(auto)")
     command.add_argument("--target", help="hardware, there or not: gpu:h100, tpu:v5e:2x2, ... (the default backend)")

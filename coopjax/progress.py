@@ -40,8 +40,8 @@ def shown(title: str) -> Iterator[None]:
   if progress is None or not sys.stderr.isatty():
     yield
     return
-  columns = (progress.SpinnerColumn(), "{task.description}", progress.BarColumn(bar_width=20), progress.TimeElapsedColumn(),
-             "{task.fields[incumbent]}")
+  columns = (progress.SpinnerColumn(), "{task.description}", progress.BarColumn(bar_width=20),
+             progress.TimeElapsedColumn(), "{task.fields[incumbent]}")
   level = _logger.level
   with progress.Progress(*columns, console=console.Console(stderr=True), transient=True) as bars:
     listener = _Listener(bars, title)

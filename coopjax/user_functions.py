@@ -34,7 +34,7 @@ def load_function(name: str) -> Callable:
   """
   where, colon, attribute = name.rpartition(":")
   if not colon or not where or not attribute:
-    raise UserFunctionError(f"{name!r} names no function: expected path/to/module.py:function or package.module:function")
+    raise UserFunctionError(f"{name!r} names no function: expected path/module.py:function or package.module:function")
   module = _module(where)
   function = module
   for part in attribute.split("."):
@@ -96,7 +96,8 @@ def _read_shapes(path: pathlib.Path) -> tuple[tuple[Any, ...], dict[str, Any]]:
   if not isinstance(fields, dict) or not set(fields) <= {"args", "kwargs"}:
     raise UserFunctionError(f"{path}: expected a list of arguments, or an object with args and kwargs and nothing else")
   parse = lambda value: jax.tree.map(lambda leaf: _leaf(leaf, path), value)
-  return tuple(map(parse, fields.get("args", []))), {key: parse(value) for key, value in fields.get("kwargs", {}).items()}
+  kwargs = {key: parse(value) for key, value in fields.get("kwargs", {}).items()}
+  return tuple(map(parse, fields.get("args", []))), kwargs
 
 
 def _leaf(value: Any, path: pathlib.Path) -> Any:

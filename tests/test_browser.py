@@ -17,7 +17,8 @@ from tests.profiles import profile_with
 pytestmark = pytest.mark.browser
 # On the screen, of the buffer that is live longest.
 MIDDLE_OF_A_BUFFER = """(() => {
-  const map = document.getElementById('map'), b = program.inHeap.reduce((p, q) => q.end - q.start > p.end - p.start ? q : p);
+  const map = document.getElementById('map');
+  const b = program.inHeap.reduce((p, q) => q.end - q.start > p.end - p.start ? q : p);
   map.scrollIntoView({ block: 'center' });
   const box = map.getBoundingClientRect();
   return [box.left + (b.start + b.end) / 2 / program.steps * box.width,
@@ -26,7 +27,7 @@ MIDDLE_OF_A_BUFFER = """(() => {
 COLOURS_DRAWN = """(() => {
   const map = document.getElementById('map'), found = new Set();
   const data = map.getContext('2d').getImageData(0, 0, map.width, map.height).data;
-  for (let i = 0; i < data.length; i += 4) if (data[i + 3] === 255) found.add(`${data[i]},${data[i + 1]},${data[i + 2]}`);
+  for (let i = 0; i < data.length; i += 4) if (data[i + 3] === 255) found.add(String(data.slice(i, i + 3)));
   return found.size;
 })()"""
 

@@ -35,7 +35,8 @@ def test_from_an_out_of_memory_error_to_the_lines(tmp_path):
 
 
 def test_reading_a_dump(tmp_path):
-  _, headline, lines, scopes, ops, dtypes, costs, _, frontier, plan, explained, _ = run_page("reading_a_dump.md", tmp_path)
+  printed = run_page("reading_a_dump.md", tmp_path)
+  _, headline, lines, scopes, ops, dtypes, costs, _, frontier, plan, explained, _ = printed
   page = (DOCS / "reading_a_dump.md").read_text()
   shown = "\n".join(headline.splitlines()[:3])
   assert shown in page, shown

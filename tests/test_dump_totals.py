@@ -19,7 +19,7 @@ from coopjax.report import dump
 from coopjax.xla import targets
 
 ROOT = pathlib.Path(__file__).parent.parent
-TARGETS = ["cpu", pytest.param("gpu:h100", marks=pytest.mark.targets), pytest.param("tpu:v5e:2x2", marks=pytest.mark.targets)]
+TARGETS = ["cpu", *(pytest.param(name, marks=pytest.mark.targets) for name in ("gpu:h100", "tpu:v5e:2x2"))]
 
 
 def gpt_step():

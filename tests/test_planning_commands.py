@@ -53,8 +53,8 @@ def test_plan_shows_and_saves_what_holds_the_budget(script, capsys):
   plan = coopjax.RematPlan.load(saved)
   assert status == 0 and out.strip() == plan.explain() and not err  # no bars where there is no terminal
   assert plan.measured.temp_bytes <= plan.budget_bytes == plan.baseline.temp_bytes // 2
-  compiled = jax.jit(jax.value_and_grad(plan.apply(user_functions.load_function(f"{script}:loss")), argnums=(0, 1))).lower(
-    [jnp.eye(64)] * 6, jnp.ones((512, 64))).compile()
+  fitted = plan.apply(user_functions.load_function(f"{script}:loss"))
+  compiled = jax.jit(jax.value_and_grad(fitted, argnums=(0, 1))).lower([jnp.eye(64)] * 6, jnp.ones((512, 64))).compile()
   assert compiled.memory_analysis().temp_size_in_bytes == plan.measured.temp_bytes
 
 
