@@ -24,7 +24,7 @@ constexpr int32_t kLeastOrderedOps = 3;       // inside loops and branches: fewe
 constexpr int32_t kJudged = 12, kJudgedOfLarge = 5;   // orders whose packing is looked at
 constexpr int32_t kMaxStarts = 3;             // orders that plans are made from
 // Rewriting and reading back more instructions takes longer than planning: one start, and few rounds.
-constexpr int64_t kLargeModule = 20'000;
+constexpr int64_t kLargeModule = 50'000;
 constexpr int32_t kMaxRoundsOfLarge = 2;
 constexpr int64_t kMaxTrials = 100'000;
 constexpr double kRoomToLoosen = 0.03;        // of the budget
