@@ -4,7 +4,8 @@ The candidates (`candidates.Candidates`) carry estimated bytes: from a profile o
 one (`profile.Profile`; mostly within a few percent of what will be compiled), else JAX's own, before fusion, which only
 order candidates. The compiler's `temp_size_in_bytes` decides. Each compile is a point on a curve from estimated to
 compiled bytes, and the next try is the cheapest candidate that the curve puts inside the budget, or the most finely cut
-of those that cost nearly as little: a rule that similar models follow alike. A handful of compiles suffices.
+of those that cost nearly as little: a rule that similar models follow alike. Once a plan holds, a cheaper one that might
+just fit is compiled, too; of those that hold, the one that repeats least is taken. A handful of compiles suffices.
 
 Known weaknesses: one level of segments, so nothing below about the square root of a uniform chain's residuals; a
 `shard_map` or a user's own checkpoint is one equation that is not cut (put the remat inside it); the gradient is taken
@@ -27,8 +28,7 @@ from coopjax.jaxpr.trace import TracedFn, fn_and_gradient
 _MARGIN = 0.02  # of the budget: how far predictions err, once there has been a compile
 _MAX_BARE = 3  # tries at the least memory before the budget counts as out of reach
 _WITHIN_REACH = 1.1  # of the budget: worth more tries
-_TOLERANCE = 0.03  # of the forward FLOPs: what is no reason to prefer a candidate
-_MIN_GAIN = 0.03  # of the forward FLOPs: what a further compile has to promise
+_TOLERANCE = 0.03  # of the forward FLOPs: what is no reason to prefer a candidate, or to compile once more
 
 CompileFn = Callable[[Callable, Sequence[jax.ShapeDtypeStruct]], jax.stages.Compiled]
 
@@ -147,7 +147,7 @@ class _Search:
     best = self._best()
     untried = [candidate for candidate in self._space.found if candidate not in self._passed]
     if best is not None:
-      untried = [c for c in untried if c.flops < best[0].flops - _MIN_GAIN * self._space.forward_flops]
+      untried = [c for c in untried if c.flops < best[0].flops - _TOLERANCE * self._space.forward_flops]
     fitting = [candidate for candidate in untried if self._predict(candidate) <= self._limit()]
     while fitting and not (is_last and best is None):
       found = self._first(self._nearly_cheapest(fitting),
