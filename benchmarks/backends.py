@@ -5,8 +5,9 @@ layers unrolled or scanned over. GPU and TPU are compiled for ahead of time (ext
 Each budget is a share of the compiled temporaries without remat. Beside coopjax: jax.checkpoint around every layer, the
 policy dots_with_no_batch_dims_saveable around the loss (around the layer where they are scanned), and XLA's own
 rematerialization, told that the device has the bytes that the budget leaves (arguments, outputs and temporaries).
-The floor is compiled, too: layers that do nothing (where they are scanned, a sine: what is left then is the carry of
-each step) under the same loss, whose logits are float32; no decision on layers goes below it.
+The floor is the least that the HLO engine reaches around idle layers, which do nothing (where they are scanned, a sine,
+for the carry of each step): the logits are float32. Where a budget is missed, the lines below the table say what forces
+the bytes that were reached.
 Recomputed FLOPs are counted for all in the traced program, by coopjax's model of a jaxpr; what the HLO engine clones
 comes on top.
 
@@ -36,6 +37,7 @@ import coopjax
 import jax
 import jax.numpy as jnp
 import tables
+from coopjax import compat
 from coopjax.jaxpr import cost
 from coopjax.jaxpr.trace import differentiable, fn_and_gradient, trace
 from coopjax.xla import hook, targets
@@ -74,6 +76,12 @@ class Case:
   def cell(self) -> Row:
     """What the case's rows have in common."""
     return {"target": self.target, "form": self.form, "dtype": self.dtype, "size": list(self.size), "variant": None}
+
+  @property
+  def title(self) -> str:
+    batch, length, width, heads, layers, vocabulary = self.size
+    return (f"{self.target}, {self.form}, {self.dtype}: {layers} layers of width {width}, {heads} heads, "
+            f"{batch} x {length} tokens of {vocabulary}")
 
   @property
   def device(self) -> targets.Target:
@@ -142,8 +150,7 @@ class Bench:
     """What others do first: the budgets are shares of what the first row takes."""
     case = self.case
     baseline = yield from self._one("no remat", None, lambda: (self._measure(self.plain), {}))
-    nothing = (lambda x, _: jnp.sin(x)) if case.form == "scan" else (lambda x, _: x)
-    yield from self._one("floor", None, lambda: (self._measure(self._program(case.loss(nothing))), {}))
+    yield from self._one("floor (idle layers)", None, self._floor)
     block = functools.partial(decoder_block, case.size[3])
     saves_dots = {"policy": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
     whole = case.form == "unrolled"
@@ -173,7 +180,7 @@ class Bench:
       profile, more = run()
       row |= {"temp_bytes": profile.temp_bytes, "resident_bytes": profile.resident_bytes, **more}
     except coopjax.BudgetInfeasibleError as error:
-      row |= {"temp_bytes": error.smallest_bytes, "error": str(error).partition("\n")[0]}  # the least that was reached
+      row |= {"temp_bytes": error.smallest_bytes, "error": str(error)}  # the least that was reached
     except coopjax.CompileMemoryError as error:
       row |= {"error": str(error).partition("\n")[0]}
     temp_bytes = row.get("temp_bytes")
@@ -188,6 +195,12 @@ class Bench:
 
   def _measure(self, program: tuple[Callable, Any]) -> coopjax.MemoryProfile:
     return measure(compile_trial(*program, self.device))
+
+  def _floor(self) -> tuple[coopjax.MemoryProfile, Row]:
+    """For a budget that nothing reaches."""
+    loss = self.case.loss((lambda x, _: jnp.sin(x)) if self.case.form == "scan" else (lambda x, _: x))
+    plan = coopjax.plan(loss, *self.case.shapes, budget=1, target=self.case.target, engine="hlo")
+    return plan.measured, {}
 
   def _checkpointed(self, loss: Callable) -> tuple[coopjax.MemoryProfile, Row]:
     program = self._program(loss)
@@ -232,8 +245,8 @@ def outcomes() -> Iterator[list[hook.Outcome]]:
 
 
 def gradient_flops(fn: Callable, avals: Any) -> float:
-  """FLOPs of a function as it is traced, what its checkpoints repeat included."""
-  return cost.jaxpr_flops(jax.make_jaxpr(fn)(*avals).jaxpr)
+  """FLOPs of a function as it is traced, what its checkpoints repeat included, what nothing reads not."""
+  return cost.jaxpr_flops(compat.dce(jax.make_jaxpr(fn)(*avals).jaxpr))
 
 
 def compile_limited(fn: Callable, avals: Any, device: targets.Target, limit_bytes: int) -> jax.stages.Compiled:
@@ -286,7 +299,10 @@ def main() -> None:
         rows.append(row)
         progress.update(bar, description=f"{target} {form} {dtype}: {row['variant']} done")
         merge(arguments.out, row)
-    console.print(tables.table(rows, COLUMNS, f"{target}, {form}, {dtype}"))
+    console.print(tables.table(rows, COLUMNS, case.title))
+    for row in rows:
+      if "error" in row:
+        console.print(f"{row['variant']}: {row['error']}\n")
   console.print(f"written to {arguments.out}")
 
 
