@@ -187,11 +187,13 @@ def _search(
 
   Planners bound live bytes, XLA packs buffers: after each round the planner's limit moves by what the predicted heap
   is off the budget, down for fragmentation, up where XLA puts temporaries into output buffers that are still free.
-  The first round's planner and order are kept.
+  The first round's planner and order are kept. A better order that was found before is the one to start from.
   """
   program, budget_bytes = outcome.program, outcome.budget_bytes
   limit_bytes, rounds, best = budget_bytes, [], None
-  planner, order, planning_s = base.get_planner(outcome.request.planner), {}, 0.0
+  planner, order, planning_s = base.get_planner(outcome.request.planner), {}, outcome.planning_s
+  if outcome.result is not None and outcome.request.planner not in _ORDERING_PLANNERS:
+    order = {"order": outcome.result.order}
   while len(rounds) < _MAX_ROUNDS and (not rounds or time.perf_counter() < deadline):
     time_limit_s = max(deadline - time.perf_counter(), 0.0)
     result = planner.plan(program, max(limit_bytes, 0), time_limit_s=time_limit_s, **order)
