@@ -406,4 +406,5 @@ def add_to_cache_key(text: Callable[[], str]) -> None:
 
 def log_as_jax_does(name: str) -> None:
   """Has a logger, until it is given a level or handlers of its own, obey ``JAX_LOGGING_LEVEL`` as JAX's loggers do."""
+  # As a child it follows when the level changes, too; JAX keeps no list of loggers that others could join.
   logging.getLogger(name).parent = logging.getLogger("jax")

@@ -17,7 +17,7 @@ from coopjax.xla import targets
 from coopjax.xla.module_plan import Request
 
 DEVICE = "device"  # as a budget: the memory of the device that a program is compiled for
-# Whose speeds price recomputation where the device that a program is compiled for is not the running one.
+# Whose speeds price recomputation: a module does not tell its device, and only how ops compare matters.
 _SPEEDS = {"cpu": "cpu", "cuda": "gpu:h100", "tpu": "tpu:v5e:2x2"}
 
 
