@@ -2,12 +2,15 @@
 
 from typing import Any
 
+import numpy as np
+
 from coopjax import _core
 from coopjax.jaxpr import rewrite
 from coopjax.jaxpr.policy import PolicyPlan
 from coopjax.jaxpr.trace import TracedFn
 from coopjax.memory_profile import MemoryProfile
 from coopjax.program import explain
+from coopjax.program.step_program import StepProgram
 from coopjax.remat_plan import Decision
 from coopjax.xla.module_plan import Outcome
 from coopjax.xla.targets import Target
@@ -33,11 +36,11 @@ def fields(outcome: Outcome | None, found: PolicyPlan | None, baseline: MemoryPr
   elif outcome is not None:
     predicted = MemoryProfile(
       temp_bytes=outcome.predicted.temp_bytes, peak_live_bytes=outcome.predicted.peak_live_bytes)
-    model |= {"rounds": outcome.rounds, "lower_bound_bytes": _core.lower_bound(outcome.program.core)[0],
+    model |= {"rounds": outcome.rounds, "lower_bound_bytes": _core.lower_bound(outcome.bound_program.core)[0],
               "predicted": predicted}
     if outcome.result is not None:
-      model |= {"overhead": outcome.result.overhead(outcome.program), "recompute_flops": outcome.result.recompute_flops,
-                "least_overhead": outcome.result.least_overhead(outcome.program)}
+      model |= {"overhead": outcome.overhead, "recompute_flops": outcome.recompute_flops,
+                "least_overhead": outcome.least_overhead}
   return model
 
 
@@ -63,7 +66,11 @@ def module_decisions(outcome: Outcome | None) -> tuple[Decision, ...]:
   """What happens to each value of a scheduled module where the HLO engine decided alone."""
   if outcome is None or outcome.result is None:
     return ()
-  program, schedule = outcome.program, outcome.result.schedule
+  plans = [(outcome.program, outcome.result), *((inner.program, inner.result) for inner in outcome.inner)]
+  return tuple(decision for program, result in plans for decision in _plan_decisions(program, result.schedule))
+
+
+def _plan_decisions(program: StepProgram, schedule: np.ndarray) -> list[Decision]:
   times = explain.times_recomputed(program, schedule)
   decisions = []
   for value in explain.decided_values(program, schedule):
@@ -72,4 +79,4 @@ def module_decisions(outcome: Outcome | None) -> tuple[Decision, ...]:
       value=f"{program.op_names[op]}[{list(program.outputs(op)).index(value)}]", type=program.value_types[value],
       source=program.op_sources[op], scope=program.op_scopes[op], num_bytes=int(program.value_bytes[value]),
       decision="recomputed" if times[op] else "saved", times=int(times[op]), cost_s=float(program.op_cost_s[op])))
-  return tuple(decisions)
+  return decisions

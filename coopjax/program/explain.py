@@ -67,7 +67,7 @@ class Inside:
 
 def infeasible(
   program: StepProgram, schedule: np.ndarray, headline: str, *, budget_bytes: int, smallest_bytes: int,
-  inside: Inside | None = None, top: int = 3,
+  inside: Inside | None = None, bound_program: StepProgram | None = None, top: int = 3,
 ) -> BudgetInfeasibleError:
   """The error that a missed budget deserves.
 
@@ -78,6 +78,7 @@ def infeasible(
     budget_bytes: what was asked.
     smallest_bytes: what was reached.
     inside: the op at the peak, if that is a loop, from within.
+    bound_program: the same with the least workspaces that ops may come to have, if those of `program` are not that.
     top: how many values are named.
 
   Returns:
@@ -86,7 +87,7 @@ def infeasible(
   """
   from coopjax import _core
 
-  bound_bytes, bound_op = _core.lower_bound(program.core)
+  bound_bytes, bound_op = _core.lower_bound((bound_program or program).core)
   op, values = largest_at_peak(program, schedule, top)
   live, name, lines = [_live(program, value) for value in values], _describe_op(program, op), [headline]
   where = name

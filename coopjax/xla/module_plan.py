@@ -5,6 +5,7 @@ planned and rewritten, and the outcome is verified; on any doubt the module stay
 """
 
 import dataclasses
+import functools
 import re
 import time
 from collections.abc import Collection
@@ -15,14 +16,15 @@ from coopjax import _core
 from coopjax.budget import Budget, format_bytes
 from coopjax.jaxpr.tags import KEPT_SCOPE
 from coopjax.planners import base
+from coopjax.program.cost import Roofline
 from coopjax.program.step_program import StepProgram
 from coopjax.xla import targets
+from coopjax.xla.inner_plans import InnerPlan, Reader
+from coopjax.xla.module_search import Candidate, search
 from coopjax.xla.program import HeapResult, parse_module, predict_memory, read_step_program
 from coopjax.xla.recompute_order import Changes, recompute_order
 
 _KEPT = re.compile(rf"\b{KEPT_SCOPE}\b")
-_MAX_ROUNDS = 6
-_ROOM_TO_LOOSEN = 0.03  # of the budget
 _ORDERING_PLANNERS = ("fastsa", "model")  # search orders themselves; for others the order is searched as for all
 _WORTH_REORDERING = 1 << 16  # bytes of temporaries; most programs of a process are single ops with less
 
@@ -69,21 +71,24 @@ class Outcome:
   Attributes:
     name: of the module.
     request: what was asked.
-    program: the module as it came.
+    program: the module's entry as it came, with the workspaces that the plan was made for.
+    bound_program: the same with a lower bound on each workspace: what holds for it holds for every plan.
     baseline: predicted memory of the module as it came.
     budget_bytes: temporary bytes allowed, None where only the order was asked for.
-    result: the plan, or None when none was needed or possible.
+    result: the plan of the entry, or None when none was needed or possible.
     predicted: predicted memory of what was handed to XLA.
     module_bytes: the rewritten module, None if it was left as it came.
     reason: why it was left as it came, or "".
     rounds: one line per plan tried.
     seconds: time spent on the module, planning included.
     planning_s: time spent in the planner.
+    inner: the plans of what the entry's loops, conditionals and calls run, the innermost first.
   """
 
   name: str
   request: Request
   program: StepProgram
+  bound_program: StepProgram
   baseline: HeapResult
   budget_bytes: int | None
   result: base.PlannerResult | None
@@ -93,11 +98,37 @@ class Outcome:
   rounds: tuple[str, ...] = ()
   seconds: float = 0.0
   planning_s: float = 0.0
+  inner: tuple[InnerPlan, ...] = ()
 
   @property
   def fits(self) -> bool:
     """Whether the predicted temporaries hold the budget, if there is one."""
     return self.budget_bytes is None or self.predicted.temp_bytes <= self.budget_bytes
+
+  @property
+  def num_recomputed(self) -> int:
+    """How many repeats there are, in loops each once."""
+    return sum(result.num_recomputed for result in self._results)
+
+  @property
+  def overhead(self) -> float:
+    """Recompute cost, that of all runs of loops included, over the program's own cost."""
+    total_s = float(self.program.op_cost_s.sum())
+    return sum(result.recompute_cost_s for result in self._results) / total_s if total_s > 0 else 0.0
+
+  @property
+  def recompute_flops(self) -> float:
+    """Floating-point operations of all repeats."""
+    return sum(result.recompute_flops for result in self._results)
+
+  @property
+  def least_overhead(self) -> float:
+    """A lower bound on the overhead of every plan with the bytes that this one may or does take."""
+    return self.result.least_overhead(self.bound_program) if self.result else 0.0
+
+  @property
+  def _results(self) -> list[base.PlannerResult]:
+    return [inner.result for inner in self.inner] + ([self.result] if self.result else [])
 
   def __str__(self) -> str:
     """One line: the module, its temporaries before and after, what was done or why nothing was."""
@@ -106,8 +137,8 @@ class Outcome:
     if self.module_bytes is None:
       return f"{what}, left as it came in {self.seconds:.3f} s: {self.reason}"
     done = f"now {format_bytes(self.predicted.temp_bytes)} in another order"
-    if num_recomputed := self.result.num_recomputed:
-      done += f" with {num_recomputed} recomputed, cost {self.result.overhead(self.program):+.2%}"
+    if self.num_recomputed:
+      done += f" with {self.num_recomputed} recomputed, cost {self.overhead:+.2%}"
     return f"{what}, {done} ({self.result.planner}, {self.seconds:.3f} s)"
 
 
@@ -130,11 +161,11 @@ def plan_module(module_bytes: bytes, requests: Collection[Request], *, reorders:
   module = parse_module(module_bytes)
   baseline = predict_memory(module)
   roofline = targets.resolve(min(request.target for request in requests)).roofline
-  program, op_instruction_ids = read_step_program(module, roofline)
-  is_kept = np.array([bool(_KEPT.search(scope)) for scope in program.op_scopes], bool)
-  program = dataclasses.replace(program, op_can_recompute=program.op_can_recompute & ~is_kept)
+  read = functools.lru_cache(maxsize=8)(functools.partial(_read, roofline=roofline))
+  program, op_instruction_ids = read(module, None)
+  bound_program = dataclasses.replace(program, op_workspace_bytes=np.zeros_like(program.op_workspace_bytes))
   request, budget_bytes = _strictest(requests, baseline)
-  outcome = Outcome(module.name, request, program, baseline, budget_bytes, None, baseline)
+  outcome = Outcome(module.name, request, program, bound_program, baseline, budget_bytes, None, baseline)
   reorders = reorders or budget_bytes is None
   if reorders and baseline.temp_bytes >= _WORTH_REORDERING:
     outcome = _reorder(outcome, module, op_instruction_ids, start + request.time_limit_s)
@@ -143,8 +174,16 @@ def plan_module(module_bytes: bytes, requests: Collection[Request], *, reorders:
               f"{format_bytes(baseline.temp_bytes)} of temporaries already fit {format_bytes(outcome.budget_bytes)}")
     outcome = dataclasses.replace(outcome, reason=reason)
   if not outcome.fits:
-    outcome = _search(outcome, module, op_instruction_ids, start + request.time_limit_s)
+    outcome = _search(outcome, module, read, start + request.time_limit_s)
   return dataclasses.replace(outcome, seconds=time.perf_counter() - start)
+
+
+def _read(
+  module: _core.HloModule, computation_id: int | None, *, roofline: Roofline,
+) -> tuple[StepProgram, np.ndarray]:
+  program, op_instruction_ids = read_step_program(module, roofline, computation_id)
+  is_kept = np.array([bool(_KEPT.search(scope)) for scope in program.op_scopes], bool)
+  return dataclasses.replace(program, op_can_recompute=program.op_can_recompute & ~is_kept), op_instruction_ids
 
 
 def _strictest(requests: Collection[Request], baseline: HeapResult) -> tuple[Request, int | None]:
@@ -167,7 +206,7 @@ def _reorder(
     fixed = dataclasses.replace(program, op_can_recompute=np.zeros_like(program.op_can_recompute))
     bound_bytes = int(_core.lower_bound(program.core)[0])
     result = base.get_planner(outcome.request.planner).plan(fixed, bound_bytes, time_limit_s=time_limit_s)
-    return _Candidate.of(module, op_instruction_ids, result).into(outcome, module)
+    return _with(outcome, Candidate.of(module, program, op_instruction_ids, result), module)
   found = recompute_order(module, changes=Changes.ORDER, time_limit_s=time_limit_s)
   rounds = tuple(f"order {name}: live {format_bytes(live_bytes)}, heap {format_bytes(temp_bytes)}"
                  for name, temp_bytes, live_bytes in found.orders)
@@ -180,67 +219,27 @@ def _reorder(
     outcome, result=result, predicted=found.after, module_bytes=found.module_bytes, planning_s=seconds)
 
 
-def _search(
-  outcome: Outcome, module: _core.HloModule, op_instruction_ids: np.ndarray, deadline: float,
-) -> Outcome:
-  """The best plan of a few rounds: within the budget, then cheap, then small.
-
-  Planners bound live bytes, XLA packs buffers: after each round the planner's limit moves by what the predicted heap
-  is off the budget, down for fragmentation, up where XLA puts temporaries into output buffers that are still free.
-  The first round's planner and order are kept. A better order that was found before is the one to start from.
-  """
-  program, budget_bytes = outcome.program, outcome.budget_bytes
-  limit_bytes, rounds, best = budget_bytes, [], None
-  planner, order, planning_s = base.get_planner(outcome.request.planner), {}, outcome.planning_s
+def _search(outcome: Outcome, module: _core.HloModule, read: Reader, deadline: float) -> Outcome:
+  """A plan within the budget, or the smallest that was found."""
+  order = None  # a better one that was found before is the one to start from
   if outcome.result is not None and outcome.request.planner not in _ORDERING_PLANNERS:
-    order = {"order": outcome.result.order}
-  while len(rounds) < _MAX_ROUNDS and (not rounds or time.perf_counter() < deadline):
-    time_limit_s = max(deadline - time.perf_counter(), 0.0)
-    result = planner.plan(program, max(limit_bytes, 0), time_limit_s=time_limit_s, **order)
-    planner, order, planning_s = base.get_planner(result.planner), {"order": result.order}, planning_s + result.seconds
-    candidate = _Candidate.of(module, op_instruction_ids, result)
-    predicted = candidate.predicted
-    rounds.append(
-      f"round {len(rounds) + 1}: live limit {format_bytes(limit_bytes)}, live {format_bytes(result.peak_live_bytes)}, "
-      f"heap {format_bytes(predicted.temp_bytes)}, cost {result.overhead(program):+.2%} ({result.planner})"
-    )
-    rank = max(predicted.temp_bytes - budget_bytes, 0), result.recompute_cost_s, predicted.temp_bytes
-    if predicted.temp_bytes < outcome.predicted.temp_bytes and (best is None or rank < best[0]):
-      best = rank, candidate
-    room_bytes = budget_bytes - predicted.temp_bytes
-    if room_bytes < 0 and result.is_feasible:
-      limit_bytes = min(limit_bytes, result.peak_live_bytes) + min(room_bytes, -budget_bytes // 200)
-    elif room_bytes > _ROOM_TO_LOOSEN * budget_bytes and result.recompute_cost_s > 0:
-      limit_bytes += room_bytes
-    else:
-      break
-  outcome = dataclasses.replace(outcome, rounds=(*outcome.rounds, *rounds), planning_s=planning_s)
-  if best is None:
+    order = outcome.result.order
+  found = search(module, read, outcome.budget_bytes, outcome.request.planner, deadline, order=order)
+  bound_program = dataclasses.replace(outcome.program, op_workspace_bytes=found.least_workspaces)
+  outcome = dataclasses.replace(
+    outcome, bound_program=bound_program, rounds=(*outcome.rounds, *found.rounds),
+    planning_s=outcome.planning_s + found.planning_s)
+  return _with(outcome, found.best, module)
+
+
+def _with(outcome: Outcome, candidate: Candidate, module: _core.HloModule) -> Outcome:
+  """The outcome with a plan in it, or the reason why the plan can't be used."""
+  if candidate.predicted.temp_bytes >= outcome.predicted.temp_bytes:
     reason = "no plan takes less memory than the module as it came" if outcome.module_bytes is None else ""
     return dataclasses.replace(outcome, reason=reason)
-  return best[1].into(outcome, module)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Candidate:
-  """A plan carried out, and the memory that it takes."""
-
-  result: base.PlannerResult
-  module: _core.HloModule
-  module_bytes: bytes
-  predicted: HeapResult
-
-  @classmethod
-  def of(cls, module: _core.HloModule, op_instruction_ids: np.ndarray, result: base.PlannerResult) -> "_Candidate":
-    module_bytes = _core.apply_schedule(module, op_instruction_ids, result.schedule)
-    candidate = parse_module(module_bytes)
-    return cls(result, candidate, module_bytes, predict_memory(candidate))
-
-  def into(self, outcome: Outcome, module: _core.HloModule) -> Outcome:
-    """The outcome with this plan in it, or the reason why the plan can't be used."""
-    if self.predicted.temp_bytes >= outcome.predicted.temp_bytes:
-      return dataclasses.replace(outcome, reason="no plan takes less memory than the module as it came")
-    if fault := _core.verify_transform(module, self.module):
-      return dataclasses.replace(outcome, reason=f"the rewritten module was not proved equivalent: {fault}")
-    return dataclasses.replace(
-      outcome, result=self.result, predicted=self.predicted, module_bytes=self.module_bytes, reason="")
+  if fault := _core.verify_transform(module, candidate.module):
+    return dataclasses.replace(outcome, reason=f"the rewritten module was not proved equivalent: {fault}")
+  program = dataclasses.replace(outcome.program, op_workspace_bytes=candidate.program.op_workspace_bytes)
+  return dataclasses.replace(
+    outcome, program=program, result=candidate.result, inner=candidate.inner, predicted=candidate.predicted,
+    module_bytes=candidate.module_bytes, reason="")
