@@ -2,7 +2,7 @@
 //
 // A module does not say what it was compiled for; its instructions do: only XLA:TPU tiles the layouts
 // of the entry computation, only XLA:GPU gives instructions an operation queue. The rules below were
-// read off buffer assignments that XLA dumped (JAX 0.12, H100 and TPU v5e), where public source is silent.
+// read off buffer assignments that XLA dumped (JAX 0.11.2 and 0.12, H100 and TPU v5e), where public source is silent.
 #pragma once
 
 #include <cstdint>
