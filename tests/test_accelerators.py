@@ -9,7 +9,10 @@ import pytest
 
 import coopjax
 from coopjax import _core, compat
-from coopjax.xla import targets
+from coopjax.budget import Budget
+from coopjax.jaxpr.tags import tagged_fn
+from coopjax.jaxpr.trace import differentiable, fn_and_gradient, trace
+from coopjax.xla import hook, targets
 from coopjax.xla.compile import compile_abstract, module_of
 from coopjax.xla.program import parse_module, predict_memory, read_step_program
 from tests import models
@@ -38,7 +41,6 @@ def programs():
   loss, weights, x = mlp()
   square = jax.ShapeDtypeStruct((256, 256), jnp.float32)
   return {
-    "gradient": (jax.grad(loss), (weights, x), ()),
     "donated": (functools.partial(step, loss), (weights, x), (0,)),
     "control flow": (branches, (square, jax.ShapeDtypeStruct((), jnp.int32)), ()),
   }
@@ -69,6 +71,25 @@ def test_a_plan_holds_its_budget_when_compiled(target, budget):
   assert plan.engine == "hlo" and plan.fits
   assert plan.measured.temp_bytes <= plan.budget_bytes == int(budget * plan.baseline.temp_bytes)
   assert [decision for decision in plan.decisions if decision.decision == "recomputed"]
+
+
+@pytest.mark.skipif(compat.hook_platform("tpu") is None, reason="this JAX has no HLO hook on accelerators")
+@pytest.mark.parametrize("target", [TPU, GPU])
+def test_order_and_clones_are_what_the_hook_handed_back(target):
+  loss, *args = mlp()
+  traced, device = differentiable(trace(loss, args)), targets.resolve(target)
+  request = hook.Request(Budget(share=0.7), "peak", key="order", target=target)
+  compile_marked = lambda mark: compile_abstract(*fn_and_gradient(traced, tagged_fn(traced, mark)), device)
+  device.load()
+  hook.install(compat.hook_platform(device.platform))
+  planned = hook.plan_module(hook.observe(compile_marked)[0], [request])
+  handed_back = parse_module(planned.module_bytes)
+  _, ids = read_step_program(handed_back)
+  compiled = parse_module(module_of(compile_marked(request.to_mark())))
+  names, compiled_names = (read_step_program(module)[0].op_names for module in (handed_back, compiled))
+  assert len(ids) > len(planned.program.op_names) and any(".coop_remat" in name for name in names)
+  kept = [name for name in compiled_names if name in set(names)]
+  assert kept == [name for name in names if name in set(kept)] and len(kept) > 0.8 * len(names)
 
 
 def ring(mesh, x, y):
