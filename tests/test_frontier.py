@@ -140,3 +140,14 @@ def test_what_is_no_frontier_is_refused():
   for fields, message in (({}, "not a coopjax frontier"), ({"coopjax_frontier": 9}, "format 9")):
     with pytest.raises(coopjax.InvalidPlanError, match=message):
       coopjax.Frontier.from_dict(fields)
+
+
+@pytest.mark.targets
+@pytest.mark.parametrize("target", ["gpu:h100", "tpu:v5e:2x2"])
+def test_hardware_that_is_not_there(target):
+  shapes = jax.eval_shape(lambda: WEIGHTS), jax.ShapeDtypeStruct((2**18, 64), jnp.float32)
+  found = coopjax.frontier(loss, *shapes, budgets=[0.7], planner="peak", target=target)
+  (point,), (plain, *_, layered) = found.points, found.references
+  assert point.temp_bytes <= point.budget_bytes == int(0.7 * plain.temp_bytes) and found.target == target
+  assert plain.extra_compute == 0 < point.extra_compute and point.recompute_flops > 0 < layered.recompute_flops
+  assert layered.name == "checkpoint per layer" and not found.omitted
