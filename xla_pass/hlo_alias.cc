@@ -27,12 +27,17 @@ HloAlias::HloAlias(const HloDataflow& dataflow)
     is_donated_[input] = 1;
   }
   MergeValues();
+  MeasureBytes();
 }
 
-int64_t HloAlias::buffer_bytes(int32_t buffer) const {
-  int64_t bytes = 0;
-  for (const int32_t value : values(buffer)) bytes = std::max(bytes, value_bytes(value));
-  return bytes;
+// Once: the heap asks for each many times.
+void HloAlias::MeasureBytes() {
+  buffer_bytes_.assign(num_buffers(), 0);
+  for (int32_t value = 0; value < dataflow_.num_values(); ++value) {
+    value_bytes_.push_back(rules_.Bytes(graph().shape(dataflow_.definition(value))));
+    int64_t& bytes = buffer_bytes_[buffer_of(value)];
+    bytes = std::max(bytes, value_bytes_.back());
+  }
 }
 
 // Joins values into buffers. Buffers are numbered by the slot of the largest set at each merge (the

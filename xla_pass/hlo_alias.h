@@ -47,8 +47,8 @@ class HloAlias {
   std::span<const int32_t> values(int32_t buffer) const { return buffers_[buffer]; }  // by ascending id
   bool lives_out(int32_t buffer) const { return lives_out_[buffer]; }
   // Of the device's main memory; 0 for values elsewhere.
-  int64_t value_bytes(int32_t value) const { return rules_.Bytes(graph().shape(dataflow_.definition(value))); }
-  int64_t buffer_bytes(int32_t buffer) const;
+  int64_t value_bytes(int32_t value) const { return value_bytes_[value]; }
+  int64_t buffer_bytes(int32_t buffer) const { return buffer_bytes_[buffer]; }   // of its largest value
   // All values of a buffer are in the same memory.
   bool is_in_main_memory(int32_t buffer) const {
     return rules_.IsInMainMemory(graph().shape(dataflow_.definition(values(buffer)[0])));
@@ -62,6 +62,7 @@ class HloAlias {
 
  private:
   void MergeValues();
+  void MeasureBytes();
   std::vector<int32_t> MustShare(int32_t value) const;
   void AddOutputAliases(int32_t value, std::vector<int32_t>* shared) const;
   void AddControlFlowAliases(int32_t value, std::vector<int32_t>* shared) const;
@@ -77,6 +78,8 @@ class HloAlias {
   std::vector<uint8_t> is_donated_;                 // [node]
   std::vector<int32_t> buffer_of_;
   Csr buffers_;
+  std::vector<int64_t> value_bytes_;
+  std::vector<int64_t> buffer_bytes_;               // [buffer]
   std::vector<uint8_t> lives_out_;
 };
 

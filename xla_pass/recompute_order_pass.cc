@@ -21,7 +21,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int32_t kMaxPolishedOps = 20'000;   // of programs that are not planned in segments alone
 constexpr int32_t kLeastOrderedOps = 3;       // inside loops and branches: fewer have no order to speak of
-constexpr int32_t kJudged = 12, kJudgedOfLarge = 5;   // orders whose packing is looked at
+constexpr int32_t kJudged = 12, kJudgedOfLarge = 4;   // orders whose packing is looked at
 constexpr int32_t kMaxStarts = 3;             // orders that plans are made from
 // Rewriting and reading back more instructions takes longer than planning: one start, and few rounds.
 constexpr int64_t kLargeModule = 50'000;
