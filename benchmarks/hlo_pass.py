@@ -179,8 +179,9 @@ def target_rows(names: list[str]) -> Iterator[tables.Row]:
     for name in names:
       program, reasons = hlo_corpus.PROGRAMS[name](), []
       avals = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device.sharding), program.args)
-      lower = jax.jit(lambda *args, fn=program.fn: fn(*args), donate_argnums=program.donated).lower
-      plain = lower(*avals).compile()
+      lowered = [jax.jit(lambda *args, fn=program.fn: fn(*args), donate_argnums=program.donated).lower(*avals)
+                 for _ in range(2)]  # of functions of their own: no cache knows the second
+      plain = lowered[0].compile()
 
       def rewrite(module, reasons=reasons, device=device):
         if b"entry_computation" in module[:100]:  # XLA:GPU tunes single instructions in modules of their own
@@ -190,7 +191,7 @@ def target_rows(names: list[str]) -> Iterator[tables.Row]:
         return result.module_bytes
 
       with post_scheduler(rewrite, platform):
-        ours = lower(*avals).compile()
+        ours = lowered[1].compile()
       before, after = (each.memory_analysis().temp_size_in_bytes for each in (plain, ours))
       yield {"part": "targets", "program": name, "changes": target, "budget": None, "default_kib": before / 1024,
              "temp_kib": after / 1024, "saves": 1 - after / before if before else 0.0, "reason": " ".join(reasons)}
@@ -276,7 +277,7 @@ def summary(rows: list[tables.Row]) -> Iterator[str]:
     for key in ("saves", "saves_memory"):
       saves = [row[key] for row in rows if key in row]
       if saves:
-        yield f"{key}: mean {np.mean(saves):.1%}, best {max(saves):.1%}, worst {min(saves):.1%}"
+        yield f"{key}: mean {np.mean(saves):.1%}, median {np.median(saves):.1%}, best {max(saves):.1%}, worst {min(saves):.1%}"
 
 
 def merge(path: pathlib.Path, rows: list[tables.Row]) -> list[tables.Row]:
