@@ -1,4 +1,4 @@
-"""A small change to a model is a small change to its plan: one layer more changes what is decided on two others at most.
+"""A small change to a model is a small change to its plan: with one layer more, two others do something else at most.
 
 At the same share of the temporaries. The layers are alike, so any of the thirteen may count as the new one.
 """
@@ -92,8 +92,8 @@ def test_checkpoints_and_saved_values(share, is_compiled):
 
 
 def test_recomputed_values():
-  # With time enough for all its stages: what a time limit cuts off is cut off anywhere. The HLO engine looks for the least
-  # cost, of whatever pattern: with little room (a half and less) layers may swap what they do.
+  # With time enough for all its stages: what a time limit cuts off is cut off anywhere. The HLO engine looks for the
+  # least cost, of whatever pattern: with little room (a half and less) layers may swap what they do.
   decided = []
   for depth in DEPTHS:
     outcome = plan_module(module(depth), [Request(Budget(share=0.6), "auto", 300.0)])
