@@ -176,7 +176,8 @@ def decide(
   platform = compat.hook_platform(request.platform)
   if request.engine == "hlo" and platform is None:
     raise ValueError(f"engine='hlo': JAX {jax.__version__} has no HLO hook on {request.platform}; use 'policy'")
-  if request.engine == "policy" or platform is None:
+  # What XLA:TPU moves to vector memory after the hook, no mark of a budget can foresee for the user's own program.
+  if request.engine == "policy" or platform is None or (request.engine == "auto" and platform == "tpu"):
     return _decide_policy(traced, unplanned, request, None, fingerprint)
   if platform != "cpu":
     return _decide_compiled(traced, unplanned, request, platform, fingerprint, planners)

@@ -89,7 +89,8 @@ class RematPlan:
     least_overhead: overhead that no schedule of the program's instructions avoids with the live bytes that this one was
       allowed, modelled; 0 where the policy engine changed the instructions.
     lower_bound_bytes: peak live bytes that no schedule of the program's instructions goes below; 0 where the policy
-      engine changed the instructions.
+      engine changed the instructions. XLA puts some temporaries into output buffers that are not written yet: they
+      count here, but not among the compiled temporaries.
     decisions: one per value that was recomputed or that is kept across the peak, largest first.
     policy: the policy engine's decisions, or None.
     rounds: trace of the verify-and-replan loop, one line each.
@@ -163,7 +164,8 @@ class RematPlan:
       f"{', waiting for the host included' if self.measured.host_bytes else ''}, "
       f"{self.recompute_flops:.3g} FLOPs recomputed"
       + (f"; no plan costs less than {self.least_overhead:+.2%}" if self.least_overhead else "")
-      + (f"; no plan goes below {format_bytes(self.lower_bound_bytes)}" if self.lower_bound_bytes else ""),
+      + (f"; no schedule has fewer than {format_bytes(self.lower_bound_bytes)} live, scratch in output buffers included"
+         if self.lower_bound_bytes else ""),
     ]
     if self.budget.is_total:
       lines.insert(

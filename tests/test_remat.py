@@ -53,7 +53,7 @@ def test_plan_reports_the_compilers_numbers(budget):
   plain = jax.jit(jax.value_and_grad(loss, argnums=(0, 1))).lower(params, x).compile()
   assert plan.fits and plan.measured.temp_bytes <= plan.budget_bytes
   assert plan.baseline.temp_bytes == temp_bytes(plain)
-  assert plan.lower_bound_bytes <= plan.measured.peak_live_bytes
+  assert 0 < plan.lower_bound_bytes <= plan.measured.peak_live_bytes + plan.measured.output_bytes  # outputs are scratch
   assert "tests/models.py" in plan.explain()
   recomputed = [decision for decision in plan.decisions if decision.decision == "recomputed"]
   assert recomputed and all(decision.times >= 1 for decision in recomputed)

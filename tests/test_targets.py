@@ -120,7 +120,7 @@ def test_a_gpu_plan_is_what_the_compiled_program_takes(name):
 
 @needs_compilers
 def test_a_tpu_plan_is_carried_out_on_the_cpu_by_the_policy_engine():
-  plan = coopjax.plan(loss, *shapes(2**18), budget=0.6, target="tpu:v5e:2x2", engine="policy")
+  plan = coopjax.plan(loss, *shapes(2**18), budget=0.6, target="tpu:v5e:2x2")
   assert plan.engine == "policy" and plan.fits and plan.measured.temp_bytes <= 0.6 * plan.baseline.temp_bytes
   assert plan.baseline.temp_bytes > 2 * GIB
   decided = program(plan.apply(loss), shapes(2**18))

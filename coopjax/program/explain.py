@@ -96,8 +96,8 @@ def infeasible(
       name, where = inside.op, f"{inside.op} inside {name}"
     live = sorted((*live, *inside.live), key=lambda value: -value.num_bytes)[:top]
   if budget_bytes < bound_bytes:
-    lines.append(f"no schedule whatever has fewer than {format_bytes(bound_bytes)} live: {_describe_op(program, bound_op)} "
-                 "alone needs them")
+    lines.append(f"no schedule whatever has fewer than {format_bytes(bound_bytes)} live, scratch in output buffers "
+                 f"included: {_describe_op(program, bound_op)} alone needs them")
   lines += [
     f"what forces the smallest is {where}; the largest values live there:",
     *(f"  {format_bytes(value.num_bytes):>10}  {value}" for value in live),
