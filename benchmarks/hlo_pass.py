@@ -1,9 +1,9 @@
 """The HLO pass, module by module: what XLA compiles from its output, how small that gets, and how long it takes.
 
-  corpus      every program of hlo_corpus x budgets {90, 70, 50, 30 %} x {order only, both}: compiled and run, its outputs
-              compared bit by bit with the program's own. Where a budget is out of reach, the smallest temporaries
-              reached stand next to a lower bound: for an order the live bytes that it has, for both the bytes that no
-              schedule avoids.
+  corpus      every program of hlo_corpus x budgets {90, 70, 50, 30 %} x {order only, both}: compiled and run, its
+              outputs compared bit by bit with the program's own. Where a budget is out of reach, the smallest
+              temporaries reached stand next to a lower bound: for an order the live bytes that it has, for both the
+              bytes that no schedule avoids.
   schedulers  order only against XLA:CPU's default scheduler and its memory-optimized one (predicted, which is exact)
   targets     order only against the schedulers of XLA:GPU (H100) and XLA:TPU (v5e), compiled ahead of time
   networks    ResNet-50, decoder, VGG-16, Inception V3 and DenseNet-121 at 50%, 25% and as small as it gets, next to the
@@ -168,8 +168,9 @@ def scheduler_rows(names: list[str]) -> Iterator[tables.Row]:
     if not default_bytes:
       continue
     temp_bytes = result.after.temp_bytes
-    yield {"part": "schedulers", "program": name, "changes": "order", "budget": None, "default_kib": default_bytes / 1024,
-           "memory_kib": memory_bytes / 1024, "temp_kib": temp_bytes / 1024, "saves": 1 - temp_bytes / default_bytes,
+    yield {"part": "schedulers", "program": name, "changes": "order", "budget": None,
+           "default_kib": default_bytes / 1024, "memory_kib": memory_bytes / 1024, "temp_kib": temp_bytes / 1024,
+           "saves": 1 - temp_bytes / default_bytes,
            "saves_memory": 1 - temp_bytes / memory_bytes, "order": result.orders[0][0], "seconds": seconds}
 
 
@@ -257,8 +258,8 @@ def speed_rows(num_layers: int) -> Iterator[tables.Row]:
     budget_bytes = None if share is None else int(share * predict_memory(parsed).temp_bytes)
     result = recompute_order(parsed, budget_bytes, changes=changes)
     seconds, cpu_s = time.perf_counter() - start, time.process_time() - start_cpu
-    yield {"part": "speed", "program": f"decoder, {num_layers} blocks", "changes": changes.name.lower(), "budget": share,
-           "instructions": parsed.num_instructions, "megabytes": len(module) / 1e6,
+    yield {"part": "speed", "program": f"decoder, {num_layers} blocks", "changes": changes.name.lower(),
+           "budget": share, "instructions": parsed.num_instructions, "megabytes": len(module) / 1e6,
            "ops": len(result.order), "share": result.after.temp_bytes / result.before.temp_bytes, "parse_s": parse_s,
            "timing_s": result.timing_s, "seconds": seconds, "compile_s": compile_s, "of_compile": seconds / compile_s,
            "cpu_s": cpu_s, "compile_cpu_s": compile_cpu_s}
@@ -277,7 +278,8 @@ def summary(rows: list[tables.Row]) -> Iterator[str]:
     for key in ("saves", "saves_memory"):
       saves = [row[key] for row in rows if key in row]
       if saves:
-        yield f"{key}: mean {np.mean(saves):.1%}, median {np.median(saves):.1%}, best {max(saves):.1%}, worst {min(saves):.1%}"
+        mean, median = np.mean(saves), np.median(saves)
+        yield f"{key}: mean {mean:.1%}, median {median:.1%}, best {max(saves):.1%}, worst {min(saves):.1%}"
 
 
 def merge(path: pathlib.Path, rows: list[tables.Row]) -> list[tables.Row]:

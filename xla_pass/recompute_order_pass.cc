@@ -20,8 +20,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int32_t kMaxPolishedOps = 20'000;   // of programs that are not planned in segments alone
+constexpr int32_t kMaxPolishedOfLarge = 4'000;
 constexpr int32_t kLeastOrderedOps = 3;       // inside loops and branches: fewer have no order to speak of
-constexpr int32_t kJudged = 12, kJudgedOfLarge = 4;   // orders whose packing is looked at
+constexpr int32_t kJudged = 12, kJudgedOfLarge = 3;   // orders whose packing is looked at
 constexpr int32_t kMaxStarts = 3;             // orders that plans are made from
 // Rewriting and reading back more instructions takes longer than planning: one start, and few rounds.
 constexpr int64_t kLargeModule = 50'000;
@@ -321,15 +322,16 @@ std::vector<Pass::Proposal> Pass::Propose(const Schedule& order, int64_t limit_b
 std::vector<Schedule> Pass::Plan(std::span<const OpId> order, int64_t limit_bytes) const {
   if (options_.planner) return {options_.planner(program(), order, limit_bytes, TimeLeft())};
   std::vector<Schedule> plans;
-  if (program().num_ops() <= kMaxPolishedOps) {
+  if (!IsLarge()) {
     const PeakOptions options = {.max_trials = kMaxTrials, .time_limit_s = TimeLeft() / 3};
     plans.push_back(PlanPeak(program(), order, limit_bytes, options).schedule);
-    if (IsLarge()) return plans;
     CoopOptions coop_options = {.cost = CostRule::kChain, .op_is_expensive = ExpensiveOps(program(), result_.costs)};
     CoopResult coop = PlanCoop(program(), order, limit_bytes, coop_options);
     if (coop.is_feasible) plans.push_back(PlanPeak(program(), coop.schedule, limit_bytes, options).schedule);
   }
-  plans.push_back(PlanSegments(program(), order, limit_bytes, {.time_limit_s = TimeLeft() / 3}).schedule);
+  SegmentOptions options = {.time_limit_s = TimeLeft() / 3};
+  if (IsLarge()) options.max_polished_ops = kMaxPolishedOfLarge;
+  plans.push_back(PlanSegments(program(), order, limit_bytes, options).schedule);
   return plans;
 }
 

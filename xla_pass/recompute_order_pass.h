@@ -9,7 +9,7 @@
 //  4. Where that is above the budget, a planner says what to recompute. By default it is the cheapest of three plans from
 //     each of a few orders: PeakPlanner's, Coop's polished by it, whose victims are chosen by recompute cost in an
 //     arena with the cheap ranks at one end and the expensive ones at the other, and SegmentPlanner's. Modules of more
-//     than 50,000 instructions get one plan from one order.
+//     than 50,000 instructions get SegmentPlanner's from the best order.
 //  5. The schedule is carried into the module (transform.h) and its memory predicted again. Planners bound live
 //     bytes, XLA packs buffers: the limit moves by the difference, for a few rounds. Where the budget is out of reach,
 //     the plan that packs smallest is taken.
