@@ -5,6 +5,7 @@
 # make test-browser  the report in headless Chromium; installs one from Debian if there is none
 # make native-test  what links to XLA itself; fetches a TensorFlow wheel (270 MB) for its headers and libraries
 # make fuzz    mutated modules through the HLO pass under sanitizers, FUZZ_SECONDS per target; needs Clang 16
+# make bazel-test  the same C++ and the planners' tests, built and run by Bazel, without a network
 # make bench   the measured table of the README: memory against time
 # make bench-planners  planners beside each other; TABLES="fastsa exact" for some of the tables
 # make clean   remove everything that was built or installed here
@@ -59,6 +60,11 @@ native-test: $(INSTALLED)
 
 fuzz: $(INSTALLED)
 	JOBS=$(JOBS) .ci/fuzz '$(VENV)' '$(FUZZ_SECONDS)'
+
+# python3 is the environment's: its directory is the first on the PATH.
+bazel-test: $(INSTALLED)
+	.ci/install-bazel
+	bazel test --jobs=$(JOBS) //...
 
 bench: $(INSTALLED)
 	$(VENV)/bin/python benchmarks/gpt_budget.py
