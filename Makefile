@@ -77,4 +77,4 @@ clean:
 	rm -rf .venv .venv-* build out .pytest_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help demo test test-browser test-targets cc-test native-test fuzz bench bench-planners clean
+.PHONY: help demo test test-browser test-targets cc-test native-test bazel-test fuzz bench bench-planners clean

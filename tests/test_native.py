@@ -106,3 +106,16 @@ def test_the_oracle_names_what_xla_refuses(tmp_path):
   (tmp_path / "noise").write_bytes(b"\xff\xff")
   with pytest.raises(AssertionError, match="noise.*HloModuleProto"):
     run_oracle("noise", cwd=tmp_path)
+
+
+def test_the_native_pass_lowers_memory_and_xla_accepts_what_it_leaves(assigned, tmp_path):
+  names = ["mlp_gradient", "gpt_step_donated", "scanned_gpt_step_donated", "sharded_ring", "checkpointed_mlp"]
+  for name in names:
+    (tmp_path / name).write_bytes(assigned[name]["as_captured"][0])
+  half = run_oracle("--budget=0.5", *names, cwd=tmp_path)
+  before = {name: assigned[name]["as_captured"][1] for name in names}
+  for name in names:
+    assert half[name]["temp"] <= before[name]["temp"]
+    assert {key: half[name][key] for key in ("argument", "output", "alias")}.items() <= before[name].items()
+  for name in ("mlp_gradient", "gpt_step_donated", "checkpointed_mlp"):
+    assert half[name]["temp"] <= before[name]["temp"] / 2

@@ -1,80 +1,63 @@
-// buffer_oracle FILE...: the memory that XLA's own BufferAssigner gives scheduled modules (serialized HloModuleProtos), set up
-// as XLA:CPU sets it up. Prints a JSON object of bytes per file; stops at the first file that XLA refuses.
-//
-// Our model of buffer assignment (hlo_heap.h) has to agree with it to the byte.
-
+// buffer_oracle [--budget=SHARE] FILE...: a JSON object with the memory (buffer_sizes.h) of each scheduled module, a
+// serialized HloModuleProto. With a budget, a share of each module's temporaries, that is the memory after
+// CoopRecomputeOrder, whose outcome XLA's HloVerifier has to accept. Stops at the first file that XLA refuses.
 #include <cstdint>
+#include <cstdlib>
 #include <fstream>
 #include <iostream>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <string>
-#include <utility>
 
+#include "buffer_sizes.h"
 #include "module_bytes.h"
-#include "xla/hlo/analysis/alias_info.h"
-#include "xla/hlo/analysis/hlo_ordering.h"
-#include "xla/hlo/transforms/expanders/optimization_barrier_expander.h"
-#include "xla/hlo/transforms/simplifiers/hlo_dce.h"
-#include "xla/hlo/transforms/simplifiers/tuple_simplifier.h"
-#include "xla/service/buffer_assignment.h"
-#include "xla/shape_util.h"
+#include "recompute_order_hlo_pass.h"
+#include "xla/service/hlo_verifier.h"
 
 namespace {
 
-constexpr int64_t kAlignment = 64, kPointerBytes = 8;
-
-struct Sizes {
-  int64_t temp = 0, argument = 0, output = 0, alias = 0;
-};
-
-// What XLA:CPU still does between the scheduler, where the hook sees a module, and buffer assignment.
-absl::Status RemoveBarriers(xla::HloModule* module) {
-  absl::StatusOr<bool> is_changed = xla::OptimizationBarrierExpander().Run(module);
-  if (!is_changed.ok() || !*is_changed) return is_changed.status();
-  if (absl::Status status = xla::TupleSimplifier().Run(module).status(); !status.ok()) return status;
-  if (absl::Status status = xla::HloDCE().Run(module).status(); !status.ok()) return status;
-  return module->schedule().Update();
+absl::Status RunPass(xla::HloModule* module, int64_t budget_bytes) {
+  coopjax::PlanBytesOptions options;
+  options.budget_bytes = budget_bytes;
+  if (absl::Status status = coopjax::CoopRecomputeOrder(options).Run(module).status(); !status.ok()) return status;
+  return xla::HloVerifier(/*layout_sensitive=*/true, /*allow_mixed_precision=*/true).Run(module).status();
 }
 
-absl::StatusOr<Sizes> Assign(const std::string& bytes) {
+absl::StatusOr<coopjax::BufferSizes> Sizes(const std::string& bytes, std::optional<double> share) {
   absl::StatusOr<std::unique_ptr<xla::HloModule>> module = coopjax::ModuleFromBytes(bytes);
   if (!module.ok()) return module.status();
-  if (absl::Status status = RemoveBarriers(module->get()); !status.ok()) return status;
-  xla::BufferAssigner::Options options;
-  options.allocate_buffers_for_constants = true;
-  const xla::AliasInfo alias_info;
-  absl::StatusOr<std::unique_ptr<xla::BufferAssignment>> assignment = xla::BufferAssigner::Run(
-      module->get(), std::make_unique<xla::SequentialHloOrdering>((*module)->schedule()),
-      [](const xla::BufferValue& buffer) { return xla::ShapeUtil::ByteSizeOf(buffer.shape(), kPointerBytes); },
-      &alias_info, [](xla::LogicalBuffer::Color) { return kAlignment; }, std::move(options));
-  if (!assignment.ok()) return assignment.status();
-  Sizes sizes;
-  for (const xla::BufferAllocation& allocation : (*assignment)->Allocations()) {
-    const bool is_parameter = allocation.is_entry_computation_parameter(), is_output = allocation.maybe_live_out();
-    if (is_parameter) sizes.argument += allocation.size();
-    if (is_output) sizes.output += allocation.size();
-    if (is_parameter && is_output) sizes.alias += allocation.size();
-    if (allocation.IsPreallocatedTempBuffer()) sizes.temp += allocation.size();
-  }
-  return sizes;
+  absl::StatusOr<coopjax::BufferSizes> sizes = coopjax::AssignCpuBuffers(module->get());
+  if (!sizes.ok() || !share) return sizes;
+  module = coopjax::ModuleFromBytes(bytes);  // with its barriers
+  const auto budget_bytes = static_cast<int64_t>(*share * static_cast<double>(sizes->temp));
+  if (absl::Status status = RunPass(module->get(), budget_bytes); !status.ok()) return status;
+  return coopjax::AssignCpuBuffers(module->get());
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  const std::string flag = "--budget=";
+  std::optional<double> share;
+  const char* separator = "{\n";
   for (int i = 1; i < argc; ++i) {
-    std::ifstream file(argv[i], std::ios::binary);
+    const std::string argument = argv[i];
+    if (argument.compare(0, flag.size(), flag) == 0) {
+      share = std::atof(argument.c_str() + flag.size());
+      continue;
+    }
+    std::ifstream file(argument, std::ios::binary);
     const std::string bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-    const absl::StatusOr<Sizes> sizes = Assign(bytes);
+    const absl::StatusOr<coopjax::BufferSizes> sizes = Sizes(bytes, share);
     if (!sizes.ok()) {
-      std::cerr << argv[i] << ": " << sizes.status() << "\n";
+      std::cerr << argument << ": " << sizes.status() << "\n";
       return 1;
     }
-    std::cout << (i == 1 ? "{\n" : ",\n") << "  \"" << argv[i] << "\": {\"temp\": " << sizes->temp
-              << ", \"argument\": " << sizes->argument << ", \"output\": " << sizes->output
-              << ", \"alias\": " << sizes->alias << "}";
+    std::cout << separator << "  \"" << argument << "\": {\"temp\": " << sizes->temp << ", \"argument\": "
+              << sizes->argument << ", \"output\": " << sizes->output << ", \"alias\": " << sizes->alias << "}";
+    separator = ",\n";
   }
-  std::cout << (argc > 1 ? "\n}\n" : "{}\n");
+  std::cout << "\n}\n";
   return 0;
 }

@@ -1,10 +1,9 @@
-// Serialized modules as XLA's own, and back.
+// Serialized modules as XLA's own.
 //
-// XLA here is the one inside a TensorFlow wheel. It may be older than the XLA that wrote the bytes, and then drops the
-// fields that it does not know: what `ToBytes` returns is for tests, and must never go back into a newer XLA. The hook
-// (transform.h) keeps every unknown field, and needs no XLA.
-#ifndef COOPJAX_XLA_PASS_NATIVE_MODULE_BYTES_H_
-#define COOPJAX_XLA_PASS_NATIVE_MODULE_BYTES_H_
+// XLA here is the one inside a TensorFlow wheel. It may be older than the XLA that wrote the bytes, and drops the fields
+// that it does not know: what it serializes again must never go back into a newer XLA. The hook (transform.h) keeps
+// unknown fields, and needs no XLA.
+#pragma once
 
 #include <memory>
 #include <string>
@@ -14,11 +13,11 @@
 
 namespace coopjax {
 
-// Reads a serialized HloModuleProto.
+// Reads a serialized HloModuleProto, with the debug options that JAX compiles with.
 absl::StatusOr<std::unique_ptr<xla::HloModule>> ModuleFromBytes(const std::string& bytes);
 
-std::string ToBytes(const xla::HloModule& module);
+// The same with a given configuration.
+absl::StatusOr<std::unique_ptr<xla::HloModule>> ModuleFromBytes(const std::string& bytes,
+                                                                const xla::HloModuleConfig& config);
 
 }  // namespace coopjax
-
-#endif  // COOPJAX_XLA_PASS_NATIVE_MODULE_BYTES_H_
