@@ -197,8 +197,11 @@ class Step:
 
   @property
   def key(self) -> str:
-    """A hash of all that is compiled, the same in every process: optimizer, donation and shardings included."""
-    text = self.program((Choice(),) * len(self.members)).lower().as_text()
+    """A hash of all that is compiled, the same in every process: optimizer, donation and shardings included.
+
+    Arguments that say how they are sharded count with that, too: their plan says so.
+    """
+    text = self.program((Choice(),) * len(self.members)).lower().as_text() + repr(self.spread(num_devices=1))
     return f"{self.name} {self.fingerprint} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
   def largest_arguments(self, top: int = 3) -> tuple[tuple[int, str, str], ...]:

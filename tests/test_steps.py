@@ -94,17 +94,16 @@ def test_optimizer_and_donation_are_counted_and_results_keep_their_bits():
   assert_same_bits(*outcomes)
 
 
-def test_accumulation_by_scan_is_held_by_the_policy_engine():
+@pytest.mark.parametrize("engine, same", [("hlo", assert_same_bits), ("policy", close)])
+def test_accumulation_by_scan_is_held_inside_the_loop(engine, same):
   batch = models.normal(99, 4 * 1024, 64)
   plain, step = make_step(MLP, 4), make_step(fit(MLP), 4)
   budget = total_of(plain, *arguments(batch=batch), share=0.75)
-  with pytest.raises(coopjax.BudgetInfeasibleError, match="while"):
-    plan_quickly(step, *arguments(batch=batch), budget=budget, engine="hlo")
-  plan = plan_quickly(step, *arguments(batch=batch), budget=budget)
+  plan = plan_quickly(step, *arguments(batch=batch), budget=budget, engine=engine)
   fitted, reference = assert_holds(plan, step, *arguments(batch=batch)), compiled(plain, *arguments(batch=batch))
-  assert "policy" in plan.engine and [region.num_runs for region in plan.regions] == [4]
+  assert plan.engine == engine and [region.num_runs for region in plan.regions] == [4]
   assert num_instructions(fitted, "dot") > num_instructions(reference, "dot") and plan.recompute_flops > 0
-  close(fitted(*arguments(batch=batch)), reference(*arguments(batch=batch)))
+  same(fitted(*arguments(batch=batch)), reference(*arguments(batch=batch)))
 
 
 @pytest.mark.parametrize("num_turns", [None, 4])
@@ -112,7 +111,7 @@ def test_mixed_precision(num_turns):
   cast = functools.partial(jax.tree.map, lambda weight: weight.astype(jnp.bfloat16))
   batch = models.normal(99, 1024 * (num_turns or 1), 64).astype(jnp.bfloat16)
   plain, step = (make_step(loss, num_turns, cast) for loss in (MLP, fit(MLP)))
-  budget = total_of(plain, *arguments(batch=batch), share=0.75 if num_turns else 0.3)
+  budget = total_of(plain, *arguments(batch=batch), share=0.4 if num_turns else 0.3)
   plan = plan_quickly(step, *arguments(batch=batch), budget=budget)
   fitted, reference = assert_holds(plan, step, *arguments(batch=batch)), compiled(plain, *arguments(batch=batch))
   assert fitted.cost_analysis()["flops"] > reference.cost_analysis()["flops"]

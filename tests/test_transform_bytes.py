@@ -240,7 +240,7 @@ def static_arguments(wrap):
 
 
 def remat_inside_remat(wrap):
-  return jax.grad(wrap(mean_square(lambda x, w: layers(wrap(layers)(x, w[:3]), w[3:]))), argnums=(0, 1))
+  return jax.grad(wrap(mean_square(lambda x, w: layers(wrap(layers)(x, w[:4]), w[4:]))), argnums=(0, 1))
 
 
 TRANSFORMS = (with_aux, vjp, linearize, hessian, vmap_before, vmap_after, vmap_of_gradient, closed_over_tracers,
