@@ -1,8 +1,10 @@
-"""What all tests share: kept decisions go into a directory of this run, never into the user's own; fixed seeds."""
+"""What all tests share: kept decisions go into a directory of this run, never into the user's own; fixed seeds; what one
+test enables, the next one does not have."""
 
 import os
 import tempfile
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("fixed", derandomize=True)
@@ -13,3 +15,26 @@ def pytest_configure(config):
   directory = tempfile.TemporaryDirectory(prefix="coopjax-cache-")  # of each worker: what one plans, another does not skip
   os.environ["COOPJAX_CACHE_DIR"] = directory.name
   config.add_cleanup(directory.cleanup)
+
+
+@pytest.fixture(autouse=True)
+def disabled():
+  yield
+  import coopjax
+
+  coopjax.disable()
+
+
+@pytest.fixture
+def outcomes(monkeypatch):
+  """What the hook did to each program, in order."""
+  from coopjax.xla import hook
+
+  made, plan_module = [], hook.plan_module
+
+  def recording(*args, **kwargs):
+    made.append(plan_module(*args, **kwargs))
+    return made[-1]
+
+  monkeypatch.setattr(hook, "plan_module", recording)
+  return made

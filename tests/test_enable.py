@@ -4,21 +4,16 @@ import contextlib
 import dataclasses
 import functools
 import json
-import logging
 import os
 import pathlib
-import random
 import subprocess
 import sys
 import textwrap
-import threading
-import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend import xla as jax_xla
 
 import coopjax
 from coopjax import _core, compat
@@ -27,32 +22,13 @@ from coopjax.program.step_program import OUTPUT
 from coopjax.xla import hook, module_plan, standing, targets
 from coopjax.xla.program import parse_module, read_step_program
 from tests import models
-from tests.hlo_hook import hook as transformation
+from tests.hlo_hook import before_ours
 from tests.hlo_proto import GLUE, Module
 from tests.test_remat import assert_same_bits, compile_step, temp_bytes
 
 ROOT = pathlib.Path(__file__).parent.parent
 GPT = models.gpt(depth=1)
 MLP = models.mlp(depth=8, batch=512)  # 128 KiB a layer
-
-
-@pytest.fixture(autouse=True)
-def disabled():
-  yield
-  coopjax.disable()
-
-
-@pytest.fixture
-def outcomes(monkeypatch):
-  """What the hook did to each program, in order."""
-  made, plan_module = [], hook.plan_module
-
-  def recording(*args, **kwargs):
-    made.append(plan_module(*args, **kwargs))
-    return made[-1]
-
-  monkeypatch.setattr(hook, "plan_module", recording)
-  return made
 
 
 @functools.cache
@@ -85,15 +61,6 @@ def test_the_order_alone_takes_less_memory_with_the_same_bits(outcomes):
   assert sorted(sequence(module_of(ordered))) == sorted(sequence(module_of(plain())))
   assert ordered.cost_analysis()["flops"] == plain().cost_analysis()["flops"]
   assert_same_bits(ordered(*GPT[1:]), plain()(*GPT[1:]))
-
-
-@contextlib.contextmanager
-def before_ours(callback):
-  """Another user of the hook, whose modules ours gets: callbacks run in the order in which they were registered."""
-  jax_xla.clear_hlo_module_transformation("coopjax", stage=jax_xla.PipelineStage.POST_SCHEDULER, platforms="cpu")
-  hook._hook._platforms.discard("cpu")
-  with transformation(callback):
-    yield
 
 
 def deferring(module_bytes):
@@ -315,120 +282,6 @@ def test_the_persistent_cache_never_skips_a_plan(tmp_path):
     assert share * 0.8 * temp["plain"] < num_bytes <= share * temp["plain"], name
   assert not any(hits for name, (_, hits) in first.items() if name != "plain again")
   assert all(hits for _, hits in second.values()) and num_planned > 6 > num_planned_again == 0
-
-
-def test_programs_compiled_in_threads_are_all_planned(outcomes):
-  loss, weights, x = MLP
-  found = {}
-
-  def compile_one(scale):
-    found[scale] = temp_bytes(compile_step(lambda weights, x: loss(weights, scale * x), weights, x))
-
-  with coopjax.enable(0.6):
-    threads = [threading.Thread(target=compile_one, args=(scale,)) for scale in range(2, 6)]
-    for thread in threads:
-      thread.start()
-    for thread in threads:
-      thread.join()
-  assert len(found) == len(outcomes) == 4 and all(each.fits and each.result.num_recomputed for each in outcomes)
-  assert sorted(found.values()) == sorted(each.predicted.temp_bytes for each in outcomes)
-
-
-def test_garbage_leaves_the_compile_standing(caplog):
-  caplog.set_level(logging.INFO, "coopjax")
-  module = module_of(plain("mlp"))
-  mark = module_plan.Request(coopjax.Budget.parse(0.5)).to_mark().encode()
-  chance = random.Random(0)
-  broken = [b"", b"\x00" * 100, chance.randbytes(1000), b"coopjax-mark(nonsense)", b"coopjax-mark(share=x;\xff)", mark,
-            mark + module, module[: len(module) // 2]]
-  for _ in range(60):
-    at = chance.randrange(len(module))
-    broken.append(module[:at] + chance.randbytes(chance.randrange(1, 9)) + module[at + chance.randrange(9):])
-  with coopjax.enable(0.5):
-    for garbage in broken:
-      caplog.clear()
-      handed_back = hook._hook._callback("cpu", garbage)
-      assert len(caplog.records) >= 1
-      if handed_back is not None:  # bytes that hit a constant or a name: still a program, and proved to be the same one
-        assert not _core.verify_transform(parse_module(garbage), parse_module(handed_back))
-    assert all(hook._hook._callback("cpu", garbage) is None for garbage in broken[:8])
-
-
-def test_no_fault_of_ours_fails_a_compile(monkeypatch, caplog):
-  def fail(*_, **__):
-    raise MemoryError("not enough for a plan")
-
-  monkeypatch.setattr(hook, "plan_module", fail)
-  with coopjax.enable(0.5):
-    assert temp_bytes(compile_step(*MLP)) == temp_bytes(plain("mlp"))
-  assert "not enough for a plan" in caplog.text and "compiled as it came" in caplog.text
-
-
-def test_a_warning_that_is_an_error_is_logged(caplog):  # pytest makes them errors
-  with coopjax.enable("1 KiB"):
-    assert temp_bytes(compile_step(*MLP)) < temp_bytes(plain("mlp"))
-  assert "over its budget of 1.00 KiB" in caplog.text
-
-
-def test_small_programs_keep_their_order_and_cost_nothing():
-  modules = []
-  with transformation(modules.append):
-    for fn in (lambda x: x + 1, lambda x: jax.nn.softmax(x @ x), jnp.sort, jax.grad(lambda x: jnp.tanh(x @ x).sum())):
-      jax.jit(fn).lower(jnp.ones((8, 8))).compile()
-  coopjax.enable()
-  for module in modules:
-    seconds = []
-    for _ in range(20):
-      start = time.perf_counter()
-      assert hook._hook._callback("cpu", module) is None
-      seconds.append(time.perf_counter() - start)
-    assert min(seconds) < 1e-3
-
-
-def test_one_line_per_program_at_the_level_that_jax_logs_at(caplog):
-  log = logging.getLogger("coopjax.hook")
-  with coopjax.enable(0.5):
-    compile_step(*MLP)
-    assert not caplog.records and not log.isEnabledFor(logging.INFO)
-    jax.config.update("jax_logging_level", "INFO")
-    try:
-      compile_step(*MLP)
-      jax.jit(lambda x: x + 1)(1.0)
-    finally:
-      jax.config.update("jax_logging_level", None)
-      logging.getLogger("jax").setLevel(logging.NOTSET)  # JAX leaves the level where it was
-  lines = [record.getMessage() for record in caplog.records if record.name == log.name]
-  assert [record.levelname for record in caplog.records if record.name == log.name] == ["INFO"] * 2
-  assert lines[0].startswith("jit_loss: temporaries 1.12 MiB, budget 576.00 KiB, now ") and "recomputed" in lines[0]
-  assert "temporaries 0 B" in lines[1] and "left as it came" in lines[1]
-  assert not log.isEnabledFor(logging.INFO)
-
-
-def test_other_users_and_disabled_passes_stay_in_force():
-  loss, params, ids = GPT
-  seen = []
-  with before_ours(lambda module: seen.append(("before", sequence(module)))):
-    with coopjax.enable(), transformation_after(lambda module: seen.append(("after", sequence(module)))):
-      ordered = compile_step(loss, params, ids)
-  (_, came), (_, left) = (entry for entry in seen if len(entry[1]) > 50)
-  assert came == sequence(module_of(plain())) and left == sequence(module_of(ordered)) != came
-  options = {"xla_disable_hlo_passes": "fusion"}
-  compile_unfused = lambda: step_of(loss).lower(params, ids).compile(options)
-  unfused = compile_unfused()
-  with coopjax.enable():
-    both = compile_unfused()
-  assert sorted(sequence(module_of(both))) == sorted(sequence(module_of(unfused))) != sorted(came)
-  assert temp_bytes(both) < temp_bytes(unfused)
-
-
-@contextlib.contextmanager
-def transformation_after(callback):
-  stage = jax_xla.PipelineStage.POST_SCHEDULER
-  jax_xla.register_hlo_module_transformation(callback, name="after", stage=stage, platforms="cpu")
-  try:
-    yield
-  finally:
-    assert jax_xla.clear_hlo_module_transformation("after", stage=stage, platforms="cpu")
 
 
 def hidden(module_bytes):
