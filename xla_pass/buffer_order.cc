@@ -42,7 +42,8 @@ class BufferOrder {
   void FindForwarding(int32_t i);
   void ForwardTree(ShapeNode to, ShapeNode from);
   void FindValues(int32_t i);
-  ShapeNode ForwardedByCallee(ShapeNode node) const;
+  ShapeNode ForwardedByCallees(ShapeNode node) const;
+  ShapeNode ForwardedByCallee(ShapeNode node, int32_t number, int32_t first_operand) const;
   void JoinTrees(ShapeNode a, ShapeNode b);
   void JoinCallee(int32_t i);
   void JoinInPlace(int32_t i);
@@ -195,18 +196,34 @@ void BufferOrder::FindForwarding(int32_t i) {
 }
 
 void BufferOrder::FindValues(int32_t i) {
-  const bool is_call = nodes_.op(i) == Op::kWhile || nodes_.op(i) == Op::kCall;
+  const bool is_call = IsCall(nodes_.op(i)) && nodes_.op(i) != Op::kAsyncStart;
   for (ShapeNode node = nodes_.first(i); node < nodes_.end(i); ++node) {
-    const ShapeNode from = is_call ? ForwardedByCallee(node) : forward_[node];
+    const ShapeNode from = is_call ? ForwardedByCallees(node) : forward_[node];
     if (from != kNoNode) value_[node] = value_[from];
   }
 }
 
-// What a loop's body hands on unchanged is what the loop was given, and so it is with a call.
-ShapeNode BufferOrder::ForwardedByCallee(ShapeNode node) const {
+// What a loop's body hands on unchanged is what the loop was given. So it is with a call, and with a conditional whose
+// branches all hand on the same.
+ShapeNode BufferOrder::ForwardedByCallees(ShapeNode node) const {
+  const int32_t i = nodes_.owner(node);
+  if (nodes_.op(i) != Op::kConditional) return ForwardedByCallee(node, 0, 0);  // of a loop, the body
+  ShapeNode forwarded = kNoNode;
+  for (int32_t branch = 0; branch < std::ssize(nodes_.called(i)); ++branch) {
+    const ShapeNode from = ForwardedByCallee(node, branch, branch + 1);
+    const bool is_same = branch == 0 || (from != kNoNode && value_[from] == value_[forwarded]);
+    if (from == kNoNode || !is_same) return kNoNode;
+    forwarded = from;
+  }
+  return forwarded;
+}
+
+// The operand's node that a callee hands on as the caller's result. Its parameters are the operands from
+// `first_operand` on.
+ShapeNode BufferOrder::ForwardedByCallee(ShapeNode node, int32_t number, int32_t first_operand) const {
   const int32_t i = nodes_.owner(node);
   if (nodes_.called(i).empty()) return kNoNode;
-  const int32_t callee = nodes_.called(i)[0];  // of a while loop the body; the condition follows
+  const int32_t callee = nodes_.called(i)[number];
   const int32_t root = nodes_.root(callee);
   const int32_t offset = node - nodes_.first(i);
   if (nodes_.end(root) - nodes_.first(root) != nodes_.end(i) - nodes_.first(i)) return kNoNode;
@@ -215,7 +232,8 @@ ShapeNode BufferOrder::ForwardedByCallee(ShapeNode node) const {
   if (nodes_.op(source) != Op::kParameter || instruction(source).computation != callee) return kNoNode;
   const int32_t source_offset = result - nodes_.first(source);
   if (nodes_.op(i) == Op::kWhile && source_offset != offset) return kNoNode;
-  return nodes_.OperandNode(i, instruction(source).parameter_number, source_offset);
+  const auto operand = static_cast<int32_t>(first_operand + instruction(source).parameter_number);
+  return nodes_.OperandNode(i, operand, source_offset);
 }
 
 // Joins the buffers of two trees of one form, leaf by leaf.

@@ -154,6 +154,27 @@ std::string Body(bool reads_late, const std::string& condition_op) {
   return CheckBufferOrder(b.Finish());
 }
 
+// Both branches return their operand as it came, the second one a copy of it if `is_changed`.
+std::string Conditional(bool is_changed) {
+  HloBuilder b;
+  const int64_t first = b.Begin("first");
+  b.Parameter(0, kArray);
+  const int64_t second = b.Begin("second");
+  const int64_t p = b.Parameter(0, kArray);
+  if (is_changed) b.Add("negate", kArray, {p});
+  b.Begin("main");
+  const int64_t choice = b.Parameter(0, F32({}));
+  const int64_t operand = b.Add("iota", kArray);
+  const int64_t result = b.Add("conditional", kArray, {choice, operand, operand}, {first, second});
+  b.Add("tuple", kPair, {result, b.Add("negate", kArray, {operand})});
+  return CheckBufferOrder(b.Finish());
+}
+
+TEST(a_conditional_overwrites_what_a_branch_changes) {
+  EXPECT_EQ(Conditional(false), "");
+  EXPECT_EQ(Conditional(true), "'negate.6' reads 'iota.4' after 'conditional.5' has overwritten its buffer");
+}
+
 TEST(a_body_reads_its_state_before_it_overwrites_it) {
   EXPECT_EQ(Body(false, "is-finite"), "");
   EXPECT_EQ(Body(true, "is-finite"), "'negate.4' reads 'parameter.0' after 'add.3' has overwritten its buffer");
