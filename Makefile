@@ -4,7 +4,7 @@
 # make test-targets  the tests that compile for TPUs and GPUs, which need not be there; fetches 400 MB of compilers
 # make test-browser  the report in headless Chromium; installs one from Debian if there is none
 # make native-test  what links to XLA itself; fetches a TensorFlow wheel (270 MB) for its headers and libraries
-# make fuzz    mutated modules through the HLO pass under sanitizers, FUZZ_SECONDS per target; needs Clang 16
+# make fuzz    mutated modules through the HLO pass under sanitizers, FUZZ_RUNS of them through all; needs Clang 16
 # make bazel-test  the same C++ and the planners' tests, built and run by Bazel, without a network
 # make bench   the measured table of the README: memory against time
 # make bench-planners  planners beside each other; TABLES="fastsa exact" for some of the tables
@@ -18,7 +18,7 @@ PYTHON ?=
 PYTHON_VERSION ?=
 JOBS ?= 2
 TABLES ?=
-FUZZ_SECONDS ?= 60
+FUZZ_RUNS ?= 4000
 
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 # Rebuilt when the C++ or the package's own description changes; Python files are used where they lie.
@@ -59,7 +59,7 @@ native-test: $(INSTALLED)
 	JAX_PLATFORMS=cpu $(VENV)/bin/python -m pytest -m native
 
 fuzz: $(INSTALLED)
-	JOBS=$(JOBS) .ci/fuzz '$(VENV)' '$(FUZZ_SECONDS)'
+	JOBS=$(JOBS) .ci/fuzz '$(VENV)' '$(FUZZ_RUNS)'
 
 # python3 is the environment's: its directory is the first on the PATH.
 bazel-test: $(INSTALLED)
