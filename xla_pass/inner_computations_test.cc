@@ -16,14 +16,8 @@ namespace {
 
 using testing::F32;
 using testing::HloProtoBuilder;
+using testing::Parsed;
 using testing::TupleShape;
-
-std::unique_ptr<HloModule> Parsed(const std::string& bytes) {
-  std::string error;
-  auto module = ParseHloModule(bytes, &error);
-  EXPECT_EQ(error, "");
-  return module;
-}
 
 int32_t IndexOf(const HloModule& module, int64_t id) { return module.computation_index.at(id); }
 

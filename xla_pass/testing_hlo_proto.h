@@ -5,10 +5,13 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "hlo_module.h"
+#include "testing.h"
 #include "wire.h"
 
 namespace coopjax::testing {
@@ -129,5 +132,13 @@ class HloProtoBuilder {
   int num_instructions_ = 0;
   bool lists_unscheduled_ = false;
 };
+
+// The module that these bytes are; anything else fails the test.
+inline std::unique_ptr<HloModule> Parsed(const std::string& bytes) {
+  std::string error;
+  auto module = ParseHloModule(bytes, &error);
+  EXPECT_EQ(error, "");
+  return module;
+}
 
 }  // namespace coopjax::testing

@@ -12,14 +12,8 @@ namespace {
 
 using testing::F32;
 using testing::HloProtoBuilder;
+using testing::Parsed;
 using testing::TupleShape;
-
-std::unique_ptr<HloModule> Parsed(const std::string& bytes) {
-  std::string error;
-  auto module = ParseHloModule(bytes, &error);
-  EXPECT_EQ(error, "");
-  return module;
-}
 
 // The transformed module; nullptr, and the reason in `error`, when there is none.
 std::unique_ptr<HloModule> Applied(const HloProtoBuilder& builder, const std::vector<int64_t>& ops,

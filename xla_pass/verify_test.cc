@@ -21,14 +21,8 @@ std::string VerifyBytes(const HloModule& before, const std::string& after_bytes)
 
 using testing::F32;
 using testing::HloProtoBuilder;
+using testing::Parsed;
 using testing::TupleShape;
-
-std::unique_ptr<HloModule> Parsed(const std::string& bytes) {
-  std::string error;
-  auto module = ParseHloModule(bytes, &error);
-  EXPECT_EQ(error, "");
-  return module;
-}
 
 // main(p, x): p is donated to the output u = p - s, where s = sum-fusion(x, p) and e = exp(x);
 // outputs (u, add(e, s)).
