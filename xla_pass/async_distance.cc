@@ -21,11 +21,11 @@ std::string CheckComputation(const HloModule& before, const Computation& computa
     if (start == nullptr) continue;
     for (size_t between = step_before.at(start->id) + 1; between < k; ++between) {
       const Instruction& work = before.by_id(computation.sequence[between]);
-      if (IsGlue(LookUpOpcode(work.opcode).op)) continue;
+      if (IsGlue(work.info.op)) continue;
       const auto found = step.find(work.id);
       const bool is_between = found != step.end() && step.at(start->id) < found->second &&
                               found->second < step.at(done.id);
-      if (!is_between) return "'" + work.name + "' has left '" + start->name + "' and '" + done.name + "'";
+      if (!is_between) return Quoted(work.name) + " has left " + Quoted(start->name) + " and " + Quoted(done.name);
     }
   }
   return "";
@@ -34,17 +34,17 @@ std::string CheckComputation(const HloModule& before, const Computation& computa
 }  // namespace
 
 const Instruction* StartOf(const HloModule& module, const Instruction& instruction) {
-  if (!instruction.opcode.ends_with(kDone) || instruction.operand_ids.empty()) return nullptr;
-  const Instruction* start = &module.by_id(instruction.operand_ids[0]);
-  while (start->opcode == kUpdate && !start->operand_ids.empty()) start = &module.by_id(start->operand_ids[0]);
-  return IsGlue(LookUpOpcode(start->opcode).op) ? nullptr : start;
+  if (!instruction.opcode.ends_with(kDone) || instruction.operands.empty()) return nullptr;
+  const Instruction* start = &module.instructions[instruction.operands[0]];
+  while (start->opcode == kUpdate && !start->operands.empty()) start = &module.instructions[start->operands[0]];
+  return IsGlue(start->info.op) ? nullptr : start;
 }
 
 std::string CheckAsyncDistance(const HloModule& before, const HloModule& after) {
   for (const Computation& computation : before.computations) {
-    const auto found = after.computation_index.find(computation.id);
-    if (found == after.computation_index.end()) continue;
-    const Computation& now = after.computations[found->second];
+    const int32_t index = after.computation_index.Find(computation.id);
+    if (index < 0) continue;
+    const Computation& now = after.computations[index];
     if (computation.sequence == now.sequence) continue;
     if (std::string fault = CheckComputation(before, computation, now); !fault.empty()) return fault;
   }

@@ -111,7 +111,7 @@ std::string BufferOrder::FindCallers() {
     for (const int32_t i : module_.computations[c].instructions) {
       if (!IsCall(nodes_.op(i))) continue;
       for (const int32_t callee : nodes_.called(i)) {
-        if (callers_[callee] != kNotCalled) return "'" + module_.computations[callee].name + "' has two callers";
+        if (callers_[callee] != kNotCalled) return Quoted(module_.computations[callee].name) + " has two callers";
         callers_[callee] = i;
       }
     }
@@ -146,7 +146,7 @@ std::string BufferOrder::CheckComputation(int32_t c) {
 void BufferOrder::FindSteps(int32_t c) {
   int32_t step = 0;
   for (const int64_t id : module_.computations[c].sequence) {
-    const int32_t i = module_.instruction_index.at(id);
+    const int32_t i = module_.instruction_index.Find(id);
     step_[i] = nodes_.op(i) == Op::kParameter ? kBeforeStart : step;
     ++step;
   }
@@ -373,8 +373,8 @@ std::string BufferOrder::CheckRead(ShapeNode node, int32_t reader, int32_t step)
   if (write == writes_.end() || write->buffer != earliest.buffer || write->step >= step) return "";
   // What an asynchronous start has overwritten stays in its result, but its done does not read it.
   if (nodes_.op(reader) == Op::kAsyncDone && write->instruction == nodes_.operands(reader)[0]) return "";
-  return "'" + instruction(reader).name + "' reads '" + instruction(definer).name + "' after '" +
-         instruction(write->instruction).name + "' has overwritten its buffer";
+  return Quoted(instruction(reader).name) + " reads " + Quoted(instruction(definer).name) + " after " +
+         Quoted(instruction(write->instruction).name) + " has overwritten its buffer";
 }
 
 ShapeNode BufferOrder::Follow(ShapeNode node) const {

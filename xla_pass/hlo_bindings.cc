@@ -156,12 +156,12 @@ void BindHloProgram(nb::module_& m) {
      "hlo_program.h.");
   m.def("inner_computations", [](const ParsedModule& parsed, int64_t instruction_id) {
     const coopjax::HloGraph& graph = parsed.Analysis().graph;
-    const auto found = parsed.module->instruction_index.find(instruction_id);
-    if (found == parsed.module->instruction_index.end()) throw nb::value_error("there is no such instruction");
+    const int32_t instruction = parsed.module->instruction_index.Find(instruction_id);
+    if (instruction < 0) throw nb::value_error("there is no such instruction");
     nb::list ids;
-    const coopjax::Op op = graph.op(found->second);
+    const coopjax::Op op = graph.op(instruction);
     if (op == coopjax::Op::kWhile || op == coopjax::Op::kConditional || op == coopjax::Op::kCall) {
-      for (const int32_t callee : graph.called(found->second)) ids.append(parsed.module->computations[callee].id);
+      for (const int32_t callee : graph.called(instruction)) ids.append(parsed.module->computations[callee].id);
     }
     return nb::tuple(ids);
   }, "Ids of the computations that a loop, a conditional or a call runs; none for other instructions.");

@@ -271,7 +271,7 @@ OpCost CostModel::ControlFlowCost(int32_t i) {
 OpCost CostModel::AppliedCost(int32_t i) {
   const auto operands = graph_.operands(i);
   const auto elements = [&](int32_t of) {
-    return static_cast<double>(FirstArray(graph_.instruction(of).shape).num_elements());
+    return static_cast<double>(FirstArray(*graph_.instruction(of).shape).num_elements());
   };
   switch (graph_.op(i)) {
     case Op::kReduce:
@@ -301,13 +301,13 @@ OpCost CostModel::AppliedCost(int32_t i) {
 double CostModel::OwnFlops(int32_t i) const {
   const Instruction& instruction = graph_.instruction(i);
   const auto operand = [&](size_t k) -> const Shape& {
-    return FirstArray(graph_.instruction(graph_.operands(i)[k]).shape);
+    return FirstArray(*graph_.instruction(graph_.operands(i)[k]).shape);
   };
   const auto elements = [](const Shape& shape) { return static_cast<double>(shape.num_elements()); };
   const auto last_dimension = [](const Shape& shape) {
     return static_cast<double>(DimensionOr1(shape, std::ssize(shape.dimensions) - 1));
   };
-  const Shape& result = FirstArray(instruction.shape);
+  const Shape& result = FirstArray(*instruction.shape);
   switch (graph_.op(i)) {
     case Op::kDot: return DotFlops(operand(0), result, ParseAttributes(instruction));
     case Op::kConvolution: return ConvolutionFlops(operand(0), operand(1), result, ParseAttributes(instruction));
@@ -350,7 +350,7 @@ OpCost CostModel::Cost(int32_t i) {
   }
   const bool is_random = op == Op::kRng || op == Op::kRngBitGenerator;
   if (graph_.opcode(i).is_transcendental || is_random) {
-    return {0, static_cast<double>(FirstArray(graph_.instruction(i).shape).num_elements()), AccessedBytes(i)};
+    return {0, static_cast<double>(FirstArray(*graph_.instruction(i).shape).num_elements()), AccessedBytes(i)};
   }
   return {OwnFlops(i), 0, AccessedBytes(i)};
 }

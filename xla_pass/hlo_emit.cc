@@ -2,6 +2,8 @@
 // number belongs, all others are copied as they came.
 #include <algorithm>
 #include <map>
+#include <span>
+#include <utility>
 
 #include "hlo_module.h"
 #include "wire.h"
@@ -9,30 +11,27 @@
 namespace coopjax {
 namespace {
 
-// A sequence of fields copied in order, in which some field numbers are replaced.
-class FieldSplicer {
- public:
-  // Everything that is to stand for field `number`, tags included; empty drops the field.
-  void Replace(uint32_t number, std::string encoded) { replacements_[number] = std::move(encoded); }
-
-  std::string Splice(std::string_view message) const {
-    std::string out;
-    size_t size = message.size();
-    for (const auto& [number, encoded] : replacements_) size += encoded.size();
-    out.reserve(size);
-    auto next = replacements_.begin();
-    WireReader reader(message);
-    for (WireField field; reader.Next(&field);) {
-      for (; next != replacements_.end() && next->first <= field.number; ++next) out += next->second;
-      if (!replacements_.contains(field.number)) out += field.raw;
-    }
-    for (; next != replacements_.end(); ++next) out += next->second;
-    return out;
-  }
-
- private:
-  std::map<uint32_t, std::string> replacements_;
+// What is to stand for a field of some number, tag included; empty drops the field.
+struct Replacement {
+  uint32_t number = 0;
+  std::string encoded;
 };
+
+// The fields of a message in their order, with some numbers replaced (ascending).
+std::string Splice(std::string_view message, std::span<const Replacement> replacements) {
+  std::string out;
+  size_t size = message.size();
+  for (const Replacement& replacement : replacements) size += replacement.encoded.size();
+  out.reserve(size);
+  auto next = replacements.begin();
+  WireReader reader(message);
+  for (WireField field; reader.Next(&field);) {
+    for (; next != replacements.end() && next->number <= field.number; ++next) out += next->encoded;
+    if (std::ranges::find(replacements, field.number, &Replacement::number) == replacements.end()) out += field.raw;
+  }
+  for (; next != replacements.end(); ++next) out += next->encoded;
+  return out;
+}
 
 // proto3 leaves out zeros and empty strings.
 std::string IntField(uint32_t number, int64_t value) {
@@ -52,19 +51,17 @@ std::string PackedField(uint32_t number, const std::vector<int64_t>& values) {
 }
 
 std::string EmitComputation(const HloModule& module, const ComputationEdit& edit) {
-  FieldSplicer splicer;
   std::string instructions;
   size_t size = 0;
   for (const std::string& instruction : edit.instructions) size += instruction.size() + 8;
   instructions.reserve(size);
   for (const std::string& instruction : edit.instructions) AppendBytesField(2, instruction, &instructions);
-  splicer.Replace(2, std::move(instructions));
-  if (edit.is_clone) {
-    splicer.Replace(1, StringField(1, edit.new_name));
-    splicer.Replace(5, IntField(5, edit.new_id));
-  }
-  if (edit.new_root_id != -1) splicer.Replace(6, IntField(6, edit.new_root_id));
-  return splicer.Splice(module.computations[edit.computation].raw);
+  std::vector<Replacement> replacements;
+  if (edit.is_clone) replacements.push_back({1, StringField(1, edit.new_name)});
+  replacements.push_back({2, std::move(instructions)});
+  if (edit.is_clone) replacements.push_back({5, IntField(5, edit.new_id)});
+  if (edit.new_root_id != -1) replacements.push_back({6, IntField(6, edit.new_root_id)});
+  return Splice(module.computations[edit.computation].raw, replacements);
 }
 
 std::string ScheduleEntry(int64_t computation_id, const std::vector<int64_t>& sequence) {
@@ -108,18 +105,32 @@ std::string EmitSchedule(std::string_view schedule, const HloModule& module,
 
 }  // namespace
 
+InstructionEdit AsItIs(const HloModule& module, const Instruction& instruction) {
+  return {.id = instruction.id,
+          .name = std::string(instruction.name),
+          .operand_ids = module.InstructionIds(instruction.operands),
+          .control_predecessor_ids = module.InstructionIds(instruction.control_predecessors),
+          .called_computation_ids = module.ComputationIds(instruction.called)};
+}
+
 std::string EmitInstruction(const Instruction& original, const InstructionEdit& edit) {
-  FieldSplicer splicer;
-  splicer.Replace(1, StringField(1, edit.name));
-  splicer.Replace(35, IntField(35, edit.id));
-  splicer.Replace(36, PackedField(36, edit.operand_ids));
-  splicer.Replace(37, PackedField(37, edit.control_predecessor_ids));
-  splicer.Replace(38, PackedField(38, edit.called_computation_ids));
-  return splicer.Splice(original.raw);
+  const Replacement replacements[] = {{1, StringField(1, edit.name)},
+                                      {35, IntField(35, edit.id)},
+                                      {36, PackedField(36, edit.operand_ids)},
+                                      {37, PackedField(37, edit.control_predecessor_ids)},
+                                      {38, PackedField(38, edit.called_computation_ids)}};
+  return Splice(original.raw, replacements);
 }
 
 std::string EmitHloModule(const HloModule& module, const std::vector<ComputationEdit>& edits) {
   if (edits.empty()) return module.bytes;
+  // What is written where a computation stands: clones to go before it, then itself where it is rewritten.
+  std::vector<std::vector<const ComputationEdit*>> edits_at(module.computations.size());
+  for (const bool is_clone : {true, false}) {
+    for (const ComputationEdit& edit : edits) {
+      if (edit.is_clone == is_clone) edits_at[is_clone ? edit.insert_before : edit.computation].push_back(&edit);
+    }
+  }
   std::string out;
   out.reserve(module.bytes.size() * 5 / 4);
   int32_t computation = 0;
@@ -133,17 +144,11 @@ std::string EmitHloModule(const HloModule& module, const std::vector<Computation
       out += field.raw;
       continue;
     }
-    const ComputationEdit* rewrite = nullptr;
-    for (const ComputationEdit& edit : edits) {
-      if (!edit.is_clone && edit.computation == computation) rewrite = &edit;
-      if (!edit.is_clone || edit.insert_before != computation) continue;
-      AppendBytesField(3, EmitComputation(module, edit), &out);
+    for (const ComputationEdit* edit : edits_at[computation]) {
+      AppendBytesField(3, EmitComputation(module, *edit), &out);
     }
-    if (rewrite != nullptr) {
-      AppendBytesField(3, EmitComputation(module, *rewrite), &out);
-    } else {
-      out += field.raw;
-    }
+    const bool is_rewritten = !edits_at[computation].empty() && !edits_at[computation].back()->is_clone;
+    if (!is_rewritten) out += field.raw;
     ++computation;
   }
   return out;

@@ -3,34 +3,44 @@
 #include <algorithm>
 #include <functional>
 #include <iterator>
+#include <numeric>
+#include <utility>
 
 namespace coopjax {
 namespace {
 
-// The transpose of `rows`: for each item, the rows that hold it, in row order, each once.
-Csr Transposed(const Csr& rows, int32_t num_items) {
-  std::vector<std::vector<int32_t>> holders(num_items);
-  for (int32_t row = 0; row < rows.num_rows(); ++row) {
-    for (const int32_t item : rows[row]) {
-      if (holders[item].empty() || holders[item].back() != row) holders[item].push_back(row);
+// The transpose of `num_rows` rows: for each item, the rows that hold it, in row order, each once.
+template <typename RowOf>
+Csr Transposed(int32_t num_rows, RowOf row_of, int32_t num_items) {
+  std::vector<int32_t> last(num_items, -1);
+  const auto for_each = [&](auto visit) {
+    std::ranges::fill(last, -1);
+    for (int32_t row = 0; row < num_rows; ++row) {
+      for (const int32_t item : row_of(row)) {
+        if (std::exchange(last[item], row) != row) visit(item, row);
+      }
     }
-  }
+  };
   Csr result;
-  for (const auto& row : holders) result.AddRow(row);
+  result.offsets.assign(num_items + 1, 0);
+  for_each([&](int32_t item, int32_t) { ++result.offsets[item + 1]; });
+  std::partial_sum(result.offsets.begin(), result.offsets.end(), result.offsets.begin());
+  result.items.resize(result.offsets.back());
+  std::vector<int32_t> next(result.offsets.begin(), result.offsets.end() - 1);
+  for_each([&](int32_t item, int32_t row) { result.items[next[item]++] = row; });
   return result;
 }
 
 }  // namespace
 
 HloGraph::HloGraph(const HloModule& module) : module_(module) {
-  opcode_.reserve(module.instructions.size());
-  for (const Instruction& instruction : module.instructions) opcode_.push_back(LookUpOpcode(instruction.opcode));
   const std::vector<int32_t> resolved = LookThroughBarriers();
   MarkDropped(resolved);
   AddEdges(resolved);
+  node_base_.reserve(num_instructions() + 1);
   for (int32_t i = 0; i < num_instructions(); ++i) {
     node_base_.push_back(num_nodes());
-    AddShape(module.instructions[i].shape, i);
+    AddShape(*instruction(i).shape, i);
   }
   node_base_.push_back(num_nodes());
   MarkControlFlow();
@@ -43,16 +53,16 @@ std::vector<int32_t> HloGraph::LookThroughBarriers() const {
     resolved[i] = i;
     if (op(i) != Op::kOptimizationBarrier && op(i) != Op::kGetTupleElement) continue;
     const Instruction& forwarder = instruction(i);
-    if (forwarder.operand_ids.empty()) continue;
-    const int32_t operand = module_.instruction_index.at(forwarder.operand_ids[0]);
+    if (forwarder.operands.empty()) continue;
+    const int32_t operand = forwarder.operands[0];
     if (op(i) == Op::kOptimizationBarrier) {
       resolved[i] = resolved[operand];
       continue;
     }
     const Instruction& tuple = instruction(resolved[operand]);
     const bool is_element = resolved[operand] != operand && op(resolved[operand]) == Op::kTuple &&
-                            forwarder.tuple_index >= 0 && forwarder.tuple_index < std::ssize(tuple.operand_ids);
-    if (is_element) resolved[i] = resolved[module_.instruction_index.at(tuple.operand_ids[forwarder.tuple_index])];
+                            forwarder.tuple_index >= 0 && forwarder.tuple_index < std::ssize(tuple.operands);
+    if (is_element) resolved[i] = resolved[tuple.operands[forwarder.tuple_index]];
   }
   return resolved;
 }
@@ -61,45 +71,42 @@ void HloGraph::MarkDropped(const std::vector<int32_t>& resolved) {
   is_dropped_.assign(num_instructions(), 0);
   std::vector<int32_t> num_uses(num_instructions(), 0), num_uses_before(num_instructions(), 0);
   for (const Instruction& user : module_.instructions) {
-    for (const int64_t id : user.operand_ids) ++num_uses_before[module_.instruction_index.at(id)];
+    for (const int32_t operand : user.operands) ++num_uses_before[operand];
   }
   for (const Computation& computation : module_.computations) {
-    ++num_uses[resolved[module_.instruction_index.at(computation.root_id)]];
+    ++num_uses[resolved[module_.instruction_index.Find(computation.root_id)]];
   }
   for (int32_t i = num_instructions() - 1; i >= 0; --i) {  // users come later
     const bool only_forwards = op(i) == Op::kTuple || op(i) == Op::kGetTupleElement;
     is_dropped_[i] = resolved[i] != i || (only_forwards && num_uses[i] == 0 && num_uses_before[i] > 0);
     if (is_dropped_[i]) continue;
-    for (const int64_t id : instruction(i).operand_ids) ++num_uses[resolved[module_.instruction_index.at(id)]];
+    for (const int32_t operand : instruction(i).operands) ++num_uses[resolved[operand]];
   }
 }
 
 void HloGraph::AddEdges(const std::vector<int32_t>& resolved) {
-  std::vector<int32_t> row;
-  const auto add_instructions = [&](int32_t i, const std::vector<int64_t>& ids, Csr& rows) {
-    row.clear();
-    for (const int64_t id : ids) {
-      if (!is_dropped_[i]) row.push_back(resolved[module_.instruction_index.at(id)]);
+  const auto add_row = [&](int32_t i, std::span<const int32_t> row, Csr& rows) {
+    for (const int32_t item : row) {
+      if (!is_dropped_[i]) rows.items.push_back(resolved[item]);
     }
-    rows.AddRow(row);
+    rows.offsets.push_back(static_cast<int32_t>(rows.items.size()));
   };
+  for (Csr* rows : {&operands_, &control_predecessors_}) rows->offsets.reserve(num_instructions() + 1);
   for (int32_t i = 0; i < num_instructions(); ++i) {
-    add_instructions(i, instruction(i).operand_ids, operands_);
-    add_instructions(i, instruction(i).control_predecessor_ids, control_predecessors_);
-    row.clear();
-    for (const int64_t id : instruction(i).called_computation_ids) row.push_back(module_.computation_index.at(id));
-    called_.AddRow(row);
+    add_row(i, instruction(i).operands, operands_);
+    add_row(i, instruction(i).control_predecessors, control_predecessors_);
   }
-  users_ = Transposed(operands_, num_instructions());
-  callers_ = Transposed(called_, static_cast<int32_t>(module_.computations.size()));
+  users_ = Transposed(num_instructions(), [this](int32_t i) { return operands(i); }, num_instructions());
+  callers_ = Transposed(num_instructions(), [this](int32_t i) { return called(i); },
+                        static_cast<int32_t>(module_.computations.size()));
   for (const Computation& computation : module_.computations) AddComputation(computation, resolved);
 }
 
 void HloGraph::AddComputation(const Computation& computation, const std::vector<int32_t>& resolved) {
-  roots_.push_back(resolved[module_.instruction_index.at(computation.root_id)]);
+  roots_.push_back(resolved[module_.instruction_index.Find(computation.root_id)]);
   std::vector<int32_t> row;
   for (const int64_t id : computation.sequence) {
-    const int32_t i = module_.instruction_index.at(id);
+    const int32_t i = module_.instruction_index.Find(id);
     if (!is_dropped_[i]) row.push_back(i);
   }
   sequences_.AddRow(row);
@@ -153,7 +160,8 @@ int32_t HloGraph::parameter(int32_t computation, int64_t number) const {
 }
 
 std::vector<int32_t> HloGraph::ById(int32_t computation) const {
-  std::vector<int32_t> members = module_.computations[computation].instructions;
+  const auto& range = module_.computations[computation].instructions;
+  std::vector<int32_t> members(range.begin(), range.end());
   std::ranges::sort(members, {}, [&](int32_t i) { return instruction(i).id; });
   return members;
 }

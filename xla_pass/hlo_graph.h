@@ -28,13 +28,13 @@ class HloGraph {
   const HloModule& module() const { return module_; }
   const Instruction& instruction(int32_t i) const { return module_.instructions[i]; }
   int32_t num_instructions() const { return static_cast<int32_t>(module_.instructions.size()); }
-  Op op(int32_t i) const { return opcode_[i].op; }
-  const OpcodeInfo& opcode(int32_t i) const { return opcode_[i]; }
+  Op op(int32_t i) const { return instruction(i).info.op; }
+  const OpcodeInfo& opcode(int32_t i) const { return instruction(i).info; }
 
   std::span<const int32_t> operands(int32_t i) const { return operands_[i]; }
   std::span<const int32_t> users(int32_t i) const { return users_[i]; }   // each once
   std::span<const int32_t> control_predecessors(int32_t i) const { return control_predecessors_[i]; }
-  std::span<const int32_t> called(int32_t i) const { return called_[i]; }  // computation indices
+  std::span<const int32_t> called(int32_t i) const { return instruction(i).called; }  // computation indices
   bool is_user_of(int32_t user, int32_t operand) const;
   // A barrier, or a tuple or element that only served one. Not in any sequence, has no edges.
   bool is_dropped(int32_t i) const { return is_dropped_[i]; }
@@ -78,8 +78,7 @@ class HloGraph {
   void MarkControlFlow();
 
   const HloModule& module_;
-  std::vector<OpcodeInfo> opcode_;
-  Csr operands_, users_, control_predecessors_, called_, callers_, sequences_, parameters_;
+  Csr operands_, users_, control_predecessors_, callers_, sequences_, parameters_;
   std::vector<int32_t> roots_;
   std::vector<uint8_t> is_dropped_;
   std::vector<uint8_t> is_control_flow_;

@@ -69,8 +69,8 @@ class Checker {
 
   bool IsTupleOfOperands(int32_t i) const {
     const auto operands = graph_.operands(i);
-    if (!graph_.instruction(i).shape.is_tuple()) return false;
-    if (operands.size() != graph_.instruction(i).shape.tuple_shapes.size()) return false;
+    if (!graph_.instruction(i).shape->is_tuple()) return false;
+    if (operands.size() != graph_.instruction(i).shape->tuple_shapes.size()) return false;
     Node element = graph_.node_base(i) + 1;
     for (const int32_t operand : operands) {
       if (!SameTree(element, graph_.node_base(operand), graph_.subtree_size(element))) return false;
@@ -124,14 +124,14 @@ std::string CheckHloGraph(const HloGraph& graph) {
   for (int32_t i = 0; i < graph.num_instructions(); ++i) {
     const Instruction& instruction = graph.instruction(i);
     if (!graph.is_dropped(i) && !checker.IsWellFormed(i)) {
-      return "'" + instruction.name + "' is not a well-formed " + instruction.opcode;
+      return Quoted(instruction.name) + " is not a well-formed " + std::string(instruction.opcode);
     }
   }
   for (int32_t c = 0; c < std::ssize(graph.module().computations); ++c) {
     if (!graph.is_control_flow(c)) continue;
-    const std::string& name = graph.module().computations[c].name;
-    if (graph.sequence(c).empty()) return "computation '" + name + "' has no schedule";
-    if (!HasOneCaller(graph, c)) return "computation '" + name + "' has several callers";
+    const std::string_view name = graph.module().computations[c].name;
+    if (graph.sequence(c).empty()) return "computation " + Quoted(name) + " has no schedule";
+    if (!HasOneCaller(graph, c)) return "computation " + Quoted(name) + " has several callers";
   }
   return "";
 }

@@ -94,7 +94,10 @@ TEST(TiesGoByIdNotByPlace) {
     HloModule module = b.Finish();
     if (is_swapped) {
       std::swap(module.instructions[b.index(reads_x)].id, module.instructions[b.index(reads_y)].id);
-      std::swap(module.instruction_index[reads_x], module.instruction_index[reads_y]);
+      module.instruction_index = {};
+      for (const int32_t i : module.computations[0].instructions) {
+        module.instruction_index.Add(module.instructions[i].id, i);
+      }
       std::swap(module.computations[0].sequence[3], module.computations[0].sequence[4]);
     }
     std::string error;

@@ -1,7 +1,7 @@
 #include "hlo_module.h"
 
 #include <algorithm>
-#include <iterator>
+#include <unordered_map>
 
 #include "hlo_shape.h"
 #include "wire.h"
@@ -12,51 +12,7 @@ namespace {
 // Computations that call each other deeper than this are garbage. (XLA's go a handful deep; consumers
 // may recurse into callees.)
 constexpr int32_t kMaxCallDepth = 64;
-
-// The module's stack frames: where an instruction's `stack_frame_id` points in the user's sources.
-class StackFrames {
- public:
-  bool Parse(std::string_view message);
-  // File and line of a frame (all ids count from 1); an empty name when there is none.
-  std::pair<std::string_view, int32_t> Location(int64_t frame_id) const;
-
- private:
-  struct FileLocation {
-    int64_t file_name_id = 0;
-    int32_t line = 0;
-  };
-  std::vector<std::string_view> file_names_;
-  std::vector<FileLocation> locations_;
-  std::vector<int64_t> frames_;  // location ids
-};
-
-bool StackFrames::Parse(std::string_view message) {
-  WireReader reader(message);
-  for (WireField field; reader.Next(&field);) {
-    if (field.number == 1) file_names_.push_back(field.bytes);
-    if (field.number != 3 && field.number != 4) continue;
-    int64_t first = 0;  // file_name_id of a location, file_location_id of a frame
-    int32_t line = 0;
-    WireReader entry(field.bytes);
-    for (WireField part; entry.Next(&part);) {
-      if (part.number == 1) first = part.as_int64();
-      if (part.number == 3) line = static_cast<int32_t>(part.value);
-    }
-    if (!entry.ok()) return false;
-    if (field.number == 3) locations_.push_back({first, line});
-    if (field.number == 4) frames_.push_back(first);
-  }
-  return reader.ok();
-}
-
-std::pair<std::string_view, int32_t> StackFrames::Location(int64_t frame_id) const {
-  if (frame_id < 1 || frame_id > std::ssize(frames_)) return {};
-  const int64_t location_id = frames_[frame_id - 1];
-  if (location_id < 1 || location_id > std::ssize(locations_)) return {};
-  const FileLocation& location = locations_[location_id - 1];
-  if (location.file_name_id < 1 || location.file_name_id > std::ssize(file_names_)) return {};
-  return {file_names_[location.file_name_id - 1], location.line};
-}
+constexpr size_t kKeptAtOnce = 16'384;
 
 bool ParseOutputOperandAlias(std::string_view message, Instruction::OutputOperandAlias* alias) {
   WireReader reader(message);
@@ -85,23 +41,6 @@ bool ParseInputOutputAliases(std::string_view message, std::vector<InputOutputAl
   return reader.ok();
 }
 
-bool ParseMetadata(std::string_view message, const StackFrames& frames, Instruction* instruction) {
-  int64_t frame_id = 0;
-  WireReader reader(message);
-  for (WireField field; reader.Next(&field);) {
-    if (field.number == 2) instruction->op_name = field.bytes;
-    if (field.number == 3) instruction->source_file = field.bytes;
-    if (field.number == 4) instruction->source_line = static_cast<int32_t>(field.value);
-    if (field.number == 15) frame_id = field.as_int64();
-  }
-  if (instruction->source_file.empty()) {
-    const auto [file, line] = frames.Location(frame_id);
-    instruction->source_file = file;
-    instruction->source_line = line;
-  }
-  return reader.ok();
-}
-
 size_t CountFields(std::string_view message, uint32_t number) {
   size_t count = 0;
   WireReader reader(message);
@@ -109,40 +48,9 @@ size_t CountFields(std::string_view message, uint32_t number) {
   return count;
 }
 
-bool ParseInstruction(std::string_view message, const StackFrames& frames, Instruction* result) {
-  result->raw = message;
-  WireReader reader(message);
-  for (WireField field; reader.Next(&field);) {
-    bool is_valid = true;
-    switch (field.number) {
-      case 1: result->name = field.bytes; break;
-      case 2: result->opcode = field.bytes; break;
-      case 3: is_valid = ParseShape(field.bytes, &result->shape); break;
-      case 7: is_valid = ParseMetadata(field.bytes, frames, result); break;
-      case 9: result->parameter_number = field.as_int64(); break;
-      case 11: result->fusion_kind = field.bytes; break;
-      case 13: result->tuple_index = field.as_int64(); break;
-      case 28: result->custom_call_target = field.bytes; break;
-      case 35: result->id = field.as_int64(); break;
-      case 36: is_valid = ReadRepeatedInt64(field, &result->operand_ids); break;
-      case 37: is_valid = ReadRepeatedInt64(field, &result->control_predecessor_ids); break;
-      case 38: is_valid = ReadRepeatedInt64(field, &result->called_computation_ids); break;
-      case 65: result->custom_call_has_side_effect = field.value != 0; break;
-      case 74:
-        is_valid = ParseOutputOperandAlias(field.bytes, &result->output_operand_aliasing.emplace_back());
-        break;
-    }
-    if (!is_valid) return false;
-  }
-  // proto3 leaves zeros out.
-  if (result->opcode == "parameter" && result->parameter_number < 0) result->parameter_number = 0;
-  if (result->opcode == "get-tuple-element" && result->tuple_index < 0) result->tuple_index = 0;
-  return reader.ok();
-}
-
 class ModuleParser {
  public:
-  explicit ModuleParser(HloModule* module) : module_(*module) {}
+  explicit ModuleParser(HloModule* module) : module_(*module), no_shape_(&module_.shapes.emplace_back()) {}
 
   // Empty, or what is wrong.
   std::string Parse();
@@ -150,21 +58,27 @@ class ModuleParser {
  private:
   std::string ParseTopLevel();
   std::string ParseComputation(std::string_view message);
+  bool ParseFields(std::string_view message, Instruction* instruction);
+  std::string Resolve(Instruction* instruction);
   std::string ParseSchedule(std::string_view message);
-  std::string IndexAndCheckReferences();
-  std::string CheckReferences(int32_t instruction_index);
   std::string CheckSequence(const Computation& computation) const;
+  const Shape* SharedShape(std::string_view message);
 
   HloModule& module_;
-  StackFrames frames_;
   int64_t entry_id_ = 0;
   std::string_view schedule_;
   std::vector<int32_t> call_depth_;  // [computation]
+  const Shape* const no_shape_;
+  std::unordered_map<std::string_view, const Shape*> shapes_;  // by their bytes
+  // Of the instruction at hand.
+  std::vector<int64_t> operand_ids_, control_predecessor_ids_, called_ids_;
+  std::vector<int32_t> indices_;
 };
 
 std::string ModuleParser::Parse() {
   if (std::string fault = ParseTopLevel(); !fault.empty()) return fault;
-  if (std::string fault = IndexAndCheckReferences(); !fault.empty()) return fault;
+  module_.entry = module_.computation_index.Find(entry_id_);
+  if (module_.entry < 0) return "the module has no entry computation";
   return ParseSchedule(schedule_);
 }
 
@@ -184,9 +98,7 @@ std::string ModuleParser::ParseTopLevel() {
       case 8:
         if (!ParseInputOutputAliases(field.bytes, &module_.input_output_aliases)) return "malformed aliases";
         break;
-      case 17:
-        if (!frames_.Parse(field.bytes)) return "malformed stack frames";
-        break;
+      case 17: module_.stack_frames = field.bytes; break;
     }
   }
   if (!reader.ok()) return "the bytes are not a protobuf message";
@@ -194,8 +106,9 @@ std::string ModuleParser::ParseTopLevel() {
   size_t num_instructions = 0;
   for (const std::string_view message : computations) num_instructions += CountFields(message, 2);
   module_.instructions.reserve(num_instructions);
+  module_.instruction_index.Reserve(num_instructions);
   module_.computations.reserve(computations.size());
-  // Last, because the stack frames stand behind the computations that point to them.
+  module_.computation_index.Reserve(computations.size());
   for (const std::string_view message : computations) {
     if (std::string fault = ParseComputation(message); !fault.empty()) return fault;
   }
@@ -204,73 +117,117 @@ std::string ModuleParser::ParseTopLevel() {
 
 std::string ModuleParser::ParseComputation(std::string_view message) {
   const int32_t index = static_cast<int32_t>(module_.computations.size());
+  const int32_t first = static_cast<int32_t>(module_.instructions.size());
   Computation& computation = module_.computations.emplace_back();
   computation.raw = message;
+  computation.instructions = {first, first};
+  call_depth_.push_back(0);
   WireReader reader(message);
   for (WireField field; reader.Next(&field);) {
     if (field.number == 1) computation.name = field.bytes;
     if (field.number == 5) computation.id = field.as_int64();
     if (field.number == 6) computation.root_id = field.as_int64();
     if (field.number != 2) continue;
-    computation.instructions.push_back(static_cast<int32_t>(module_.instructions.size()));
     Instruction& instruction = module_.instructions.emplace_back();
     instruction.computation = index;
-    if (!ParseInstruction(field.bytes, frames_, &instruction)) {
-      return "malformed instruction '" + instruction.name + "' in computation " + std::to_string(index);
+    if (!ParseFields(field.bytes, &instruction)) {
+      return "malformed instruction " + Quoted(instruction.name) + " in computation " + std::to_string(index);
+    }
+    const auto i = static_cast<int32_t>(module_.instructions.size()) - 1;
+    computation.instructions = {first, i + 1};
+    if (std::string fault = Resolve(&instruction); !fault.empty()) return fault;
+    if (!module_.instruction_index.Add(instruction.id, i)) {
+      return "instruction id " + std::to_string(instruction.id) + " occurs twice";
     }
   }
-  return reader.ok() ? "" : "malformed computation '" + computation.name + "'";
-}
-
-std::string ModuleParser::IndexAndCheckReferences() {
-  module_.instruction_index.reserve(module_.instructions.size());
-  module_.computation_index.reserve(module_.computations.size());
-  call_depth_.assign(module_.computations.size(), 0);
-  for (int32_t c = 0; c < std::ssize(module_.computations); ++c) {
-    const Computation& computation = module_.computations[c];
-    // Not yet indexed itself: a computation may call only those before it.
-    for (const int32_t i : computation.instructions) {
-      if (std::string fault = CheckReferences(i); !fault.empty()) return fault;
-      if (!module_.instruction_index.emplace(module_.instructions[i].id, i).second) {
-        return "instruction id " + std::to_string(module_.instructions[i].id) + " occurs twice";
-      }
-    }
-    const auto root = module_.instruction_index.find(computation.root_id);
-    if (root == module_.instruction_index.end() || module_.instructions[root->second].computation != c) {
-      return "computation '" + computation.name + "' has no root";
-    }
-    if (!module_.computation_index.emplace(computation.id, c).second) {
-      return "computation id " + std::to_string(computation.id) + " occurs twice";
-    }
+  if (!reader.ok()) return "malformed computation " + Quoted(computation.name);
+  if (module_.instruction_index.Find(computation.root_id) < first) {
+    return "computation " + Quoted(computation.name) + " has no root";
   }
-  const auto entry = module_.computation_index.find(entry_id_);
-  if (entry == module_.computation_index.end()) return "the module has no entry computation";
-  module_.entry = entry->second;
+  if (!module_.computation_index.Add(computation.id, index)) {
+    return "computation id " + std::to_string(computation.id) + " occurs twice";
+  }
   return "";
 }
 
-std::string ModuleParser::CheckReferences(int32_t instruction_index) {
-  const Instruction& instruction = module_.instructions[instruction_index];
-  for (const auto* ids : {&instruction.operand_ids, &instruction.control_predecessor_ids}) {
-    for (const int64_t id : *ids) {
-      const auto found = module_.instruction_index.find(id);
-      if (found == module_.instruction_index.end() ||
-          module_.instructions[found->second].computation != instruction.computation) {
-        return "'" + instruction.name + "' refers to instruction " + std::to_string(id) +
-               ", which does not stand before it in its computation";
-      }
+bool ModuleParser::ParseFields(std::string_view message, Instruction* result) {
+  result->raw = message;
+  operand_ids_.clear();
+  control_predecessor_ids_.clear();
+  called_ids_.clear();
+  WireReader reader(message);
+  for (WireField field; reader.Next(&field);) {
+    bool is_valid = true;
+    switch (field.number) {
+      case 1: result->name = field.bytes; break;
+      case 2: result->opcode = field.bytes; break;
+      case 3:
+        is_valid = result->shape == nullptr;  // protobuf would merge a second one into the first
+        result->shape = SharedShape(field.bytes);
+        is_valid = is_valid && result->shape != nullptr;
+        break;
+      case 9: result->parameter_number = field.as_int64(); break;
+      case 11: result->fusion_kind = field.bytes; break;
+      case 13: result->tuple_index = field.as_int64(); break;
+      case 28: result->custom_call_target = field.bytes; break;
+      case 35: result->id = field.as_int64(); break;
+      case 36: is_valid = ReadRepeatedInt64(field, &operand_ids_); break;
+      case 37: is_valid = ReadRepeatedInt64(field, &control_predecessor_ids_); break;
+      case 38: is_valid = ReadRepeatedInt64(field, &called_ids_); break;
+      case 65: result->custom_call_has_side_effect = field.value != 0; break;
+      case 74:
+        is_valid = ParseOutputOperandAlias(field.bytes, &result->output_operand_aliasing.emplace_back());
+        break;
     }
+    if (!is_valid) return false;
   }
-  for (const int64_t id : instruction.called_computation_ids) {
-    const auto found = module_.computation_index.find(id);
-    if (found == module_.computation_index.end()) {
-      return "'" + instruction.name + "' calls computation " + std::to_string(id) +
+  if (result->shape == nullptr) result->shape = no_shape_;
+  result->info = LookUpOpcode(result->opcode);
+  // proto3 leaves zeros out.
+  if (result->info.op == Op::kParameter && result->parameter_number < 0) result->parameter_number = 0;
+  if (result->info.op == Op::kGetTupleElement && result->tuple_index < 0) result->tuple_index = 0;
+  return reader.ok();
+}
+
+// Modules have few shapes. nullptr when the message is malformed.
+const Shape* ModuleParser::SharedShape(std::string_view message) {
+  const auto [entry, is_new] = shapes_.try_emplace(message, nullptr);
+  if (is_new) {
+    Shape& shape = module_.shapes.emplace_back();
+    if (ParseShape(message, &shape)) entry->second = &shape;
+  }
+  return entry->second;
+}
+
+// Turns ids into indices. (The instruction is not in the index yet, nor is its computation.)
+std::string ModuleParser::Resolve(Instruction* instruction) {
+  const int32_t first = module_.computations.back().instructions.front();
+  const auto resolve = [&](const std::vector<int64_t>& ids, std::span<const int32_t>* list) -> std::string {
+    indices_.clear();
+    for (const int64_t id : ids) {
+      indices_.push_back(module_.instruction_index.Find(id));
+      if (indices_.back() >= first) continue;
+      return Quoted(instruction->name) + " refers to instruction " + std::to_string(id) +
+             ", which does not stand before it in its computation";
+    }
+    *list = module_.Keep(indices_);
+    return "";
+  };
+  std::string fault = resolve(operand_ids_, &instruction->operands);
+  if (fault.empty()) fault = resolve(control_predecessor_ids_, &instruction->control_predecessors);
+  if (!fault.empty()) return fault;
+  indices_.clear();
+  for (const int64_t id : called_ids_) {
+    indices_.push_back(module_.computation_index.Find(id));
+    if (indices_.back() < 0) {
+      return Quoted(instruction->name) + " calls computation " + std::to_string(id) +
              ", which does not stand before its own";
     }
-    int32_t& depth = call_depth_[instruction.computation];
-    depth = std::max(depth, call_depth_[found->second] + 1);
-    if (depth > kMaxCallDepth) return "'" + instruction.name + "' calls too deeply";
+    int32_t& depth = call_depth_.back();
+    depth = std::max(depth, call_depth_[indices_.back()] + 1);
+    if (depth > kMaxCallDepth) return Quoted(instruction->name) + " calls too deeply";
   }
+  instruction->called = module_.Keep(indices_);
   return "";
 }
 
@@ -291,10 +248,10 @@ std::string ModuleParser::ParseSchedule(std::string_view message) {
       if (!ids.ok()) return "malformed instruction sequence";
     }
     if (!entry.ok()) return "malformed schedule";
-    const auto found = module_.computation_index.find(computation_id);
-    if (found == module_.computation_index.end()) return "the schedule names an unknown computation";
+    const int32_t index = module_.computation_index.Find(computation_id);
+    if (index < 0) return "the schedule names an unknown computation";
     if (sequence.empty()) continue;  // XLA:TPU lists fused computations, too, without their instructions
-    Computation& computation = module_.computations[found->second];
+    Computation& computation = module_.computations[index];
     computation.sequence = std::move(sequence);
     if (std::string fault = CheckSequence(computation); !fault.empty()) return fault;
   }
@@ -304,33 +261,55 @@ std::string ModuleParser::ParseSchedule(std::string_view message) {
 
 // Each instruction of the computation once, behind its operands and control predecessors.
 std::string ModuleParser::CheckSequence(const Computation& computation) const {
-  const int32_t first = computation.instructions.empty() ? 0 : computation.instructions.front();
+  const int32_t first = computation.instructions.front();  // there is one: the root
   std::vector<uint8_t> is_placed(computation.instructions.size(), 0);
-  const auto placed = [&](int64_t id) -> uint8_t& { return is_placed[module_.instruction_index.at(id) - first]; };
-  const std::string where = "the schedule of '" + computation.name + "' ";
+  const auto where = [&] { return "the schedule of " + Quoted(computation.name) + " "; };
   for (const int64_t id : computation.sequence) {
-    const auto found = module_.instruction_index.find(id);
-    if (found == module_.instruction_index.end() || found->second < first ||
-        found->second - first >= std::ssize(is_placed)) {
-      return where + "names instruction " + std::to_string(id) + ", which is not in it";
+    const int32_t i = module_.instruction_index.Find(id);
+    if (i < first || i > computation.instructions.back()) {
+      return where() + "names instruction " + std::to_string(id) + ", which is not in it";
     }
-    const Instruction& instruction = module_.instructions[found->second];
-    if (placed(id)) return where + "names '" + instruction.name + "' twice";
-    for (const auto* ids : {&instruction.operand_ids, &instruction.control_predecessor_ids}) {
-      for (const int64_t before : *ids) {
-        if (placed(before)) continue;
-        return where + "has '" + instruction.name + "' before '" + module_.by_id(before).name + "'";
+    const Instruction& instruction = module_.instructions[i];
+    if (is_placed[i - first]) return where() + "names " + Quoted(instruction.name) + " twice";
+    for (const auto list : {instruction.operands, instruction.control_predecessors}) {
+      for (const int32_t before : list) {
+        if (is_placed[before - first]) continue;
+        return where() + "has " + Quoted(instruction.name) + " before " + Quoted(module_.instructions[before].name);
       }
     }
-    placed(id) = 1;
+    is_placed[i - first] = 1;
   }
   for (const int32_t i : computation.instructions) {
-    if (!is_placed[i - first]) return where + "lacks '" + module_.instructions[i].name + "'";
+    if (!is_placed[i - first]) return where() + "lacks " + Quoted(module_.instructions[i].name);
   }
   return "";
 }
 
 }  // namespace
+
+std::span<const int32_t> HloModule::Keep(std::span<const int32_t> list) {
+  if (list.empty()) return {};
+  if (lists.empty() || lists.back().capacity() - lists.back().size() < list.size()) {
+    lists.emplace_back().reserve(std::max(kKeptAtOnce, list.size()));
+  }
+  std::vector<int32_t>& last = lists.back();
+  last.insert(last.end(), list.begin(), list.end());
+  return std::span<const int32_t>(last).last(list.size());
+}
+
+std::vector<int64_t> HloModule::InstructionIds(std::span<const int32_t> indices) const {
+  std::vector<int64_t> ids;
+  for (const int32_t i : indices) ids.push_back(instructions[i].id);
+  return ids;
+}
+
+std::vector<int64_t> HloModule::ComputationIds(std::span<const int32_t> indices) const {
+  std::vector<int64_t> ids;
+  for (const int32_t c : indices) ids.push_back(computations[c].id);
+  return ids;
+}
+
+std::string Quoted(std::string_view name) { return std::string("'").append(name).append("'"); }
 
 std::unique_ptr<HloModule> ParseHloModule(std::string bytes, std::string* error) {
   auto module = std::make_unique<HloModule>();

@@ -6,13 +6,17 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
-#include <optional>
+#include <ranges>
+#include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <vector>
+
+#include "hlo_opcode.h"
+#include "id_index.h"
 
 namespace coopjax {
 
@@ -41,18 +45,22 @@ struct Shape {
   int64_t byte_size() const;
 };
 
+// Edges are indices: of instructions (`operands`, `control_predecessors`) and of computations (`called`), all of which
+// stand before. An HloModule keeps the lists, as it keeps the shapes.
 struct Instruction {
   int64_t id = 0;                           // unique in the module
-  std::string name;
-  std::string opcode;                       // "fusion", "dot", "get-tuple-element", ...
-  Shape shape;
-  std::vector<int64_t> operand_ids;
-  std::vector<int64_t> control_predecessor_ids;
-  std::vector<int64_t> called_computation_ids;
+  std::string_view name;
+  std::string_view opcode;                  // "fusion", "dot", "get-tuple-element", ...
+  OpcodeInfo info;                          // of the opcode
+  int32_t computation = -1;                 // index into HloModule::computations
+  const Shape* shape = nullptr;
+  std::span<const int32_t> operands;
+  std::span<const int32_t> control_predecessors;
+  std::span<const int32_t> called;
   int64_t parameter_number = -1;
   int64_t tuple_index = -1;                 // of get-tuple-element
-  std::string fusion_kind;
-  std::string custom_call_target;
+  std::string_view fusion_kind;
+  std::string_view custom_call_target;
   bool custom_call_has_side_effect = false;
   // output_operand_aliasing of fusions and custom-calls: (output index path, operand number, operand index path)
   struct OutputOperandAlias {
@@ -61,21 +69,21 @@ struct Instruction {
     std::vector<int64_t> operand_index;
   };
   std::vector<OutputOperandAlias> output_operand_aliasing;
-  std::string op_name;                      // metadata.op_name: the name-scope path
-  std::string source_file;
-  int32_t source_line = 0;
   std::string_view raw;                     // the serialized HloInstructionProto, inside the module's bytes
-  int32_t computation = -1;                 // index into HloModule::computations
 };
+
+// Touches something besides its operands and its result (collectives, stateful random numbers, side effects, a TPU's
+// flags and other small memories), the computations that it calls aside. Unknown opcodes do.
+bool HasOwnEffects(const Instruction& instruction);
 
 // Stands for the index of a module's entry computation.
 inline constexpr int32_t kEntryComputation = -1;
 
 struct Computation {
   int64_t id = 0;
-  std::string name;
+  std::string_view name;
   int64_t root_id = 0;
-  std::vector<int32_t> instructions;        // consecutive indices into HloModule::instructions, in proto order
+  std::ranges::iota_view<int32_t, int32_t> instructions;  // indices into HloModule::instructions, in proto order
   std::vector<int64_t> sequence;            // scheduled instruction ids; empty if not in the schedule
   std::string_view raw;
 };
@@ -90,19 +98,28 @@ struct InputOutputAlias {
 
 struct HloModule {
   std::string bytes;                        // the module as it came; every string_view points in here
-  std::string name;
+  std::string_view name;
   int64_t id = 0;
   std::vector<Instruction> instructions;    // of all computations
   std::vector<Computation> computations;    // callees first, as XLA requires
   int32_t entry = -1;                       // index of the entry computation
   std::vector<InputOutputAlias> input_output_aliases;
   bool is_scheduled = false;
-  std::unordered_map<int64_t, int32_t> instruction_index;   // id -> index
-  std::unordered_map<int64_t, int32_t> computation_index;
+  std::string_view stack_frames;            // the serialized StackFrameIndexProto, see hlo_metadata.h
+  IdIndex instruction_index, computation_index;   // by id
+  std::deque<Shape> shapes;                 // that instructions point to, each once
+  std::deque<std::vector<int32_t>> lists;   // see Keep
 
-  const Instruction& by_id(int64_t instruction_id) const { return instructions[instruction_index.at(instruction_id)]; }
+  // The list where it stays as long as the module.
+  std::span<const int32_t> Keep(std::span<const int32_t> list);
+  const Instruction& by_id(int64_t instruction_id) const { return instructions[instruction_index.Find(instruction_id)]; }
   const Computation& entry_computation() const { return computations[entry]; }
+  std::vector<int64_t> InstructionIds(std::span<const int32_t> indices) const;
+  std::vector<int64_t> ComputationIds(std::span<const int32_t> indices) const;
 };
+
+// A name in a message.
+std::string Quoted(std::string_view name);
 
 // Parses a module; nullptr and one sentence in `error` when the bytes are not a scheduled
 // HloModuleProto that this view understands. Never throws, never reads out of bounds.
@@ -116,6 +133,8 @@ struct InstructionEdit {
   std::vector<int64_t> control_predecessor_ids;
   std::vector<int64_t> called_computation_ids;
 };
+// That changes nothing.
+InstructionEdit AsItIs(const HloModule& module, const Instruction& instruction);
 std::string EmitInstruction(const Instruction& original, const InstructionEdit& edit);
 
 // The module with some computations' instruction lists replaced or added (each the serialized

@@ -63,36 +63,13 @@ TEST(fields_are_parsed) {
   EXPECT_EQ(module->instructions[2].parameter_number, 0);  // proto3 leaves the zero out
   const Instruction& fusion = module->instructions[4];
   EXPECT_EQ(fusion.name, "fusion.5");
-  EXPECT_TRUE(fusion.operand_ids == std::vector<int64_t>{module->instructions[2].id});
-  EXPECT_TRUE(fusion.control_predecessor_ids == std::vector<int64_t>{p1.id});
-  EXPECT_EQ(fusion.called_computation_ids[0], module->computations[0].id);
+  EXPECT_TRUE(module->InstructionIds(fusion.operands) == std::vector<int64_t>{module->instructions[2].id});
+  EXPECT_TRUE(module->InstructionIds(fusion.control_predecessors) == std::vector<int64_t>{p1.id});
+  EXPECT_TRUE(module->ComputationIds(fusion.called) == std::vector<int64_t>{module->computations[0].id});
   EXPECT_EQ(fusion.output_operand_aliasing.size(), 1u);
-  EXPECT_EQ(fusion.shape.byte_size(), 16);
+  EXPECT_EQ(fusion.shape->byte_size(), 16);
   EXPECT_EQ(&module->by_id(fusion.id), &fusion);
   EXPECT_TRUE(module->input_output_aliases[0].output_index == std::vector<int64_t>{0});
-}
-
-TEST(source_lines_come_from_the_stack_frames) {
-  std::string metadata, field, location, frame, frames;
-  AppendBytesField(2, "jit(f)/tanh", &metadata);
-  AppendVarintField(15, 1, &metadata);
-  AppendBytesField(7, metadata, &field);
-  HloProtoBuilder builder;
-  builder.Begin("main");
-  builder.Add("iota", F32({4}), {}, {.fields = field});
-  AppendBytesField(1, "train.py", &frames);
-  location = VarintField(1, 1) + VarintField(3, 42);
-  AppendBytesField(3, location, &frames);
-  frame = VarintField(1, 1);
-  AppendBytesField(4, frame, &frames);
-  std::string module_field;
-  AppendBytesField(17, frames, &module_field);
-  builder.AppendModuleFields(module_field);
-  std::string error;
-  const auto module = ParseHloModule(builder.Build(), &error);
-  EXPECT_EQ(module->instructions[0].op_name, "jit(f)/tanh");
-  EXPECT_EQ(module->instructions[0].source_file, "train.py");
-  EXPECT_EQ(module->instructions[0].source_line, 42);
 }
 
 TEST(emitting_everything_anew_changes_nothing) {
@@ -106,8 +83,7 @@ TEST(emitting_everything_anew_changes_nothing) {
     edit.sequence = module->computations[c].sequence;
     for (const int32_t i : module->computations[c].instructions) {
       const Instruction& old = module->instructions[i];
-      edit.instructions.push_back(EmitInstruction(
-          old, {old.id, old.name, old.operand_ids, old.control_predecessor_ids, old.called_computation_ids}));
+      edit.instructions.push_back(EmitInstruction(old, AsItIs(*module, old)));
       EXPECT_TRUE(edit.instructions.back() == old.raw);
     }
   }

@@ -6,8 +6,6 @@
 
 namespace coopjax {
 
-struct Instruction;
-
 // The opcodes that some analysis treats in a way of their own.
 enum class Op : uint8_t {
   kOther,
@@ -34,10 +32,6 @@ struct OpcodeInfo {
 
 // The entry of the table; for unknown names kOther, with all facts false.
 OpcodeInfo LookUpOpcode(std::string_view name);
-
-// Touches something besides its operands and its result (collectives, stateful random numbers, side effects, a TPU's
-// flags and other small memories), the computations that it calls aside. Unknown opcodes do.
-bool HasOwnEffects(const Instruction& instruction);
 
 // Forwards buffers and does no work: "glue", folded away in a StepProgram.
 inline bool IsGlue(Op op) {

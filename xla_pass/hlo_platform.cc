@@ -15,7 +15,7 @@ bool IsTiled(const Shape& shape) { return !shape.tiles.empty() || std::ranges::a
 HloPlatform PlatformOf(const HloModule& module) {
   for (const int32_t i : module.entry_computation().instructions) {
     const Instruction& instruction = module.instructions[i];
-    if (IsTiled(instruction.shape)) return HloPlatform::kTpu;
+    if (IsTiled(*instruction.shape)) return HloPlatform::kTpu;
     if (instruction.raw.find(kGpuOnlyConfig) != std::string_view::npos) return HloPlatform::kGpu;
   }
   return HloPlatform::kCpu;

@@ -5,6 +5,7 @@
 
 #include "async_distance.h"
 #include "hlo_heap.h"
+#include "hlo_metadata.h"
 
 namespace coopjax {
 namespace {
@@ -25,7 +26,7 @@ class ProgramBuilder {
   ProgramBuilder(const HloAnalysis& analysis, int32_t computation, const Roofline& roofline, HloProgram* result)
       : alias_(*analysis.alias), graph_(alias_.graph()), dataflow_(alias_.dataflow()), ranges_(analysis.ranges),
         computation_(computation), roofline_(roofline), result_(*result), program_(result->program),
-        cost_model_(graph_), num_runs_(NumRuns(graph_, computation)) {
+        cost_model_(graph_), metadata_(graph_.module()), num_runs_(NumRuns(graph_, computation)) {
     step_value_.assign(dataflow_.num_values(), kNoValue);
     op_of_.assign(graph_.num_instructions(), kNoOp);
     dependences_.resize(graph_.num_instructions());
@@ -81,6 +82,7 @@ class ProgramBuilder {
   HloProgram& result_;
   StepProgram& program_;
   CostModel cost_model_;
+  const MetadataReader metadata_;
   const double num_runs_;
   std::vector<ValueId> step_value_;                // [HloDataflow value]
   std::vector<OpId> op_of_;                        // [instruction]
@@ -125,8 +127,7 @@ void ProgramBuilder::FindHeldBack() {
       shown[i] = {i};
       continue;
     }
-    for (const int64_t id : graph_.instruction(i).operand_ids) {
-      const int32_t operand = graph_.module().instruction_index.at(id);
+    for (const int32_t operand : graph_.instruction(i).operands) {
       add(shown[i], shown[operand]);
       if (IsGlue(graph_.op(operand))) add(held_back_by_[i], held_back_by_[operand]);
     }
@@ -139,7 +140,7 @@ void ProgramBuilder::FindStarts() {
   is_start_.assign(graph_.num_instructions(), 0);
   for (const int32_t i : graph_.sequence(computation_)) {
     const Instruction* start = StartOf(graph_.module(), graph_.instruction(i));
-    if (start != nullptr) start_of_[i] = graph_.module().instruction_index.at(start->id);
+    if (start != nullptr) start_of_[i] = static_cast<int32_t>(start - graph_.module().instructions.data());
     if (start != nullptr) is_start_[start_of_[i]] = 1;
   }
 }
@@ -236,7 +237,7 @@ void ProgramBuilder::AddDependences(int32_t i) {
   const auto operands = graph_.operands(i);
   for (size_t number = 0; number < operands.size(); ++number) {
     const int32_t operand = operands[number];
-    const bool orders = graph_.instruction(operand).shape.is_token() || graph_.op(i) == Op::kAfterAll ||
+    const bool orders = graph_.instruction(operand).shape->is_token() || graph_.op(i) == Op::kAfterAll ||
                         (graph_.op(i) == Op::kAddDependency && number == 1);
     if (orders) {
       follow(operand);
@@ -250,10 +251,8 @@ void ProgramBuilder::AddDependences(int32_t i) {
 
 void ProgramBuilder::AddControl(int32_t i) {
   std::vector<OpId> control = dependences_[i];
-  for (const int64_t id : graph_.instruction(i).operand_ids) {
-    for (const int32_t earlier : held_back_by_[graph_.module().instruction_index.at(id)]) {
-      control.push_back(op_of_[earlier]);
-    }
+  for (const int32_t operand : graph_.instruction(i).operands) {
+    for (const int32_t earlier : held_back_by_[operand]) control.push_back(op_of_[earlier]);
   }
   if (HasEffects(i)) {
     if (last_with_effects_ != kNoOp) control.push_back(last_with_effects_);
@@ -303,11 +302,11 @@ void ProgramBuilder::AddMayShare(int32_t i, OpId op) {
 void ProgramBuilder::AddDescription(int32_t i) {
   const Instruction& instruction = graph_.instruction(i);
   result_.op_instruction_ids.push_back(instruction.id);
-  result_.op_names.push_back(instruction.name);
+  result_.op_names.emplace_back(instruction.name);
   result_.op_kinds.push_back(OpKind(graph_, i));
-  result_.op_scopes.push_back(instruction.op_name);
-  result_.op_sources.push_back(
-      instruction.source_file.empty() ? "" : instruction.source_file + ":" + std::to_string(instruction.source_line));
+  const Metadata metadata = metadata_.Read(instruction);
+  result_.op_scopes.emplace_back(metadata.op_name);
+  result_.op_sources.push_back(metadata.Source());
 }
 
 // What lives only inside an op's computations, at its worst moment.

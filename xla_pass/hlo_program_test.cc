@@ -1,10 +1,13 @@
 #include "hlo_program.h"
 
 #include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "testing.h"
 #include "testing_hlo.h"
+#include "wire.h"
 
 namespace coopjax {
 namespace {
@@ -22,6 +25,15 @@ HloProgram Build(HloBuilder& b) {
   return result;
 }
 
+std::string RawMetadata(std::string_view op_name, std::string_view source_file, uint64_t source_line) {
+  std::string metadata, raw;
+  AppendBytesField(2, op_name, &metadata);
+  AppendBytesField(3, source_file, &metadata);
+  AppendVarintField(4, source_line, &metadata);
+  AppendBytesField(7, metadata, &raw);
+  return raw;
+}
+
 std::vector<int32_t> ToVector(std::span<const int32_t> row) { return {row.begin(), row.end()}; }
 
 TEST(GlueIsFolded) {
@@ -30,9 +42,7 @@ TEST(GlueIsFolded) {
   const int64_t p = b.Parameter(0, F32({8}));
   const int64_t constant = b.Add("constant", F32({}));
   const int64_t x = b.Add("reverse", F32({8}), {p});
-  b.last().op_name = "jit(f)/coop7/rev";
-  b.last().source_file = "model.py";
-  b.last().source_line = 12;
+  b.SetRaw(RawMetadata("jit(f)/coop7/rev", "model.py", 12));
   const int64_t flat = b.Add("bitcast", F32({2, 4}), {x});
   const int64_t pair = b.Add("tuple", TupleOf({F32({2, 4}), F32({})}), {flat, constant});
   const int64_t element = b.Element(pair, 0);
@@ -153,7 +163,7 @@ TEST(OrderThatNoValueCarriesIsControl) {
   const int64_t more = b.Add("outfeed", testing::Token(), {p, joined});
   const int64_t x = b.Add("reverse", F32({8}), {p});
   const int64_t y = b.Add("reverse", F32({8}), {p});
-  b.last().control_predecessor_ids = {more};
+  b.Follows({more});
   b.Add("add", F32({8}), {x, y});
   const StepProgram program = Build(b).program;
   EXPECT_EQ(program.num_ops(), 5);  // two outfeeds, x, y, add
@@ -190,10 +200,10 @@ TEST(EffectsKeepTheirOrder) {
   b.Begin("main");
   const int64_t p = b.Parameter(0, F32({8}));
   const int64_t x = b.Add("all-reduce", F32({8}), {p});
-  b.last().called_computation_ids = {sum};
+  b.Calls({sum});
   const int64_t y = b.Add("reverse", F32({8}), {p});
   const int64_t z = b.Add("all-reduce", F32({8}), {p});
-  b.last().called_computation_ids = {sum};
+  b.Calls({sum});
   b.Add("add", F32({8}), {b.Add("add", F32({8}), {x, y}), z});
   const StepProgram program = Build(b).program;
   EXPECT_TRUE(program.op_control[0].empty() && program.op_control[1].empty());

@@ -162,7 +162,7 @@ std::vector<InPlacePair> InPlacePairs(const HloGraph& graph, int32_t i) {
 bool IsElementwiseOnOperand(const HloGraph& graph, int32_t i, int32_t operand_number) {
   if (graph.op(i) == Op::kDynamicUpdateSlice) return operand_number == 0;
   if (graph.op(i) == Op::kBitcastConvert) {  // not elementwise between types of different width
-    return graph.instruction(i).shape.dimensions == graph.instruction(graph.operands(i)[0]).shape.dimensions;
+    return graph.instruction(i).shape->dimensions == graph.instruction(graph.operands(i)[0]).shape->dimensions;
   }
   return graph.opcode(i).is_elementwise;
 }
@@ -182,7 +182,7 @@ bool HloAlias::CanFusionShare(Node operand_node, int32_t fusion) const {
   const HloGraph& g = graph();
   const int32_t computation = g.called(fusion)[0];
   const int32_t parameter = g.parameter(computation, OperandNumber(g, fusion, g.owner(operand_node)));
-  const std::string& kind = g.instruction(fusion).fusion_kind;
+  const std::string_view kind = g.instruction(fusion).fusion_kind;
   if (parameter < 0) return false;
   const bool is_elementwise_kind = kind == "kLoop" || kind == "kInput" || IsYnnFusion(g.instruction(fusion));
   if (is_elementwise_kind) return HasOnlyElementwiseUses(g, parameter);

@@ -65,13 +65,13 @@ class FusionWalk {
   // A slice, of the update's shape, of the very array that the result updates.
   bool ReadsWhatIsUpdated(int32_t user) const {
     if (graph_.op(writer_) != Op::kDynamicUpdateSlice || graph_.op(user) != Op::kDynamicSlice) return false;
-    const Shape& slice = graph_.instruction(user).shape;
-    const Shape& update = graph_.instruction(graph_.operands(writer_)[1]).shape;
+    const Shape& slice = *graph_.instruction(user).shape;
+    const Shape& update = *graph_.instruction(graph_.operands(writer_)[1]).shape;
     return graph_.operands(writer_)[0] == graph_.operands(user)[0] && slice.element_type == update.element_type &&
            slice.dimensions == update.dimensions;
   }
   bool ReadsTheSameSlice(int32_t user) const {
-    if (graph_.instruction(user).shape.num_elements() == 1) return true;
+    if (graph_.instruction(user).shape->num_elements() == 1) return true;
     return std::ranges::equal(graph_.operands(user).subspan(1), graph_.operands(writer_).subspan(2));
   }
 

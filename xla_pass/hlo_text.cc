@@ -7,13 +7,13 @@ namespace coopjax {
 
 std::string OpKind(const HloGraph& graph, int32_t instruction) {
   const Op op = graph.op(instruction);
-  const std::string& opcode = graph.instruction(instruction).opcode;
+  const std::string_view opcode = graph.instruction(instruction).opcode;
   if (op == Op::kCustomCall) {
-    const std::string& target = graph.instruction(instruction).custom_call_target;
-    if (target.find("conv") != std::string::npos) return "convolution";
-    if (target.find("gemm") != std::string::npos || target.find("matmul") != std::string::npos) return "dot";
+    const std::string_view target = graph.instruction(instruction).custom_call_target;
+    if (target.find("conv") != std::string_view::npos) return "convolution";
+    if (target.find("gemm") != std::string_view::npos || target.find("matmul") != std::string_view::npos) return "dot";
   }
-  if (op != Op::kFusion && op != Op::kCall) return opcode;
+  if (op != Op::kFusion && op != Op::kCall) return std::string(opcode);
   const int32_t computation = graph.called(instruction)[0];
   std::string most;
   for (const int32_t inner : graph.module().computations[computation].instructions) {

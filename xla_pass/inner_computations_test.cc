@@ -19,7 +19,7 @@ using testing::HloProtoBuilder;
 using testing::Parsed;
 using testing::TupleShape;
 
-int32_t IndexOf(const HloModule& module, int64_t id) { return module.computation_index.at(id); }
+int32_t IndexOf(const HloModule& module, int64_t id) { return module.computation_index.Find(id); }
 
 StepProgram Read(const HloModule& module, int64_t computation_id) {
   std::string error;
@@ -36,9 +36,9 @@ std::string Text(const HloModule& module, int64_t computation_id) {
   for (const int64_t id : module.computations[IndexOf(module, computation_id)].sequence) {
     const Instruction& instruction = module.by_id(id);
     if (instruction.opcode == "parameter" || instruction.opcode == "get-tuple-element") continue;
-    text += (text.empty() ? "" : " ") + instruction.name + "(";
-    for (size_t k = 0; k < instruction.operand_ids.size(); ++k) {
-      text += (k == 0 ? "" : " ") + module.by_id(instruction.operand_ids[k]).name;
+    text.append(text.empty() ? "" : " ").append(instruction.name).append("(");
+    for (size_t k = 0; k < instruction.operands.size(); ++k) {
+      text.append(k == 0 ? "" : " ").append(module.instructions[instruction.operands[k]].name);
     }
     text += ")";
   }
@@ -147,7 +147,7 @@ TEST(several_computations_are_rewritten_one_after_the_other) {
   const Computation& entry = once->entry_computation();
   std::vector<int64_t> ops;
   for (const int64_t id : entry.sequence) {
-    if (!IsGlue(LookUpOpcode(once->by_id(id).opcode).op)) ops.push_back(id);
+    if (!IsGlue(once->by_id(id).info.op)) ops.push_back(id);
   }
   const TransformResult twice = ApplySchedule(*once, ops, {0, 0, 1, 2});
   EXPECT_EQ(twice.error, "");
@@ -172,8 +172,7 @@ TEST(a_body_is_proved_like_the_entry) {
     computation.sequence = body.sequence;
     for (const int32_t i : body.instructions) {
       const Instruction& old = after->instructions[i];
-      InstructionEdit fields = {old.id, old.name, old.operand_ids, old.control_predecessor_ids,
-                                old.called_computation_ids};
+      InstructionEdit fields = AsItIs(*after, old);
       edit(fields, computation);
       computation.instructions.push_back(EmitInstruction(old, fields));
     }

@@ -5,30 +5,28 @@
 
 #include "bindings.h"
 #include "hlo_heap.h"
+#include "hlo_metadata.h"
 #include "hlo_program.h"
 #include "parsed_module.h"
 
 namespace coopjax::python {
 namespace {
 
-std::string SourceText(const Instruction& instruction) {
-  if (instruction.source_file.empty()) return "";
-  return instruction.source_file + ":" + std::to_string(instruction.source_line);
-}
-
 // The instructions in flattened time: what runs when, and where it comes from.
 void AddInstructions(const HloAnalysis& analysis, nb::dict& fields) {
   const HloModule& module = analysis.graph.module();
+  const MetadataReader reader(module);
   std::vector<int64_t> ids;
   std::vector<std::string> names, opcodes, scopes, sources, computations;
   for (const int32_t i : analysis.ranges.sequence) {
     const Instruction& instruction = module.instructions[i];
+    const Metadata metadata = reader.Read(instruction);
     ids.push_back(instruction.id);
-    names.push_back(instruction.name);
-    opcodes.push_back(instruction.opcode);
-    scopes.push_back(instruction.op_name);
-    sources.push_back(SourceText(instruction));
-    computations.push_back(module.computations[instruction.computation].name);
+    names.emplace_back(instruction.name);
+    opcodes.emplace_back(instruction.opcode);
+    scopes.emplace_back(metadata.op_name);
+    sources.push_back(metadata.Source());
+    computations.emplace_back(module.computations[instruction.computation].name);
   }
   fields["instruction_ids"] = ToNumpy(ids);
   fields["names"] = ToTexts(names);
@@ -59,7 +57,7 @@ void BindInspect(nb::module_& m) {
   m.def("inspect_module", [](const ParsedModule& parsed) {
     const HloAnalysis& analysis = parsed.Analysis();
     nb::dict fields;
-    fields["module_name"] = parsed.module->name;
+    fields["module_name"] = ToText(parsed.module->name);
     AddInstructions(analysis, fields);
     AddBuffers(analysis, fields);
     return fields;

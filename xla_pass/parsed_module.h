@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -34,9 +35,9 @@ struct ParsedModule {
   // The index of the computation with the given id, by default of the entry.
   int32_t ComputationIndex(std::optional<int64_t> computation_id) const {
     if (!computation_id) return module->entry;
-    const auto found = module->computation_index.find(*computation_id);
-    if (found == module->computation_index.end()) throw nb::value_error("there is no such computation");
-    return found->second;
+    const int32_t index = module->computation_index.Find(*computation_id);
+    if (index < 0) throw nb::value_error("there is no such computation");
+    return index;
   }
 
   std::unique_ptr<const HloModule> module;
@@ -44,7 +45,7 @@ struct ParsedModule {
 };
 
 // Text from a module: UTF-8 unless somebody damaged it, and then it must not stop anything.
-inline nb::object ToText(const std::string& text) {
+inline nb::object ToText(std::string_view text) {
   return nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
 }
 

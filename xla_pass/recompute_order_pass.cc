@@ -164,7 +164,7 @@ bool Pass::Read(HloProgram* hlo) {
 int64_t Pass::PredictedTemp(const Schedule& order) const {
   std::vector<int32_t> sequence;
   for (const int64_t id : EntrySequence(module(), result_.hlo.op_instruction_ids, order)) {
-    const int32_t i = module().instruction_index.at(id);
+    const int32_t i = module().instruction_index.Find(id);
     if (!analysis_->graph.is_dropped(i)) sequence.push_back(i);
   }
   return AssignBuffers(*analysis_->alias, ComputeHloLiveRanges(*analysis_->alias, sequence)).temp_bytes;

@@ -1,28 +1,24 @@
 #include "shape_nodes.h"
 
+#include <algorithm>
 #include <iterator>
 
 namespace coopjax {
 
-ShapeNodes::ShapeNodes(const HloModule& module) : module_(module), parameters_(module.computations.size()) {
-  std::vector<int32_t> row;
-  const auto add_row = [&row](const std::vector<int64_t>& ids, const auto& index_of, Csr& rows) {
-    row.clear();
-    for (const int64_t id : ids) row.push_back(index_of.at(id));
-    rows.AddRow(row);
-  };
-  opcodes_.reserve(module.instructions.size());
+ShapeNodes::ShapeNodes(const HloModule& module) : module_(module) {
+  for (auto* list : {&firsts_, &owners_, &subtree_sizes_}) list->reserve(num_instructions() + 1);
   for (int32_t i = 0; i < num_instructions(); ++i) {
-    opcodes_.push_back(LookUpOpcode(instruction(i).opcode));
-    add_row(instruction(i).operand_ids, module.instruction_index, operands_);
-    add_row(instruction(i).called_computation_ids, module.computation_index, called_);
-    if (op(i) == Op::kParameter) parameters_[instruction(i).computation].push_back(i);
     firsts_.push_back(num_nodes());
-    AddShape(instruction(i).shape, i);
+    AddShape(*instruction(i).shape, i);
   }
   firsts_.push_back(num_nodes());
+  std::vector<int32_t> row;
   for (const Computation& computation : module.computations) {
-    roots_.push_back(module.instruction_index.at(computation.root_id));
+    roots_.push_back(module.instruction_index.Find(computation.root_id));
+    row.clear();
+    std::ranges::copy_if(computation.instructions, std::back_inserter(row),
+                         [this](int32_t i) { return op(i) == Op::kParameter; });
+    parameters_.AddRow(row);
   }
 }
 
@@ -37,7 +33,7 @@ void ShapeNodes::AddShape(const Shape& shape, int32_t owner) {
 }
 
 int32_t ShapeNodes::parameter(int32_t computation, int64_t number) const {
-  const auto& parameters = parameters_[computation];
+  const auto parameters = parameters_[computation];
   // They usually stand in the order of their numbers.
   if (number >= 0 && number < std::ssize(parameters) && instruction(parameters[number]).parameter_number == number) {
     return parameters[number];

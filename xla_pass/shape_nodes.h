@@ -26,10 +26,10 @@ class ShapeNodes {
   const HloModule& module() const { return module_; }
   int32_t num_instructions() const { return static_cast<int32_t>(module_.instructions.size()); }
   const Instruction& instruction(int32_t i) const { return module_.instructions[i]; }
-  Op op(int32_t i) const { return opcodes_[i].op; }
-  bool is_pure(int32_t i) const { return opcodes_[i].is_pure; }
-  std::span<const int32_t> operands(int32_t i) const { return operands_[i]; }  // instruction indices
-  std::span<const int32_t> called(int32_t i) const { return called_[i]; }      // computation indices
+  Op op(int32_t i) const { return instruction(i).info.op; }
+  bool is_pure(int32_t i) const { return instruction(i).info.is_pure; }
+  std::span<const int32_t> operands(int32_t i) const { return instruction(i).operands; }
+  std::span<const int32_t> called(int32_t i) const { return instruction(i).called; }
   int32_t root(int32_t computation) const { return roots_[computation]; }
   // Instruction index, -1 when there is no parameter of that number.
   int32_t parameter(int32_t computation, int64_t number) const;
@@ -50,10 +50,8 @@ class ShapeNodes {
   void AddShape(const Shape& shape, int32_t owner);
 
   const HloModule& module_;
-  std::vector<OpcodeInfo> opcodes_;
-  Csr operands_, called_;
   std::vector<int32_t> roots_;
-  std::vector<std::vector<int32_t>> parameters_;  // [computation] instruction indices, in list order
+  Csr parameters_;  // [computation] instruction indices, in list order
   std::vector<ShapeNode> firsts_;
   std::vector<const Shape*> shapes_;
   std::vector<int32_t> owners_, subtree_sizes_;

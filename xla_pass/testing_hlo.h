@@ -2,7 +2,9 @@
 #pragma once
 
 #include <deque>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -37,26 +39,29 @@ class HloBuilder {
   int64_t Begin(const std::string& name) {
     Computation& computation = module_.computations.emplace_back();
     computation.id = static_cast<int64_t>(module_.computations.size());
-    computation.name = name;
-    module_.computation_index[computation.id] = computation_index();
+    computation.name = Owned(name);
+    const int32_t first = num_instructions();
+    computation.instructions = {first, first};
+    module_.computation_index.Add(computation.id, computation_index());
     return computation.id;
   }
 
   // The id of the new instruction, which becomes the root until another one is added.
-  int64_t Add(const std::string& opcode, const Shape& shape, std::vector<int64_t> operands = {},
-              std::vector<int64_t> called = {}) {
-    const auto index = static_cast<int32_t>(module_.instructions.size());
+  int64_t Add(const std::string& opcode, const Shape& shape, const std::vector<int64_t>& operands = {},
+              const std::vector<int64_t>& called = {}) {
+    const int32_t index = num_instructions();
     Instruction& instruction = module_.instructions.emplace_back();
     instruction.id = 100 + index;
-    instruction.name = opcode + "." + std::to_string(index);
-    instruction.opcode = opcode;
-    instruction.shape = shape;
-    instruction.operand_ids = std::move(operands);
-    instruction.called_computation_ids = std::move(called);
+    instruction.name = Owned(opcode + "." + std::to_string(index));
+    instruction.opcode = Owned(opcode);
+    instruction.info = LookUpOpcode(opcode);
+    instruction.shape = &module_.shapes.emplace_back(shape);
+    instruction.operands = Indices(operands, module_.instruction_index);
+    Calls(called);
     instruction.computation = computation_index();
-    module_.instruction_index[instruction.id] = index;
+    module_.instruction_index.Add(instruction.id, index);
     Computation& computation = module_.computations.back();
-    computation.instructions.push_back(index);
+    computation.instructions = {computation.instructions.front(), index + 1};
     computation.sequence.push_back(instruction.id);
     computation.root_id = instruction.id;
     return instruction.id;
@@ -68,7 +73,7 @@ class HloBuilder {
     return id;
   }
   int64_t Element(int64_t tuple, int64_t index) {
-    const int64_t id = Add("get-tuple-element", module_.by_id(tuple).shape.tuple_shapes[index], {tuple});
+    const int64_t id = Add("get-tuple-element", module_.by_id(tuple).shape->tuple_shapes[index], {tuple});
     last().tuple_index = index;
     return id;
   }
@@ -77,8 +82,15 @@ class HloBuilder {
     last().fusion_kind = "kLoop";
     return id;
   }
+  // Of the last instruction.
+  void Calls(const std::vector<int64_t>& computations) {
+    last().called = Indices(computations, module_.computation_index);
+  }
+  void Follows(const std::vector<int64_t>& predecessors) {
+    last().control_predecessors = Indices(predecessors, module_.instruction_index);
+  }
   // Attributes that only the serialized instruction holds.
-  void SetRaw(std::string raw) { last().raw = raws_.emplace_back(std::move(raw)); }
+  void SetRaw(std::string raw) { last().raw = Owned(std::move(raw)); }
   void Donate(int64_t parameter_number, std::vector<int64_t> output_index) {
     module_.input_output_aliases.push_back({std::move(output_index), parameter_number, {}, 1});
   }
@@ -92,13 +104,21 @@ class HloBuilder {
     module_.is_scheduled = true;
     return module_;
   }
-  int32_t index(int64_t id) const { return module_.instruction_index.at(id); }
+  int32_t index(int64_t id) const { return module_.instruction_index.Find(id); }
 
  private:
   int32_t computation_index() const { return static_cast<int32_t>(module_.computations.size()) - 1; }
 
+  int32_t num_instructions() const { return static_cast<int32_t>(module_.instructions.size()); }
+  std::string_view Owned(std::string text) { return texts_.emplace_back(std::move(text)); }
+  std::span<const int32_t> Indices(const std::vector<int64_t>& ids, const IdIndex& index) {
+    std::vector<int32_t> indices;
+    for (const int64_t id : ids) indices.push_back(index.Find(id));
+    return module_.Keep(indices);
+  }
+
   HloModule module_;
-  std::deque<std::string> raws_;
+  std::deque<std::string> texts_;
 };
 
 }  // namespace coopjax::testing

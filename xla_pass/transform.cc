@@ -20,16 +20,17 @@ constexpr std::string_view kCloneSuffix = ".coop_remat";
 class FreshIdentifiers {
  public:
   explicit FreshIdentifiers(const HloModule& module) {
-    for (const Instruction& instruction : module.instructions) {
-      names_.insert(instruction.name);
-      const int64_t computation_id = module.computations[instruction.computation].id;
-      has_split_ids_ = has_split_ids_ && instruction.id >> kComputationIdShift == computation_id;
-      next_instruction_id_ = std::max(next_instruction_id_, instruction.id + 1);
-      int64_t& next = next_in_computation_[computation_id];
-      next = std::max(next, instruction.id + 1);
-    }
     for (const Computation& computation : module.computations) {
-      names_.insert(computation.name);
+      int64_t next = 0;
+      for (const int32_t i : computation.instructions) {
+        const Instruction& instruction = module.instructions[i];
+        Take(instruction.name);
+        has_split_ids_ = has_split_ids_ && instruction.id >> kComputationIdShift == computation.id;
+        next = std::max(next, instruction.id + 1);
+      }
+      next_in_computation_[computation.id] = next;
+      next_instruction_id_ = std::max(next_instruction_id_, next);
+      Take(computation.name);
       next_computation_id_ = std::max(next_computation_id_, computation.id + 1);
     }
   }
@@ -40,17 +41,22 @@ class FreshIdentifiers {
     const int64_t first = computation_id << kComputationIdShift;
     return next_in_computation_.try_emplace(computation_id, first).first->second++;
   }
-  std::string Name(const std::string& original) {
+  std::string Name(std::string_view original) {
     int& number = num_clones_[original];
     for (;;) {
-      std::string name = original + std::string(kCloneSuffix) + std::to_string(++number);
+      std::string name = std::string(original).append(kCloneSuffix).append(std::to_string(++number));
       if (names_.insert(name).second) return name;
     }
   }
 
  private:
+  // Only names that look like a clone's can be in the way.
+  void Take(std::string_view name) {
+    if (name.find(kCloneSuffix) != std::string_view::npos) names_.emplace(name);
+  }
+
   std::unordered_set<std::string> names_;
-  std::unordered_map<std::string, int> num_clones_;
+  std::unordered_map<std::string_view, int> num_clones_;
   std::unordered_map<int64_t, int64_t> next_in_computation_;
   bool has_split_ids_ = true;
   int64_t next_instruction_id_ = 0;
@@ -89,9 +95,11 @@ class Rewriter {
   int32_t num_instructions() const { return static_cast<int32_t>(computation_.instructions.size()); }
   // Whether `current_` is the most recent production, glue over recomputed operands included.
   bool IsCurrent(int32_t local) const {
-    return is_placed_[local] && (is_op_[local] || at(local).operand_ids.empty() || resolved_at_[local] == round_);
+    return is_placed_[local] && (is_op_[local] || at(local).operands.empty() || resolved_at_[local] == round_);
   }
-  int32_t LocalOf(int64_t id) const { return module_.instruction_index.at(id) - computation_.instructions.front(); }
+  // Of an instruction of this computation.
+  int32_t LocalOf(int32_t i) const { return i - computation_.instructions.front(); }
+  int32_t LocalOfRoot() const { return LocalOf(module_.instruction_index.Find(computation_.root_id)); }
 
   const HloModule& module_;
   const int32_t index_;
@@ -126,10 +134,10 @@ std::string Rewriter::Run(const std::vector<int64_t>& op_instruction_ids, const 
     if (std::string fault = PlaceOp(op_locals_[op]); !fault.empty()) return fault;
   }
   if (std::string fault = PlaceDeadGlue(); !fault.empty()) return fault;
-  if (std::string fault = Resolve(LocalOf(computation_.root_id)); !fault.empty()) return fault;
+  if (std::string fault = Resolve(LocalOfRoot()); !fault.empty()) return fault;
   // Nothing can be left over: ops occur at least once, live glue was resolved, dead glue was ready.
   for (int32_t local = 0; local < num_instructions(); ++local) {
-    if (!is_placed_[local]) return "'" + at(local).name + "' was never placed";
+    if (!is_placed_[local]) return Quoted(at(local).name) + " was never placed";
   }
   return "";
 }
@@ -141,13 +149,12 @@ std::string Rewriter::MapOps(const std::vector<int64_t>& op_instruction_ids, con
   current_.assign(n, -1);
   resolved_at_.assign(n, -1);
   for (const int64_t id : op_instruction_ids) {
-    const auto found = module_.instruction_index.find(id);
-    if (found == module_.instruction_index.end() ||
-        module_.instructions[found->second].computation != index_) {
-      return "op " + std::to_string(op_locals_.size()) + " is not an instruction of '" + computation_.name + "'";
+    const int32_t i = module_.instruction_index.Find(id);
+    if (i < 0 || module_.instructions[i].computation != index_) {
+      return "op " + std::to_string(op_locals_.size()) + " is not an instruction of " + Quoted(computation_.name);
     }
-    const int32_t local = LocalOf(id);
-    if (is_op_[local]) return "'" + at(local).name + "' is two ops";
+    const int32_t local = LocalOf(i);
+    if (is_op_[local]) return Quoted(at(local).name) + " is two ops";
     is_op_[local] = 1;
     op_locals_.push_back(local);
   }
@@ -166,16 +173,16 @@ std::string Rewriter::MapOps(const std::vector<int64_t>& op_instruction_ids, con
 void Rewriter::FindDeadGlue() {
   const int32_t n = num_instructions();
   std::vector<uint8_t> is_live = is_op_;
-  is_live[LocalOf(computation_.root_id)] = 1;
+  is_live[LocalOfRoot()] = 1;
   num_missing_.assign(n, 0);
   dead_users_.resize(n);
   for (int32_t local = n - 1; local >= 0; --local) {
-    for (const auto* ids : {&at(local).operand_ids, &at(local).control_predecessor_ids}) {
-      for (const int64_t id : *ids) {
+    for (const auto list : {at(local).operands, at(local).control_predecessors}) {
+      for (const int32_t i : list) {
         if (is_live[local]) {
-          is_live[LocalOf(id)] = 1;
+          is_live[LocalOf(i)] = 1;
         } else {
-          dead_users_[LocalOf(id)].push_back(local);
+          dead_users_[LocalOf(i)].push_back(local);
           ++num_missing_[local];
         }
       }
@@ -186,23 +193,23 @@ void Rewriter::FindDeadGlue() {
 // Glue without operands (parameters, constants), in the order it had.
 void Rewriter::PlaceSources() {
   for (const int64_t id : computation_.sequence) {
-    const int32_t local = LocalOf(id);
-    if (is_op_[local] || !at(local).operand_ids.empty() || !at(local).control_predecessor_ids.empty()) continue;
+    const int32_t local = LocalOf(module_.instruction_index.Find(id));
+    if (is_op_[local] || !at(local).operands.empty() || !at(local).control_predecessors.empty()) continue;
     Place(local);
   }
 }
 
 std::string Rewriter::PlaceOp(int32_t local) {
   const Instruction& original = at(local);
-  for (const int64_t id : original.operand_ids) {
-    const std::string fault = Resolve(LocalOf(id));
-    if (!fault.empty()) return fault + ", which '" + original.name + "' reads";
+  for (const int32_t operand : original.operands) {
+    const std::string fault = Resolve(LocalOf(operand));
+    if (!fault.empty()) return fault + ", which " + Quoted(original.name) + " reads";
   }
   if (!is_placed_[local]) {
-    for (const int64_t id : original.control_predecessor_ids) {
-      if (is_placed_[LocalOf(id)]) continue;
-      const std::string fault = Resolve(LocalOf(id));
-      if (!fault.empty()) return fault + ", which must precede '" + original.name + "'";
+    for (const int32_t predecessor : original.control_predecessors) {
+      if (is_placed_[LocalOf(predecessor)]) continue;
+      const std::string fault = Resolve(LocalOf(predecessor));
+      if (!fault.empty()) return fault + ", which must precede " + Quoted(original.name);
     }
   }
   num_clones_ += is_placed_[local];
@@ -230,14 +237,14 @@ std::string Rewriter::Resolve(int32_t local) {
       stack.pop_back();
       continue;
     }
-    if (is_op_[top]) return "the schedule has nothing before that produces '" + at(top).name + "'";
+    if (is_op_[top]) return "the schedule has nothing before that produces " + Quoted(at(top).name);
     const size_t depth = stack.size();
-    for (const int64_t id : at(top).operand_ids) {
-      if (!IsCurrent(LocalOf(id))) stack.push_back(LocalOf(id));
+    for (const int32_t operand : at(top).operands) {
+      if (!IsCurrent(LocalOf(operand))) stack.push_back(LocalOf(operand));
     }
     if (!is_placed_[top]) {
-      for (const int64_t id : at(top).control_predecessor_ids) {
-        if (!is_placed_[LocalOf(id)]) stack.push_back(LocalOf(id));
+      for (const int32_t predecessor : at(top).control_predecessors) {
+        if (!is_placed_[LocalOf(predecessor)]) stack.push_back(LocalOf(predecessor));
       }
     }
     if (stack.size() > depth) continue;
@@ -265,15 +272,13 @@ void Rewriter::Place(int32_t local) {
                                                        .control_predecessor_ids = {},
                                                        .called_computation_ids = CloneCalled(original)}));
     current_[local] = id;
-  } else if (operand_ids == original.operand_ids) {
+  } else if (operand_ids == module_.InstructionIds(original.operands)) {
     instructions_.emplace_back(original.raw);
     current_[local] = original.id;
   } else {
-    instructions_.push_back(EmitInstruction(original, {.id = original.id,
-                                                       .name = original.name,
-                                                       .operand_ids = std::move(operand_ids),
-                                                       .control_predecessor_ids = original.control_predecessor_ids,
-                                                       .called_computation_ids = original.called_computation_ids}));
+    InstructionEdit edit = AsItIs(module_, original);
+    edit.operand_ids = std::move(operand_ids);
+    instructions_.push_back(EmitInstruction(original, edit));
     current_[local] = original.id;
   }
   sequence_.push_back(current_[local]);
@@ -285,16 +290,14 @@ void Rewriter::Place(int32_t local) {
 
 std::vector<int64_t> Rewriter::CurrentOperands(int32_t local) const {
   std::vector<int64_t> operand_ids;
-  operand_ids.reserve(at(local).operand_ids.size());
-  for (const int64_t id : at(local).operand_ids) operand_ids.push_back(current_[LocalOf(id)]);
+  operand_ids.reserve(at(local).operands.size());
+  for (const int32_t operand : at(local).operands) operand_ids.push_back(current_[LocalOf(operand)]);
   return operand_ids;
 }
 
 std::vector<int64_t> Rewriter::CloneCalled(const Instruction& original) {
   std::vector<int64_t> ids;
-  for (const int64_t id : original.called_computation_ids) {
-    ids.push_back(CloneComputation(module_.computation_index.at(id)));
-  }
+  for (const int32_t callee : original.called) ids.push_back(CloneComputation(callee));
   return ids;
 }
 
@@ -308,24 +311,25 @@ int64_t Rewriter::CloneComputation(int32_t index) {
   clone.new_id = Fresh().ComputationId();
   clone.new_name = Fresh().Name(original.name);
   clone.insert_before = index_;
-  std::unordered_map<int64_t, int64_t> new_ids;
-  const auto renamed = [&](const std::vector<int64_t>& ids) {
+  std::vector<int64_t> new_ids;
+  const auto new_id = [&](int32_t i) { return new_ids[i - original.instructions.front()]; };
+  const auto renamed = [&](std::span<const int32_t> instructions) {
     std::vector<int64_t> result;
-    for (const int64_t id : ids) result.push_back(new_ids.at(id));
+    for (const int32_t i : instructions) result.push_back(new_id(i));
     return result;
   };
   for (const int32_t i : original.instructions) {
     const Instruction& instruction = module_.instructions[i];
-    const int64_t id = new_ids[instruction.id] = Fresh().InstructionId(clone.new_id);
+    new_ids.push_back(Fresh().InstructionId(clone.new_id));
     clone.instructions.push_back(
-        EmitInstruction(instruction, {.id = id,
+        EmitInstruction(instruction, {.id = new_ids.back(),
                                       .name = Fresh().Name(instruction.name),
-                                      .operand_ids = renamed(instruction.operand_ids),
-                                      .control_predecessor_ids = renamed(instruction.control_predecessor_ids),
+                                      .operand_ids = renamed(instruction.operands),
+                                      .control_predecessor_ids = renamed(instruction.control_predecessors),
                                       .called_computation_ids = CloneCalled(instruction)}));
   }
-  clone.new_root_id = new_ids.at(original.root_id);
-  clone.sequence = renamed(original.sequence);
+  clone.new_root_id = new_id(module_.instruction_index.Find(original.root_id));
+  for (const int64_t id : original.sequence) clone.sequence.push_back(new_id(module_.instruction_index.Find(id)));
   const int64_t id = clone.new_id;
   // After its callees, which the loop above has added.
   cloned_computations_.push_back(std::move(clone));
@@ -336,7 +340,7 @@ std::string Rewriter::Emit() {
   std::vector<ComputationEdit> edits = std::move(cloned_computations_);
   ComputationEdit& edit = edits.emplace_back();
   edit.computation = index_;
-  edit.new_root_id = current_[LocalOf(computation_.root_id)];
+  edit.new_root_id = current_[LocalOfRoot()];
   edit.instructions = std::move(instructions_);
   edit.sequence = std::move(sequence_);
   return EmitHloModule(module_, edits);

@@ -29,9 +29,9 @@ std::string Text(const HloModule& module) {
   for (const int64_t id : module.entry_computation().sequence) {
     const Instruction& instruction = module.by_id(id);
     if (instruction.opcode == "parameter") continue;
-    text += (text.empty() ? "" : " ") + instruction.name + "(";
-    for (size_t k = 0; k < instruction.operand_ids.size(); ++k) {
-      text += (k == 0 ? "" : " ") + module.by_id(instruction.operand_ids[k]).name;
+    text.append(text.empty() ? "" : " ").append(instruction.name).append("(");
+    for (size_t k = 0; k < instruction.operands.size(); ++k) {
+      text.append(k == 0 ? "" : " ").append(module.instructions[instruction.operands[k]].name);
     }
     text += ")";
   }
@@ -183,7 +183,7 @@ TEST(a_clone_of_a_fusion_brings_its_own_computations) {
   EXPECT_EQ(new_fused.sequence.size(), 0u);
   const Instruction& new_reduce = module->by_id(new_fused.root_id);
   EXPECT_EQ(new_reduce.name, "reduce.5.coop_remat1");
-  EXPECT_EQ(new_reduce.called_computation_ids[0], new_sum.id);
+  EXPECT_EQ(module->computations[new_reduce.called[0]].id, new_sum.id);
   EXPECT_EQ(new_reduce.id >> 32, new_fused.id);
   EXPECT_EQ(Text(*module),
             "fusion.7(parameter.6) exp.8(fusion.7) fusion.7.coop_remat1(parameter.6) "
@@ -204,8 +204,8 @@ TEST(control_predecessors_stay_with_the_original) {
   EXPECT_EQ(Text(*module),
             "negate.2(parameter.1) bitcast.3(negate.2) exp.4(parameter.1) exp.4.coop_remat1(parameter.1) "
             "add.5(exp.4.coop_remat1 parameter.1)");
-  EXPECT_EQ(module->by_id(b).control_predecessor_ids.size(), 1u);
-  EXPECT_EQ(module->by_id(module->entry_computation().sequence[4]).control_predecessor_ids.size(), 0u);
+  EXPECT_EQ(module->by_id(b).control_predecessors.size(), 1u);
+  EXPECT_EQ(module->by_id(module->entry_computation().sequence[4]).control_predecessors.size(), 0u);
   EXPECT_EQ(AppliedText(builder, {a, b, c}, {1, 0, 2}),
             "error: the schedule has nothing before that produces 'negate.2', which must precede 'exp.4'");
 }

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
-#include <memory>
+#include <span>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -50,8 +50,9 @@ bool IsCloneName(std::string_view name, std::string_view original) {
   return std::ranges::all_of(name, [](char c) { return c >= '0' && c <= '9'; });
 }
 
-std::string Quoted(const Instruction& instruction) { return "'" + instruction.name + "'"; }
-std::string Taken(const std::string& name) { return "the name '" + name + "' is taken"; }
+std::string Quoted(const Instruction& instruction) { return coopjax::Quoted(instruction.name); }
+std::string Quoted(const Computation& computation) { return coopjax::Quoted(computation.name); }
+std::string Taken(std::string_view name) { return "the name " + coopjax::Quoted(name) + " is taken"; }
 
 // What a module's instructions do, callees included.
 class Effects {
@@ -83,8 +84,8 @@ Effects::Effects(const HloModule& module) : module_(module) {
   std::vector<Facts> computations(module.computations.size());
   for (const Instruction& instruction : module.instructions) {
     Facts callees;
-    for (const int64_t id : instruction.called_computation_ids) {
-      const Facts& callee = computations[module.computation_index.at(id)];
+    for (const int32_t index : instruction.called) {
+      const Facts& callee = computations[index];
       callees.is_pure &= callee.is_pure;
       callees.has_effects |= callee.has_effects;
       callees.writes_in_place |= callee.writes_in_place;
@@ -99,7 +100,7 @@ Effects::Effects(const HloModule& module) : module_(module) {
 }
 
 Effects::Facts Effects::Derive(const Instruction& instruction, const Facts& callees) const {
-  const OpcodeInfo opcode = LookUpOpcode(instruction.opcode);
+  const OpcodeInfo opcode = instruction.info;
   const Op op = opcode.op;
   const bool is_source = op == Op::kParameter || op == Op::kConstant;
   const bool shows_operands = op == Op::kTuple || op == Op::kGetTupleElement || op == Op::kBitcast;
@@ -109,11 +110,9 @@ Effects::Facts Effects::Derive(const Instruction& instruction, const Facts& call
                           !instruction.output_operand_aliasing.empty() ||
                           (op == Op::kFusion && callees.writes_in_place);
   if (shows_operands) {
-    for (const int64_t id : instruction.operand_ids) {
-      facts.writes_in_place |= FactsOf(module_.by_id(id)).writes_in_place;
-    }
+    for (const int32_t operand : instruction.operands) facts.writes_in_place |= facts_[operand].writes_in_place;
   }
-  facts.is_pure = (opcode.is_pure || only_forwards || is_source) && callees.is_pure && !instruction.shape.is_token();
+  facts.is_pure = (opcode.is_pure || only_forwards || is_source) && callees.is_pure && !instruction.shape->is_token();
   facts.has_effects = callees.has_effects || HasOwnEffects(instruction);
   facts.may_run_twice = facts.is_pure && !facts.has_effects && !is_source &&
                         (only_forwards || !facts.writes_in_place);
@@ -130,9 +129,9 @@ class TransformVerifier {
   void FindRunning();
   std::string CheckNames() const;
   std::string CheckCallers() const;
-  std::string CheckComputation(const Computation& before);
+  std::string CheckComputation(int32_t index);
   std::string CheckRewrite(const Computation& before, const Computation& after);
-  std::string CheckInstruction(const Instruction& instruction);
+  std::string CheckInstruction(int32_t i);
   std::string CheckClone(const Instruction& clone, const Instruction& original) const;
   bool SameCalled(const Instruction& clone, const Instruction& original) const;
   const Instruction* OriginalOf(const Instruction& instruction) const;
@@ -148,7 +147,7 @@ class TransformVerifier {
   const Effects effects_;
   std::vector<uint8_t> is_running_;  // [computation of `before`] the entry, or run by one loop, branch or call
   std::unordered_map<std::string_view, const Instruction*> names_;  // of the rewritten computation in `before`
-  std::unordered_map<int64_t, int64_t> origin_;  // id in a rewritten computation of `after` -> id in `before`
+  std::vector<int32_t> origin_;      // [instruction of a rewritten computation of `after`] that of `before`
 };
 
 std::string TransformVerifier::Verify() {
@@ -157,10 +156,11 @@ std::string TransformVerifier::Verify() {
   }
   if (before_.entry_computation().id != after_.entry_computation().id) return "another computation is the entry";
   FindRunning();
+  origin_.assign(after_.instructions.size(), -1);
   std::string fault = CheckNames();
   if (fault.empty()) fault = CheckCallers();
-  for (const Computation& computation : before_.computations) {
-    if (fault.empty()) fault = CheckComputation(computation);
+  for (int32_t c = 0; c < std::ssize(before_.computations); ++c) {
+    if (fault.empty()) fault = CheckComputation(c);
   }
   if (fault.empty()) fault = CheckAsyncDistance(before_, after_);
   return fault.empty() ? CheckBufferOrder(after_) : fault;
@@ -169,19 +169,16 @@ std::string TransformVerifier::Verify() {
 void TransformVerifier::FindRunning() {
   std::vector<int32_t> num_callers(before_.computations.size(), 0);
   for (const Instruction& instruction : before_.instructions) {
-    for (const int64_t id : instruction.called_computation_ids) ++num_callers[before_.computation_index.at(id)];
+    for (const int32_t callee : instruction.called) ++num_callers[callee];
   }
   is_running_.assign(before_.computations.size(), 0);
   is_running_[before_.entry] = 1;
   for (int32_t c = before_.entry; c >= 0; --c) {  // callers stand behind their callees
     if (!is_running_[c]) continue;
     for (const int32_t i : before_.computations[c].instructions) {
-      const Op op = LookUpOpcode(before_.instructions[i].opcode).op;
+      const Op op = before_.instructions[i].info.op;
       if (op != Op::kWhile && op != Op::kConditional && op != Op::kCall) continue;
-      for (const int64_t id : before_.instructions[i].called_computation_ids) {
-        const int32_t callee = before_.computation_index.at(id);
-        is_running_[callee] = num_callers[callee] == 1;
-      }
+      for (const int32_t callee : before_.instructions[i].called) is_running_[callee] = num_callers[callee] == 1;
     }
   }
 }
@@ -206,32 +203,33 @@ std::string TransformVerifier::CheckNames() const {
 
 // A new computation has one caller; no other computation has gained or lost one.
 std::string TransformVerifier::CheckCallers() const {
-  std::unordered_map<int64_t, int32_t> num_callers;
-  for (const Instruction& instruction : before_.instructions) {
-    for (const int64_t id : instruction.called_computation_ids) --num_callers[id];
-  }
-  for (const Instruction& instruction : after_.instructions) {
-    for (const int64_t id : instruction.called_computation_ids) ++num_callers[id];
-  }
-  for (const Computation& computation : after_.computations) {
-    const auto found = num_callers.find(computation.id);
-    const int32_t gained = found == num_callers.end() ? 0 : found->second;
-    if (gained != (IsNew(computation) ? 1 : 0)) {
-      return "computation '" + computation.name + "' has the wrong number of callers";
+  const auto num_callers = [](const HloModule& module) {
+    std::vector<int32_t> result(module.computations.size(), 0);
+    for (const Instruction& instruction : module.instructions) {
+      for (const int32_t callee : instruction.called) ++result[callee];
+    }
+    return result;
+  };
+  const std::vector<int32_t> num_before = num_callers(before_), num_after = num_callers(after_);
+  for (int32_t c = 0; c < std::ssize(after_.computations); ++c) {
+    const int32_t original = before_.computation_index.Find(after_.computations[c].id);
+    if (num_after[c] != (original < 0 ? 1 : num_before[original])) {
+      return "computation " + Quoted(after_.computations[c]) + " has the wrong number of callers";
     }
   }
   return "";
 }
 
 // The computation is there, as it was or rewritten. (New ones are compared where they are called.)
-std::string TransformVerifier::CheckComputation(const Computation& before) {
-  const auto found = after_.computation_index.find(before.id);
-  if (found == after_.computation_index.end()) return "computation '" + before.name + "' is missing";
-  const Computation& after = after_.computations[found->second];
+std::string TransformVerifier::CheckComputation(int32_t index) {
+  const Computation& before = before_.computations[index];
+  const int32_t index_after = after_.computation_index.Find(before.id);
+  if (index_after < 0) return "computation " + Quoted(before) + " is missing";
+  const Computation& after = after_.computations[index_after];
   if (before.raw == after.raw && before.sequence == after.sequence) return "";
-  const bool may_change = is_running_[before_.computation_index.at(before.id)] && before.name == after.name &&
-                          SameFields(before.raw, after.raw, IsComparedApart);
-  return may_change ? CheckRewrite(before, after) : "computation '" + before.name + "' changed";
+  const bool may_change =
+      is_running_[index] && before.name == after.name && SameFields(before.raw, after.raw, IsComparedApart);
+  return may_change ? CheckRewrite(before, after) : "computation " + Quoted(before) + " changed";
 }
 
 std::string TransformVerifier::CheckRewrite(const Computation& before, const Computation& after) {
@@ -239,38 +237,39 @@ std::string TransformVerifier::CheckRewrite(const Computation& before, const Com
   for (const int32_t i : before.instructions) names_[before_.instructions[i].name] = &before_.instructions[i];
   size_t num_originals = 0;
   for (const int32_t i : after.instructions) {
-    const Instruction& instruction = after_.instructions[i];
-    if (std::string fault = CheckInstruction(instruction); !fault.empty()) return fault;
-    num_originals += !IsNew(instruction);
+    if (std::string fault = CheckInstruction(i); !fault.empty()) return fault;
+    num_originals += !IsNew(after_.instructions[i]);
   }
   if (num_originals != before.instructions.size()) return "an instruction is missing";
-  if (after.sequence.size() != after.instructions.size()) return "'" + after.name + "' has no schedule";
-  if (origin_.at(after.root_id) != before.root_id) return "the root changed";
+  if (after.sequence.size() != after.instructions.size()) return Quoted(after) + " has no schedule";
+  if (origin_[after_.instruction_index.Find(after.root_id)] != before_.instruction_index.Find(before.root_id)) return "the root changed";
   std::string fault = CheckControlSuccessors(after);
   return fault.empty() ? CheckEffects(before, after) : fault;
 }
 
-std::string TransformVerifier::CheckInstruction(const Instruction& instruction) {
+std::string TransformVerifier::CheckInstruction(int32_t i) {
+  const Instruction& instruction = after_.instructions[i];
   const Instruction* original = OriginalOf(instruction);
   if (original == nullptr) return Quoted(instruction) + " is no copy of any instruction";
   if (!SameFieldsButOperands(instruction, *original)) {
     return Quoted(instruction) + " differs from " + Quoted(*original);
   }
-  if (instruction.operand_ids.size() != original->operand_ids.size()) {
+  if (instruction.operands.size() != original->operands.size()) {
     return Quoted(instruction) + " has other operands";
   }
-  for (size_t k = 0; k < instruction.operand_ids.size(); ++k) {
+  for (size_t k = 0; k < instruction.operands.size(); ++k) {
     // Operands stand before their users, so their origins are known.
-    if (origin_.at(instruction.operand_ids[k]) != original->operand_ids[k]) {
+    if (origin_[instruction.operands[k]] != original->operands[k]) {
       return "operand " + std::to_string(k) + " of " + Quoted(instruction) + " is not what " + Quoted(*original) +
              " reads";
     }
   }
-  origin_[instruction.id] = original->id;
+  origin_[i] = static_cast<int32_t>(original - before_.instructions.data());
   if (IsNew(instruction)) return CheckClone(instruction, *original);
   const bool is_same = instruction.name == original->name &&
-                       instruction.control_predecessor_ids == original->control_predecessor_ids &&
-                       instruction.called_computation_ids == original->called_computation_ids;
+                       after_.InstructionIds(instruction.control_predecessors) ==
+                           before_.InstructionIds(original->control_predecessors) &&
+                       after_.ComputationIds(instruction.called) == before_.ComputationIds(original->called);
   return is_same ? "" : Quoted(instruction) + " changed";
 }
 
@@ -283,7 +282,7 @@ const Instruction* TransformVerifier::OriginalOf(const Instruction& instruction)
   }
   const size_t suffix = instruction.name.rfind(kCloneSuffix);
   if (suffix == std::string::npos) return nullptr;
-  const auto found = names_.find(std::string_view(instruction.name).substr(0, suffix));
+  const auto found = names_.find(instruction.name.substr(0, suffix));
   if (found == names_.end() || !IsCloneName(instruction.name, found->first)) return nullptr;
   return found->second;
 }
@@ -295,12 +294,10 @@ std::string TransformVerifier::CheckClone(const Instruction& clone, const Instru
 
 // Whether a clone calls clones of what its original calls.
 bool TransformVerifier::SameCalled(const Instruction& clone, const Instruction& original) const {
-  return std::ranges::equal(
-      clone.called_computation_ids, original.called_computation_ids, [&](int64_t of_clone, int64_t of_original) {
-        const Computation& callee = after_.computations[after_.computation_index.at(of_clone)];
-        return IsNew(callee) &&
-               SameComputation(callee, before_.computations[before_.computation_index.at(of_original)]);
-      });
+  return std::ranges::equal(clone.called, original.called, [&](int32_t of_clone, int32_t of_original) {
+    const Computation& callee = after_.computations[of_clone];
+    return IsNew(callee) && SameComputation(callee, before_.computations[of_original]);
+  });
 }
 
 // Equal up to ids and names, callees included. (The parser bounds how deeply calls nest, and
@@ -310,36 +307,40 @@ bool TransformVerifier::SameComputation(const Computation& clone, const Computat
       !SameFields(clone.raw, original.raw, IsComparedApart)) {
     return false;
   }
-  std::unordered_map<int64_t, int64_t> ids;
-  const auto same_ids = [&](const std::vector<int64_t>& of_clone, const std::vector<int64_t>& of_original) {
-    return std::ranges::equal(of_clone, of_original, [&](int64_t a, int64_t b) {
-      const auto found = ids.find(a);
-      return found != ids.end() && found->second == b;
+  // Each instruction stands for the one in its place.
+  const auto same_places = [&](std::span<const int32_t> of_clone, std::span<const int32_t> of_original) {
+    return std::ranges::equal(of_clone, of_original, [&](int32_t a, int32_t b) {
+      return a - clone.instructions.front() == b - original.instructions.front();
     });
   };
   for (size_t k = 0; k < clone.instructions.size(); ++k) {
     const Instruction& a = after_.instructions[clone.instructions[k]];
     const Instruction& b = before_.instructions[original.instructions[k]];
     if (!IsNew(a) || !IsCloneName(a.name, b.name) || !SameFieldsButOperands(a, b) || !SameCalled(a, b) ||
-        !same_ids(a.operand_ids, b.operand_ids) ||
-        !same_ids(a.control_predecessor_ids, b.control_predecessor_ids)) {
+        !same_places(a.operands, b.operands) || !same_places(a.control_predecessors, b.control_predecessors)) {
       return false;
     }
-    ids[a.id] = b.id;
   }
-  return same_ids({clone.root_id}, {original.root_id}) && same_ids(clone.sequence, original.sequence);
+  const auto same_ids = [&](std::span<const int64_t> of_clone, std::span<const int64_t> of_original) {
+    return std::ranges::equal(of_clone, of_original, [&](int64_t a, int64_t b) {
+      return after_.instruction_index.Find(a) - clone.instructions.front() ==
+             before_.instruction_index.Find(b) - original.instructions.front();
+    });
+  };
+  return same_ids({&clone.root_id, 1}, {&original.root_id, 1}) && same_ids(clone.sequence, original.sequence);
 }
 
 // What had to run after the original has to run after its clones.
 std::string TransformVerifier::CheckControlSuccessors(const Computation& after) const {
-  std::unordered_set<int64_t> is_over;  // original ids of which a control successor has run
+  std::unordered_set<int32_t> is_over;  // originals of which a control successor has run
   for (const int64_t id : after.sequence) {
-    const Instruction& instruction = after_.by_id(id);
+    const int32_t i = after_.instruction_index.Find(id);
+    const Instruction& instruction = after_.instructions[i];
     if (IsNew(instruction)) {
-      if (!is_over.contains(origin_.at(id))) continue;
+      if (!is_over.contains(origin_[i])) continue;
       return Quoted(instruction) + " runs after a control successor of its original";
     }
-    is_over.insert(instruction.control_predecessor_ids.begin(), instruction.control_predecessor_ids.end());
+    for (const int32_t predecessor : instruction.control_predecessors) is_over.insert(origin_[predecessor]);
   }
   return "";
 }
@@ -348,9 +349,8 @@ std::string TransformVerifier::CheckEffects(const Computation& before, const Com
   const auto effects = [&](const Computation& computation) {
     std::vector<int64_t> ids;
     for (const int64_t id : computation.sequence) {
-      const auto found = before_.instruction_index.find(id);
-      if (found == before_.instruction_index.end()) continue;
-      if (effects_.HasEffects(before_.instructions[found->second])) ids.push_back(id);
+      const int32_t i = before_.instruction_index.Find(id);
+      if (i >= 0 && effects_.HasEffects(before_.instructions[i])) ids.push_back(id);
     }
     return ids;
   };

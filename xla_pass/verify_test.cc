@@ -85,7 +85,7 @@ std::string Mutated(const Schedule& schedule, const Edit& edit) {
   std::vector<InstructionEdit> edits;
   for (const int32_t i : module->entry_computation().instructions) {
     const Instruction& old = module->instructions[i];
-    edits.push_back({old.id, old.name, old.operand_ids, old.control_predecessor_ids, old.called_computation_ids});
+    edits.push_back(AsItIs(*module, old));
   }
   edit(*module, edits, computation);
   if (computation.instructions.empty()) {
@@ -154,7 +154,7 @@ TEST(a_missing_instruction_is_refused) {
   EXPECT_EQ(Mutated({0, 1, 2, 3}, [](auto& module, auto& edits, auto& computation) {
     for (size_t k = 0; k < edits.size(); ++k) {  // x's reader aside, drop the exponential and let the output read x
       const Instruction& old = module.instructions[module.entry_computation().instructions[k]];
-      if (old.name == "add.12") edits[k].operand_ids[0] = old.operand_ids[1];
+      if (old.name == "add.12") edits[k].operand_ids[0] = edits[k].operand_ids[1];
       if (old.name != "exponential.9") computation.instructions.push_back(EmitInstruction(old, edits[k]));
     }
     std::erase(computation.sequence, Named(edits, "exponential.9").id);

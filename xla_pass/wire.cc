@@ -15,8 +15,9 @@ void AppendTag(uint32_t number, WireType type, std::string* out) {
   AppendVarint(uint64_t{number} << 3 | static_cast<uint64_t>(type), out);
 }
 
-// Reads at `*position` and moves it on; false when the varint runs past `end` or past ten bytes.
-bool ReadVarint(const char** position, const char* end, uint64_t* value) {
+}  // namespace
+
+bool ReadLongVarint(const char** position, const char* end, uint64_t* value) {
   uint64_t result = 0;
   for (int i = 0; i < kMaxVarintBytes && *position < end; ++i) {
     const auto byte = static_cast<uint8_t>(*(*position)++);
@@ -29,53 +30,20 @@ bool ReadVarint(const char** position, const char* end, uint64_t* value) {
   return false;
 }
 
-}  // namespace
-
 bool WireReader::Fail() {
   ok_ = false;
   position_ = end_;
   return false;
 }
 
-bool WireReader::ReadFixed(int num_bytes, uint64_t* value) {
+// False for groups, too: no HLO message has ever used them.
+bool WireReader::ReadFixed(WireField* field) {
+  if (field->type != WireType::kFixed64 && field->type != WireType::kFixed32) return false;
+  const int num_bytes = field->type == WireType::kFixed64 ? 8 : 4;
   if (end_ - position_ < num_bytes) return false;
-  *value = 0;
   for (int i = 0; i < num_bytes; ++i) {
-    *value |= uint64_t{static_cast<uint8_t>(*position_++)} << (8 * i);
+    field->value |= uint64_t{static_cast<uint8_t>(*position_++)} << (8 * i);
   }
-  return true;
-}
-
-bool WireReader::Next(WireField* field) {
-  if (position_ == end_) return false;
-  const char* const begin = position_;
-  uint64_t tag = 0;
-  if (!ReadVarint(&position_, end_, &tag) || tag >> 3 == 0 || tag >> 32 != 0) return Fail();
-  field->number = static_cast<uint32_t>(tag >> 3);
-  field->type = static_cast<WireType>(tag & 7);
-  field->value = 0;
-  field->bytes = {};
-  switch (field->type) {
-    case WireType::kVarint:
-      if (!ReadVarint(&position_, end_, &field->value)) return Fail();
-      break;
-    case WireType::kFixed64:
-      if (!ReadFixed(8, &field->value)) return Fail();
-      break;
-    case WireType::kFixed32:
-      if (!ReadFixed(4, &field->value)) return Fail();
-      break;
-    case WireType::kBytes: {
-      uint64_t size = 0;
-      if (!ReadVarint(&position_, end_, &size) || size > static_cast<uint64_t>(end_ - position_)) return Fail();
-      field->bytes = {position_, static_cast<size_t>(size)};
-      position_ += size;
-      break;
-    }
-    default:  // Groups: no HLO message has ever used them.
-      return Fail();
-  }
-  field->raw = {begin, static_cast<size_t>(position_ - begin)};
   return true;
 }
 

@@ -26,18 +26,47 @@ struct WireField {
   int64_t as_int64() const { return static_cast<int64_t>(value); }
 };
 
+// Reads at `*position` and moves it on; false when the varint runs past `end` or past ten bytes.
+bool ReadLongVarint(const char** position, const char* end, uint64_t* value);
+inline bool ReadVarint(const char** position, const char* end, uint64_t* value) {
+  if (*position == end || static_cast<uint8_t>(**position) >= 0x80) return ReadLongVarint(position, end, value);
+  *value = static_cast<uint8_t>(*(*position)++);  // most have one byte
+  return true;
+}
+
 class WireReader {
  public:
   explicit WireReader(std::string_view message)
       : position_(message.data()), end_(message.data() + message.size()) {}
 
   // Reads one field; false at the end of the message and at the first malformed field.
-  bool Next(WireField* field);
+  bool Next(WireField* field) {
+    if (position_ == end_) return false;
+    const char* const begin = position_;
+    uint64_t tag = 0;
+    if (!ReadVarint(&position_, end_, &tag) || tag >> 3 == 0 || tag >> 32 != 0) return Fail();
+    field->number = static_cast<uint32_t>(tag >> 3);
+    field->type = static_cast<WireType>(tag & 7);
+    field->value = 0;
+    field->bytes = {};
+    if (!ReadPayload(field)) return Fail();
+    field->raw = {begin, static_cast<size_t>(position_ - begin)};
+    return true;
+  }
   // False once a malformed field was met.
   bool ok() const { return ok_; }
 
  private:
-  bool ReadFixed(int num_bytes, uint64_t* value);
+  bool ReadPayload(WireField* field) {
+    if (field->type == WireType::kVarint) return ReadVarint(&position_, end_, &field->value);
+    if (field->type != WireType::kBytes) return ReadFixed(field);
+    uint64_t size = 0;
+    if (!ReadVarint(&position_, end_, &size) || size > static_cast<uint64_t>(end_ - position_)) return false;
+    field->bytes = {position_, static_cast<size_t>(size)};
+    position_ += size;
+    return true;
+  }
+  bool ReadFixed(WireField* field);
   bool Fail();
 
   const char* position_;

@@ -30,19 +30,18 @@ uint64_t HashOfKind(const Instruction& instruction) {
 }
 
 // Computations callees first: one pass.
-std::unordered_map<int64_t, uint64_t> HashComputations(const HloModule& module) {
-  std::unordered_map<int64_t, uint64_t> hashes;
+std::vector<uint64_t> HashComputations(const HloModule& module) {
+  std::vector<uint64_t> hashes;
   for (const Computation& computation : module.computations) {
-    std::unordered_map<int64_t, uint64_t> place;
+    const int32_t before_first = computation.instructions.front() - 1;
     uint64_t hash = 2;
     for (const int32_t i : computation.instructions) {
       const Instruction& instruction = module.instructions[i];
       hash = Mix(hash, HashOfKind(instruction));
-      for (const int64_t id : instruction.operand_ids) hash = Mix(hash, place[id]);
-      for (const int64_t id : instruction.called_computation_ids) hash = Mix(hash, hashes[id]);
-      place[instruction.id] = place.size() + 1;
+      for (const int32_t operand : instruction.operands) hash = Mix(hash, operand - before_first);
+      for (const int32_t callee : instruction.called) hash = Mix(hash, hashes[callee]);
     }
-    hashes[computation.id] = Mix(hash, place[computation.root_id]);
+    hashes.push_back(Mix(hash, module.instruction_index.Find(computation.root_id) - before_first));
   }
   return hashes;
 }
@@ -92,7 +91,7 @@ class Memory {
 SymbolicResult SymbolicRun(const HloAnalysis& analysis) {
   const HloGraph& graph = analysis.graph;
   const HloModule& module = graph.module();
-  const std::unordered_map<int64_t, uint64_t> callees = HashComputations(module);
+  const std::vector<uint64_t> callees = HashComputations(module);
   Memory memory(*analysis.alias);
   SymbolicResult result;
   const auto run = [&](int32_t i) {
@@ -101,8 +100,8 @@ SymbolicResult SymbolicRun(const HloAnalysis& analysis) {
     if (instruction.opcode == "parameter") hash = Mix(hash, static_cast<uint64_t>(instruction.parameter_number));
     if (!IsGlue(graph.op(i))) {  // glue hands on where arrays lie, and reads none
       for (const int32_t operand : graph.operands(i)) hash = Mix(hash, memory.Read(operand));
-      for (const int64_t id : instruction.called_computation_ids) hash = Mix(hash, callees.at(id));
-      result.computed[instruction.name] = hash;
+      for (const int32_t callee : instruction.called) hash = Mix(hash, callees[callee]);
+      result.computed[std::string(instruction.name)] = hash;
     }
     memory.Write(i, hash);
   };
