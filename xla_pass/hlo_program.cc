@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <span>
 
 #include "async_distance.h"
 #include "hlo_heap.h"
@@ -32,7 +33,7 @@ class ProgramBuilder {
     dependences_.resize(graph_.num_instructions());
     last_in_buffer_.assign(alias_.num_buffers(), kNoValue);
     MarkOuterBuffers();
-    FindHeldBack();
+    FindMadeOf();
     FindStarts();
   }
 
@@ -54,7 +55,10 @@ class ProgramBuilder {
 
  private:
   void MarkOuterBuffers();
-  void FindHeldBack();
+  void FindMadeOf();
+  std::span<const int32_t> MadeOf(const int32_t& i) const {
+    return IsGlue(graph_.op(i)) ? std::span<const int32_t>(made_of_[i]) : std::span(&i, 1);
+  }
   void FindStarts();
   void AddGlue(int32_t i);
   void AddOp(int32_t i);
@@ -88,7 +92,8 @@ class ProgramBuilder {
   std::vector<OpId> op_of_;                        // [instruction]
   std::vector<int32_t> op_instruction_;            // [op]
   std::vector<std::vector<OpId>> dependences_;     // [instruction]: ops it must follow, other than by data
-  std::vector<std::vector<int32_t>> held_back_by_;  // [glue]: instructions behind barriers that it comes through
+  std::vector<std::vector<int32_t>> made_of_;      // [glue]: the other instructions that it shows
+  std::vector<OpId> feeds_;                        // [op]: the latest op that reads a value of it
   std::vector<ValueId> last_in_buffer_;            // [alias buffer]: its latest value
   OpId last_with_effects_ = kNoOp;
   std::vector<int32_t> start_of_;                  // [instruction]: the start that it is the done of, -1: none
@@ -112,26 +117,19 @@ void ProgramBuilder::MarkOuterBuffers() {
   mark(graph_.root(computation_));
 }
 
-// The graph looks through barriers, the module still has them when its schedule is carried out: who reads one element
-// of a barrier waits for all of them.
-void ProgramBuilder::FindHeldBack() {
-  const auto add = [](std::vector<int32_t>& to, const std::vector<int32_t>& from) {
-    to.insert(to.end(), from.begin(), from.end());
-    std::ranges::sort(to);
-    to.erase(std::ranges::unique(to).begin(), to.end());
-  };
-  held_back_by_.resize(graph_.num_instructions());
-  std::vector<std::vector<int32_t>> shown(graph_.num_instructions());  // [glue]: instructions that it is made of
+// The graph sees a value where it is defined, however it comes to its reader: through a barrier with others, or through
+// an op that hands it on (an asynchronous done, a loop around it). The module's schedule must have those, too.
+void ProgramBuilder::FindMadeOf() {
+  made_of_.resize(graph_.num_instructions());
   for (const int32_t i : graph_.module().computations[computation_].instructions) {  // operands come first
-    if (!IsGlue(graph_.op(i))) {
-      shown[i] = {i};
-      continue;
-    }
+    if (!IsGlue(graph_.op(i))) continue;
+    std::vector<int32_t>& made_of = made_of_[i];
     for (const int32_t operand : graph_.instruction(i).operands) {
-      add(shown[i], shown[operand]);
-      if (IsGlue(graph_.op(operand))) add(held_back_by_[i], held_back_by_[operand]);
+      const auto shown = MadeOf(operand);
+      made_of.insert(made_of.end(), shown.begin(), shown.end());
     }
-    if (graph_.op(i) == Op::kOptimizationBarrier) add(held_back_by_[i], shown[i]);
+    std::ranges::sort(made_of);
+    made_of.erase(std::ranges::unique(made_of).begin(), made_of.end());
   }
 }
 
@@ -178,6 +176,7 @@ void ProgramBuilder::AddGlue(int32_t i) {
 void ProgramBuilder::AddOp(int32_t i) {
   const OpId op = program_.num_ops();
   op_of_[i] = op;
+  feeds_.push_back(kNoOp);
   op_instruction_.push_back(i);
   AddInputs(i);
   AddOutputs(i, op);
@@ -251,8 +250,13 @@ void ProgramBuilder::AddDependences(int32_t i) {
 
 void ProgramBuilder::AddControl(int32_t i) {
   std::vector<OpId> control = dependences_[i];
+  for (const ValueId input : program_.op_inputs[op_of_[i]]) {
+    if (program_.value_producer[input] != kNoOp) feeds_[program_.value_producer[input]] = op_of_[i];
+  }
   for (const int32_t operand : graph_.instruction(i).operands) {
-    for (const int32_t earlier : held_back_by_[operand]) control.push_back(op_of_[earlier]);
+    for (const int32_t earlier : MadeOf(operand)) {
+      if (feeds_[op_of_[earlier]] != op_of_[i]) control.push_back(op_of_[earlier]);
+    }
   }
   if (HasEffects(i)) {
     if (last_with_effects_ != kNoOp) control.push_back(last_with_effects_);

@@ -18,7 +18,8 @@
 //    A loop whose count XLA does not know counts once, here and in the loop's own cost; so does every
 //    branch of a conditional.
 //  * The workspace of a loop, call or conditional is the peak of the values that live only inside.
-//  * Who reads an element of an optimization barrier depends by control on what makes all of them.
+//  * Who reads an element of an optimization barrier depends by control on what makes all of them, who reads
+//    what an op hands on (an asynchronous done, a loop) on that op.
 //  * Ops with effects (collectives, stateful random numbers) keep their order by control.
 //  * What runs between an asynchronous start and its done follows the one and precedes the other
 //    (async_distance.h).

@@ -104,13 +104,14 @@ TEST(LoopsOverwriteTheirStateAndNeedWorkspace) {
   const int64_t x1 = b.Element(loop, 0);
   const int64_t w1 = b.Element(loop, 1);
   const int64_t sum = b.Add("concatenate", F32({1040}), {x1, w1});
-  b.Add("reverse", F32({1040}), {sum});
+  b.Add("concatenate", F32({1056}), {sum, w1});
   const StepProgram program = Build(b).program;
   // Values: p, x0, w0, the loop's x, the concatenation, the result.
   EXPECT_EQ(program.num_values(), 6);
   EXPECT_EQ(program.value_in_place_of[3], 1);
   EXPECT_TRUE(ToVector(program.op_inputs[2]) == (std::vector<int32_t>{1, 2}));
   EXPECT_TRUE(ToVector(program.op_inputs[3]) == (std::vector<int32_t>{3, 2}));
+  EXPECT_TRUE(ToVector(program.op_control[4]) == (std::vector<int32_t>{2}));  // the loop hands w on
   EXPECT_EQ(program.op_workspace_bytes[2], 4096);
   EXPECT_EQ(program.op_workspace_bytes[3], 0);
   EXPECT_TRUE(program.op_can_recompute == (std::vector<uint8_t>{1, 1, 0, 1, 0}));
@@ -187,8 +188,8 @@ TEST(WhoReadsFromABarrierWaitsForAllOfIt) {
   const StepProgram program = Build(b).program;
   EXPECT_EQ(program.num_ops(), 4);  // x, y, z, add
   EXPECT_TRUE(ToVector(program.op_inputs[2]) == (std::vector<int32_t>{program.op_outputs[0][0]}));
-  EXPECT_TRUE(ToVector(program.op_control[2]) == (std::vector<int32_t>{0, 1}));
-  EXPECT_TRUE(ToVector(program.op_control[3]) == (std::vector<int32_t>{0, 1}));
+  EXPECT_TRUE(ToVector(program.op_control[2]) == (std::vector<int32_t>{1}));  // it reads x
+  EXPECT_TRUE(ToVector(program.op_control[3]) == (std::vector<int32_t>{0}));
   EXPECT_TRUE(program.op_can_recompute == (std::vector<uint8_t>{1, 1, 1, 0}));  // waiting does not keep z from it
 }
 
@@ -242,7 +243,8 @@ TEST(ShapesAsText) {
   EXPECT_EQ(ShapeText(testing::Token()), "token");
 }
 
-// The copy is hidden by y and z, which thereby follow its start and precede its done; x and w are free.
+// The copy is hidden by y and z, which thereby follow its start and precede its done; x and w are free. The last reads
+// what the start made, through the done.
 TEST(AsynchronousPairsKeepTheirDistance) {
   HloBuilder b;
   b.Begin("main");
@@ -260,6 +262,7 @@ TEST(AsynchronousPairsKeepTheirDistance) {
   EXPECT_TRUE(ToVector(program.op_control[3]) == (std::vector<int32_t>{1}));
   EXPECT_TRUE(ToVector(program.op_control[4]) == (std::vector<int32_t>{2, 3}));
   EXPECT_TRUE(ToVector(program.op_control[5]).empty());
+  EXPECT_TRUE(ToVector(program.op_control[6]) == (std::vector<int32_t>{4}));
 }
 
 // The start updates its operand in place: its done reads the result alone.
