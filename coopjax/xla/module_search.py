@@ -18,6 +18,7 @@ from coopjax.xla.inner_plans import InnerPlan, InnerPlanner, Reader
 from coopjax.xla.program import HeapResult, parse_module, predict_memory
 
 _MAX_ROUNDS = 6
+_SHARE_OF_TIME = 0.5  # of what is left: for a round, so that one that misses the budget is not the last
 _MAX_SPLITS = 5  # of the budget between a module's entry and its loops
 _NEAR_SMALLEST = 1.01  # temporaries that count as the smallest where the budget can't be reached
 _ROOM_TO_LOOSEN = 0.03  # of the budget
@@ -149,7 +150,7 @@ class _Search:
       limits.add(limit_bytes)
       module, inner = self._inner.plan(max(limit_bytes, 0), share, self._deadline)
       program, op_instruction_ids = self._read(module, None)
-      time_limit_s = max(self._deadline - time.perf_counter(), 0.0)
+      time_limit_s = _SHARE_OF_TIME * max(self._deadline - time.perf_counter(), 0.0)
       result = planner.plan(program, max(limit_bytes, 0), time_limit_s=time_limit_s, **order)
       planner, order = base.get_planner(result.planner), {"order": result.order}
       self._planning_s += time.perf_counter() - start
