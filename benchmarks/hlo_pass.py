@@ -2,8 +2,8 @@
 
   corpus      every program of hlo_corpus x budgets {90, 70, 50, 30 %} x {order only, both}: compiled and run, its
               outputs compared bit by bit with the program's own. Where a budget is out of reach, the smallest
-              temporaries reached stand next to a lower bound: for an order the live bytes that it has, for both the
-              bytes that no schedule avoids.
+              temporaries reached stand next to a lower bound: for an order what its buffers take however they are
+              packed (live bytes, offsets aligned, tables of tuples), for both the bytes that no schedule avoids.
   schedulers  order only against XLA:CPU's default scheduler and its memory-optimized one (predicted, which is exact)
   targets     order only against the schedulers of XLA:GPU (H100) and XLA:TPU (v5e), compiled ahead of time
   networks    ResNet-50, decoder, VGG-16, Inception V3 and DenseNet-121 at 50%, 25% and as small as it gets, next to the
@@ -127,7 +127,7 @@ class Corpus:
   def _row(self, share: float, changes: Changes, result: RecomputeOrderResult, seconds: float) -> tables.Row:
     temp_bytes, same_bits = self._run(result.module_bytes)
     budget_bytes = int(share * self.temp_bytes)
-    bound_bytes = result.after.peak_live_bytes if changes == Changes.ORDER else self.bound_bytes
+    bound_bytes = result.after.least_temp_bytes if changes == Changes.ORDER else self.bound_bytes
     over_bound = temp_bytes / bound_bytes - 1 if bound_bytes else 0.0
     is_smallest = temp_bytes <= NEAR_BOUND * bound_bytes
     return {

@@ -45,6 +45,7 @@ nb::dict HeapFields(const HeapResult& heap) {
   fields["alias_bytes"] = heap.alias_bytes;
   fields["heap_bytes"] = heap.heap_bytes;
   fields["peak_live_bytes"] = heap.peak_live_bytes;
+  fields["least_temp_bytes"] = heap.least_temp_bytes;
   fields["buffer_instruction_ids"] = ToNumpy(instruction_ids);
   fields["buffer_shape_indices"] = nb::tuple(shape_indices);
   fields["buffer_bytes"] = ToNumpy(bytes);

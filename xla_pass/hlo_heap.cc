@@ -48,7 +48,7 @@ class Assigner {
   void AssignHeap(HeapResult* result);
   std::vector<int64_t> PlaceTemporaries(HeapResult* result) const;
   int32_t NumThreadLocalAllocations() const;
-  int64_t ReportedTempBytes(const HeapResult& result) const;
+  int64_t ReportedTempBytes(int64_t temp_bytes, const HeapResult& result) const;
   void AddBuffers(const std::vector<int64_t>& bases, HeapResult* result) const;
 
   const HloAlias& alias_;
@@ -62,6 +62,7 @@ class Assigner {
   std::vector<uint8_t> is_in_heap_;        // [value]
   std::vector<int64_t> heap_offset_;       // [value]
   int32_t heap_allocation_ = -1;
+  int64_t least_heap_bytes_ = 0;
 };
 
 std::vector<int32_t> Assigner::PostOrderPositions() const {
@@ -218,6 +219,7 @@ void Assigner::AssignHeap(HeapResult* result) {
   }
   result->peak_live_bytes = PeakLiveBytes(intervals);
   result->heap_bytes = packing.heap_bytes;
+  least_heap_bytes_ = LeastHeapBytes(intervals, rules_.alignment);
 }
 
 // XLA gives each value of a reducer, comparator and the like a thread-local allocation.
@@ -252,19 +254,21 @@ std::vector<int64_t> Assigner::PlaceTemporaries(HeapResult* result) const {
   for (; first != order.end(); ++first) {
     bases[*first] = RoundUp(result->temp_bytes, rules_.alignment);
     result->temp_bytes = bases[*first] + allocations_[*first].bytes;
+    const int64_t least_bytes = *first == heap_allocation_ ? least_heap_bytes_ : allocations_[*first].bytes;
+    result->least_temp_bytes = RoundUp(result->least_temp_bytes, rules_.alignment) + least_bytes;
   }
   return bases;
 }
 
 // What memory_analysis() says of them where that is not their size, see HeapRules.
-int64_t Assigner::ReportedTempBytes(const HeapResult& result) const {
-  if (!rules_.counts_fragmentation_twice) return result.temp_bytes;
+int64_t Assigner::ReportedTempBytes(int64_t temp_bytes, const HeapResult& result) const {
+  if (!rules_.counts_fragmentation_twice) return temp_bytes;
   if (result.heap_bytes == 0) return 0;
   int64_t live_bytes = result.peak_live_bytes;
   for (const Allocation& allocation : allocations_) {
     if (allocation.kind == AllocationKind::kTuple && !allocation.lives_out) live_bytes += allocation.bytes;
   }
-  return 2 * RoundUp(result.temp_bytes, rules_.alignment) - live_bytes;
+  return 2 * RoundUp(temp_bytes, rules_.alignment) - live_bytes;
 }
 
 void Assigner::AddBuffers(const std::vector<int64_t>& bases, HeapResult* result) const {
@@ -287,7 +291,8 @@ HeapResult Assigner::Run() {
   for (const int32_t buffer : SortedBuffers()) AssignBuffer(buffer);
   AssignHeap(&result);
   const std::vector<int64_t> bases = PlaceTemporaries(&result);
-  result.temp_bytes = ReportedTempBytes(result);
+  result.temp_bytes = ReportedTempBytes(result.temp_bytes, result);
+  result.least_temp_bytes = ReportedTempBytes(result.least_temp_bytes, result);
   for (const Allocation& allocation : allocations_) {
     if (allocation.kind == AllocationKind::kParameter) result.argument_bytes += allocation.bytes;
     if (allocation.lives_out) result.output_bytes += allocation.bytes;

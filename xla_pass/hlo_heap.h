@@ -42,6 +42,7 @@ struct HeapResult {
   int64_t alias_bytes = 0;
   int64_t heap_bytes = 0;            // of the simulated heap alone (temp less tuple tables)
   int64_t peak_live_bytes = 0;       // the heap's size if nothing were lost to fragmentation
+  int64_t least_temp_bytes = 0;      // no packing of this schedule's buffers takes less: offsets are aligned
   std::vector<HeapBuffer> buffers;   // by value id
 };
 
@@ -62,6 +63,9 @@ std::vector<HeapInterval> SimulateHeap(const HloAlias& alias, const HloLiveRange
 
 // The most bytes that are live at any event; memory that several intervals share counts once.
 int64_t PeakLiveBytes(const std::vector<HeapInterval>& intervals);
+
+// The same with all but the one on top rounded up to the alignment: no heap is smaller.
+int64_t LeastHeapBytes(const std::vector<HeapInterval>& intervals, int64_t alignment);
 
 // Step 3: an offset per interval, and the heap's size.
 Packing PackHeap(const std::vector<HeapInterval>& intervals, int64_t alignment);

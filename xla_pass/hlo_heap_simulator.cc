@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "hlo_heap.h"
+#include "packing_blocks.h"
 
 namespace coopjax {
 namespace {
@@ -148,6 +149,10 @@ std::vector<HeapInterval> SimulateHeap(const HloAlias& alias, const HloLiveRange
 
 int64_t PeakLiveBytes(const std::vector<HeapInterval>& intervals) {
   return PeakLiveBytes(ProblemOf(intervals, /*alignment=*/1));
+}
+
+int64_t LeastHeapBytes(const std::vector<HeapInterval>& intervals, int64_t alignment) {
+  return PackingLowerBound(MakePackingBlocks(ProblemOf(intervals, alignment)));
 }
 
 Packing PackHeap(const std::vector<HeapInterval>& intervals, int64_t alignment) {

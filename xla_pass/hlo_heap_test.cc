@@ -38,6 +38,19 @@ TEST(ValuesThatOverlapAddUp) {
   EXPECT_EQ(heap.output_bytes, 4);
 }
 
+// p -> a (40 bytes) -> b (16) -> scalar. b stands on a's 40 bytes rounded up to 64: no packing takes less than 64 + 16,
+// or than 64 + 40 were a on top.
+TEST(WhatIsBelowIsRoundedUp) {
+  HloBuilder b;
+  b.Begin("main");
+  const int64_t x = b.Add("reverse", F32({10}), {b.Parameter(0, F32({10}))});
+  b.Add("bitcast-convert", F32({}), {b.Add("slice", F32({4}), {x})});
+  const HeapResult heap = Assign(b);
+  EXPECT_EQ(heap.peak_live_bytes, 40 + 16);
+  EXPECT_EQ(heap.least_temp_bytes, 64 + 16);
+  EXPECT_EQ(heap.temp_bytes, 64 + 16);
+}
+
 // The same chain with elementwise ops: each takes over its operand's buffer, one kilobyte for all.
 TEST(DyingOperandsAreTakenOver) {
   HloBuilder b;
@@ -197,6 +210,7 @@ TEST(TpuAlignsWidelyAndCountsItsMainMemory) {
   EXPECT_EQ(heap.output_bytes, 1024);
   // 4 x 16 KB with the table, of which 3 x 1 KB and 512 bytes are live: the rest is counted a second time.
   EXPECT_EQ(heap.temp_bytes, 2 * 4 * 16384 - (3 * 1024 + 512));
+  EXPECT_EQ(heap.least_temp_bytes, heap.temp_bytes);  // alignment alone loses bytes here
   for (const HeapBuffer& buffer : heap.buffers) EXPECT_TRUE(buffer.instruction_id != v);
 }
 

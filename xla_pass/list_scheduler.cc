@@ -58,11 +58,12 @@ class ListScheduler {
  private:
   struct Entry {
     int64_t net_bytes;    // freed by running it now, minus made
+    int64_t made_bytes;
     int32_t position;
     OpId op;
     int32_t version;
     bool operator<(const Entry& other) const {
-      return net_bytes != other.net_bytes ? net_bytes < other.net_bytes : position > other.position;
+      return std::tie(net_bytes, other.made_bytes, other.position) < std::tie(other.net_bytes, made_bytes, position);
     }
   };
 
@@ -89,6 +90,13 @@ class ListScheduler {
     return net;
   }
 
+  // Of ops of the same net, one that makes more takes more while it runs.
+  int64_t MadeBytes(OpId op) const {
+    int64_t made = 0;
+    for (ValueId w : program_.op_outputs[op]) made += Bytes(w);
+    return made;
+  }
+
   // The best running sum of net bytes along the chain op, its sole reader, the reader's sole reader ...
   // as long as nothing else stands in the way.
   int64_t ChainNetBytes(OpId op) const {
@@ -113,7 +121,7 @@ class ListScheduler {
     int64_t net = looks_ahead_ ? ChainNetBytes(op) : NetBytes(op);
     // Patient: an op that grows memory waits for its turn in the given order, behind those that do not.
     if (is_patient_ && net < 0) net = -1;
-    queue_.push({net, position_[op], op, ++version_[op]});
+    queue_.push({net, is_patient_ ? 0 : MadeBytes(op), position_[op], op, ++version_[op]});
   }
 
   void MakeReady(OpId op) {

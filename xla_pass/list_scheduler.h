@@ -14,7 +14,7 @@ namespace coopjax {
 
 enum class OrderRule : uint8_t {
   kGiven = 0,        // the program's own order
-  kMostFreed = 1,    // largest net of bytes freed - bytes made
+  kMostFreed = 1,    // largest net of bytes freed - bytes made, then fewest made
   kFreeFirst = 2,    // ops that do not grow memory at once, the others in the given order
   kLookAhead = 3,    // kMostFreed over the chain of sole readers that an op opens
   kBackward = 4,     // kMostFreed from the end of the program towards its start

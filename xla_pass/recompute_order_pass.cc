@@ -9,6 +9,7 @@
 
 #include "coop_planner.h"
 #include "liveness.h"
+#include "packed_module.h"
 #include "peak_planner.h"
 #include "segment_planner.h"
 #include "transform.h"
@@ -29,6 +30,8 @@ constexpr int64_t kLargeModule = 50'000;
 constexpr int32_t kMaxRoundsOfLarge = 2;
 constexpr int64_t kMaxTrials = 100'000;
 constexpr double kRoomToLoosen = 0.03;        // of the budget
+constexpr double kNearlyPacked = 1.005;       // of the least that a packing of the same buffers takes
+constexpr int32_t kMaxRepacked = 4;           // plans whose runs are moved about so that they pack better
 constexpr double kRoomToSettle[] = {0, 0.01, 0.02, 0.04};   // above the smallest peak
 
 // Adds the time that it lives to `*seconds`.
@@ -43,17 +46,37 @@ class Stopwatch {
   const Clock::time_point start_;
 };
 
-// What became of one schedule.
-struct Candidate {
+// A plan that was not carried out yet.
+struct Proposal {
+  Schedule order;                          // that it was made from
   Schedule schedule;
+  int64_t peak_bytes = 0;                  // live
   double cost_s = 0;
-  HeapResult heap;
-  std::unique_ptr<const HloModule> module;
-
-  std::tuple<int64_t, double, int64_t> Rank(int64_t budget_bytes) const {
-    return {std::max<int64_t>(heap.temp_bytes - budget_bytes, 0), cost_s, heap.temp_bytes};
+  std::pair<int64_t, double> Rank(int64_t limit_bytes) const {
+    return {std::max<int64_t>(peak_bytes - limit_bytes, 0), cost_s};
   }
 };
+
+// What became of one.
+struct Candidate {
+  Proposal plan;
+  HeapResult heap;
+  std::shared_ptr<const HloModule> module;
+
+  using Ranked = std::tuple<int64_t, double, int64_t>;
+  Ranked Rank(int64_t budget_bytes) const { return RankAt(heap.temp_bytes, budget_bytes); }
+  // Were nothing lost between its buffers.
+  Ranked LeastRank(int64_t budget_bytes) const { return RankAt(heap.least_temp_bytes, budget_bytes); }
+
+ private:
+  Ranked RankAt(int64_t temp_bytes, int64_t budget_bytes) const {
+    return {std::max<int64_t>(temp_bytes - budget_bytes, 0), plan.cost_s, temp_bytes};
+  }
+};
+
+bool IsPacked(const HeapResult& heap) {
+  return static_cast<double>(heap.temp_bytes) <= kNearlyPacked * static_cast<double>(heap.least_temp_bytes);
+}
 
 // Every op's first run right after that of the op before it: planners move originals else.
 void FixOrder(StepProgram* program) {
@@ -114,27 +137,19 @@ class Pass {
     return std::ssize(module().instructions) > kLargeModule || program().num_ops() > kMaxPolishedOps;
   }
 
-  // A plan that was not carried out yet.
-  struct Proposal {
-    Schedule order;                          // that it was made from
-    Schedule schedule;
-    int64_t peak_bytes = 0;                  // live
-    double cost_s = 0;
-    std::pair<int64_t, double> Rank(int64_t limit_bytes) const {
-      return {std::max<int64_t>(peak_bytes - limit_bytes, 0), cost_s};
-    }
-  };
-
   bool Read(HloProgram* hlo);
   void SearchOrder();
+  void PackOrder();
   void SearchInnerOrders();
   std::string InnerOrdered(int32_t computation) const;
-  int64_t PredictedTemp(const Schedule& order) const;
   int64_t Consider(const Proposal& proposal, int64_t limit_bytes, int64_t budget_bytes);
   std::optional<Candidate> CarryOut(const Proposal& proposal);
+  void Keep(Candidate candidate, int64_t budget_bytes);
   int64_t OrderedBytes() const;
   void Recompute(int64_t budget_bytes);
+  void PlanInRounds(std::vector<Proposal> proposals, int64_t budget_bytes);
   void Settle(const std::vector<Proposal>& proposals, int64_t budget_bytes);
+  void Repack(int64_t budget_bytes);
   std::vector<Proposal> FirstProposals(int64_t limit_bytes);
   std::vector<Proposal> Propose(const Schedule& order, int64_t limit_bytes);
   std::vector<Schedule> Plan(std::span<const OpId> order, int64_t limit_bytes) const;
@@ -146,6 +161,7 @@ class Pass {
   const RecomputeOrderOptions& options_;
   const Clock::time_point start_;
   std::optional<Candidate> best_;
+  std::vector<Candidate> loose_;             // those that lose bytes between their buffers
   RecomputeOrderResult result_;
 };
 
@@ -160,25 +176,31 @@ bool Pass::Read(HloProgram* hlo) {
   return true;
 }
 
-// XLA's heap, were the entry computation in this order.
-int64_t Pass::PredictedTemp(const Schedule& order) const {
-  std::vector<int32_t> sequence;
-  for (const int64_t id : EntrySequence(module(), result_.hlo.op_instruction_ids, order)) {
-    const int32_t i = module().instruction_index.Find(id);
-    if (!analysis_->graph.is_dropped(i)) sequence.push_back(i);
-  }
-  return AssignBuffers(*analysis_->alias, ComputeHloLiveRanges(*analysis_->alias, sequence)).temp_bytes;
-}
-
 void Pass::SearchOrder() {
   if (options_.changes == RecomputeOrderChanges::kClones) return;
   const Stopwatch stopwatch(&result_.timing.order_s);
   SearchInnerOrders();
-  const OrderJudge judge = [this](const Schedule& order) { return PredictedTemp(order); };
+  const OrderJudge judge = [this](const Schedule& order) {
+    return HeapInOrder(*analysis_, result_.hlo.op_instruction_ids, order).temp_bytes;
+  };
   const OrderSearchOptions options = {.num_judged = IsLarge() ? kJudgedOfLarge : kJudged,
                                       .time_limit_s = TimeLeft() / 2};
   result_.orders = SearchOrders(program(), result_.costs, judge, options);
+  PackOrder();
   result_.order = result_.orders.front().order;
+}
+
+// Where the best order loses bytes between its buffers, one like it that loses fewer.
+void Pass::PackOrder() {
+  const Schedule& best = result_.orders.front().order;
+  const HeapResult heap = HeapInOrder(*analysis_, result_.hlo.op_instruction_ids, best);
+  if (IsLarge() || IsPacked(heap)) return;
+  PackedOrder packed = SearchPackedOrder(*analysis_, result_.hlo, best,
+                                         {.target_bytes = heap.least_temp_bytes, .time_limit_s = TimeLeft() / 4});
+  if (packed.heap.temp_bytes == heap.temp_bytes) return;
+  const int64_t peak_bytes = ComputeLiveness(program(), packed.order).peak_bytes;
+  result_.orders.insert(result_.orders.begin(),
+                        {std::move(packed.order), packed.heap.temp_bytes, peak_bytes, "packed"});
 }
 
 // Callees first, so that a loop is ordered around the smallest loops inside.
@@ -217,18 +239,20 @@ std::string Pass::InnerOrdered(int32_t computation) const {
 // bytes.
 int64_t Pass::Consider(const Proposal& proposal, int64_t limit_bytes, int64_t budget_bytes) {
   int64_t temp_bytes = result_.before.temp_bytes;
-  if (auto candidate = CarryOut(proposal)) {
+  if (std::optional<Candidate> candidate = CarryOut(proposal)) {
     temp_bytes = candidate->heap.temp_bytes;
-    const bool is_better = !best_ || candidate->Rank(budget_bytes) < best_->Rank(budget_bytes);
-    if (temp_bytes < result_.before.temp_bytes && is_better) {
-      best_ = std::move(candidate);
-      result_.order = proposal.order;
-    }
+    if (!IsLarge() && !IsPacked(candidate->heap)) loose_.push_back(*candidate);
+    Keep(*std::move(candidate), budget_bytes);
   }
   if (std::ssize(proposal.schedule) > program().num_ops()) {
     result_.rounds.push_back({limit_bytes, proposal.peak_bytes, temp_bytes, proposal.cost_s});
   }
   return temp_bytes;
+}
+
+void Pass::Keep(Candidate candidate, int64_t budget_bytes) {
+  if (candidate.heap.temp_bytes >= result_.before.temp_bytes) return;
+  if (!best_ || candidate.Rank(budget_bytes) < best_->Rank(budget_bytes)) best_ = std::move(candidate);
 }
 
 // Nothing where nothing would change.
@@ -240,7 +264,7 @@ std::optional<Candidate> Pass::CarryOut(const Proposal& proposal) {
   if (!result_.reason.empty()) return std::nullopt;
   std::optional<ReadModule> read = ReadBytes(std::move(transformed.bytes), &result_.reason);
   if (!read) return std::nullopt;
-  return Candidate{proposal.schedule, proposal.cost_s, read->Heap(), std::move(read->module)};
+  return Candidate{proposal, read->Heap(), std::move(read->module)};
 }
 
 // Temporary bytes of the best order.
@@ -252,7 +276,15 @@ void Pass::Recompute(int64_t budget_bytes) {
   std::vector<Proposal> proposals = FirstProposals(budget_bytes);
   if (proposals.empty()) return;
   std::ranges::stable_sort(proposals, {}, [&](const Proposal& each) { return each.Rank(budget_bytes); });
-  if (proposals.front().peak_bytes > budget_bytes) return Settle(proposals, budget_bytes);
+  if (proposals.front().peak_bytes > budget_bytes) {
+    Settle(proposals, budget_bytes);
+  } else {
+    PlanInRounds(std::move(proposals), budget_bytes);
+  }
+  Repack(budget_bytes);
+}
+
+void Pass::PlanInRounds(std::vector<Proposal> proposals, int64_t budget_bytes) {
   int64_t limit_bytes = budget_bytes;
   const int32_t max_rounds = IsLarge() ? std::min(kMaxRoundsOfLarge, options_.max_rounds) : options_.max_rounds;
   for (int32_t round = 1; !proposals.empty(); ++round) {
@@ -271,6 +303,29 @@ void Pass::Recompute(int64_t budget_bytes) {
   }
 }
 
+// Plans that lose bytes between their buffers, and would be better than the best if they lost none: their runs are moved
+// about so that they lose fewer. Every one by a seed of its own, for the same may stand here twice.
+void Pass::Repack(int64_t budget_bytes) {
+  if (options_.changes != RecomputeOrderChanges::kBoth) return;
+  std::ranges::stable_sort(loose_, {}, [&](const Candidate& each) { return each.LeastRank(budget_bytes); });
+  if (loose_.size() > kMaxRepacked) loose_.resize(kMaxRepacked);
+  for (uint64_t seed = 1; Candidate& loose : loose_) {
+    if (TimeLeft() == 0 || (best_ && loose.LeastRank(budget_bytes) >= best_->Rank(budget_bytes))) return;
+    const PackedOrderOptions options = {.target_bytes = std::max(budget_bytes, loose.heap.least_temp_bytes),
+                                        .seed = seed++, .time_limit_s = TimeLeft() / 4};
+    PackedSchedule packed = SearchPackedSchedule(*loose.module, options_.roofline, loose.plan.schedule, options);
+    if (packed.bytes.empty()) continue;
+    std::optional<ReadModule> read = ReadBytes(std::move(packed.bytes), &result_.reason);
+    if (!read) continue;
+    loose.plan.schedule = std::move(packed.schedule);
+    loose.plan.peak_bytes = ComputeLiveness(program(), loose.plan.schedule).peak_bytes;
+    loose.heap = read->Heap();
+    loose.module = std::move(read->module);
+    result_.rounds.push_back({options.target_bytes, loose.plan.peak_bytes, loose.heap.temp_bytes, loose.plan.cost_s});
+    Keep(std::move(loose), budget_bytes);
+  }
+}
+
 // The budget is out of reach: of the plans nearest to it the one that packs best, plans with a little more room among
 // them.
 void Pass::Settle(const std::vector<Proposal>& proposals, int64_t budget_bytes) {
@@ -286,7 +341,7 @@ void Pass::Settle(const std::vector<Proposal>& proposals, int64_t budget_bytes) 
 }
 
 // Plans from several orders: the best, the one that came, and the next best.
-std::vector<Pass::Proposal> Pass::FirstProposals(int64_t limit_bytes) {
+std::vector<Proposal> Pass::FirstProposals(int64_t limit_bytes) {
   const int32_t max_starts = IsLarge() || options_.planner ? 1 : kMaxStarts;
   std::vector<Schedule> starts = {result_.order};
   const auto add = [&](const Schedule& order) {
@@ -303,7 +358,7 @@ std::vector<Pass::Proposal> Pass::FirstProposals(int64_t limit_bytes) {
 }
 
 // The plans from one order, the best first.
-std::vector<Pass::Proposal> Pass::Propose(const Schedule& order, int64_t limit_bytes) {
+std::vector<Proposal> Pass::Propose(const Schedule& order, int64_t limit_bytes) {
   const Stopwatch stopwatch(&result_.timing.plan_s);
   std::vector<Proposal> proposals;
   for (Schedule& schedule : Plan(order, std::max<int64_t>(limit_bytes, 0))) {
@@ -347,8 +402,9 @@ void Pass::Finish() {
   }
   result_.reason.clear();
   result_.bytes = best_->module->bytes;
-  result_.schedule = std::move(best_->schedule);
-  result_.recompute_cost_s = best_->cost_s;
+  result_.order = std::move(best_->plan.order);
+  result_.schedule = std::move(best_->plan.schedule);
+  result_.recompute_cost_s = best_->plan.cost_s;
   result_.after = std::move(best_->heap);
 }
 

@@ -12,7 +12,8 @@
 //     than 50,000 instructions get SegmentPlanner's from the best order.
 //  5. The schedule is carried into the module (transform.h) and its memory predicted again. Planners bound live
 //     bytes, XLA packs buffers: the limit moves by the difference, for a few rounds. Where the budget is out of reach,
-//     the plan that packs smallest is taken.
+//     the plan that packs smallest is taken. In modules that are not large, orders and plans that lose bytes between
+//     their buffers are improved by moving ops about (packed_order.h).
 //  6. What comes out is proved (verify.h). On any doubt, and where nothing is gained, the module stays as it came.
 //
 // The result never takes more temporary memory than the module as it came. Deterministic unless the time limit

@@ -41,6 +41,7 @@ class HeapResult:
     alias_bytes: of the parameters whose memory a result takes over.
     heap_bytes: of the simulated heap alone: temporaries without the pointer tables of tuples.
     peak_live_bytes: what the heap would need if nothing were lost to fragmentation.
+    least_temp_bytes: no packing of these buffers takes less: offsets are aligned, and tuples have tables.
     buffer_instruction_ids: instruction that defines each buffer, int64.
     buffer_shape_indices: element of the instruction's result, ``()`` for an array.
     buffer_bytes: int64.
@@ -58,6 +59,7 @@ class HeapResult:
   alias_bytes: int
   heap_bytes: int
   peak_live_bytes: int
+  least_temp_bytes: int
   buffer_instruction_ids: np.ndarray
   buffer_shape_indices: tuple[tuple[int, ...], ...]
   buffer_bytes: np.ndarray

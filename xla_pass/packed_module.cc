@@ -1,0 +1,89 @@
+#include "packed_module.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "dependences.h"
+#include "transform.h"
+
+namespace coopjax {
+namespace {
+
+constexpr int64_t kMaxWork = 400'000;        // instructions that the judge looks at
+constexpr int64_t kLeastTrials = 100;        // fewer seldom find anything
+
+int32_t MaxTrials(const HloModule& module) {
+  const int64_t num_trials = kMaxWork / std::ssize(module.instructions);
+  return num_trials < kLeastTrials ? 0 : static_cast<int32_t>(num_trials);
+}
+
+OrderHeap HeapAbove(const HeapResult& heap, int64_t target_bytes) {
+  OrderHeap result = {heap.temp_bytes, heap.least_temp_bytes, 0};
+  for (const HeapBuffer& buffer : heap.buffers) {
+    if (buffer.kind != AllocationKind::kTemporary) continue;
+    result.over_bytes += std::clamp<int64_t>(buffer.offset + buffer.bytes - target_bytes, 0, buffer.bytes);
+  }
+  return result;
+}
+
+// All uses of a run's results come before the next run of the same op. `op_of_run[k]` is the op that run k is of, and
+// what `program` calls op k.
+void SeparateRuns(const Schedule& op_of_run, StepProgram* program) {
+  const Csr readers = ValueReaders(*program);
+  std::vector<OpId> last_run(op_of_run.empty() ? 0 : *std::ranges::max_element(op_of_run) + 1, kNoOp);
+  Csr control;
+  for (OpId run = 0; run < program->num_ops(); ++run) {
+    std::vector<OpId> before(program->op_control[run].begin(), program->op_control[run].end());
+    if (const OpId last = std::exchange(last_run[op_of_run[run]], run); last != kNoOp) {
+      before.push_back(last);
+      for (const ValueId v : program->op_outputs[last]) {
+        before.insert(before.end(), readers[v].begin(), readers[v].end());
+      }
+    }
+    std::ranges::sort(before);
+    before.erase(std::ranges::unique(before).begin(), before.end());
+    control.AddRow(before);
+  }
+  program->op_control = std::move(control);
+}
+
+}  // namespace
+
+HeapResult HeapInOrder(const HloAnalysis& analysis, const std::vector<int64_t>& op_instruction_ids,
+                       const Schedule& order) {
+  const HloModule& module = analysis.graph.module();
+  std::vector<int32_t> sequence;
+  for (const int64_t id : EntrySequence(module, op_instruction_ids, order)) {
+    const int32_t i = module.instruction_index.Find(id);
+    if (!analysis.graph.is_dropped(i)) sequence.push_back(i);
+  }
+  return AssignBuffers(*analysis.alias, ComputeHloLiveRanges(*analysis.alias, sequence));
+}
+
+PackedOrder SearchPackedOrder(const HloAnalysis& analysis, const HloProgram& hlo, const Schedule& start,
+                              PackedOrderOptions options) {
+  options.max_trials = std::min(options.max_trials, MaxTrials(analysis.graph.module()));
+  const HeapJudge judge = [&](const Schedule& order, int64_t target_bytes) {
+    return HeapAbove(HeapInOrder(analysis, hlo.op_instruction_ids, order), target_bytes);
+  };
+  return SearchPackedOrder(hlo.program, start, judge, options);
+}
+
+PackedSchedule SearchPackedSchedule(const HloModule& module, const Roofline& roofline, const Schedule& schedule,
+                                    const PackedOrderOptions& options) {
+  PackedSchedule result = {schedule, ""};
+  if (MaxTrials(module) == 0) return result;
+  HloProgram hlo;
+  std::string error;
+  const auto analysis = AnalyzeHlo(module, &error);
+  if (analysis == nullptr || !BuildHloProgram(*analysis, roofline, &hlo).empty()) return result;
+  if (hlo.program.num_ops() != std::ssize(schedule)) return result;
+  SeparateRuns(schedule, &hlo.program);
+  const Schedule runs = SearchPackedOrder(*analysis, hlo, hlo.program.schedule, options).order;
+  if (runs == hlo.program.schedule) return result;
+  result.bytes = ApplySchedule(module, hlo.op_instruction_ids, runs).bytes;
+  for (size_t k = 0; k < runs.size(); ++k) result.schedule[k] = schedule[runs[k]];
+  return result;
+}
+
+}  // namespace coopjax

@@ -1,0 +1,32 @@
+// A scheduled module whose entry runs in an order that XLA packs well (packed_order.h).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "hlo_analysis.h"
+#include "hlo_heap.h"
+#include "hlo_program.h"
+#include "packed_order.h"
+
+namespace coopjax {
+
+// XLA's heap, were the entry computation in this order of the same instructions.
+HeapResult HeapInOrder(const HloAnalysis& analysis, const std::vector<int64_t>& op_instruction_ids,
+                       const Schedule& order);
+
+// As SearchPackedOrder, with fewer trials than `options` says in a module of many instructions, and none in a large one.
+PackedOrder SearchPackedOrder(const HloAnalysis& analysis, const HloProgram& hlo, const Schedule& start,
+                              PackedOrderOptions options);
+
+// The same for a module that carries `schedule` out of another one: its clones are ops like others. Every read stays
+// with the production that it has, so that what comes out is a schedule, too.
+struct PackedSchedule {
+  Schedule schedule;       // of the ops that `schedule` names; as it came where nothing packs better
+  std::string bytes;       // the module; empty where nothing does
+};
+PackedSchedule SearchPackedSchedule(const HloModule& module, const Roofline& roofline, const Schedule& schedule,
+                                    const PackedOrderOptions& options);
+
+}  // namespace coopjax
