@@ -214,7 +214,7 @@ class Bench:
       flops = gradient_flops(*self._program(plan.apply(self.case.loss())))
     if "hlo" in plan.engine:  # under the policy engine, what it did to the program that was taken
       taken = min(made, key=lambda each: abs(each.predicted.temp_bytes - plan.measured.temp_bytes))
-      flops += taken.result.recompute_flops if taken.result else 0.0
+      flops += taken.recompute_flops
     return plan.measured, {"engine": plan.engine, "rounds": len(plan.rounds), **self._recomputed(flops)}
 
   def _by_xla(self, total_bytes: int) -> tuple[coopjax.MemoryProfile, Row]:

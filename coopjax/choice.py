@@ -2,8 +2,10 @@
 
 import collections
 import dataclasses
+import functools
 import hashlib
 import logging
+import math
 import re
 import threading
 import warnings
@@ -19,8 +21,8 @@ from coopjax.errors import (
   BudgetExceededWarning, CompileMemoryError, InvalidProgramError, NotDifferentiableError, RematNoEffectWarning,
   ShardingUnknownWarning,
 )
+from coopjax.jaxpr import cost, rewrite
 from coopjax.jaxpr import policy as jaxpr_policy
-from coopjax.jaxpr import rewrite
 from coopjax.jaxpr.profile import Profile
 from coopjax.jaxpr.tags import tag_jaxpr, tagged_fn
 from coopjax.jaxpr.trace import TracedFn, differentiable, fn_and_gradient
@@ -35,6 +37,7 @@ from coopjax.xla.program import HeapResult, predict_memory
 
 _KEPT_CHOICES = 256
 _COMPILED_ROUNDS = 4  # each compiles for an accelerator
+_DEAR = 0.5  # of the forward pass repeated by the HLO engine alone: the policy engine is asked, too
 _log = logging.getLogger("coopjax.choice")
 _ADDRESS = re.compile(r"\b0x[0-9a-f]+\b")
 _FOLDED = re.compile(r"(random_fold_in \w+) \d+:")  # a module's path as a number, in Flax
@@ -183,13 +186,11 @@ def decide(
     return _decide_compiled(traced, unplanned, request, platform, fingerprint, planners)
   hook.install(platform)
   mark = mark_of(fingerprint, request.budget, request.planner, request.time_limit_s)
-  for planner in dict.fromkeys(planners):
-    outcome = hook.plan_module(unplanned.module, [hook.Request(request.budget, planner, request.time_limit_s)])
-    if outcome.fits:
-      break
-  if not outcome.fits and request.engine == "auto":
+  outcome = _planned_module(traced, request, unplanned.module, request.budget, planners)
+  if request.engine == "auto" and (not outcome.fits or _is_dear(traced, outcome)):
+    rival = Decided(Choice(mark), outcome) if outcome.fits else None
     profile = profile_of_module(traced, unplanned.module)
-    return _decide_policy(traced, unplanned, request, outcome, fingerprint, profile=profile)
+    return _decide_policy(traced, unplanned, request, outcome, fingerprint, profile=profile, rival=rival)
   if not outcome.fits and traced.placement.is_known:  # else the hook, which sees one device's program, decides
     schedule = None if outcome.result is None else outcome.result.schedule
     _report_infeasible(traced, request, outcome.budget_bytes, outcome.predicted.temp_bytes, unplanned.module, schedule)
@@ -216,7 +217,6 @@ def _decide_compiled(
   budget = Budget(request.budget.resolve(baseline.temp_bytes, baseline.resident_bytes))
   if baseline.temp_bytes <= budget.limit_bytes:
     return Decided(Choice(), baseline=baseline)
-  speeds = request.speeds.name
   try:
     limit_bytes = budget.limit_bytes + max(predict_memory(module).temp_bytes - baseline.temp_bytes, 0)
   except InvalidProgramError as error:
@@ -225,17 +225,18 @@ def _decide_compiled(
     return _decide_policy(traced, unplanned, request, None, fingerprint, baseline)
   best = None
   for _ in range(_COMPILED_ROUNDS):
-    for planner in dict.fromkeys(planners):
-      limit = Budget(limit_bytes)
-      outcome = hook.plan_module(module, [hook.Request(limit, planner, request.time_limit_s, target=speeds)])
-      if outcome.fits:
-        break
-    mark, measured = mark_of(fingerprint, limit, request.planner, request.time_limit_s, speeds), None
+    limit = Budget(limit_bytes)
+    outcome = _planned_module(traced, request, module, limit, planners)
+    mark = mark_of(fingerprint, limit, request.planner, request.time_limit_s, request.speeds.name)
+    measured = None
     if outcome.fits or request.engine == "hlo":
       measured = _measure_marked(traced, request, mark)
     if best is None or (measured and measured.temp_bytes < best.temp_bytes):
       best = Decided(Choice(mark), outcome, baseline=baseline, measured=measured)
     if measured and measured.temp_bytes <= budget.limit_bytes:
+      if request.engine == "auto" and _is_dear(traced, outcome):
+        profile = profile_of_module(traced, module, baseline.temp_bytes)
+        return _decide_policy(traced, unplanned, request, outcome, fingerprint, baseline, profile, rival=best)
       return best
     if not (measured and outcome.fits):
       break
@@ -247,6 +248,23 @@ def _decide_compiled(
     return _decide_policy(traced, unplanned, request, best.outcome, fingerprint, baseline, profile)
   _report_infeasible(traced, request, budget.limit_bytes, best.temp_bytes, module)
   return best
+
+
+def _planned_module(
+  traced: TracedFn, request: Request, module: bytes, budget: Budget, planners: Sequence[str],
+) -> hook.Outcome:
+  """What the HLO engine makes of the module: by the first planner whose plan fits and is not dear, or by the last."""
+  for planner in dict.fromkeys(planners):
+    asked = hook.Request(budget, planner, request.time_limit_s, target=request.speeds.name)
+    outcome = hook.plan_module(module, [asked])
+    if outcome.fits and not _is_dear(traced, outcome):
+      break
+  return outcome
+
+
+def _is_dear(traced: TracedFn, outcome: hook.Outcome) -> bool:
+  """Whether the HLO engine repeats so much that the policy engine, whose compiles tell what they take, may do better."""
+  return traced.placement.is_known and outcome.recompute_flops > _DEAR * cost.jaxpr_flops(traced.inlined)
 
 
 def _measure_marked(traced: TracedFn, request: Request, mark: str) -> MemoryProfile | None:
@@ -263,11 +281,11 @@ def _measure_marked(traced: TracedFn, request: Request, mark: str) -> MemoryProf
 
 def _decide_policy(
   traced: TracedFn, unplanned: Unplanned, request: Request, outcome: hook.Outcome | None, fingerprint: str,
-  baseline: MemoryProfile | None = None, profile: Profile | None = None,
+  baseline: MemoryProfile | None = None, profile: Profile | None = None, rival: Decided | None = None,
 ) -> Decided:
   """Plans checkpoint segments; every round is a compile. With an outcome, the HLO engine works under them.
 
-  A share is settled here, in bytes: the hook will not see the un-rematerialized program again.
+  A rival holds the budget by the HLO engine alone, and is what is decided if no segments take fewer FLOPs. A share is settled here, in bytes: the hook will not see the un-rematerialized program again.
   """
   if outcome is None and baseline is None:
     baseline, profile = measure(unplanned.tagged, request.device), profile_of(traced, unplanned.tagged)
@@ -278,7 +296,8 @@ def _decide_policy(
   is_known, changes = traced.placement.is_known, traced.placement.is_spread or traced.placement.is_batched
   mark = outcome and mark_of(
     fingerprint, Budget(budget_bytes), request.planner, request.time_limit_s, request.speeds.name)
-  trials, found = Trials(request), list[jaxpr_policy.PolicyPlan]()
+  trials, found = Trials(request, mark), list[jaxpr_policy.PolicyPlan]()
+  below_flops = rival.outcome.recompute_flops if rival else math.inf
   link = host_offload.link(request.budget, request.device)
   with warnings.catch_warnings():
     warnings.simplefilter("ignore", BudgetExceededWarning)  # trials may miss the budget
@@ -287,8 +306,11 @@ def _decide_policy(
       if not found or not found[-1].is_feasible:
         found.append(jaxpr_policy.plan_policy(
           traced, budget_bytes, trials.compile, baseline.temp_bytes, mark=mark, only_scans=only_scans,
-          profile=profile, link=link, planner=request.planner))
+          profile=profile, link=link, planner=request.planner, aid_of=functools.partial(_aid, trials),
+          below_flops=below_flops))
   best = found[-1] if found[-1].is_feasible else min(found, key=lambda plan: plan.smallest_bytes)
+  if rival and not (best.is_feasible and best.recompute_flops < below_flops):
+    return rival
   if not is_known and (mark or traced.placement.is_spread):
     return _carry_over(traced, request, outcome, fingerprint, best if best.is_feasible else found[0])
   if not best.is_feasible:
@@ -296,6 +318,12 @@ def _decide_policy(
     _report_infeasible(traced, request, budget_bytes, best.smallest_bytes, module_of(smallest))
   measured = trials.measured(best.temp_bytes)
   return Decided(Choice(mark, best.decisions), outcome, best, baseline=known, measured=measured)
+
+
+def _aid(trials: Trials) -> jaxpr_policy.Aid | None:
+  """What the HLO engine did in the last trial."""
+  outcome = trials.outcome
+  return outcome and jaxpr_policy.Aid(outcome.baseline.temp_bytes, outcome.recompute_flops)
 
 
 def _carry_over(

@@ -9,7 +9,7 @@ from coopjax import host_offload
 from coopjax.budget import Budget
 from coopjax.memory_profile import MemoryProfile
 from coopjax.planners import base
-from coopjax.xla import targets
+from coopjax.xla import hook, targets
 from coopjax.xla.compile import OversizedProgram, compile_trial, fits, measure, temp_bytes_of
 from coopjax.xla.targets import Target
 
@@ -73,18 +73,26 @@ class Request:
 class Trials:
   """Compiles for a request, and remembers what the programs that can run take.
 
+  Args:
+    request: what is asked.
+    mark: on what is compiled, if the HLO engine is at work.
+
   Attributes:
     smallest: the program with the least temporaries so far, if there is one.
+    outcome: of the HLO engine on the last program, if there is one.
   """
 
-  def __init__(self, request: Request):
-    self._request = request
+  def __init__(self, request: Request, mark: str | None = None):
+    self._request, self._mark = request, mark
+    self.outcome: hook.Outcome | None = None
     self._profiles: dict[int, MemoryProfile] = {}
     self.smallest: jax.stages.Compiled | OversizedProgram | None = None
 
   def compile(self, fn: Callable, avals: Sequence[jax.ShapeDtypeStruct]) -> jax.stages.Compiled | OversizedProgram:
     """As `Request.compile`."""
-    compiled = self._request.compile(fn, avals)
+    with hook.outcomes(self._mark) as made:
+      compiled = self._request.compile(fn, avals)
+    self.outcome = max(made, key=lambda outcome: outcome.baseline.temp_bytes, default=None)
     if self.smallest is None or temp_bytes_of(compiled) < temp_bytes_of(self.smallest):
       self.smallest = compiled
     if fits(compiled, self._request.device):

@@ -65,7 +65,8 @@ def block(weights, x, num_heads=2):
 
 
 def decoder(depth=4, width=64, batch=8, length=64, form="unrolled"):
-  """``(loss, params, ids)``; `form` is unrolled, scan or by_hand (a checkpoint around each block)."""
+  """``(loss, params, ids)``; `form` is unrolled or scan, "by_hand" behind it for a checkpoint around each block."""
+  form, _, by_hand = form.partition(" ")
   blocks = [
     {"qkv": models.normal(5 * i, width, 3 * width), "out": models.normal(5 * i + 1, width, width),
      "up": models.normal(5 * i + 2, width, 2 * width), "gate": models.normal(5 * i + 3, width, 2 * width),
@@ -76,10 +77,10 @@ def decoder(depth=4, width=64, batch=8, length=64, form="unrolled"):
 
   def loss(params, ids):
     x = params["embed"][ids]
+    run = jax.checkpoint(block) if by_hand else block
     if form == "scan":
-      x, _ = jax.lax.scan(lambda x, weights: (block(weights, x), None), x, params["blocks"])
+      x, _ = jax.lax.scan(lambda x, weights: (run(weights, x), None), x, params["blocks"])
     else:
-      run = jax.checkpoint(block) if form == "by_hand" else block
       for weights in params["blocks"]:
         x = run(weights, x)
     return models.cross_entropy(x @ params["embed"].T, jnp.roll(ids, -1, 1))

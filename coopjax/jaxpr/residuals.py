@@ -90,6 +90,14 @@ class ForwardGraph:
       per_position[self.value_position[root]] += self.value_bytes[root]
     return per_position
 
+  def crossed_bytes(self) -> np.ndarray:
+    """Bytes that are made before each boundary between positions and read behind it, int64 ``[num_positions + 1]``."""
+    crossed = np.zeros(self.num_positions + 1, np.int64)
+    for made, read, num_bytes in self.crossing:
+      crossed[made + 1] += num_bytes
+      crossed[read + 1] -= num_bytes  # a cut at `read` is still crossed, one behind it is not
+    return np.cumsum(crossed)
+
   def signature(self, start: int, stop: int) -> tuple:
     """Equal for segments that are the same up to a shift: their save curves are, too."""
     ops = [op for position in range(start, stop) for op in self.ops[position]]

@@ -121,7 +121,7 @@ def _as_scan(equation: core.JaxprEqn, equation_id: int, position: int, table: tu
     bodies = [dataclasses.replace(
       piece, offload_curve=_offload_curve(graph, piece, length, region, carried_inputs(body, piece.bounds, carried)))
       for piece in bodies]
-  bodies += [_nested(graph, piece, bodies[0], length) for piece in bodies[1:]]
+  bodies += [_nested(graph, piece, length) for piece in bodies[1:]]
   return Scan(equation_id, position, tuple(bodies), nested)
 
 
@@ -139,10 +139,11 @@ def _body(graph: ForwardGraph, bounds: tuple[int, ...], length: int) -> Body:
               max(int(residuals[start:stop].sum()) for start, stop in pieces), _joint_curve(graph, curves, length))
 
 
-def _nested(graph: ForwardGraph, body: Body, whole: Body, length: int) -> Body:
-  """A cutting with a checkpoint around it: each step keeps its carry, and is run twice more, the second time by pieces."""
+def _nested(graph: ForwardGraph, body: Body, length: int) -> Body:
+  """A cutting with a checkpoint around it: each step keeps its carry, and is run twice more, first as far as the last
+  piece's inputs, then by pieces."""
   between_bytes = body.stacked_bytes // length
-  bare = CurvePoint(0, body.curve[0].flops + whole.curve[0].flops, True, ())
+  bare = CurvePoint(0, body.curve[0].flops + length * sum(graph.flops[:body.bounds[-2]]), True, ())
   curve = (bare, body.curve[-1])
   return Body(body.bounds, 0, between_bytes + body.inside_bytes, curve, curve, is_nested=True)
 

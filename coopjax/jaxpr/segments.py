@@ -24,6 +24,7 @@ import itertools
 
 import numpy as np
 
+from coopjax.jaxpr.repeats import repeated_blocks
 from coopjax.jaxpr.residuals import ForwardGraph, ForwardOp, Value
 
 _MAX_CUTS = 256
@@ -83,13 +84,15 @@ def cut(graph: ForwardGraph, alone: frozenset[int] = frozenset()) -> list[tuple[
     alone: positions that must stand in a segment of their own (loops with a policy of their own, side effects).
 
   Returns:
-    Distinct tuples of boundaries ``(0, ..., num_positions)``.
+    Distinct tuples of boundaries ``(0, ..., num_positions)``, one of them with every block of a repetitive region in a
+    segment of its own.
   """
-  positions = _candidate_cuts(graph, alone)
+  blocks = repeated_blocks(graph)
+  positions = _candidate_cuts(graph, alone, blocks)
   residuals = np.concatenate([[0], np.cumsum(graph.residual_bytes())])[positions]
   inside = residuals[None, :] - residuals[:, None]
   out = _out_bytes(graph, positions)
-  is_allowed = _allowed(positions, alone)
+  is_allowed, is_block = _allowed(positions, alone), np.isin(positions, blocks)
   steps = inside[np.arange(len(positions) - 1), np.arange(1, len(positions))]
   total = int(residuals[-1])
   smallest = max(1, int(steps.max(initial=1)), total // 512)
@@ -97,21 +100,28 @@ def cut(graph: ForwardGraph, alone: frozenset[int] = frozenset()) -> list[tuple[
   num_limits = int(np.ceil(np.log(max(total, smallest) / smallest) / np.log(_LIMIT_RATIO)))
   limits = [*(smallest * np.ceil(_LIMIT_RATIO**np.arange(num_limits))), *(total / np.arange(1, _MAX_SHARES + 1))]
   for limit in sorted(limit for limit in limits if limit >= smallest) or [smallest]:
-    found[_shortest_chain(positions, inside <= limit + 1e-6 * limit, out, is_allowed)] = None
+    found[_shortest_chain(positions, inside <= limit + 1e-6 * limit, out, is_allowed, is_block)] = None
+  if blocks:
+    kept = np.flatnonzero(is_block | np.isin(positions, list(_forced_cuts(graph, alone))))
+    part = np.ix_(kept, kept)
+    pieces = np.flatnonzero(is_block[kept[:-1]] & is_block[kept[1:]])
+    limit = inside[part][pieces, pieces + 1].max()
+    found[_shortest_chain(positions[kept], inside[part] <= limit, out[part], is_allowed[part], is_block[kept])] = None
   return list(found)
 
 
-def _candidate_cuts(graph: ForwardGraph, alone: frozenset[int]) -> np.ndarray:
-  """Every position in small regions; else the cheapest to cross in each of equal shares of residual bytes."""
+def _forced_cuts(graph: ForwardGraph, alone: frozenset[int]) -> frozenset[int]:
+  return frozenset({0, graph.num_positions} | alone | {position + 1 for position in alone})
+
+
+def _candidate_cuts(graph: ForwardGraph, alone: frozenset[int], blocks: Sequence[int]) -> np.ndarray:
+  """Every position in small regions; else those between blocks, and the cheapest to cross in each of equal shares of
+  residual bytes."""
   num = graph.num_positions
-  forced = {0, num} | alone | {position + 1 for position in alone}
+  forced = {*_forced_cuts(graph, alone), *blocks}
   if num <= _MAX_CUTS:
     return np.arange(num + 1)
-  crossed = np.zeros(num + 1, np.int64)
-  for made, read, num_bytes in graph.crossing:
-    crossed[made + 1] += num_bytes
-    crossed[read + 1] -= num_bytes  # a cut at `read` is still crossed, one behind it is not
-  crossed = np.cumsum(crossed)
+  crossed = graph.crossed_bytes()
   share = np.concatenate([[0], np.cumsum(graph.residual_bytes() + 1)])
   bucket = (share * (_MAX_CUTS - 1)) // share[-1]
   best = {int(b): int(min(np.flatnonzero(bucket == b), key=crossed.__getitem__)) for b in np.unique(bucket)}
@@ -142,9 +152,10 @@ def _allowed(positions: np.ndarray, alone: frozenset[int]) -> np.ndarray:
   return (length > 0) & ((holds == 0) | (length == 1))
 
 
-def _shortest_chain(positions: np.ndarray, fits: np.ndarray, out: np.ndarray, is_allowed: np.ndarray
-                    ) -> tuple[int, ...]:
-  """Boundaries of the segmentation with the fewest bytes between segments; fewer segments break ties."""
+def _shortest_chain(positions: np.ndarray, fits: np.ndarray, out: np.ndarray, is_allowed: np.ndarray,
+                    is_block: np.ndarray) -> tuple[int, ...]:
+  """Boundaries of the segmentation with the fewest bytes between segments; fewer segments break ties, then cuts between
+  blocks."""
   num = len(positions)
   length = out.astype(np.float64)
   length[:, -1] = 0.0
@@ -155,7 +166,8 @@ def _shortest_chain(positions: np.ndarray, fits: np.ndarray, out: np.ndarray, is
   best[0] = 0.0
   for j in range(1, num):
     through = best[:j] + length[:j, j]
-    origin[j] = int(through.argmin())
+    nearest = np.flatnonzero(through == through.min())
+    origin[j] = int(nearest[is_block[nearest].argmax()])
     best[j] = through[origin[j]]
   chain = [num - 1]
   while chain[-1] > 0:

@@ -35,13 +35,14 @@ _EXTRACTED, _HEAD_BYTES = b"\x12\x11entry_computation", 4096
 
 
 class _Hook:
-  """The callback that is registered with XLA, and the captures that wait for a module."""
+  """The callback that is registered with XLA, and who waits for a module or for what is done to it."""
 
   def __init__(self):
     self._lock = threading.Lock()
     self._platforms: set[str] = set()
     self._captures: dict[str, bytes | None] = {}
     self._observed: set[str] = set()
+    self._recorders: list[tuple[str | None, list[Outcome]]] = []
 
   def install(self, platform: str) -> None:
     """Registers the callback for one platform, once per process."""
@@ -78,6 +79,18 @@ class _Hook:
       return self._captured(key), compiled
 
   @contextlib.contextmanager
+  def outcomes(self, mark: str | None) -> Iterator[list[Outcome]]:
+    """Collects, inside the block, what is done to modules that carry a mark; nothing without one."""
+    recorder = (None if mark is None else Request.from_mark(mark).key, list[Outcome]())
+    with self._lock:
+      self._recorders.append(recorder)
+    try:
+      yield recorder[1]
+    finally:
+      with self._lock:
+        self._recorders = [each for each in self._recorders if each is not recorder]
+
+  @contextlib.contextmanager
   def _watching(self, key: str) -> Iterator[None]:
     with self._lock:
       self._captures[key] = None
@@ -105,7 +118,12 @@ class _Hook:
           if mark.key in self._observed:
             return None
           raise _CapturedError
-      return _plan(module_bytes, marks, standing.request(platform))
+      outcome = _plan(module_bytes, marks, standing.request(platform))
+      keys = {mark.key for mark in marks}
+      for key, made in self._recorders:
+        if outcome is not None and key in keys:
+          made.append(outcome)
+      return outcome and outcome.module_bytes
     except _CapturedError:
       raise
     except InvalidProgramError as error:
@@ -115,8 +133,8 @@ class _Hook:
     return None
 
 
-def _plan(module_bytes: bytes, marks: set[Request], asked_of_all: Request | None) -> bytes | None:
-  """The planned module; what a mark asks goes before what is asked of every program."""
+def _plan(module_bytes: bytes, marks: set[Request], asked_of_all: Request | None) -> Outcome | None:
+  """The planned module, if it is to be planned; what a mark asks goes before what is asked of every program."""
   if not marks and asked_of_all is None:
     return None
   outcome = plan_module(module_bytes, marks or {asked_of_all}, reorders=asked_of_all is not None)
@@ -125,7 +143,7 @@ def _plan(module_bytes: bytes, marks: set[Request], asked_of_all: Request | None
   _log.info("%s", outcome)
   if not outcome.fits:
     _warn_over_budget(outcome)
-  return outcome.module_bytes
+  return outcome
 
 
 def _warn_over_budget(outcome: Outcome) -> None:
@@ -148,4 +166,4 @@ class _CapturedError(Exception):
 
 
 _hook = _Hook()
-install, capture, observe = _hook.install, _hook.capture, _hook.observe
+install, capture, observe, outcomes = _hook.install, _hook.capture, _hook.observe, _hook.outcomes
