@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-import time
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,6 @@ from coopjax.budget import Budget
 from coopjax.planners.peak import PeakPlanner
 from coopjax.program.cost import CPU
 from coopjax.xla import module_plan
-from coopjax.xla.inner_plans import InnerPlanner
 from coopjax.xla.program import parse_module, predict_memory, read_step_program
 from tests import models
 from tests.hlo_hook import hook
@@ -218,29 +216,6 @@ def test_what_is_out_of_reach_is_as_small_as_can_be():
 
 def read_cpu(module, computation_id=None):
   return read_step_program(module, CPU, computation_id)
-
-
-def test_who_gives_way_is_a_choice():
-  module = parse_module(compile_with(*accumulated())[0])
-  workspaces = {}
-  for share in (1.0, 0.5, 0.0):
-    planner = InnerPlanner(module, read_cpu, "peak")
-    limit_bytes = int(0.6 * predict_memory(module).temp_bytes)
-    smaller, plans = planner.plan(limit_bytes, share, time.perf_counter() + 60)
-    assert planner.depends_on_share
-    assert any(plan.result.num_recomputed > 0 for plan in plans) == (share < 1.0)
-    workspaces[share] = read_step_program(smaller)[0].op_workspace_bytes.max()
-    assert all(plan.result.peak_live_bytes == workspaces[share] for plan in plans)
-    assert _core.verify_transform(module, smaller) == ""
-  assert workspaces[0.0] < workspaces[0.5] < workspaces[1.0]
-
-
-def test_nothing_inside_is_touched_where_it_is_not_in_the_way():
-  module, _ = compile_with(*accumulated())
-  planner = InnerPlanner(parse_module(module), read_cpu, "peak")
-  same, plans = planner.plan(1 << 40, 0.0, time.perf_counter() + 60)
-  assert plans == () and not planner.depends_on_share
-  assert predict_memory(same).temp_bytes == predict_memory(module).temp_bytes
 
 
 @dataclasses.dataclass

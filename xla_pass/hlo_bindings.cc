@@ -57,6 +57,37 @@ nb::dict HeapFields(const HeapResult& heap) {
   return fields;
 }
 
+nb::dict ProgramFields(const HloProgram& hlo) {
+  const StepProgram& program = hlo.program;
+  std::vector<int32_t> may_share;
+  for (const MayShare& share : program.may_share) {
+    may_share.insert(may_share.end(), {share.op, share.input, share.output});
+  }
+  std::vector<uint8_t> kinds;
+  for (const ValueKind kind : program.value_kind) kinds.push_back(static_cast<uint8_t>(kind));
+  const auto csr = [](const Csr& rows) { return nb::make_tuple(ToNumpy(rows.offsets), ToNumpy(rows.items)); };
+  nb::dict fields;
+  fields["op_inputs"] = csr(program.op_inputs);
+  fields["op_outputs"] = csr(program.op_outputs);
+  fields["op_control"] = csr(program.op_control);
+  fields["op_cost_s"] = ToNumpy(program.op_cost_s);
+  fields["op_flops"] = ToNumpy(program.op_flops);
+  fields["op_workspace_bytes"] = ToNumpy(program.op_workspace_bytes);
+  fields["op_can_recompute"] = ToNumpy(program.op_can_recompute);
+  fields["value_bytes"] = ToNumpy(program.value_bytes);
+  fields["value_producer"] = ToNumpy(program.value_producer);
+  fields["value_kind"] = ToNumpy(kinds);
+  fields["value_in_place_of"] = ToNumpy(program.value_in_place_of);
+  fields["may_share"] = ToNumpy(may_share);
+  fields["schedule"] = ToNumpy(program.schedule);
+  fields["op_names"] = ToTexts(hlo.op_names);
+  fields["op_kinds"] = ToTexts(hlo.op_kinds);
+  fields["op_scopes"] = ToTexts(hlo.op_scopes);
+  fields["op_sources"] = ToTexts(hlo.op_sources);
+  fields["value_types"] = ToTexts(hlo.value_types);
+  return fields;
+}
+
 namespace {
 
 using namespace nb::literals;
@@ -85,37 +116,6 @@ void BindTransform(nb::module_& m) {
     nb::gil_scoped_release release;
     return coopjax::VerifyTransform(*before.module, *after.module);
   }, "Why `after` may not compute what `before` does, or an empty string; see verify.h.");
-}
-
-nb::dict ToDict(const coopjax::HloProgram& hlo) {
-  const coopjax::StepProgram& program = hlo.program;
-  std::vector<int32_t> may_share;
-  for (const coopjax::MayShare& share : program.may_share) {
-    may_share.insert(may_share.end(), {share.op, share.input, share.output});
-  }
-  std::vector<uint8_t> kinds;
-  for (const coopjax::ValueKind kind : program.value_kind) kinds.push_back(static_cast<uint8_t>(kind));
-  const auto csr = [](const coopjax::Csr& rows) { return nb::make_tuple(ToNumpy(rows.offsets), ToNumpy(rows.items)); };
-  nb::dict fields;
-  fields["op_inputs"] = csr(program.op_inputs);
-  fields["op_outputs"] = csr(program.op_outputs);
-  fields["op_control"] = csr(program.op_control);
-  fields["op_cost_s"] = ToNumpy(program.op_cost_s);
-  fields["op_flops"] = ToNumpy(program.op_flops);
-  fields["op_workspace_bytes"] = ToNumpy(program.op_workspace_bytes);
-  fields["op_can_recompute"] = ToNumpy(program.op_can_recompute);
-  fields["value_bytes"] = ToNumpy(program.value_bytes);
-  fields["value_producer"] = ToNumpy(program.value_producer);
-  fields["value_kind"] = ToNumpy(kinds);
-  fields["value_in_place_of"] = ToNumpy(program.value_in_place_of);
-  fields["may_share"] = ToNumpy(may_share);
-  fields["schedule"] = ToNumpy(program.schedule);
-  fields["op_names"] = ToTexts(hlo.op_names);
-  fields["op_kinds"] = ToTexts(hlo.op_kinds);
-  fields["op_scopes"] = ToTexts(hlo.op_scopes);
-  fields["op_sources"] = ToTexts(hlo.op_sources);
-  fields["value_types"] = ToTexts(hlo.value_types);
-  return fields;
 }
 
 nb::dict ToDict(const coopjax::BufferAssignment& assignment) {
@@ -150,7 +150,7 @@ void BindHloProgram(nb::module_& m) {
     const std::string error = coopjax::BuildHloProgram(parsed.Analysis(), roofline, &hlo,
                                                        parsed.ComputationIndex(computation_id));
     if (!error.empty()) throw nb::value_error(error.c_str());
-    return nb::make_tuple(ToDict(hlo), ToNumpy(hlo.op_instruction_ids));
+    return nb::make_tuple(ProgramFields(hlo), ToNumpy(hlo.op_instruction_ids));
   }, "module"_a, "flops_per_s"_a, "transcendentals_per_s"_a, "bytes_per_s"_a, "op_overhead_s"_a,
      "computation_id"_a = nb::none(),
      "The fields of a computation's StepProgram, by default the entry's, and the instruction id of each op; see "

@@ -3,9 +3,11 @@
 
 #include "bindings.h"
 #include "hlo_heap.h"
+#include "hlo_program.h"
 
 namespace coopjax::python {
 
-nb::dict HeapFields(const HeapResult& heap);   // the fields of coopjax.xla.program.HeapResult
+nb::dict HeapFields(const HeapResult& heap);      // of coopjax.xla.program.HeapResult
+nb::dict ProgramFields(const HloProgram& hlo);    // of coopjax.program.step_program.StepProgram
 
 }  // namespace coopjax::python

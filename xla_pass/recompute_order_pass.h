@@ -6,32 +6,30 @@
 //     cost per byte (remake_costs.h).
 //  3. Orders are searched (order_search.h): inside loops, branches and calls the one of least peak, in the entry the one
 //     that XLA packs smallest. Costs weigh in as priorities.
-//  4. Where that is above the budget, a planner says what to recompute. By default it is the cheapest of three plans from
-//     each of a few orders: PeakPlanner's, Coop's polished by it, whose victims are chosen by recompute cost in an
-//     arena with the cheap ranks at one end and the expensive ones at the other, and SegmentPlanner's. Modules of more
-//     than 50,000 instructions get SegmentPlanner's from the best order.
-//  5. The schedule is carried into the module (transform.h) and its memory predicted again. Planners bound live
-//     bytes, XLA packs buffers: the limit moves by the difference, for a few rounds. Where the budget is out of reach,
-//     the plan that packs smallest is taken. In modules that are not large, orders and plans that lose bytes between
-//     their buffers are improved by moving ops about (packed_order.h).
-//  6. What comes out is proved (verify.h). On any doubt, and where nothing is gained, the module stays as it came.
+//  4. Where that is above the budget, planners say what to recompute (remat_planner.h), inside loops, branches and calls
+//     (inner_planner.h) and in the entry; the plans are carried into the module (transform.h) and judged by its memory,
+//     predicted again, in a few rounds (budget_search.h). By default plans are made from a few orders, in modules of
+//     more than 50,000 instructions from the best one. In modules that are not large, orders and plans that lose bytes
+//     between their buffers are improved by moving ops about (packed_order.h).
+//  5. What comes out is proved (verify.h). On any doubt, and where nothing is gained, the module stays as it came.
 //
 // The result never takes more temporary memory than the module as it came. Deterministic unless the time limit
 // strikes. Nothing that adds, removes or reorders instructions may run after it, and it runs after scheduling.
 #pragma once
 
 #include <cstdint>
-#include <functional>
+#include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
+#include "budget_search.h"
 #include "hlo_analysis.h"
 #include "hlo_heap.h"
 #include "hlo_program.h"
 #include "order_search.h"
 #include "remake_costs.h"
+#include "remat_planner.h"
 
 namespace coopjax {
 
@@ -41,10 +39,6 @@ enum class RecomputeOrderChanges : uint8_t {
   kBoth = 2,
 };
 
-// A schedule of `program` whose live bytes are within a budget, or near it; `order` is where to start from.
-using RematPlanner = std::function<Schedule(const StepProgram& program, std::span<const OpId> order,
-                                            int64_t budget_bytes, double time_limit_s)>;
-
 struct RecomputeOrderOptions {
   RecomputeOrderChanges changes = RecomputeOrderChanges::kBoth;
   // Temporary bytes allowed, fragmentation included (memory_analysis().temp_size_in_bytes). None: as few as an order
@@ -52,16 +46,12 @@ struct RecomputeOrderOptions {
   std::optional<int64_t> budget_bytes = std::nullopt;
   Roofline roofline = {};
   std::string kept_scope = "";       // ops with this name in their scope are not recomputed
-  RematPlanner planner = nullptr;    // instead of the default
-  int32_t max_rounds = 6;
+  // Instead of the default: for recomputes; with kOrder for the entry's order, each op once.
+  RematPlanner planner = nullptr;
+  bool searches_order = true;        // false: planners choose the orders they start from
+  // Where the budget is out of reach: the cheapest plan with so many times the smallest temporary bytes.
+  double near_smallest = 1;
   double time_limit_s = 10;
-};
-
-struct RecomputeOrderRound {
-  int64_t limit_bytes = 0;           // of live bytes, that the planner was given
-  int64_t peak_live_bytes = 0;
-  int64_t temp_bytes = 0;            // predicted
-  double recompute_cost_s = 0;
 };
 
 struct RecomputeOrderTiming {
@@ -78,11 +68,13 @@ struct RecomputeOrderResult {
   HloProgram hlo;
   RemakeCosts costs;                 // in the order that came
   std::vector<RankedOrder> orders;   // that were judged by their predicted temporary bytes, the best first
-  Schedule order;                    // that the plan was made from
-  Schedule schedule;                 // that is carried out; the one that came where the module stays
-  double recompute_cost_s = 0;
+  RematPlan plan;                    // of the entry, that is carried out; the order that came where the module stays
+  std::shared_ptr<const std::vector<InnerPlan>> inner;   // with it; null: nothing was planned inside
+  std::vector<int64_t> op_workspace_bytes;   // of the entry, with what was planned inside
+  std::vector<int64_t> least_workspaces;     // a lower bound on them; empty where nothing was to be recomputed
+  double recompute_cost_s = 0;       // of all repeats
   HeapResult before, after;
-  std::vector<RecomputeOrderRound> rounds;
+  std::vector<PlanRound> rounds;
   RecomputeOrderTiming timing;
   std::string error;                 // the module can't be read
 };

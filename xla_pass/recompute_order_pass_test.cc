@@ -1,41 +1,29 @@
 #include "recompute_order_pass.h"
 
+#include <algorithm>
 #include <iterator>
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "liveness.h"
-#include "testing.h"
-#include "testing_hlo_proto.h"
+#include "testing_loop.h"
 #include "verify.h"
 
 namespace coopjax {
 namespace {
 
+using testing::AddForwardBackward;
+using testing::Analyzed;
+using testing::AnalyzedModule;
 using testing::F32;
 using testing::HloProtoBuilder;
+using testing::LoopModule;
 
 constexpr int64_t kKib = 1024;
 constexpr Roofline kRoofline = {.flops_per_s = 1e9, .transcendentals_per_s = 1e9, .bytes_per_s = 1e9,
                                 .op_overhead_s = 1e-6};
-
-struct Module {
-  std::unique_ptr<HloModule> module;
-  std::unique_ptr<const HloAnalysis> analysis;
-};
-
-Module Analyzed(std::string bytes) {
-  std::string error;
-  Module result;
-  result.module = ParseHloModule(std::move(bytes), &error);
-  EXPECT_EQ(error, "");
-  result.analysis = AnalyzeHlo(*result.module, &error);
-  EXPECT_EQ(error, "");
-  return result;
-}
 
 // Four branches p -> broadcast (4 KiB) -> reduce-like slice (64 bytes), all broadcasts first; the sum of the slices is
 // the output. As it came: 4 x 4 KiB; branch by branch one broadcast and slices of 64 bytes.
@@ -67,30 +55,26 @@ std::string CalledBranches() {
   return builder.Build();
 }
 
-// p -> w1 -> ... -> w4, 4 KiB each, each read once more on the way back: no order helps, recomputing does. As it came
-// w1 to w4 are there at once with what is made of them: 4 x 4 KiB and one more.
+// Forward and backward in the entry: 6 x 4 KiB and one more as it came.
 std::string ForwardBackward() {
   HloProtoBuilder builder;
   builder.Begin("main");
-  int64_t last = builder.Parameter(0, F32({64, 16}));
-  std::vector<int64_t> kept;
-  for (int i = 0; i < 6; ++i) kept.push_back(last = builder.Add("slice", F32({64, 16}), {last}));
-  for (int i = 5; i >= 0; --i) last = builder.Add("concatenate", F32({64, 16}), {last, kept[i]});
+  const int64_t last = AddForwardBackward(builder, builder.Parameter(0, F32({64, 16})));
   builder.Add("slice", F32({16}), {last});
   return builder.Build();
 }
 
 RecomputeOrderResult Planned(const std::string& bytes, RecomputeOrderChanges changes,
                              std::optional<int64_t> budget_bytes) {
-  const Module before = Analyzed(bytes);
+  const AnalyzedModule before = Analyzed(bytes);
   RecomputeOrderResult result = RecomputeOrder(
       *before.analysis, {.changes = changes, .budget_bytes = budget_bytes, .roofline = kRoofline});
   EXPECT_EQ(result.error, "");
   EXPECT_EQ(result.bytes.empty(), !result.reason.empty());
-  EXPECT_EQ(CheckSchedule(result.hlo.program, result.schedule), "");
+  EXPECT_EQ(CheckSchedule(result.hlo.program, result.plan.schedule), "");
   EXPECT_TRUE(result.after.temp_bytes <= result.before.temp_bytes);
   if (!result.bytes.empty()) {
-    const Module after = Analyzed(result.bytes);
+    const AnalyzedModule after = Analyzed(result.bytes);
     EXPECT_EQ(VerifyTransform(*before.module, *after.module), "");
     EXPECT_EQ(AssignBuffers(*after.analysis->alias, after.analysis->ranges).temp_bytes, result.after.temp_bytes);
   }
@@ -98,7 +82,7 @@ RecomputeOrderResult Planned(const std::string& bytes, RecomputeOrderChanges cha
 }
 
 bool HasRepeats(const RecomputeOrderResult& result) {
-  return std::ssize(result.schedule) > result.hlo.program.num_ops();
+  return std::ssize(result.plan.schedule) > result.hlo.program.num_ops();
 }
 
 TEST(order_alone) {
@@ -128,7 +112,7 @@ TEST(what_fits_stays_as_it_came) {
   const RecomputeOrderResult result = Planned(Branches(), RecomputeOrderChanges::kBoth, 16 * kKib);
   EXPECT_TRUE(result.bytes.empty());
   EXPECT_TRUE(result.reason.find("fit") != std::string::npos);
-  EXPECT_TRUE(result.schedule == result.hlo.program.schedule);
+  EXPECT_TRUE(result.plan.schedule == result.hlo.program.schedule);
 }
 
 TEST(clones_alone_keep_the_order) {
@@ -144,20 +128,77 @@ TEST(clones_alone_keep_the_order) {
     if (changes == RecomputeOrderChanges::kBoth) continue;
     std::vector<uint8_t> seen(result.hlo.program.num_ops(), 0);
     Schedule firsts;
-    for (const OpId op : result.schedule) {
+    for (const OpId op : result.plan.schedule) {
       if (!std::exchange(seen[op], 1)) firsts.push_back(op);
     }
     EXPECT_TRUE(firsts == result.hlo.program.schedule);
   }
 }
 
+TEST(what_a_loop_runs_is_recomputed_inside) {
+  const std::string module = LoopModule(/*num_trips=*/3);
+  const int64_t before_bytes = Planned(module, RecomputeOrderChanges::kOrder, 0).after.temp_bytes;
+  const int64_t budget_bytes = before_bytes - 8 * kKib;
+  for (const auto changes : {RecomputeOrderChanges::kClones, RecomputeOrderChanges::kBoth}) {
+    const RecomputeOrderResult result = Planned(module, changes, budget_bytes);
+    EXPECT_TRUE(result.after.temp_bytes <= budget_bytes);
+    EXPECT_TRUE(!HasRepeats(result) && result.inner && result.inner->size() == 1);
+    EXPECT_EQ(result.recompute_cost_s, result.inner->front().plan.cost_s);
+    EXPECT_TRUE(result.recompute_cost_s > 0);
+    EXPECT_TRUE(result.op_workspace_bytes != result.hlo.program.op_workspace_bytes);
+    for (OpId op = 0; op < result.hlo.program.num_ops(); ++op) {
+      EXPECT_TRUE(result.least_workspaces[op] <= result.op_workspace_bytes[op]);
+    }
+  }
+}
+
+TEST(the_budget_is_split_where_that_is_cheapest) {
+  // Entry and body can both give way: the entry's repeats run once, the body's a hundred times.
+  const std::string module = LoopModule(/*num_trips=*/100, /*has_around=*/true);
+  const int64_t before_bytes = Planned(module, RecomputeOrderChanges::kOrder, 0).after.temp_bytes;
+  const RecomputeOrderResult entry_alone = Planned(module, RecomputeOrderChanges::kBoth, before_bytes - 4 * kKib);
+  EXPECT_TRUE(HasRepeats(entry_alone) && entry_alone.inner == nullptr);
+  const RecomputeOrderResult both = Planned(module, RecomputeOrderChanges::kBoth, before_bytes - 20 * kKib);
+  EXPECT_TRUE(both.after.temp_bytes <= before_bytes - 20 * kKib);
+  EXPECT_TRUE(HasRepeats(both) && both.inner != nullptr);
+  const auto tried = [&](double share) {
+    return std::ranges::any_of(both.rounds, [&](const PlanRound& round) { return round.share == share; });
+  };
+  EXPECT_TRUE(tried(1) && tried(0) && tried(0.5));
+}
+
+TEST(where_the_budget_is_out_of_reach_the_smallest_or_the_cheapest_near_it) {
+  const AnalyzedModule module = Analyzed(LoopModule(/*num_trips=*/100, /*has_around=*/true));
+  RecomputeOrderOptions options = {.budget_bytes = 1, .roofline = kRoofline};
+  const RecomputeOrderResult smallest = RecomputeOrder(*module.analysis, options);
+  options.near_smallest = 2;   // the entry alone comes so near
+  const RecomputeOrderResult near = RecomputeOrder(*module.analysis, options);
+  EXPECT_TRUE(near.recompute_cost_s < smallest.recompute_cost_s);
+  EXPECT_TRUE(near.after.temp_bytes > smallest.after.temp_bytes);
+  EXPECT_TRUE(near.after.temp_bytes <= 2 * smallest.after.temp_bytes);
+}
+
+TEST(a_given_planner_may_order) {
+  const AnalyzedModule module = Analyzed(Branches());
+  RecomputeOrderOptions options = {.changes = RecomputeOrderChanges::kOrder, .roofline = kRoofline};
+  options.planner = [](const RematTask& task) {
+    for (const uint8_t can_recompute : task.hlo.program.op_can_recompute) EXPECT_TRUE(!can_recompute);
+    RematPlan plan = PlanQuickly(task);
+    plan.planner = "mine";
+    return plan;
+  };
+  const RecomputeOrderResult result = RecomputeOrder(*module.analysis, options);
+  EXPECT_EQ(result.plan.planner, "mine");
+  EXPECT_TRUE(result.after.temp_bytes <= 4 * kKib + 4 * 64);
+}
+
 TEST(any_planner_will_do_and_none_is_trusted) {
-  const Module module = Analyzed(ForwardBackward());
+  const AnalyzedModule module = Analyzed(ForwardBackward());
   RecomputeOrderOptions options = {.budget_bytes = 8 * kKib, .roofline = kRoofline};
   int32_t num_calls = 0;
-  options.planner = [&](const StepProgram&, std::span<const OpId> order, int64_t, double) {
+  options.planner = [&](const RematTask& task) {
     ++num_calls;
-    return Schedule(order.rbegin(), order.rend());   // no schedule of this program
+    return RematPlan{.schedule = Schedule(task.order.rbegin(), task.order.rend())};   // no schedule of this program
   };
   const RecomputeOrderResult result = RecomputeOrder(*module.analysis, options);
   EXPECT_TRUE(num_calls > 0);

@@ -7,7 +7,6 @@ import numpy as np
 from coopjax import _core
 from coopjax.errors import BudgetInfeasibleError, InvalidProgramError
 from coopjax.program import explain
-from coopjax.xla.inner_plans import InnerPlanner
 from coopjax.xla.program import AllocationKind, parse_module, predict_memory, read_step_program
 
 
@@ -28,8 +27,7 @@ def infeasible(
   schedule = program.schedule if schedule is None else schedule
   op, _ = explain.largest_at_peak(program, schedule)
   inside = peak_inside(module, program.op_names[op]) if program.op_workspace_bytes[op] else None
-  inner = InnerPlanner(module, lambda module, computation: read_step_program(module, None, computation), "peak")
-  bound_program = dataclasses.replace(program, op_workspace_bytes=inner.least_workspaces(looks=True))
+  bound_program = dataclasses.replace(program, op_workspace_bytes=_core.least_workspaces(module))
   return explain.infeasible(
     program, schedule, headline, budget_bytes=budget_bytes, smallest_bytes=smallest_bytes, inside=inside,
     bound_program=bound_program)

@@ -5,8 +5,6 @@ planned and rewritten, and the outcome is verified; on any doubt the module stay
 """
 
 import dataclasses
-import functools
-import re
 import time
 from collections.abc import Collection
 
@@ -15,18 +13,15 @@ import numpy as np
 from coopjax import _core
 from coopjax.budget import Budget, format_bytes
 from coopjax.jaxpr.tags import KEPT_SCOPE
-from coopjax.planners import base
+from coopjax.planners.base import PlannerResult
 from coopjax.program.cost import Roofline
 from coopjax.program.step_program import StepProgram
 from coopjax.xla import targets
-from coopjax.xla.inner_plans import InnerPlan, Reader
-from coopjax.xla.module_search import Candidate, search
 from coopjax.xla.program import HeapResult, parse_module, predict_memory, read_step_program
-from coopjax.xla.recompute_order import Changes, recompute_order
+from coopjax.xla.recompute_order import ORDERING_PLANNERS, Changes, InnerPlan, RecomputeOrderResult, Round, recompute_order
 
-_KEPT = re.compile(rf"\b{KEPT_SCOPE}\b")
-_ORDERING_PLANNERS = ("fastsa", "model")  # search orders themselves; for others the order is searched as for all
 _WORTH_REORDERING = 1 << 16  # bytes of temporaries; most programs of a process are single ops with less
+_NEAR_SMALLEST = 1.01  # temporaries that count as the smallest where the budget can't be reached: the last percent costs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +86,7 @@ class Outcome:
   bound_program: StepProgram
   baseline: HeapResult
   budget_bytes: int | None
-  result: base.PlannerResult | None
+  result: PlannerResult | None
   predicted: HeapResult
   module_bytes: bytes | None = None
   reason: str = ""
@@ -127,7 +122,7 @@ class Outcome:
     return self.result.least_overhead(self.bound_program) if self.result else 0.0
 
   @property
-  def _results(self) -> list[base.PlannerResult]:
+  def _results(self) -> list[PlannerResult]:
     return [inner.result for inner in self.inner] + ([self.result] if self.result else [])
 
   def __str__(self) -> str:
@@ -161,29 +156,26 @@ def plan_module(module_bytes: bytes, requests: Collection[Request], *, reorders:
   module = parse_module(module_bytes)
   baseline = predict_memory(module)
   roofline = targets.resolve(min(request.target for request in requests)).roofline
-  read = functools.lru_cache(maxsize=8)(functools.partial(_read, roofline=roofline))
-  program, op_instruction_ids = read(module, None)
+  program = _read(module, roofline)
   bound_program = dataclasses.replace(program, op_workspace_bytes=np.zeros_like(program.op_workspace_bytes))
   request, budget_bytes = _strictest(requests, baseline)
   outcome = Outcome(module.name, request, program, bound_program, baseline, budget_bytes, None, baseline)
   reorders = reorders or budget_bytes is None
-  if reorders and baseline.temp_bytes >= _WORTH_REORDERING:
-    outcome = _reorder(outcome, module, op_instruction_ids, start + request.time_limit_s)
-  elif outcome.fits:
+  searches_order = reorders and baseline.temp_bytes >= _WORTH_REORDERING
+  if searches_order or not outcome.fits:
+    time_limit_s = max(start + request.time_limit_s - time.perf_counter(), 0.0)
+    outcome = _plan(outcome, module, roofline, searches_order, time_limit_s)
+  else:
     reason = ("there is little to gain" if reorders else
               f"{format_bytes(baseline.temp_bytes)} of temporaries already fit {format_bytes(outcome.budget_bytes)}")
     outcome = dataclasses.replace(outcome, reason=reason)
-  if not outcome.fits:
-    outcome = _search(outcome, module, read, start + request.time_limit_s)
   return dataclasses.replace(outcome, seconds=time.perf_counter() - start)
 
 
-def _read(
-  module: _core.HloModule, computation_id: int | None, *, roofline: Roofline,
-) -> tuple[StepProgram, np.ndarray]:
-  program, op_instruction_ids = read_step_program(module, roofline, computation_id)
-  is_kept = np.array([bool(_KEPT.search(scope)) for scope in program.op_scopes], bool)
-  return dataclasses.replace(program, op_can_recompute=program.op_can_recompute & ~is_kept), op_instruction_ids
+def _read(module: _core.HloModule, roofline: Roofline) -> StepProgram:
+  program, _ = read_step_program(module, roofline)
+  is_kept = np.array([KEPT_SCOPE in scope for scope in program.op_scopes], bool)
+  return dataclasses.replace(program, op_can_recompute=program.op_can_recompute & ~is_kept)
 
 
 def _strictest(requests: Collection[Request], baseline: HeapResult) -> tuple[Request, int | None]:
@@ -196,50 +188,43 @@ def _strictest(requests: Collection[Request], baseline: HeapResult) -> tuple[Req
   return request, resolved[request]
 
 
-def _reorder(
-  outcome: Outcome, module: _core.HloModule, op_instruction_ids: np.ndarray, deadline: float,
+def _plan(
+  outcome: Outcome, module: _core.HloModule, roofline: Roofline, searches_order: bool, time_limit_s: float,
 ) -> Outcome:
-  """A better order, in which every op runs once; half of the time at most, where recomputing may have to follow."""
-  program, start = outcome.program, time.perf_counter()
-  time_limit_s = max(deadline - start, 0.0)
-  if outcome.fits and outcome.request.planner in _ORDERING_PLANNERS:
-    fixed = dataclasses.replace(program, op_can_recompute=np.zeros_like(program.op_can_recompute))
-    bound_bytes = int(_core.lower_bound(program.core)[0])
-    result = base.get_planner(outcome.request.planner).plan(fixed, bound_bytes, time_limit_s=time_limit_s)
-    return _with(outcome, Candidate.of(module, program, op_instruction_ids, result), module)
-  found = recompute_order(module, changes=Changes.ORDER, time_limit_s=time_limit_s)
-  rounds = tuple(f"order {name}: live {format_bytes(live_bytes)}, heap {format_bytes(temp_bytes)}"
-                 for name, temp_bytes, live_bytes in found.orders)
-  outcome = dataclasses.replace(outcome, rounds=rounds)
+  """The outcome with a plan in it, or the reason why there is none."""
+  planner = outcome.request.planner
+  if outcome.fits:
+    planner = planner if planner in ORDERING_PLANNERS else None
+    found = recompute_order(
+      module, changes=Changes.ORDER, planner=planner, roofline=roofline, time_limit_s=time_limit_s)
+  else:
+    found = recompute_order(
+      module, outcome.budget_bytes, planner=planner, searches_order=searches_order, near_smallest=_NEAR_SMALLEST,
+      roofline=roofline, time_limit_s=time_limit_s)
+  return _told(outcome, found)
+
+
+def _told(outcome: Outcome, found: RecomputeOrderResult) -> Outcome:
+  """The outcome with what was found in it."""
+  total_s, program = float(outcome.program.op_cost_s.sum()), outcome.program
+  orders = [f"order {name}: live {format_bytes(live_bytes)}, heap {format_bytes(temp_bytes)}"
+            for name, temp_bytes, live_bytes in found.orders]
+  rounds = [f"round {i}: {_round(each, total_s)}" for i, each in enumerate(found.rounds, 1)]
+  planning_s = found.timing_s["order"] + found.timing_s["plan"]
+  outcome = dataclasses.replace(outcome, rounds=(*orders, *rounds), planning_s=planning_s, reason=found.reason)
+  if found.rounds:
+    bound_program = dataclasses.replace(program, op_workspace_bytes=found.least_workspaces)
+    outcome = dataclasses.replace(outcome, bound_program=bound_program)
   if found.module_bytes is None:
-    return dataclasses.replace(outcome, reason=found.reason)
-  seconds = time.perf_counter() - start
-  result = base.PlannerResult.of(program, found.schedule, "order", found.after.temp_bytes, seconds, found.order)
+    return outcome
+  program = dataclasses.replace(program, op_workspace_bytes=found.op_workspace_bytes)
+  result = PlannerResult.of(program, found.schedule, found.planner, found.limit_bytes, planning_s, found.order)
   return dataclasses.replace(
-    outcome, result=result, predicted=found.after, module_bytes=found.module_bytes, planning_s=seconds)
+    outcome, program=program, result=result, inner=found.inner, predicted=found.after, module_bytes=found.module_bytes)
 
 
-def _search(outcome: Outcome, module: _core.HloModule, read: Reader, deadline: float) -> Outcome:
-  """A plan within the budget, or the smallest that was found."""
-  order = None  # a better one that was found before is the one to start from
-  if outcome.result is not None and outcome.request.planner not in _ORDERING_PLANNERS:
-    order = outcome.result.order
-  found = search(module, read, outcome.budget_bytes, outcome.request.planner, deadline, order=order)
-  bound_program = dataclasses.replace(outcome.program, op_workspace_bytes=found.least_workspaces)
-  outcome = dataclasses.replace(
-    outcome, bound_program=bound_program, rounds=(*outcome.rounds, *found.rounds),
-    planning_s=outcome.planning_s + found.planning_s)
-  return _with(outcome, found.best, module)
-
-
-def _with(outcome: Outcome, candidate: Candidate, module: _core.HloModule) -> Outcome:
-  """The outcome with a plan in it, or the reason why the plan can't be used."""
-  if candidate.predicted.temp_bytes >= outcome.predicted.temp_bytes:
-    reason = "no plan takes less memory than the module as it came" if outcome.module_bytes is None else ""
-    return dataclasses.replace(outcome, reason=reason)
-  if fault := _core.verify_transform(module, candidate.module):
-    return dataclasses.replace(outcome, reason=f"the rewritten module was not proved equivalent: {fault}")
-  program = dataclasses.replace(outcome.program, op_workspace_bytes=candidate.program.op_workspace_bytes)
-  return dataclasses.replace(
-    outcome, program=program, result=candidate.result, inner=candidate.inner, predicted=candidate.predicted,
-    module_bytes=candidate.module_bytes, reason="")
+def _round(made: Round, total_s: float) -> str:
+  inside = "".join(f", {name} {format_bytes(peak)} ({planner})" for name, peak, planner in made.inside)
+  return (f"live limit {format_bytes(made.limit_bytes)}, live {format_bytes(made.peak_live_bytes)}, heap "
+          f"{format_bytes(made.temp_bytes)}, cost {made.recompute_cost_s / max(total_s, 1e-30):+.2%} ({made.planner})"
+          + (f", share {made.share}{inside}" if inside else ""))

@@ -6,6 +6,7 @@ Both work on the bytes of an ``HloModuleProto`` at POST_SCHEDULER (what the hook
 
 import dataclasses
 import enum
+from typing import Any
 
 import numpy as np
 
@@ -119,9 +120,13 @@ def read_step_program(
     fields, op_instruction_ids = _core.read_step_program(module, *dataclasses.astuple(roofline or CPU), computation_id)
   except ValueError as error:
     raise InvalidProgramError(str(error)) from None
-  fields["op_can_recompute"] = fields["op_can_recompute"].astype(bool)
-  fields["may_share"] = fields["may_share"].reshape(-1, 3)
-  return StepProgram(**fields), op_instruction_ids
+  return program_of(fields), op_instruction_ids
+
+
+def program_of(fields: dict[str, Any]) -> StepProgram:
+  """A computation as the core tells of it."""
+  arrays = {"op_can_recompute": fields["op_can_recompute"].astype(bool), "may_share": fields["may_share"].reshape(-1, 3)}
+  return StepProgram(**{**fields, **arrays})
 
 
 def predict_memory(module: bytes | _core.HloModule) -> HeapResult:

@@ -1,8 +1,9 @@
 // CoopRecomputeOrder: orders a scheduled module, and recomputes what a budget asks for, so that it takes less memory.
 //
-// What it does: the entry computation's schedule is replaced by one that XLA's buffer assignment packs smaller. Where
-// that is not within `budget_bytes`, instructions are cloned right before later uses: the clone of x is named
-// "x.coop_remat1", the next "x.coop_remat2". The module's configuration, aliasing and entry layout stay.
+// What it does: the schedules of the entry computation, and of what loops, conditionals and calls run, are replaced by
+// ones that XLA's buffer assignment packs smaller. Where that is not within `budget_bytes`, instructions are cloned
+// right before later uses, inside loops too: the clone of x is named "x.coop_remat1", the next "x.coop_remat2". The
+// module's configuration, aliasing and entry layout stay.
 // How it does it: the module goes as bytes through the project's core (recompute_order_pass.h), the same code that JAX
 // programs meet in the hook, and comes back with new computations. The outcome is proved equivalent from its bytes
 // (verify.h) before anything is replaced; pointers into the module's computations do not survive a change.

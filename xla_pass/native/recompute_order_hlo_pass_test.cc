@@ -67,6 +67,56 @@ ENTRY main {
 }
 )";
 
+// kEarlyAndLate in the body of a loop that runs three times: what it needs is needed inside.
+constexpr char kLoop[] = R"(
+HloModule loop, is_scheduled=true
+
+add {
+  p0 = f32[] parameter(0)
+  p1 = f32[] parameter(1)
+  ROOT sum = f32[] add(p0, p1)
+}
+
+widen {
+  v = f32[1024]{0} parameter(0)
+  b = f32[256,1024]{1,0} broadcast(v), dimensions={1}
+  ROOT n = f32[256,1024]{1,0} negate(b)
+}
+
+body {
+  state = (s32[], f32[1024]{0}) parameter(0)
+  i = s32[] get-tuple-element(state), index=0
+  x = f32[1024]{0} get-tuple-element(state), index=1
+  one = s32[] constant(1)
+  zero = f32[] constant(0)
+  next = s32[] add(i, one)
+  wide = f32[256,1024]{1,0} fusion(x), kind=kLoop, calls=widen
+  early = f32[1024]{0} reduce(wide, zero), dimensions={0}, to_apply=add
+  up = f32[256,1024]{1,0} broadcast(early), dimensions={1}
+  turned = f32[256,1024]{1,0} reverse(up), dimensions={0}
+  middle = f32[1024]{0} reduce(turned, zero), dimensions={0}, to_apply=add
+  start = f32[] reduce(middle, zero), dimensions={0}, to_apply=add
+  late = f32[1024]{0} reduce(wide, start), dimensions={0}, to_apply=add
+  ROOT out = (s32[], f32[1024]{0}) tuple(next, late)
+}
+
+condition {
+  state = (s32[], f32[1024]{0}) parameter(0)
+  i = s32[] get-tuple-element(state), index=0
+  last = s32[] constant(3)
+  ROOT goes_on = pred[] compare(i, last), direction=LT
+}
+
+ENTRY main {
+  i = s32[] parameter(0)
+  x = f32[1024]{0} parameter(1)
+  init = (s32[], f32[1024]{0}) tuple(i, x)
+  while = (s32[], f32[1024]{0}) while(init), condition=condition, body=body,
+    backend_config={"known_trip_count":{"n":"3"}}
+  ROOT out = f32[1024]{0} get-tuple-element(while), index=1
+}
+)";
+
 // The donated `x` is overwritten in place: who reads it comes before, however much memory another order might save.
 constexpr char kInPlace[] = R"(
 HloModule in_place, is_scheduled=true, input_output_alias={ {0}: (0, {}, may-alias) }
@@ -113,12 +163,15 @@ bool Run(xla::HloModule* module, std::optional<int64_t> budget_bytes, bool may_r
   return is_changed.value_or(false);
 }
 
-std::string Sequence(const xla::HloModule& module) {
+// Of the entry by default, without what does no work.
+std::string Sequence(const xla::HloModule& module, const xla::HloComputation* computation = nullptr) {
+  if (computation == nullptr) computation = module.entry_computation();
   std::string names;
-  for (const xla::HloInstruction* instruction : module.schedule().sequence(module.entry_computation()).instructions()) {
+  for (const xla::HloInstruction* instruction : module.schedule().sequence(computation).instructions()) {
     const bool is_glue = instruction->opcode() == xla::HloOpcode::kParameter ||
                          instruction->opcode() == xla::HloOpcode::kConstant ||
-                         instruction->opcode() == xla::HloOpcode::kTuple;
+                         instruction->opcode() == xla::HloOpcode::kTuple ||
+                         instruction->opcode() == xla::HloOpcode::kGetTupleElement;
     if (!is_glue) names += (names.empty() ? "" : " ") + std::string(instruction->name());
   }
   return names;
@@ -164,6 +217,16 @@ TEST(ABudgetClonesWhatIsReadLateRightBeforeItIsRead) {
   EXPECT_TRUE(entry->root_instruction()->operand(0) == clone);
   EXPECT_TRUE(clone->fused_instructions_computation() != original->fused_instructions_computation());
   EXPECT_TRUE(*clone->fused_instructions_computation() == *original->fused_instructions_computation());
+}
+
+TEST(WhatALoopRunsIsClonedInside) {
+  auto module = Parse(kLoop);
+  EXPECT_TRUE(TempBytes(module.get()) >= 3 * kMiB);
+  EXPECT_TRUE(Run(module.get(), 2 * kMiB + 64 * 1024));
+  EXPECT_TRUE(TempBytes(module.get()) <= 2 * kMiB + 64 * 1024);
+  EXPECT_EQ(Sequence(*module), "while");
+  const xla::HloComputation* body = module->entry_computation()->GetInstructionWithName("while")->while_body();
+  EXPECT_EQ(Sequence(*module, body), "next wide early up turned middle start wide.coop_remat1 late");
 }
 
 TEST(ABudgetOutOfReachGivesTheSmallestThatIsFound) {

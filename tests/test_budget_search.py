@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from coopjax.budget import Budget
 from coopjax.planners import base
-from coopjax.xla import module_search
+from coopjax.xla import recompute_order
 from coopjax.xla.module_plan import Request, plan_module
 
 
@@ -37,6 +37,6 @@ def test_a_planner_that_takes_all_its_time_leaves_some_for_the_next_round(monkey
       time.sleep(max(time_limit_s - (time.perf_counter() - start), 0.0))
       return result
 
-  monkeypatch.setattr(module_search.base, "get_planner", Slow)
+  monkeypatch.setattr(recompute_order, "get_planner", Slow)
   outcome = plan_module(_module(), [Request(Budget(share=0.5), "peak", time_limit_s=1.0)])
   assert len(outcome.rounds) > 1 and "heap 256.00 KiB" in outcome.rounds[0] and outcome.fits

@@ -1,0 +1,251 @@
+#include "budget_search.h"
+
+#include <iterator>
+#include <limits>
+#include <set>
+
+#include "liveness.h"
+#include "packed_module.h"
+#include "transform.h"
+
+namespace coopjax {
+namespace {
+
+constexpr int32_t kMaxSplits = 5;             // of the budget between the entry and what it runs
+constexpr double kRoomToLoosen = 0.03;        // of the budget
+constexpr double kShareOfTime = 0.5;          // for a round of a planner that may take all it gets
+constexpr double kNearlyPacked = 1.005;       // of the least that a packing of the same buffers takes
+constexpr int32_t kMaxRepacked = 4;           // plans whose runs are moved about so that they pack better
+constexpr double kRoomToSettle[] = {0, 0.01, 0.02, 0.04};   // above the smallest peak
+
+int64_t Times(double factor, int64_t bytes) { return static_cast<int64_t>(factor * static_cast<double>(bytes)); }
+
+double InnerCost(const std::shared_ptr<const std::vector<InnerPlan>>& plans) {
+  double cost_s = 0;
+  if (plans) for (const InnerPlan& inner : *plans) cost_s += inner.plan.cost_s;
+  return cost_s;
+}
+
+}  // namespace
+
+bool IsPacked(const HeapResult& heap) {
+  return static_cast<double>(heap.temp_bytes) <= kNearlyPacked * static_cast<double>(heap.least_temp_bytes);
+}
+
+bool CarryOut(const HloAnalysis& analysis, const HloProgram& hlo, Candidate* candidate, std::string* fault) {
+  TransformResult changed = ApplySchedule(analysis.graph.module(), hlo.op_instruction_ids, candidate->plan.schedule);
+  *fault = changed.error;
+  if (!fault->empty()) return false;
+  std::optional<ReadModule> read = ReadBytes(std::move(changed.bytes), fault);
+  if (!read) return false;
+  candidate->op_workspace_bytes = hlo.program.op_workspace_bytes;
+  candidate->heap = read->Heap();
+  candidate->module = std::move(read->module);
+  return true;
+}
+
+bool BudgetSearch::Run(const HloAnalysis& analysis, const HloProgram& hlo, std::vector<Schedule> starts) {
+  analysis_ = &analysis;
+  hlo_ = &hlo;
+  starts_ = std::move(starts);
+  if (starts_.empty()) starts_.emplace_back();
+  inner_.emplace(analysis, reader_, planners_, deadline_);
+  tried_.clear();
+  PlanShare(1);
+  least_workspaces_ = inner_->LeastWorkspaces(/*looks=*/false);
+  const auto& [excess_bytes, cost_s, temp_bytes] = tried_.at(1).rank;
+  if (!inside_.depends_on_share || (excess_bytes == 0 && cost_s == 0)) return false;
+  Split();
+  return true;
+}
+
+// Lets the insides give way, then both sides, as long as that may gain.
+void BudgetSearch::Split() {
+  const Tried alone = tried_.at(1);
+  if (planners_.given && IsHopeless(alone)) inner_->Hurry();
+  PlanShare(0);
+  const bool entry_can_help = std::get<0>(alone.rank) == 0 || alone.recomputes;
+  while (std::get<0>(tried_.at(0).rank) == 0 && entry_can_help && std::ssize(tried_) < kMaxSplits) {
+    if (deadline_.Left() == 0) return;
+    PlanShare(NextShare());
+  }
+}
+
+// Whether live bytes can't be within the budget; what XLA puts into output buffers takes nothing.
+bool BudgetSearch::IsHopeless(const Tried& alone) const {
+  StepProgram bound = hlo_->program;
+  bound.op_workspace_bytes = least_workspaces_;
+  const int64_t unseen_bytes = std::max<int64_t>(alone.peak_bytes - std::get<2>(alone.rank), 0);
+  return ComputeLowerBound(bound).bytes - unseen_bytes > options_.budget_bytes;
+}
+
+// Between the best split and the better of its neighbours.
+double BudgetSearch::NextShare() const {
+  const auto by_rank = [](const auto& a, const auto& b) { return a.second.rank < b.second.rank; };
+  const auto best = std::ranges::min_element(tried_, by_rank);
+  const auto above = std::next(best);
+  if (best == tried_.begin()) return (best->first + above->first) / 2;
+  const auto below = std::prev(best);
+  const bool is_above = above != tried_.end() && above->second.rank < below->second.rank;
+  return (best->first + (is_above ? above : below)->first) / 2;
+}
+
+// A few rounds with one split.
+void BudgetSearch::PlanShare(double share) {
+  const int64_t budget_bytes = options_.budget_bytes;
+  tried_[share].rank = {temp_bytes_, std::numeric_limits<double>::infinity(), temp_bytes_};
+  std::set<int64_t> limits;
+  RematPlan last;
+  for (int64_t limit_bytes = budget_bytes; limits.insert(limit_bytes).second;) {
+    const bool is_first = limits.size() == 1;
+    if (!is_first && deadline_.Left() == 0) return;
+    PlanInside(limit_bytes, share);
+    const auto plans = is_first ? PlanStarts(limit_bytes) : PlanFrom(last.order, last.planner, limit_bytes);
+    if (plans.empty()) return;
+    last = plans.front();
+    const int64_t room_bytes = budget_bytes - Consider(last, share);
+    if (!last.fits() && is_first) {
+      for (auto other = std::next(plans.begin()); other != plans.end(); ++other) Consider(*other, share);
+      if (room_bytes < 0) return Settle(last, share);
+    }
+    const bool has_cost = last.cost_s + InnerCost(inner_plans_) > 0;
+    if (room_bytes < 0 && last.fits()) {
+      limit_bytes = std::min(limit_bytes, last.peak_bytes) + std::min(room_bytes, -budget_bytes / 200);
+    } else if (room_bytes > Times(kRoomToLoosen, budget_bytes) && has_cost) {
+      limit_bytes += room_bytes;
+    } else {
+      return;
+    }
+    if (std::ssize(limits) == options_.max_rounds) return;
+  }
+}
+
+void BudgetSearch::PlanInside(int64_t limit_bytes, double share) {
+  const Stopwatch stopwatch(&plan_s_);
+  inside_ = inner_->Plan(std::max<int64_t>(limit_bytes, 0), share);
+  inner_plans_.reset();
+  inner_hlo_.reset();
+  if (!inside_.module) return;
+  HloProgram hlo;
+  if (!reader_.Read(*inside_.module->analysis, &hlo).empty()) {
+    inside_ = {};
+    return;
+  }
+  inner_hlo_ = std::move(hlo);
+  inner_plans_ = std::make_shared<const std::vector<InnerPlan>>(std::move(inside_.plans));
+}
+
+std::vector<RematPlan> BudgetSearch::PlanStarts(int64_t limit_bytes) {
+  std::vector<RematPlan> plans;
+  for (const Schedule& start : starts_) {
+    if (!plans.empty() && deadline_.Left() == 0) break;
+    std::ranges::move(PlanFrom(start, "", limit_bytes), std::back_inserter(plans));
+  }
+  std::ranges::stable_sort(plans, {}, &RematPlan::Rank);
+  return plans;
+}
+
+std::vector<RematPlan> BudgetSearch::PlanFrom(std::span<const OpId> order, const std::string& planner,
+                                              int64_t limit_bytes) {
+  const Stopwatch stopwatch(&plan_s_);
+  const double time_limit_s = planners_.given ? kShareOfTime * deadline_.Left() : deadline_.Left();
+  const RematTask task = {.hlo = hlo(), .order = order, .planner = planner,
+                          .limit_bytes = std::max<int64_t>(limit_bytes, 0), .time_limit_s = time_limit_s};
+  return planners_.Plan(task, &fault_);
+}
+
+// The budget is out of reach: of the plans nearest to it the one that packs best, plans with a little more room among
+// them. A planner that the caller brings has done what it can.
+void BudgetSearch::Settle(const RematPlan& nearest, double share) {
+  if (planners_.is_large || planners_.given) return;
+  for (const double room : kRoomToSettle) {
+    if (deadline_.Left() == 0) return;
+    for (const RematPlan& plan : PlanFrom(nearest.order, nearest.planner, Times(1 + room, nearest.peak_bytes))) {
+      Consider(plan, share);
+    }
+  }
+}
+
+// Carries the plan out and returns the temporary bytes.
+int64_t BudgetSearch::Consider(const RematPlan& plan, double share) {
+  const Stopwatch stopwatch(&emit_s_);
+  Candidate candidate = {.plan = plan, .inner = inner_plans_, .share = share,
+                         .cost_s = plan.cost_s + InnerCost(inner_plans_)};
+  candidate.heap.temp_bytes = temp_bytes_;
+  const bool changes = &analysis() != &original_ || plan.schedule != hlo_->program.schedule;
+  const bool is_made = changes && CarryOut(analysis(), hlo(), &candidate, &fault_);
+  Log(candidate);
+  const Tried tried = {candidate.Rank(options_.budget_bytes), plan.peak_bytes,
+                       std::ssize(plan.schedule) > hlo_->program.num_ops()};
+  if (tried.rank < tried_.at(share).rank) tried_.at(share) = tried;
+  if (is_made) {
+    if (!IsPacked(candidate.heap)) loose_.push_back(candidate);
+    Keep(std::move(candidate));
+  }
+  return std::get<2>(tried.rank);
+}
+
+void BudgetSearch::Log(const Candidate& candidate) {
+  const RematPlan& plan = candidate.plan;
+  rounds_.push_back({plan.limit_bytes, plan.peak_bytes, candidate.heap.temp_bytes, candidate.cost_s, plan.planner,
+                     candidate.share, {}});
+  if (!candidate.inner) return;
+  for (const InnerPlan& inner : *candidate.inner) {
+    rounds_.back().inside.push_back({inner.name, inner.plan.peak_bytes, inner.plan.planner});
+  }
+}
+
+void BudgetSearch::Keep(Candidate candidate) {
+  const auto is_no_better = [](const Candidate& a, const Candidate& b) {
+    return a.heap.temp_bytes >= b.heap.temp_bytes && a.cost_s >= b.cost_s;
+  };
+  if (candidate.heap.temp_bytes >= temp_bytes_) return;
+  for (const Candidate& other : candidates_) {
+    if (is_no_better(candidate, other)) return;
+  }
+  std::erase_if(candidates_, [&](const Candidate& other) { return is_no_better(other, candidate); });
+  candidates_.push_back(std::move(candidate));
+}
+
+// Plans that lose bytes between their buffers, and would be better than the best if they lost none: the entry's runs are
+// moved about so that they lose fewer. Every one by a seed of its own, for the same may stand here twice.
+void BudgetSearch::Repack() {
+  if (planners_.is_large || reader_.keeps_order) return;
+  const int64_t budget_bytes = options_.budget_bytes;
+  const auto rank = [&](const Candidate& each) { return each.Rank(budget_bytes); };
+  std::ranges::stable_sort(loose_, {}, [&](const Candidate& each) { return each.LeastRank(budget_bytes); });
+  if (std::ssize(loose_) > kMaxRepacked) loose_.resize(kMaxRepacked);
+  for (uint64_t seed = 1; Candidate& loose : loose_) {
+    const auto best = std::ranges::min_element(candidates_, {}, rank);
+    const bool may_gain = best == candidates_.end() || loose.LeastRank(budget_bytes) < rank(*best);
+    if (deadline_.Left() == 0 || !may_gain) return;
+    const PackedOrderOptions options = {.target_bytes = std::max(budget_bytes, loose.heap.least_temp_bytes),
+                                        .seed = seed++, .time_limit_s = deadline_.Left() / 4};
+    PackedSchedule packed = SearchPackedSchedule(*loose.module, reader_.roofline, loose.plan.schedule, options);
+    std::optional<ReadModule> read;
+    if (!packed.bytes.empty()) read = ReadBytes(std::move(packed.bytes), &fault_);
+    if (!read) continue;
+    StepProgram program = hlo_->program;
+    program.op_workspace_bytes = loose.op_workspace_bytes;
+    loose.plan.schedule = std::move(packed.schedule);
+    loose.plan.limit_bytes = options.target_bytes;
+    loose.plan.peak_bytes = ComputeLiveness(program, loose.plan.schedule).peak_bytes;
+    loose.heap = read->Heap();
+    loose.module = std::move(read->module);
+    Log(loose);
+    Keep(std::move(loose));
+  }
+}
+
+std::optional<Candidate> BudgetSearch::TakeBest() {
+  Repack();
+  if (candidates_.empty()) return std::nullopt;
+  const auto bytes = [](const Candidate& each) { return each.heap.temp_bytes; };
+  const int64_t smallest_bytes = bytes(*std::ranges::min_element(candidates_, {}, bytes));
+  const int64_t most_bytes = smallest_bytes <= options_.budget_bytes ? options_.budget_bytes
+                                                                     : Times(options_.near_smallest, smallest_bytes);
+  std::erase_if(candidates_, [&](const Candidate& each) { return bytes(each) > most_bytes; });
+  return std::move(*std::ranges::min_element(candidates_, {}, &Candidate::cost_s));
+}
+
+}  // namespace coopjax
