@@ -368,18 +368,14 @@ HloDataflow::HloDataflow(const HloGraph& graph) : graph_(graph) {
 void HloDataflow::ForEachUse(int32_t value, const UseVisitor& visit) const {
   for (const Node node : positions(value)) {
     const int32_t holder = graph_.owner(node);
-    for (const int32_t user : graph_.users(holder)) {
+    for (const auto [user, operand_number] : graph_.uses(holder)) {
       const Op op = graph_.op(user);
       bool is_use = op != Op::kTuple && op != Op::kDomain;
       if (op == Op::kGetTupleElement || op == Op::kCopy) is_use = node == graph_.node_base(holder);
       if (!is_use && graph_.is_root(user)) {
         is_use = std::ranges::any_of(positions(value), [&](Node at) { return graph_.owner(at) == user; });
       }
-      if (!is_use) continue;
-      const auto operands = graph_.operands(user);
-      for (int32_t number = 0; number < std::ssize(operands); ++number) {
-        if (operands[number] == holder) visit(user, number, node);
-      }
+      if (is_use) visit(user, operand_number, node);
     }
   }
 }

@@ -97,9 +97,22 @@ void HloGraph::AddEdges(const std::vector<int32_t>& resolved) {
     add_row(i, instruction(i).control_predecessors, control_predecessors_);
   }
   users_ = Transposed(num_instructions(), [this](int32_t i) { return operands(i); }, num_instructions());
+  AddUses();
   callers_ = Transposed(num_instructions(), [this](int32_t i) { return called(i); },
                         static_cast<int32_t>(module_.computations.size()));
   for (const Computation& computation : module_.computations) AddComputation(computation, resolved);
+}
+
+void HloGraph::AddUses() {
+  use_offsets_.assign(num_instructions() + 2, 0);  // the last one is for filling, where each row starts one further on
+  for (const int32_t operand : operands_.items) ++use_offsets_[operand + 2];
+  std::partial_sum(use_offsets_.begin(), use_offsets_.end(), use_offsets_.begin());
+  uses_.resize(operands_.items.size());
+  for (int32_t i = 0; i < num_instructions(); ++i) {
+    for (int32_t number = 0; number < std::ssize(operands(i)); ++number) {
+      uses_[use_offsets_[operands(i)[number] + 1]++] = {i, number};
+    }
+  }
 }
 
 void HloGraph::AddComputation(const Computation& computation, const std::vector<int32_t>& resolved) {

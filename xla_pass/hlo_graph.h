@@ -33,6 +33,14 @@ class HloGraph {
 
   std::span<const int32_t> operands(int32_t i) const { return operands_[i]; }
   std::span<const int32_t> users(int32_t i) const { return users_[i]; }   // each once
+  // Every operand that the instruction is, in the order of users and of their operands.
+  struct Use {
+    int32_t user = -1;
+    int32_t operand_number = 0;
+  };
+  std::span<const Use> uses(int32_t i) const {
+    return std::span(uses_).subspan(use_offsets_[i], use_offsets_[i + 1] - use_offsets_[i]);
+  }
   std::span<const int32_t> control_predecessors(int32_t i) const { return control_predecessors_[i]; }
   std::span<const int32_t> called(int32_t i) const { return instruction(i).called; }  // computation indices
   bool is_user_of(int32_t user, int32_t operand) const;
@@ -73,12 +81,15 @@ class HloGraph {
   std::vector<int32_t> LookThroughBarriers() const;
   void MarkDropped(const std::vector<int32_t>& resolved);
   void AddEdges(const std::vector<int32_t>& resolved);
+  void AddUses();
   void AddComputation(const Computation& computation, const std::vector<int32_t>& resolved);
   void AddShape(const Shape& shape, int32_t owner);
   void MarkControlFlow();
 
   const HloModule& module_;
   Csr operands_, users_, control_predecessors_, callers_, sequences_, parameters_;
+  std::vector<int32_t> use_offsets_;
+  std::vector<Use> uses_;
   std::vector<int32_t> roots_;
   std::vector<uint8_t> is_dropped_;
   std::vector<uint8_t> is_control_flow_;

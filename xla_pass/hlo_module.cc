@@ -106,9 +106,7 @@ std::string ModuleParser::ParseTopLevel() {
   size_t num_instructions = 0;
   for (const std::string_view message : computations) num_instructions += CountFields(message, 2);
   module_.instructions.reserve(num_instructions);
-  module_.instruction_index.Reserve(num_instructions);
   module_.computations.reserve(computations.size());
-  module_.computation_index.Reserve(computations.size());
   for (const std::string_view message : computations) {
     if (std::string fault = ParseComputation(message); !fault.empty()) return fault;
   }

@@ -16,7 +16,7 @@ bool MinCut::FindLevels(int32_t source, int32_t sink) {
   level_.assign(first_.size(), -1);
   level_[source] = 0;
   std::vector<int32_t> frontier = {source};
-  for (size_t i = 0; i < frontier.size(); ++i) {
+  for (size_t i = 0; i < frontier.size() && level_[sink] < 0; ++i) {  // what is no nearer than the sink is on no path
     for (int32_t e = first_[frontier[i]]; e >= 0; e = edges_[e].next) {
       if (edges_[e].capacity <= epsilon_ || level_[edges_[e].to] >= 0) continue;
       level_[edges_[e].to] = level_[frontier[i]] + 1;

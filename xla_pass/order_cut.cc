@@ -207,14 +207,15 @@ class CutOrderer {
 
   // Temporaries that ops at steps [begin, end) make, read or overwrite.
   std::vector<ValueId> ValuesTouched(Step begin, Step end) const {
-    std::vector<ValueId> values;
+    std::vector<uint8_t> is_touched(program_.num_values(), 0);
     for (Step t = begin; t < end; ++t) {
-      for (ValueId v : touches_[order_[t]]) values.push_back(v);
-      for (ValueId v : program_.op_outputs[order_[t]]) values.push_back(v);
+      for (ValueId v : touches_[order_[t]]) is_touched[v] = 1;
+      for (ValueId v : program_.op_outputs[order_[t]]) is_touched[v] = 1;
     }
-    std::sort(values.begin(), values.end());
-    values.erase(std::unique(values.begin(), values.end()), values.end());
-    std::erase_if(values, [this](ValueId v) { return !program_.takes_budget(v) || program_.value_bytes[v] == 0; });
+    std::vector<ValueId> values;
+    for (ValueId v = 0; v < program_.num_values(); ++v) {
+      if (is_touched[v] && program_.takes_budget(v) && program_.value_bytes[v] > 0) values.push_back(v);
+    }
     return values;
   }
 

@@ -242,7 +242,8 @@ std::string TransformVerifier::CheckRewrite(const Computation& before, const Com
   }
   if (num_originals != before.instructions.size()) return "an instruction is missing";
   if (after.sequence.size() != after.instructions.size()) return Quoted(after) + " has no schedule";
-  if (origin_[after_.instruction_index.Find(after.root_id)] != before_.instruction_index.Find(before.root_id)) return "the root changed";
+  const int32_t root = after_.instruction_index.Find(after.root_id);
+  if (origin_[root] != before_.instruction_index.Find(before.root_id)) return "the root changed";
   std::string fault = CheckControlSuccessors(after);
   return fault.empty() ? CheckEffects(before, after) : fault;
 }
