@@ -9,11 +9,7 @@ namespace coopjax {
 HloAlias::HloAlias(const HloDataflow& dataflow)
     : dataflow_(dataflow), rules_(RulesFor(PlatformOf(dataflow.graph().module()))) {
   const HloGraph& graph = dataflow.graph();
-  in_place_.resize(graph.num_instructions());
-  for (int32_t i = 0; i < graph.num_instructions(); ++i) {
-    const bool is_analysed = graph.is_control_flow(graph.instruction(i).computation) && !graph.is_dropped(i);
-    if (is_analysed) in_place_[i] = InPlacePairs(graph, i);
-  }
+  FindInPlacePairs();
   const int32_t entry = graph.module().entry, root = graph.root(entry);
   aliased_parameter_.assign(graph.node_end(root) - graph.node_base(root), HloGraph::kNoNode);
   is_donated_.assign(graph.num_nodes(), 0);
@@ -28,6 +24,17 @@ HloAlias::HloAlias(const HloDataflow& dataflow)
   }
   MergeValues();
   MeasureBytes();
+  SortBuffers();
+}
+
+void HloAlias::FindInPlacePairs() {
+  in_place_offsets_ = {0};
+  in_place_offsets_.reserve(graph().num_instructions() + 1);
+  for (int32_t i = 0; i < graph().num_instructions(); ++i) {
+    const bool is_analysed = graph().is_control_flow(graph().instruction(i).computation) && !graph().is_dropped(i);
+    if (is_analysed) std::ranges::copy(InPlacePairs(graph(), i), std::back_inserter(in_place_));
+    in_place_offsets_.push_back(static_cast<int32_t>(in_place_.size()));
+  }
 }
 
 // Once: the heap asks for each many times.
@@ -38,6 +45,32 @@ void HloAlias::MeasureBytes() {
     int64_t& bytes = buffer_bytes_[buffer_of(value)];
     bytes = std::max(bytes, value_bytes_.back());
   }
+}
+
+void HloAlias::SortBuffers() {
+  std::vector<int32_t> position(graph().num_instructions(), 0);  // in XLA's post-order of the whole program
+  int32_t next = 0;
+  const std::vector<int32_t> computations = graph().CallGraphPostOrder();
+  for (auto computation = computations.rbegin(); computation != computations.rend(); ++computation) {
+    for (const int32_t i : graph().PostOrder(*computation)) position[i] = next++;
+  }
+  struct Key {
+    int64_t negative_bytes;
+    bool stays_inside;
+    int32_t position;
+    int32_t buffer;
+    auto operator<=>(const Key&) const = default;
+  };
+  std::vector<Key> keys;
+  for (int32_t buffer = 0; buffer < num_buffers(); ++buffer) {
+    int32_t first = INT32_MAX;
+    for (const int32_t value : values(buffer)) {
+      first = std::min(first, position[dataflow_.defining_instruction(value)]);
+    }
+    keys.push_back({-buffer_bytes(buffer), !lives_out(buffer), first, buffer});
+  }
+  std::ranges::sort(keys);
+  for (const Key& key : keys) largest_first_.push_back(key.buffer);
 }
 
 // Joins values into buffers. Buffers are numbered by the slot of the largest set at each merge (the
@@ -132,14 +165,14 @@ void HloAlias::AddInPlaceAliases(int32_t value, std::vector<int32_t>* shared) co
   const HloGraph& g = graph();
   for (const Node node : dataflow_.positions(value)) {
     const int32_t holder = g.owner(node);
-    for (const InPlacePair& pair : in_place_[holder]) {
+    for (const InPlacePair& pair : in_place(holder)) {
       if (g.node_base(holder) + pair.output_offset != node) continue;
       const int32_t operand = g.operands(holder)[pair.operand_number];
       shared->push_back(dataflow_.value_at(g.node_base(operand) + pair.operand_offset));
     }
   }
   dataflow_.ForEachUse(value, [&](int32_t user, int32_t operand_number, Node node) {
-    for (const InPlacePair& pair : in_place_[user]) {
+    for (const InPlacePair& pair : in_place(user)) {
       const bool is_pair = pair.operand_number == operand_number &&
                            pair.operand_offset == node - g.node_base(g.owner(node));
       if (is_pair) shared->push_back(dataflow_.value_at(g.node_base(user) + pair.output_offset));

@@ -53,6 +53,8 @@ class HloAlias {
   bool is_in_main_memory(int32_t buffer) const {
     return rules_.IsInMainMemory(graph().shape(dataflow_.definition(values(buffer)[0])));
   }
+  // The buffers as XLA takes them: larger ones first, then live-out ones, then by first definition, then by number.
+  const std::vector<int32_t>& largest_first() const { return largest_first_; }
   // Whether input_output_alias gives the parameter at this node to an output (a donation).
   bool is_donated(Node parameter_node) const { return is_donated_[parameter_node]; }
 
@@ -62,7 +64,13 @@ class HloAlias {
 
  private:
   void MergeValues();
+  void FindInPlacePairs();
   void MeasureBytes();
+  void SortBuffers();
+  std::span<const InPlacePair> in_place(int32_t instruction) const {
+    const auto first = in_place_.begin() + in_place_offsets_[instruction];
+    return {first, in_place_.begin() + in_place_offsets_[instruction + 1]};
+  }
   std::vector<int32_t> MustShare(int32_t value) const;
   void AddOutputAliases(int32_t value, std::vector<int32_t>* shared) const;
   void AddControlFlowAliases(int32_t value, std::vector<int32_t>* shared) const;
@@ -73,7 +81,8 @@ class HloAlias {
 
   const HloDataflow& dataflow_;
   const HeapRules rules_;
-  std::vector<std::vector<InPlacePair>> in_place_;  // [instruction]
+  std::vector<InPlacePair> in_place_;
+  std::vector<int32_t> in_place_offsets_;           // [instruction]
   std::vector<Node> aliased_parameter_;             // [node of the entry root]; kNoNode: none
   std::vector<uint8_t> is_donated_;                 // [node]
   std::vector<int32_t> buffer_of_;
@@ -81,6 +90,7 @@ class HloAlias {
   std::vector<int64_t> value_bytes_;
   std::vector<int64_t> buffer_bytes_;               // [buffer]
   std::vector<uint8_t> lives_out_;
+  std::vector<int32_t> largest_first_;
 };
 
 }  // namespace coopjax

@@ -34,8 +34,6 @@ class Assigner {
   HeapResult Run();
 
  private:
-  std::vector<int32_t> SortedBuffers() const;
-  std::vector<int32_t> PostOrderPositions() const;
   void AssignBuffer(int32_t buffer);
   bool AssignFixed(int32_t buffer);
   bool TryOperandAllocations(int32_t value, int32_t buffer);
@@ -64,40 +62,6 @@ class Assigner {
   int32_t heap_allocation_ = -1;
   int64_t least_heap_bytes_ = 0;
 };
-
-std::vector<int32_t> Assigner::PostOrderPositions() const {
-  std::vector<int32_t> position(graph_.num_instructions(), 0);
-  int32_t next = 0;
-  const std::vector<int32_t> computations = graph_.CallGraphPostOrder();
-  for (auto computation = computations.rbegin(); computation != computations.rend(); ++computation) {
-    for (const int32_t i : graph_.PostOrder(*computation)) position[i] = next++;
-  }
-  return position;
-}
-
-// Larger first, then live-out ones, then by first definition, then by number.
-std::vector<int32_t> Assigner::SortedBuffers() const {
-  const std::vector<int32_t> position = PostOrderPositions();
-  struct Key {
-    int64_t negative_bytes;
-    bool stays_inside;
-    int32_t position;
-    int32_t buffer;
-    auto operator<=>(const Key&) const = default;
-  };
-  std::vector<Key> keys;
-  for (int32_t buffer = 0; buffer < alias_.num_buffers(); ++buffer) {
-    int32_t first = INT32_MAX;
-    for (const int32_t value : alias_.values(buffer)) {
-      first = std::min(first, position[dataflow_.defining_instruction(value)]);
-    }
-    keys.push_back({-alias_.buffer_bytes(buffer), !alias_.lives_out(buffer), first, buffer});
-  }
-  std::ranges::sort(keys);
-  std::vector<int32_t> sorted;
-  for (const Key& key : keys) sorted.push_back(key.buffer);
-  return sorted;
-}
 
 int32_t Assigner::NewAllocation(int32_t buffer, AllocationKind kind) {
   const auto index = static_cast<int32_t>(allocations_.size());
@@ -288,7 +252,7 @@ void Assigner::AddBuffers(const std::vector<int64_t>& bases, HeapResult* result)
 
 HeapResult Assigner::Run() {
   HeapResult result;
-  for (const int32_t buffer : SortedBuffers()) AssignBuffer(buffer);
+  for (const int32_t buffer : alias_.largest_first()) AssignBuffer(buffer);
   AssignHeap(&result);
   const std::vector<int64_t> bases = PlaceTemporaries(&result);
   result.temp_bytes = ReportedTempBytes(result.temp_bytes, result);

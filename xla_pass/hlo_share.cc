@@ -169,7 +169,7 @@ bool IsElementwiseOnOperand(const HloGraph& graph, int32_t i, int32_t operand_nu
 
 bool HloAlias::MustShareOperandBuffer(Node operand_node, Node user_node) const {
   const int32_t user = graph().owner(user_node), value = dataflow_.value_at(operand_node);
-  return std::ranges::any_of(in_place_[user], [&](const InPlacePair& pair) {
+  return std::ranges::any_of(in_place(user), [&](const InPlacePair& pair) {
     const int32_t operand = graph().operands(user)[pair.operand_number];
     return graph().node_base(user) + pair.output_offset == user_node &&
            dataflow_.value_at(graph().node_base(operand) + pair.operand_offset) == value;
