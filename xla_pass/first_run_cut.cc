@@ -24,10 +24,23 @@ void Mark(const Csr& edges, OpId op, Side side, std::vector<Side>* marks) {
   }
 }
 
+// The first runs' order with one edge more.
+Csr PredecessorsWith(const StepProgram& program, OpId first, OpId then) {
+  const Csr known = FirstRunPredecessors(program);
+  if (first == kNoOp) return known;
+  Csr before;
+  for (OpId op = 0; op < program.num_ops(); ++op) {
+    std::vector<OpId> row(known[op].begin(), known[op].end());
+    if (op == then) row.push_back(first);
+    before.AddRow(row);
+  }
+  return before;
+}
+
 }  // namespace
 
-FirstRunOrder::FirstRunOrder(const StepProgram& program)
-    : before(FirstRunPredecessors(program)), after(Transpose(before, program.num_ops())) {}
+FirstRunOrder::FirstRunOrder(const StepProgram& program, OpId first, OpId then)
+    : before(PredecessorsWith(program, first, then)), after(Transpose(before, program.num_ops())) {}
 
 FirstRunCut::FirstRunCut(const StepProgram& program, const FirstRunOrder& order, const ShareIndex& shares, OpId op)
     : program_(program),
@@ -153,6 +166,11 @@ FirstRunCut::Line FirstRunCut::Cut(double price, double cost_weight) const {
     if (hold.bytes > 0 && network.IsOnSourceSide(hold.from) && !network.IsOnSourceSide(hold.to)) line.bytes += hold.bytes;
   }
   return line;
+}
+
+int64_t FirstRunCut::least_bytes() const {
+  const Line line = Cut(1, 0);
+  return line.bytes - static_cast<int64_t>(line.slack_s);   // bytes, at this price; both sides are whole
 }
 
 // The bound is concave in the price: the lines of the cuts on either side of its top meet above it.

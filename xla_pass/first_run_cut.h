@@ -14,7 +14,8 @@ namespace coopjax {
 // Who must have run for the first time before whom, whatever is repeated: producers of what an op touches, control
 // predecessors, and the other readers of what it overwrites for good (that can't be made anew).
 struct FirstRunOrder {
-  explicit FirstRunOrder(const StepProgram& program);
+  // If given, `first` runs for the first time before `then` does.
+  explicit FirstRunOrder(const StepProgram& program, OpId first = kNoOp, OpId then = kNoOp);
   Csr before;   // per op
   Csr after;    // the reverse
 };
@@ -26,6 +27,8 @@ class FirstRunCut {
 
   // Bytes live at the first run if all that is needed later and can be held is held.
   int64_t most_bytes() const { return base_bytes_ + held_bytes_; }
+  // The same if as much as possible is made again instead; about, and never more.
+  int64_t least_bytes() const;
   int64_t num_edges() const { return static_cast<int64_t>(holds_.size() + remakes_.size()); }
 
   // The Lagrangian bound at a price in seconds per byte: no more than what any schedule under the budget pays.

@@ -9,11 +9,13 @@
 namespace coopjax {
 namespace {
 
-constexpr int64_t kMaxWork = 400'000;        // instructions that the judge looks at
+constexpr int64_t kMaxWork = 300'000;        // scheduled instructions that the judge looks at
 constexpr int64_t kLeastTrials = 100;        // fewer seldom find anything
 
 int32_t MaxTrials(const HloModule& module) {
-  const int64_t num_trials = kMaxWork / std::ssize(module.instructions);
+  int64_t num_scheduled = 1;
+  for (const Computation& computation : module.computations) num_scheduled += std::ssize(computation.sequence);
+  const int64_t num_trials = kMaxWork / num_scheduled;
   return num_trials < kLeastTrials ? 0 : static_cast<int32_t>(num_trials);
 }
 

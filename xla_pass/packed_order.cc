@@ -12,7 +12,7 @@
 namespace coopjax {
 namespace {
 
-constexpr uint64_t kMostMoves = 4;        // in one trial
+constexpr uint64_t kMostDoublings = 3;    // of the number of moves in one trial
 constexpr int32_t kLooks = 8;             // for an op that can move, per move
 
 class OrderPacker {
@@ -57,7 +57,8 @@ class OrderPacker {
   // `order` with a few ops elsewhere.
   Schedule Moved(Schedule order) {
     for (Step t = 0; t < std::ssize(order); ++t) step_of_[order[t]] = t;
-    for (uint64_t move = 0, num_moves = 1 + Below(kMostMoves); move < num_moves; ++move) {
+    const uint64_t num_moves = uint64_t{1} << Below(kMostDoublings + 1);
+    for (uint64_t move = 0; move < num_moves; ++move) {
       for (int32_t look = 0; look < kLooks && !MoveOne(&order); ++look) {}
     }
     return order;

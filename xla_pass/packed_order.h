@@ -26,7 +26,7 @@ using HeapJudge = std::function<OrderHeap(const Schedule& order, int64_t target_
 
 struct PackedOrderOptions {
   int64_t target_bytes = 0;          // temporary bytes that are good enough
-  int32_t max_trials = 1000;
+  int32_t max_trials = 2000;
   uint64_t seed = 1;
   double time_limit_s = 5;
 };

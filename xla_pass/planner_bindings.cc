@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "byte_bound.h"
 #include "cost_bound.h"
 #include "exchange_search.h"
 #include "list_scheduler.h"
@@ -59,7 +60,7 @@ void BindProgram(nb::module_& m) {
     return nb::make_tuple(totals.cost_s, totals.flops, totals.num_ops);
   }, "Modelled seconds, FLOPs and number of the repeats in a schedule.");
   m.def("lower_bound", [](const StepProgram& program) {
-    const auto bound = coopjax::ComputeLowerBound(program);
+    const auto bound = coopjax::ComputeByteBound(program);
     return nb::make_tuple(bound.bytes, bound.op);
   }, "Bytes that no schedule avoids, and the op that forces them (-1: no ops).");
 }
