@@ -192,8 +192,7 @@ def decide(
     profile = profile_of_module(traced, unplanned.module)
     return _decide_policy(traced, unplanned, request, outcome, fingerprint, profile=profile, rival=rival)
   if not outcome.fits and traced.placement.is_known:  # else the hook, which sees one device's program, decides
-    schedule = None if outcome.result is None else outcome.result.schedule
-    _report_infeasible(traced, request, outcome.budget_bytes, outcome.predicted.temp_bytes, unplanned.module, schedule)
+    _report_missed(traced, request, outcome, unplanned.module)
   return Decided(Choice(mark), outcome)
 
 
@@ -308,14 +307,18 @@ def _decide_policy(
           traced, budget_bytes, trials.compile, baseline.temp_bytes, mark=mark, only_scans=only_scans,
           profile=profile, link=link, planner=request.planner, aid_of=functools.partial(_aid, trials),
           below_flops=below_flops))
-  best = found[-1] if found[-1].is_feasible else min(found, key=lambda plan: plan.smallest_bytes)
-  if rival and not (best.is_feasible and best.recompute_flops < below_flops):
-    return rival
+    best = found[-1] if found[-1].is_feasible else min(found, key=lambda plan: plan.smallest_bytes)
+    if rival and not (best.is_feasible and best.recompute_flops < below_flops):
+      return rival
+    if trials.smallest is None and not best.is_feasible:
+      trials.compile(*fn_and_gradient(traced, tagged_fn(traced, mark)))
   if not is_known and (mark or traced.placement.is_spread):
     return _carry_over(traced, request, outcome, fingerprint, best if best.is_feasible else found[0])
   if not best.is_feasible:
-    smallest = trials.smallest or request.compile(*fn_and_gradient(traced, tagged_fn(traced, mark)))
-    _report_infeasible(traced, request, budget_bytes, best.smallest_bytes, module_of(smallest))
+    if known is None and outcome.predicted.temp_bytes < best.smallest_bytes:  # the HLO engine alone comes nearer
+      _report_missed(traced, request, outcome, unplanned.module)
+      return Decided(Choice(mark), outcome)
+    _report_infeasible(traced, request, budget_bytes, best.smallest_bytes, module_of(trials.smallest))
   measured = trials.measured(best.temp_bytes)
   return Decided(Choice(mark, best.decisions), outcome, best, baseline=known, measured=measured)
 
@@ -357,6 +360,12 @@ def mark_of(fingerprint: str, budget: Budget, planner: str, time_limit_s: float,
   """
   key = _hash(f"{__version__} {fingerprint} {budget} {planner} {time_limit_s} {target}")
   return hook.Request(budget, planner, time_limit_s, key, target).to_mark()
+
+
+def _report_missed(traced: TracedFn, request: Request, outcome: hook.Outcome, module_bytes: bytes) -> None:
+  """As `_report_infeasible`, of what the HLO engine alone made of a module."""
+  schedule = None if outcome.result is None else outcome.result.schedule
+  _report_infeasible(traced, request, outcome.budget_bytes, outcome.predicted.temp_bytes, module_bytes, schedule)
 
 
 def _report_infeasible(

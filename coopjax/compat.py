@@ -267,8 +267,10 @@ def no_trace() -> Iterator[None]:
   Named axes in scope are left, too; a mesh that the user has set stays.
   """
   axes, mesh = core_internals.trace_ctx.axis_env, jax.sharding.get_abstract_mesh()
+  # The tracers of the traces left are no leaks, and the user's function has been checked when it was traced.
+  unchecked = jax.check_tracer_leaks(False)
   outside = jax.sharding.use_abstract_mesh(_without_manual_axes(mesh)) if mesh.manual_axes else contextlib.nullcontext()
-  with jax.core.eval_context(), outside:
+  with unchecked, jax.core.eval_context(), outside:
     core_internals.trace_ctx.set_axis_env(core_internals.top_axis_env)
     try:
       yield

@@ -149,7 +149,9 @@ def checkpoint(
   packed = lift.pack(pure, (variables,), (variables,), (rngs,), name="remat", enable_kwargs=True)
 
   def call(scopes, *args, **kwargs):
-    is_initializing = any(scope.get_flag("initializing", False) for scope in jax.tree.leaves(scopes))
-    return (fn if is_initializing else packed)(scopes, *args, **kwargs)
+    if any(scope.get_flag("initializing", False) for scope in jax.tree.leaves(scopes)):
+      fresh = jax.tree.map(lambda scope: scope.rewound(), scopes)  # a shared module takes its names again at each call
+      return fn(fresh, *args, **kwargs)
+    return packed(scopes, *args, **kwargs)
 
   return call

@@ -110,6 +110,27 @@ def test_initialization_is_the_plain_modules_and_plans_nothing(decided):
 
 
 @functools.cache
+class Tied(Model):
+  """One block, its parameters used at each depth."""
+
+  @nn.compact
+  def __call__(self, x, train=True):
+    block = self.block(name="block0")
+    for _ in range(self.depth):
+      x = block(x, train)
+    return x
+
+
+def test_a_block_may_be_called_several_times(decided):
+  variables = Tied().init(RNGS, X)
+  assert_same_bits(Tied(fitted(budget=0.5)).init(RNGS, X), variables)
+  plain, run_plain = compile_step(Tied(), variables)
+  step, run = compile_step(Tied(fitted(budget=0.5, engine="hlo")), variables)
+  assert temp_bytes(step) <= 0.5 * temp_bytes(plain)
+  assert_same_bits(run(), run_plain())
+  assert len(decided) == 1
+
+
 def cost_of_a_block(block):
   """Compiled bytes that one more block in a row costs, and bytes from its forward to its backward pass."""
   steps = [compile_step(Model(block, depth), variables_of(depth))[0] for depth in (3, 6)]
