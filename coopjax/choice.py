@@ -284,7 +284,8 @@ def _decide_policy(
 ) -> Decided:
   """Plans checkpoint segments; every round is a compile. With an outcome, the HLO engine works under them.
 
-  A rival holds the budget by the HLO engine alone, and is what is decided if no segments take fewer FLOPs. A share is settled here, in bytes: the hook will not see the un-rematerialized program again.
+  A rival holds the budget by the HLO engine alone, and is what is decided if no segments take fewer FLOPs. A share is
+  settled here, in bytes: the hook will not see the un-rematerialized program again.
   """
   if outcome is None and baseline is None:
     baseline, profile = measure(unplanned.tagged, request.device), profile_of(traced, unplanned.tagged)

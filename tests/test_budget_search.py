@@ -24,6 +24,11 @@ def _module():
   return compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
 
 
+def test_what_is_nearest_to_a_budget_out_of_reach_loses_nothing_between_buffers():
+  outcome = plan_module(_module(), [Request(Budget(share=0.2))])
+  assert not outcome.fits and outcome.predicted.temp_bytes == 192 * 1024
+
+
 def test_a_planner_that_takes_all_its_time_leaves_some_for_the_next_round(monkeypatch):
   planner_of = base.get_planner
 

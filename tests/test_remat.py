@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import coopjax
+from coopjax.jaxpr import policy
+from coopjax.jaxpr.rewrite import PolicyDecisions
 from tests import models
 
 
@@ -120,6 +122,19 @@ def test_best_effort_takes_the_smallest_plan_and_warns():
   plain = compile_step(loss, params, x)
   assert temp_bytes(fitted) < 0.5 * temp_bytes(plain)
   assert_same_bits(fitted(params, x), plain(params, x))
+
+
+def test_auto_comes_as_near_to_a_budget_as_the_hlo_engine(monkeypatch):
+  nothing_found = policy.PolicyPlan(PolicyDecisions(), (), 2**40, 0.0, 1.0, is_feasible=False, smallest_bytes=2**40)
+  monkeypatch.setattr(policy, "plan_policy", lambda *_, **__: nothing_found)
+  loss, params, x = models.mlp()
+  with pytest.warns(coopjax.BudgetExceededWarning):
+    plan, alone = (coopjax.plan(loss, params, x, budget="1 KiB", engine=engine, on_infeasible="best_effort")
+                   for engine in ("auto", "hlo"))
+  assert plan.engine == "hlo" and plan.measured.temp_bytes == alone.measured.temp_bytes < plan.baseline.temp_bytes
+  with pytest.raises(coopjax.BudgetInfeasibleError) as caught:
+    coopjax.plan(loss, params, x, budget="1 KiB")
+  assert caught.value.smallest_bytes == plan.measured.temp_bytes
 
 
 @pytest.mark.parametrize("fn, args", [(lambda: 1.0, ()), (lambda n: n + 1, (3,)), (lambda n: n * 2, (jnp.arange(4),))])

@@ -16,7 +16,7 @@ constexpr double kRoomToLoosen = 0.03;        // of the budget
 constexpr double kShareOfTime = 0.5;          // for a round of a planner that may take all it gets
 constexpr double kNearlyPacked = 1.005;       // of the least that a packing of the same buffers takes
 constexpr int32_t kMaxRepacked = 4;           // plans whose runs are moved about so that they pack better
-constexpr double kRoomToSettle[] = {0, 0.01, 0.02, 0.04};   // above the smallest peak
+constexpr double kRoomToSettle[] = {0.01, 0.02, 0.04};      // above the smallest peak
 
 int64_t Times(double factor, int64_t bytes) { return static_cast<int64_t>(factor * static_cast<double>(bytes)); }
 
@@ -155,14 +155,19 @@ std::vector<RematPlan> BudgetSearch::PlanFrom(std::span<const OpId> order, const
 }
 
 // The budget is out of reach: of the plans nearest to it the one that packs best, plans with a little more room among
-// them. A planner that the caller brings has done what it can.
+// them. A planner that the caller brings has tried many ways; the one that came nearest may come as near in another plan.
 void BudgetSearch::Settle(const RematPlan& nearest, double share) {
-  if (planners_.is_large || planners_.given) return;
-  for (const double room : kRoomToSettle) {
-    if (deadline_.Left() == 0) return;
-    for (const RematPlan& plan : PlanFrom(nearest.order, nearest.planner, Times(1 + room, nearest.peak_bytes))) {
-      Consider(plan, share);
-    }
+  if (planners_.is_large) return;
+  std::vector<int64_t> limits = {nearest.peak_bytes};
+  if (planners_.given) {
+    limits.push_back(options_.budget_bytes);
+  } else {
+    for (const double room : kRoomToSettle) limits.push_back(Times(1 + room, nearest.peak_bytes));
+  }
+  for (const int64_t limit_bytes : limits) {
+    const bool is_packed = std::get<2>(tried_.at(share).rank) <= nearest.peak_bytes;
+    if (deadline_.Left() == 0 || (planners_.given && is_packed)) return;
+    for (const RematPlan& plan : PlanFrom(nearest.order, nearest.planner, limit_bytes)) Consider(plan, share);
   }
 }
 
