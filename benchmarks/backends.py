@@ -45,6 +45,7 @@ from coopjax.xla.compile import compile_trial, measure
 
 Row = tables.Row
 MIB = 2**20
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = tables.RESULTS / "backends.json"
 TARGETS, FORMS = ("cpu", "gpu:h100", "tpu:v5e:2x2"), ("scan", "unrolled")
 DTYPES = {"bf16": jnp.bfloat16, "f32": jnp.float32}
@@ -180,7 +181,7 @@ class Bench:
       profile, more = run()
       row |= {"temp_bytes": profile.temp_bytes, "resident_bytes": profile.resident_bytes, **more}
     except coopjax.BudgetInfeasibleError as error:
-      row |= {"temp_bytes": error.smallest_bytes, "error": str(error)}  # the least that was reached
+      row |= {"temp_bytes": error.smallest_bytes, "error": str(error).replace(f"{ROOT}{os.sep}", "")}  # the least reached
     except coopjax.CompileMemoryError as error:
       row |= {"error": str(error).partition("\n")[0]}
     temp_bytes = row.get("temp_bytes")

@@ -97,7 +97,7 @@ def infeasible(
     live = sorted((*live, *inside.live), key=lambda value: -value.num_bytes)[:top]
   if budget_bytes < bound_bytes:
     lines.append(f"no schedule whatever has fewer than {format_bytes(bound_bytes)} live, scratch in output buffers "
-                 f"included: {_describe_op(program, bound_op)} alone needs them")
+                 f"included: {_describe_op(program, bound_op)} needs them around it")
   lines += [
     f"what forces the smallest is {where}; the largest values live there:",
     *(f"  {format_bytes(value.num_bytes):>10}  {value}" for value in live),
