@@ -59,8 +59,8 @@ def remat(
 
   Args:
     fn: a differentiable function of pytrees; left out, ``remat`` returns a decorator.
-    budget: temporary memory on one device: bytes (int), a size (``"6GiB"``), a float in (0, 1] as a share of the
-      un-rematerialized temporaries of the program that is compiled, or a :class:`coopjax.Budget`. With
+    budget: temporary memory on one device: bytes (int), a size (``"6GiB"``), a float in (0, 1], or ``"25%"``, as a share
+      of the un-rematerialized temporaries of the program that is compiled, or a :class:`coopjax.Budget`. With
       ``Budget("6GiB", offload=True)`` values may also be kept in the host's memory, where that takes less time than to
       recompute them, or nothing else holds the budget: on GPU in scans and straight-line code, on TPU in scans, by the
       policy engine. A CPU has nowhere to offload to (``HostOffloadWarning``, or ``HostOffloadError`` if it is asked of
@@ -101,7 +101,11 @@ def remat(
   References:
     Zhang et al., "Coop: Memory is not a Commodity", NeurIPS 2023; Griewank and Walther, "Revolve", 2000.
   """
+  if fn is not None and not callable(fn):
+    raise TypeError(f"remat takes a function, and then keywords: {fn!r} is none")
   if plan is not None:
+    if not isinstance(plan, RematPlan):
+      raise TypeError(f"plan={plan!r} is no plan of coopjax.plan")
     if budget is not None:
       raise TypeError("give remat either budget= or plan=, not both: a plan carries its budget")
     budget, planner, engine = dataclasses.replace(plan.budget, offload=False), plan.planner, plan.engine
@@ -222,6 +226,8 @@ class Plannable:
     if step := steps.find_step(fn, args, kwargs, target):
       return cls(step, unplanned_step(step, target), target)
     traced = differentiable(trace(fn, args, kwargs))
+    if traced.has_symbolic_sizes:
+      raise ValueError(f"{traced.name} is traced for symbolic sizes: what it takes is known for sizes that are numbers")
     return cls(traced, Unplanned.of(traced, target), target)
 
   def plan(self, request: Request) -> RematPlan:

@@ -12,7 +12,8 @@ _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", start=1)}
 _UNITS |= {f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", start=1)} | {"KB": 1000}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*)\s*")
-_ASK = 'a budget is bytes (int), a size ("6GiB", "500 MB"), a share of the un-rematerialized temporary memory in (0, 1]'
+_ASK = ('a budget is bytes (int), a size ("6GiB", "500 MB"), a share of the un-rematerialized temporary memory in (0, 1] '
+        'or in percent ("25%")')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +55,8 @@ class Budget:
     """Reads a budget as users write it.
 
     Args:
-      budget: bytes (int), a size string with a binary or decimal unit, a float in (0, 1], or a Budget.
+      budget: bytes (int), a size string with a binary or decimal unit, a share as a float in (0, 1] or as a string
+        ("25%"), or a Budget.
       offload: as the attribute; a Budget that offloads goes on doing so.
 
     Raises:
@@ -63,9 +65,10 @@ class Budget:
     if offload:
       return dataclasses.replace(cls.parse(budget), offload=True)
     if isinstance(budget, Budget):
+      budget._check()
       return budget
     if isinstance(budget, str):
-      return cls(limit_bytes=_parse_size(budget))
+      return cls(share=_parse_share(budget)) if budget.rstrip().endswith("%") else cls(limit_bytes=_parse_size(budget))
     if isinstance(budget, numbers.Integral) and not isinstance(budget, bool):
       if budget <= 0:
         raise InvalidBudgetError(f"budget={budget} bytes: a budget must be positive; {_ASK}")
@@ -83,6 +86,23 @@ class Budget:
     if parsed.limit_bytes is None:
       raise InvalidBudgetError(f"Budget.total({budget!r}): a total is bytes or a size, not a share")
     return dataclasses.replace(parsed, is_total=True)
+
+  def _check(self) -> None:
+    """Raises InvalidBudgetError for what the constructor takes and no program can be held to."""
+    if (self.limit_bytes is None) == (self.share is None):
+      raise InvalidBudgetError(f"Budget(limit_bytes={self.limit_bytes}, share={self.share}): one of the two; {_ASK}")
+    if self.share is not None and (self.is_total or not 0 < self.share <= 1):
+      raise InvalidBudgetError(f"Budget(share={self.share}, is_total={self.is_total}): a share lies in (0, 1], and is of "
+                               f"the temporaries, not of a total; {_ASK}")
+    if self.limit_bytes is not None and self.limit_bytes < 0:
+      raise InvalidBudgetError(f"Budget({self.limit_bytes}): a budget must not be negative; {_ASK}")
+
+  def allows(self, temp_bytes: int) -> str:
+    """What it leaves a program for which it resolves to so many bytes, in words."""
+    left = f"{format_bytes(temp_bytes)} of temporaries"
+    if not self.is_total:
+      return left
+    return f"{self}: arguments and outputs " + (f"leave {left}" if temp_bytes > 0 else "alone exceed it")
 
   def resolve(self, temp_bytes: int, resident_bytes: int = 0) -> int:
     """Bytes of temporary memory that this budget leaves a program.
@@ -103,6 +123,16 @@ class Budget:
     if self.share is not None:
       return f"{self.share:.4g} of the un-rematerialized temporaries{offload}"
     return format_bytes(self.limit_bytes) + (" in total" if self.is_total else "") + offload
+
+
+def _parse_share(text: str) -> float:
+  try:
+    share = float(text.rstrip()[:-1]) / 100
+  except ValueError:
+    share = math.nan
+  if not 0 < share <= 1:
+    raise InvalidBudgetError(f'budget="{text}": a share is above 0% and at most 100%; {_ASK}')
+  return share
 
 
 def _parse_size(text: str) -> int:

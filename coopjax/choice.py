@@ -133,9 +133,12 @@ _choices = KeptChoices()
 def choose(traced: TracedFn, request: Request) -> Choice:
   """The choice for this program and request, made once per process, and kept on disk for the next one.
 
-  A program that can't be planned because it has no gradient is left as it is, with a warning.
+  A program that can't be planned because it has no gradient is left as it is, with a warning. One whose sizes are
+  symbols (`jax.export`) can't be compiled yet: what it is compiled to when they are known, the hook plans.
   """
   fingerprint, key = fingerprint_of(traced), key_of(traced, request)
+  if traced.has_symbolic_sizes:
+    return _choose_for_any_size(traced, request, fingerprint)
   if choice := _choices.get(key):
     if choice.mark is not None:
       hook.install(compat.hook_platform(request.platform))
@@ -157,6 +160,16 @@ def choose(traced: TracedFn, request: Request) -> Choice:
     warn_no_effect(traced, baseline, request.budget.resolve(baseline.temp_bytes, baseline.resident_bytes), None)
   _choices.put(key, decided.choice, decided.holds_budget)
   return decided.choice
+
+
+def _choose_for_any_size(traced: TracedFn, request: Request, fingerprint: str) -> Choice:
+  platform = compat.hook_platform(request.platform)
+  if request.engine == "policy" or platform is None:
+    warnings.warn(f"coopjax.remat has no effect: {traced.name} is traced for symbolic sizes, for which nothing can be "
+                  "compiled, and so nothing is known of its memory", RematNoEffectWarning, stacklevel=4)
+    return Choice()
+  hook.install(platform)
+  return Choice(mark_of(fingerprint, request.budget, request.planner, request.time_limit_s, request.speeds.name))
 
 
 def decide(
@@ -376,7 +389,7 @@ def _report_infeasible(
   """Raises, or warns for a best effort, with the smallest reachable bytes and what forces them."""
   error = infeasible(
     module_bytes,
-    f"no plan brings {traced.name} and its gradient within the budget of {format_bytes(budget_bytes)} of temporaries; the "
+    f"no plan brings {traced.name} and its gradient within the budget of {request.budget.allows(budget_bytes)}; the "
     f"smallest reached is {format_bytes(smallest_bytes)} (planner {request.planner}, engine {request.engine})",
     schedule=schedule, budget_bytes=budget_bytes, smallest_bytes=smallest_bytes)
   error.add_note("try a larger budget, a smaller batch, or on_infeasible='best_effort'")

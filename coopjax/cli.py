@@ -248,6 +248,8 @@ def _size(text: str) -> int:
     budget = Budget.parse(int(text) if text.isdigit() else text)
   except InvalidBudgetError as error:
     raise argparse.ArgumentTypeError(str(error)) from error
+  if budget.limit_bytes is None:
+    raise argparse.ArgumentTypeError(f"{text} is a share, and there is nothing here to take it of: bytes or a size")
   return budget.limit_bytes
 
 

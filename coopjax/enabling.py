@@ -8,7 +8,7 @@ import jax
 from coopjax import compat
 from coopjax.budget import Budget
 from coopjax.errors import RematNoEffectWarning
-from coopjax.planners.base import get_planner
+from coopjax.planners.base import check_time_limit, get_planner
 from coopjax.xla import hook, standing
 
 
@@ -60,7 +60,7 @@ def enable(budget: Any = None, *, planner: str = "auto", time_limit_s: float = 2
 
   Raises:
     InvalidBudgetError: the budget is none.
-    ValueError: there is no such planner.
+    ValueError: there is no such planner, or the time limit is none.
 
   Limits: GPUs and TPUs need JAX 0.12; a compiler for absent hardware must be loaded before. What `coopjax.plan` and
   `coopjax.remat` compile while they plan is not touched.
@@ -81,6 +81,7 @@ def enable(budget: Any = None, *, planner: str = "auto", time_limit_s: float = 2
     True
   """
   get_planner(planner)
+  check_time_limit(time_limit_s)
   if budget != standing.DEVICE and budget is not None:
     budget = Budget.parse(budget)
   platforms = compat.loaded_hook_platforms()

@@ -112,8 +112,6 @@ def _budget(text: str) -> Budget:
   try:
     if text.isdigit():
       return Budget.parse(int(text))
-    if text.endswith("%"):
-      return Budget.parse(float(text[:-1]) / 100)
     return Budget.parse(float(text) if text.replace(".", "", 1).isdigit() else text)
   except (InvalidBudgetError, ValueError) as error:
     raise argparse.ArgumentTypeError(str(error)) from error

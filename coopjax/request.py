@@ -64,8 +64,7 @@ class Request:
       device = targets.resolve(target)
       targets.check_wheel(device)
       target, platform = device.name, device.platform
-    if not time_limit_s > 0:
-      raise ValueError(f"time_limit_s={time_limit_s!r}: a positive number of seconds")
+    base.check_time_limit(time_limit_s)
     budget, engine = host_offload.admit(Budget.parse(budget), engine, platform)
     return cls(budget, planner, engine, float(time_limit_s), on_infeasible, target)
 

@@ -95,6 +95,7 @@ def test_explain_and_diff_read_saved_plans(dumped, capsys, tmp_path):
   (("explain", "pyproject.toml"), "not a coopjax plan"), (("diff", "nowhere", "nowhere"), "nowhere does not exist"),
   (("inspect", "nowhere"), "nowhere does not exist"), (("check", "nowhere", "--budget", "1GiB"), "does not exist"),
   (("check", ".", "--budget", "12 bananas"), "12 bananas"), (("check", ".", "--budget", "0.5"), "0.5"),
+  (("check", ".", "--budget", "50%"), "50% is a share"),
   (("inspect", ".", "--top", "0"), "'0'"), (("inspect", ".", "--group-by", "mood"), "mood"),
 ])
 def test_bad_input_is_two(arguments, message):

@@ -152,7 +152,7 @@ def test_with_brings_back_what_was_and_nests(outcomes):
 
 @pytest.mark.parametrize("options, error", [
   ({"budget": 0}, coopjax.InvalidBudgetError), ({"budget": "much"}, coopjax.InvalidBudgetError),
-  ({"planner": "best"}, ValueError)])
+  ({"planner": "best"}, ValueError), ({"time_limit_s": -1}, ValueError), ({"time_limit_s": "soon"}, ValueError)])
 def test_what_is_no_budget_or_planner_is_refused_at_once(options, error):
   with pytest.raises(error):
     coopjax.enable(**options)

@@ -3,6 +3,7 @@
 import functools
 
 import jax
+from jax import export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -84,10 +85,39 @@ def test_whole_train_step_with_donation_is_planned_in_place():
   assert_same_bits(*outcomes)
 
 
-@pytest.mark.parametrize("budget", [0, -1, 0.0, 1.5, "12 bananas", "", float("nan"), True, [1], None])
+@pytest.mark.parametrize("budget", [
+  0, -1, 0.0, 1.5, "12 bananas", "", float("nan"), True, [1], None, "0%", "150%", "much%", coopjax.Budget(),
+  coopjax.Budget(-5), coopjax.Budget(share=2.0), coopjax.Budget(2**20, share=0.5), coopjax.Budget(share=0.5, is_total=True)])
 def test_a_budget_that_is_none_is_refused_at_once(budget):
   with pytest.raises((coopjax.InvalidBudgetError, TypeError), match="budget"):
     coopjax.remat(lambda x: x, budget=budget)
+
+
+def test_a_share_may_be_in_percent():
+  assert coopjax.Budget.parse("12.5 %") == coopjax.Budget.parse(0.125)
+  with pytest.raises(coopjax.InvalidBudgetError, match="a total is"):
+    coopjax.Budget.total("50%")
+
+
+def test_a_total_that_arguments_exceed_says_so():
+  loss, params, x = models.mlp()
+  with pytest.raises(coopjax.BudgetInfeasibleError, match="1.00 KiB in total: arguments and outputs alone exceed it"):
+    coopjax.plan(loss, params, x, budget=coopjax.Budget.total("1 KiB"))
+
+
+def test_what_is_exported_for_any_size_is_planned_when_it_is_compiled():
+  loss, params, _ = models.mlp()
+  fitted = jax.jit(jax.value_and_grad(coopjax.remat(loss, budget=0.5)))
+  (batch,) = export.symbolic_shape("batch")
+  shape = jax.ShapeDtypeStruct((batch, params[0].shape[0]), "float32")
+  exported, x = export.export(fitted)(params, shape), models.normal(99, 768, params[0].shape[0])
+  compiled, plain = jax.jit(exported.call).lower(params, x).compile(), compile_step(loss, params, x)
+  assert temp_bytes(compiled) <= 0.5 * temp_bytes(plain)
+  assert_same_bits(compiled(params, x), plain(params, x))
+  with pytest.raises(ValueError, match="symbolic sizes"):
+    coopjax.plan(loss, params, shape, budget=0.5)
+  with pytest.warns(coopjax.RematNoEffectWarning, match="symbolic sizes"):
+    jax.make_jaxpr(coopjax.remat(loss, budget=0.5, engine="policy"))(params, shape)
 
 
 def test_a_budget_larger_than_needed_changes_nothing_and_says_so():
@@ -219,6 +249,11 @@ def test_unknown_names_are_refused():
                       "time_limit_s": 0}.items():
     with pytest.raises(ValueError, match=value or "time_limit_s"):
       coopjax.remat(lambda x: x, budget=0.5, **{name: value})
+  for options in ({"budget": 0.5, "time_limit_s": "soon"}, {"plan": "plan.json"}):
+    with pytest.raises((ValueError, TypeError), match="soon|plan.json"):
+      coopjax.remat(lambda x: x, **options)
+  with pytest.raises(TypeError, match="takes a function"):
+    coopjax.remat(0.5, budget=0.5)
 
 
 @pytest.mark.parametrize("engine", ["auto", "policy"])

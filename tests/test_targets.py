@@ -53,7 +53,7 @@ def chain():
 
 @pytest.mark.parametrize("name, nearest", [
   ("h100", "gpu:h100"), ("tpu:v5e", "tpu:v5e:2x2"), ("gpu:h1000", "gpu:h100"), ("TPU:V6:2x2", "tpu:v6e:2x2"),
-  ("cuda", None)])
+  ("tpu", "tpu:v2:2x2"), ("cuda", None)])
 def test_an_unknown_name_lists_those_known_and_suggests_the_nearest(name, nearest):
   for refused in (functools.partial(coopjax.remat, loss, budget=0.5, target=name),
                   functools.partial(coopjax.plan, loss, *shapes(8), budget=0.5, target=name)):

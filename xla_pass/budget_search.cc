@@ -16,7 +16,7 @@ constexpr double kRoomToLoosen = 0.03;        // of the budget
 constexpr double kShareOfTime = 0.5;          // for a round of a planner that may take all it gets
 constexpr double kNearlyPacked = 1.005;       // of the least that a packing of the same buffers takes
 constexpr int32_t kMaxRepacked = 4;           // plans whose runs are moved about so that they pack better
-constexpr double kRoomToSettle[] = {0.01, 0.02, 0.04};      // above the smallest peak
+constexpr double kRoomToSettle[] = {0.01, 0.02, 0.04};  // above the smallest peak
 
 int64_t Times(double factor, int64_t bytes) { return static_cast<int64_t>(factor * static_cast<double>(bytes)); }
 

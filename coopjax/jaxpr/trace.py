@@ -53,6 +53,11 @@ class TracedFn:
   placement: Placement
   policy: Callable | None = None
 
+  @property
+  def has_symbolic_sizes(self) -> bool:
+    """Whether a dimension of an input stands for any size, as `jax.export` allows."""
+    return any(not isinstance(size, int) for aval in self.in_avals for size in aval.shape)
+
   @functools.cached_property
   def inlined(self) -> core.Jaxpr:
     """`jaxpr` with nested jits opened up, for cutting it into segments. It computes the same, but not the same bits:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import numbers
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Protocol
@@ -141,3 +142,9 @@ def get_planner(name: str) -> Planner:
     raise ValueError(f"unknown planner {name!r}; there are {', '.join(PLANNERS)}")
   module, attribute = _HOMES[name]
   return getattr(importlib.import_module(module), attribute)()
+
+
+def check_time_limit(time_limit_s: float) -> None:
+  """Raises ValueError for what is no positive number of seconds."""
+  if not isinstance(time_limit_s, numbers.Real) or not time_limit_s > 0:
+    raise ValueError(f"time_limit_s={time_limit_s!r}: a positive number of seconds")

@@ -187,7 +187,8 @@ def resolve(name: str) -> Target:
   if (match := _TPU_NAME.fullmatch(text)) and match[1] in _TPUS:
     num_chips = math.prod(map(int, match[2].split("x")))
     return dataclasses.replace(_TPUS[match[1]], name=text, num_devices=num_chips * _TPUS[match[1]].num_devices)
-  nearest = difflib.get_close_matches(text, NAMES, n=1, cutoff=0.3)
+  nearest = [known for known in NAMES if text and known.startswith(text)]
+  nearest = nearest or difflib.get_close_matches(text, NAMES, n=1, cutoff=0.3)
   raise UnknownTargetError(
     f"target={name!r} is not known.{f' Did you mean {nearest[0]!r}?' if nearest else ''} Known: {', '.join(NAMES)} "
     "(TPU generations with any topology that libtpu has, GPUs with a number for several: 'gpu:h100:8')")
