@@ -181,7 +181,8 @@ class Bench:
       profile, more = run()
       row |= {"temp_bytes": profile.temp_bytes, "resident_bytes": profile.resident_bytes, **more}
     except coopjax.BudgetInfeasibleError as error:
-      row |= {"temp_bytes": error.smallest_bytes, "error": str(error).replace(f"{ROOT}{os.sep}", "")}  # the least reached
+      message = str(error).replace(f"{ROOT}{os.sep}", "")
+      row |= {"temp_bytes": error.smallest_bytes, "error": message}  # the least that was reached
     except coopjax.CompileMemoryError as error:
       row |= {"error": str(error).partition("\n")[0]}
     temp_bytes = row.get("temp_bytes")

@@ -38,7 +38,8 @@ def decided_values(program: StepProgram, schedule: np.ndarray) -> list[int]:
   across_peak = {int(v) for v, start, end in zip(values, starts, ends) if start < peak < end - 1}
   for op in np.flatnonzero(times_recomputed(program, schedule)):
     across_peak.update(int(value) for value in program.outputs(op))
-  decided = [value for value in across_peak if program.value_kind[value] == TEMPORARY and program.value_bytes[value] > 0]
+  decided = [value for value in across_peak
+             if program.value_kind[value] == TEMPORARY and program.value_bytes[value] > 0]
   return sorted(decided, key=lambda value: (-program.value_bytes[value], value))
 
 
