@@ -226,6 +226,7 @@ NETWORKS: dict[str, Callable[[], jax.stages.Lowered]] = {
   "decoder": lambda: _gradient(models.decoder()),
   "VGG-16": lambda: _gradient(models.vgg16()),
   "Inception V3": lambda: _keras("inception_v3", 8),
+  "Inception V3, batch 2": lambda: _keras("inception_v3", 2),
   "DenseNet-121": lambda: _keras("densenet121", 8),
 }
 

@@ -10,7 +10,7 @@ namespace coopjax {
 namespace {
 
 constexpr int64_t kMaxWork = 300'000;        // scheduled instructions that the judge looks at
-constexpr int64_t kLeastTrials = 100;        // fewer seldom find anything
+constexpr int64_t kLeastTrials = 50;         // fewer seldom find anything
 
 int32_t MaxTrials(const HloModule& module) {
   int64_t num_scheduled = 1;

@@ -1,6 +1,7 @@
 #include "recompute_order_pass.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "liveness.h"
@@ -15,7 +16,9 @@ constexpr int32_t kMaxPolishedOps = 20'000;   // of programs that are not planne
 constexpr int32_t kLeastOrderedOps = 3;       // inside loops and branches: fewer have no order to speak of
 constexpr int32_t kJudged = 12, kJudgedOfLarge = 3;   // orders whose packing is looked at
 constexpr int32_t kMaxStarts = 3;             // orders that plans are made from
-// Rewriting and reading back more instructions takes longer than planning: one start, and few rounds.
+// Rewriting and reading back more instructions takes longer than planning: one start, and few rounds. Where these miss
+// the budget, programs of not too many ops are planned like others.
+constexpr int32_t kMaxOpsOfSecondSearch = 5'000;
 constexpr int64_t kLargeModule = 50'000;
 constexpr int32_t kMaxRounds = 6, kMaxRoundsOfLarge = 2;
 
@@ -62,7 +65,8 @@ class Pass {
   void PlanOrder();
   int64_t OrderedBytes() const;
   void Recompute(int64_t budget_bytes);
-  std::vector<Schedule> Starts() const;
+  void Search(int64_t budget_bytes, bool is_large);
+  std::vector<Schedule> Starts(bool is_large) const;
   void TakeOrder();
   void Finish();
 
@@ -153,31 +157,37 @@ int64_t Pass::OrderedBytes() const {
   return result_.orders.empty() ? result_.before.temp_bytes : result_.orders.front().judged_bytes;
 }
 
+void Pass::Recompute(int64_t budget_bytes) {
+  Search(budget_bytes, IsLarge());
+  if (!IsLarge() || options_.planner || program().num_ops() > kMaxOpsOfSecondSearch) return;
+  if (!best_ || best_->heap.temp_bytes > budget_bytes) Search(budget_bytes, false);
+}
+
 // Insides are planned from the orders that were found for them, and from those that they came in: what peaks lowest
 // without repeats need not with them. Planners that the caller brings look at other orders themselves.
-void Pass::Recompute(int64_t budget_bytes) {
-  const RematPlanners planners = {options_.planner, IsLarge()};
-  const BudgetSearchOptions options = {budget_bytes, IsLarge() ? kMaxRoundsOfLarge : kMaxRounds,
-                                       options_.near_smallest};
+void Pass::Search(int64_t budget_bytes, bool is_large) {
+  const RematPlanners planners = {options_.planner, is_large};
+  const BudgetSearchOptions options = {budget_bytes, is_large ? kMaxRoundsOfLarge : kMaxRounds, options_.near_smallest};
   BudgetSearch search(original_, result_.before.temp_bytes, reader_, planners, options, deadline_);
   HloProgram came;
   bool plans_as_it_came = inner_ordered_ && reader_.Read(original_, &came).empty();
   if (!plans_as_it_came || !options_.planner) {
-    plans_as_it_came &= search.Run(*analysis_, result_.hlo, Starts()) && !IsLarge();
+    plans_as_it_came &= search.Run(*analysis_, result_.hlo, Starts(is_large)) && !is_large;
   }
-  if (plans_as_it_came) search.Run(original_, came, Starts());
-  best_ = search.TakeBest();
-  result_.rounds = search.rounds();
+  if (plans_as_it_came) search.Run(original_, came, Starts(is_large));
+  std::optional<Candidate> found = search.TakeBest();
+  if (!best_ || (found && found->Rank(budget_bytes) < best_->Rank(budget_bytes))) best_ = std::move(found);
+  std::ranges::copy(search.rounds(), std::back_inserter(result_.rounds));
   result_.least_workspaces = search.least_workspaces();
   result_.reason = search.fault();
-  result_.timing.plan_s = search.plan_s();
-  result_.timing.emit_s = search.emit_s();
+  result_.timing.plan_s += search.plan_s();
+  result_.timing.emit_s += search.emit_s();
 }
 
 // The best order, the one that came, and the next best; none where planners choose.
-std::vector<Schedule> Pass::Starts() const {
+std::vector<Schedule> Pass::Starts(bool is_large) const {
   if (!options_.searches_order && options_.changes != RecomputeOrderChanges::kClones) return {};
-  const int32_t max_starts = IsLarge() || options_.planner ? 1 : kMaxStarts;
+  const int32_t max_starts = is_large || options_.planner ? 1 : kMaxStarts;
   std::vector<Schedule> starts;
   const auto add = [&](const Schedule& order) {
     if (std::ssize(starts) < max_starts && std::ranges::find(starts, order) == starts.end()) starts.push_back(order);

@@ -9,8 +9,9 @@
 //  4. Where that is above the budget, planners say what to recompute (remat_planner.h), inside loops, branches and calls
 //     (inner_planner.h) and in the entry; the plans are carried into the module (transform.h) and judged by its memory,
 //     predicted again, in a few rounds (budget_search.h). By default plans are made from a few orders, in modules of
-//     more than 50,000 instructions from the best one. In modules that are not large, orders and plans that lose bytes
-//     between their buffers are improved by moving ops about (packed_order.h).
+//     more than 50,000 instructions from the best one, and as in others where that misses the budget and the ops are few.
+//     In modules that are not large, orders and plans that lose bytes between their buffers are improved by moving ops
+//     about (packed_order.h).
 //  5. What comes out is proved (verify.h). On any doubt, and where nothing is gained, the module stays as it came.
 //
 // The result never takes more temporary memory than the module as it came. Deterministic unless the time limit
