@@ -9,9 +9,9 @@ from typing import Any
 
 import jax
 
-from coopjax import compat, kept_plans, modelled, steps
+from coopjax import kept_plans, modelled, steps
 from coopjax.budget import Budget, format_bytes
-from coopjax.choice import Choice, choose, decide, fingerprint_of, mark_of, warn_no_effect
+from coopjax.choice import Choice, choose, decide, fingerprint_of, warn_no_effect
 from coopjax.errors import BudgetExceededWarning, PlanMismatchError, RematNoEffectWarning
 from coopjax.jaxpr.trace import TracedFn, differentiable, fn_and_gradient, split_arguments, trace
 from coopjax.memory_profile import MemoryProfile
@@ -19,7 +19,7 @@ from coopjax.remat_plan import RematPlan
 from coopjax.request import Request
 from coopjax.step_plan import directions_of, plan_step, unplanned_step
 from coopjax.unplanned import Unplanned
-from coopjax.xla import hook, targets
+from coopjax.xla import targets
 from coopjax.xla.compile import compile_abstract, compile_trial, measure
 
 
@@ -120,7 +120,7 @@ def remat(
     )
 
   if plan is not None and plan.regions:
-    return steps.follow(fn, directions_of(plan, _mark_of_plan(plan, Budget(plan.budget_bytes))))
+    return steps.follow(fn, directions_of(plan, _mark_here(plan, Budget(plan.budget_bytes))))
 
   @functools.wraps(fn)
   def rematerialized(*args, **kwargs):
@@ -243,7 +243,7 @@ class Plannable:
   def _choices(self, plan: RematPlan, request: Request) -> list[Choice]:
     """That a finished plan stands for, one for each of `functions`."""
     is_settled = self.is_step or plan.policy is not None or request.platform != "cpu"
-    mark = kept_plans.mark(plan, request, Budget(plan.budget_bytes) if is_settled else request.budget)
+    mark = kept_plans.mark(plan, Budget(plan.budget_bytes) if is_settled else request.budget)
     return [Choice(mark, part.policy) for part in (plan.regions if self.is_step else (plan,))]
 
   @functools.cached_property
@@ -289,22 +289,19 @@ def _follow(traced: TracedFn, plan: RematPlan) -> Choice:
       f"arguments lie on the mesh {traced.placement.mesh}: give coopjax.plan jax.ShapeDtypeStructs with their shardings"
     )
   is_settled = plan.policy is not None or jax.default_backend() != "cpu"
-  return Choice(_mark_of_plan(plan, Budget(plan.budget_bytes) if is_settled else plan.budget), plan.policy)
+  return Choice(_mark_here(plan, Budget(plan.budget_bytes) if is_settled else plan.budget), plan.policy)
 
 
-def _mark_of_plan(plan: RematPlan, budget: Budget) -> str | None:
+def _mark_here(plan: RematPlan, budget: Budget) -> str | None:
   """The mark for the HLO engine's part in a finished plan; None where it has none, or is not here."""
-  is_here = plan.target is None or targets.resolve(plan.target).is_running
-  if plan.engine == "hlo" and not is_here:
+  if plan.target is None or targets.resolve(plan.target).is_running:
+    return kept_plans.mark(plan, budget)
+  if plan.engine == "hlo":
     warnings.warn(
       f"the plan for {plan.name} has no effect: the HLO engine made it for target {plan.target}, and this is "
       f"{jax.default_backend()}; a plan made with engine='policy' is carried out anywhere", RematNoEffectWarning,
       stacklevel=4)
-  if "hlo" not in plan.engine or not is_here:
-    return None
-  hook.install(compat.hook_platform(jax.default_backend()))
-  speeds = plan.target or targets.running().name
-  return mark_of(plan.fingerprint, budget, plan.planner, plan.time_limit_s, speeds)
+  return None
 
 
 def _make_plan(traced: TracedFn, unplanned: Unplanned, request: Request) -> RematPlan:

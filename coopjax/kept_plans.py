@@ -20,7 +20,7 @@ from coopjax.jaxpr.trace import TracedFn
 from coopjax.memory_profile import MemoryProfile
 from coopjax.remat_plan import RematPlan
 from coopjax.request import Request
-from coopjax.xla import hook
+from coopjax.xla import hook, targets
 
 
 def kept_or_made(program: str | None, request: Request, make: Callable[[], RematPlan],
@@ -57,9 +57,10 @@ def _parse(fields: dict[str, Any]) -> RematPlan:
   return RematPlan.from_json(json.dumps(fields))
 
 
-def mark(plan: RematPlan, request: Request, budget: Budget) -> str | None:
-  """The mark for the HLO engine's part in a plan that is compiled for what it was planned for."""
+def mark(plan: RematPlan, budget: Budget) -> str | None:
+  """The mark for the HLO engine's part in a plan, where it is compiled for what it was planned for."""
   if "hlo" not in plan.engine:
     return None
-  hook.install(compat.hook_platform(request.platform))
-  return mark_of(plan.fingerprint, budget, plan.planner, plan.time_limit_s, request.speeds.name)
+  target = targets.running() if plan.target is None else targets.resolve(plan.target)
+  hook.install(compat.hook_platform(target.platform))
+  return mark_of(plan.fingerprint, budget, plan.planner, plan.time_limit_s, target.name)

@@ -15,7 +15,7 @@ from coopjax.planners.peak import PeakPlanner
 from coopjax.program.cost import CPU
 from coopjax.xla import module_plan
 from coopjax.xla.program import parse_module, predict_memory, read_step_program
-from tests import models
+from tests import hlo_proto, models
 from tests.hlo_hook import hook
 
 
@@ -214,10 +214,6 @@ def test_what_is_out_of_reach_is_as_small_as_can_be():
   assert not outcome.fits and outcome.predicted.temp_bytes < 0.7 * plain.memory_analysis().temp_size_in_bytes
 
 
-def read_cpu(module, computation_id=None):
-  return read_step_program(module, CPU, computation_id)
-
-
 @dataclasses.dataclass
 class RandomProgram:
   """Matrices made from earlier ones by random ops, loops and branches."""
@@ -274,7 +270,7 @@ def test_random_programs_keep_their_bits(seed):
   module, plain = compile_with(fn, x)
   num_recomputed = 0
   for share in (0.8, 0.4):
-    fitted_module, plans = everywhere(parse_module(module), share)
+    fitted_module, plans = everywhere(module, share)
     num_recomputed += sum(plan.num_recomputed for plan in plans)
     assert _core.verify_transform(parse_module(module), parse_module(fitted_module)) == ""
     _, fitted = compile_with(fn, x, rewrite=lambda _: fitted_module)
@@ -284,15 +280,25 @@ def test_random_programs_keep_their_bits(seed):
   assert num_recomputed > 0
 
 
-def everywhere(module, share, computation_id=None):
+def everywhere(module_bytes, share, computation_id=None):
   """The module with the entry, and all that it runs, planned for a share of its own peak, and the plans."""
-  _, op_instruction_ids = read_cpu(module, computation_id)
   plans = []
-  for instruction_id in op_instruction_ids.tolist():
-    for inner in _core.inner_computations(module, instruction_id):
-      module_bytes, inner_plans = everywhere(module, share, inner)
-      module, plans = parse_module(module_bytes), plans + inner_plans
-  program, op_instruction_ids = read_cpu(module, computation_id)
+  for inner in run_by(module_bytes, computation_id):
+    module_bytes, inner_plans = everywhere(module_bytes, share, inner)
+    plans += inner_plans
+  module = parse_module(module_bytes)
+  program, op_instruction_ids = read_step_program(module, CPU, computation_id)
   budget_bytes = int(share * _core.live_bytes(program.core, program.schedule).max(initial=0))
   plan = PeakPlanner().plan(program, budget_bytes)
   return _core.apply_schedule(module, op_instruction_ids, plan.schedule, computation_id), [*plans, plan]
+
+
+def run_by(module_bytes, computation_id):
+  """Ids of the computations that the loops, conditionals and calls of one run."""
+  parts = hlo_proto.fields(module_bytes)
+  computations = [hlo_proto.fields(value) for number, value in parts if number == hlo_proto.MODULE_COMPUTATIONS]
+  wanted = dict(parts)[hlo_proto.MODULE_ENTRY_ID] if computation_id is None else computation_id
+  (computation,) = (each for each in computations if dict(each).get(hlo_proto.COMPUTATION_ID, 0) == wanted)
+  instructions = [hlo_proto.parse_instruction(value) for number, value in computation
+                  if number == hlo_proto.COMPUTATION_INSTRUCTIONS]
+  return [callee for each in instructions if each.opcode in ("while", "conditional", "call") for callee in each.called]

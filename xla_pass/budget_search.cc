@@ -53,8 +53,8 @@ bool BudgetSearch::Run(const HloAnalysis& analysis, const HloProgram& hlo, std::
   tried_.clear();
   PlanShare(1);
   least_workspaces_ = inner_->LeastWorkspaces(/*looks=*/false);
-  const auto& [excess_bytes, cost_s, temp_bytes] = tried_.at(1).rank;
-  if (!inside_.depends_on_share || (excess_bytes == 0 && cost_s == 0)) return false;
+  const PlanRank& alone = tried_.at(1).rank;
+  if (!inside_.depends_on_share || (alone.excess_bytes == 0 && alone.cost_s == 0)) return false;
   Split();
   return true;
 }
@@ -64,8 +64,8 @@ void BudgetSearch::Split() {
   const Tried alone = tried_.at(1);
   if (planners_.given && IsHopeless(alone)) inner_->Hurry();
   PlanShare(0);
-  const bool entry_can_help = std::get<0>(alone.rank) == 0 || alone.recomputes;
-  while (std::get<0>(tried_.at(0).rank) == 0 && entry_can_help && std::ssize(tried_) < kMaxSplits) {
+  const bool entry_can_help = alone.rank.excess_bytes == 0 || alone.recomputes;
+  while (tried_.at(0).rank.excess_bytes == 0 && entry_can_help && std::ssize(tried_) < kMaxSplits) {
     if (deadline_.Left() == 0) return;
     PlanShare(NextShare());
   }
@@ -75,7 +75,7 @@ void BudgetSearch::Split() {
 bool BudgetSearch::IsHopeless(const Tried& alone) const {
   StepProgram bound = hlo_->program;
   bound.op_workspace_bytes = least_workspaces_;
-  const int64_t unseen_bytes = std::max<int64_t>(alone.peak_bytes - std::get<2>(alone.rank), 0);
+  const int64_t unseen_bytes = std::max<int64_t>(alone.peak_bytes - alone.rank.temp_bytes, 0);
   return ComputeLowerBound(bound).bytes - unseen_bytes > options_.budget_bytes;
 }
 
@@ -165,7 +165,7 @@ void BudgetSearch::Settle(const RematPlan& nearest, double share) {
     for (const double room : kRoomToSettle) limits.push_back(Times(1 + room, nearest.peak_bytes));
   }
   for (const int64_t limit_bytes : limits) {
-    const bool is_packed = std::get<2>(tried_.at(share).rank) <= nearest.peak_bytes;
+    const bool is_packed = tried_.at(share).rank.temp_bytes <= nearest.peak_bytes;
     if (deadline_.Left() == 0 || (planners_.given && is_packed)) return;
     for (const RematPlan& plan : PlanFrom(nearest.order, nearest.planner, limit_bytes)) Consider(plan, share);
   }
@@ -184,10 +184,10 @@ int64_t BudgetSearch::Consider(const RematPlan& plan, double share) {
                        std::ssize(plan.schedule) > hlo_->program.num_ops()};
   if (tried.rank < tried_.at(share).rank) tried_.at(share) = tried;
   if (is_made) {
-    if (!IsPacked(candidate.heap)) loose_.push_back(candidate);
+    if (!planners_.is_large && !IsPacked(candidate.heap)) loose_.push_back(candidate);
     Keep(std::move(candidate));
   }
-  return std::get<2>(tried.rank);
+  return tried.rank.temp_bytes;
 }
 
 void BudgetSearch::Log(const Candidate& candidate) {
@@ -215,7 +215,8 @@ void BudgetSearch::Keep(Candidate candidate) {
 // Plans that lose bytes between their buffers, and would be better than the best if they lost none: the entry's runs are
 // moved about so that they lose fewer. Every one by a seed of its own, for the same may stand here twice.
 void BudgetSearch::Repack() {
-  if (planners_.is_large || reader_.keeps_order) return;
+  if (reader_.keeps_order) return;
+  const Stopwatch stopwatch(&plan_s_);
   const int64_t budget_bytes = options_.budget_bytes;
   const auto rank = [&](const Candidate& each) { return each.Rank(budget_bytes); };
   std::ranges::stable_sort(loose_, {}, [&](const Candidate& each) { return each.LeastRank(budget_bytes); });

@@ -8,13 +8,13 @@
 #pragma once
 
 #include <algorithm>
+#include <compare>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -24,6 +24,15 @@
 #include "stopwatch.h"
 
 namespace coopjax {
+
+// Less is better.
+struct PlanRank {
+  int64_t excess_bytes = 0;                  // above the budget
+  double cost_s = 0;
+  int64_t temp_bytes = 0;
+
+  auto operator<=>(const PlanRank&) const = default;
+};
 
 // A plan carried out.
 struct Candidate {
@@ -35,14 +44,12 @@ struct Candidate {
   HeapResult heap = {};
   std::shared_ptr<const HloModule> module = nullptr;
 
-  // Bytes above the budget, cost, temporary bytes.
-  using Ranked = std::tuple<int64_t, double, int64_t>;
-  Ranked Rank(int64_t budget_bytes) const { return RankAt(heap.temp_bytes, budget_bytes); }
+  PlanRank Rank(int64_t budget_bytes) const { return RankAt(heap.temp_bytes, budget_bytes); }
   // Were nothing lost between its buffers.
-  Ranked LeastRank(int64_t budget_bytes) const { return RankAt(heap.least_temp_bytes, budget_bytes); }
+  PlanRank LeastRank(int64_t budget_bytes) const { return RankAt(heap.least_temp_bytes, budget_bytes); }
 
  private:
-  Ranked RankAt(int64_t temp_bytes, int64_t budget_bytes) const {
+  PlanRank RankAt(int64_t temp_bytes, int64_t budget_bytes) const {
     return {std::max<int64_t>(temp_bytes - budget_bytes, 0), cost_s, temp_bytes};
   }
 };
@@ -89,7 +96,7 @@ class BudgetSearch {
  private:
   // The best with one split of the budget.
   struct Tried {
-    Candidate::Ranked rank;
+    PlanRank rank;
     int64_t peak_bytes = 0;
     bool recomputes = false;                     // in the entry
   };

@@ -155,17 +155,6 @@ void BindHloProgram(nb::module_& m) {
      "computation_id"_a = nb::none(),
      "The fields of a computation's StepProgram, by default the entry's, and the instruction id of each op; see "
      "hlo_program.h.");
-  m.def("inner_computations", [](const ParsedModule& parsed, int64_t instruction_id) {
-    const coopjax::HloGraph& graph = parsed.Analysis().graph;
-    const int32_t instruction = parsed.module->instruction_index.Find(instruction_id);
-    if (instruction < 0) throw nb::value_error("there is no such instruction");
-    nb::list ids;
-    const coopjax::Op op = graph.op(instruction);
-    if (op == coopjax::Op::kWhile || op == coopjax::Op::kConditional || op == coopjax::Op::kCall) {
-      for (const int32_t callee : graph.called(instruction)) ids.append(parsed.module->computations[callee].id);
-    }
-    return nb::tuple(ids);
-  }, "Ids of the computations that a loop, a conditional or a call runs; none for other instructions.");
   m.def("predict_memory", [](const ParsedModule& parsed) {
     const coopjax::HloAnalysis& analysis = parsed.Analysis();
     return HeapFields(coopjax::AssignBuffers(*analysis.alias, analysis.ranges));
