@@ -212,7 +212,7 @@ def _told(outcome: Outcome, found: RecomputeOrderResult) -> Outcome:
   rounds = [f"round {i}: {_round(each, total_s)}" for i, each in enumerate(found.rounds, 1)]
   planning_s = found.timing_s["order"] + found.timing_s["plan"]
   outcome = dataclasses.replace(outcome, rounds=(*orders, *rounds), planning_s=planning_s, reason=found.reason)
-  if found.rounds:
+  if found.least_workspaces.size:
     bound_program = dataclasses.replace(program, op_workspace_bytes=found.least_workspaces)
     outcome = dataclasses.replace(outcome, bound_program=bound_program)
   if found.module_bytes is None:

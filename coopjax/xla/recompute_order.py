@@ -89,7 +89,8 @@ class RecomputeOrderResult:
     limit_bytes: of the entry's live bytes, that the schedule was made for.
     inner: the plans of what the entry's loops, conditionals and calls run, the innermost first.
     op_workspace_bytes: of the entry's ops, with what was planned inside, int64 ``[num_ops]``.
-    least_workspaces: a lower bound on them, whatever is planned inside, int64 ``[num_ops]``.
+    least_workspaces: a lower bound on them, whatever is planned inside, int64 ``[num_ops]``; empty where nothing was to be
+      recomputed.
     recompute_cost_s: modelled seconds of all repeats.
     before: predicted memory of the module as it came.
     after: predicted memory of what is to be compiled.
