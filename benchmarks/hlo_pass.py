@@ -103,14 +103,10 @@ def order_only(module: bytes, **options: Any) -> RecomputeOrderResult:
   return recompute_order(module, changes=Changes.ORDER, **options)
 
 
-def least_live_bytes(module: _core.HloModule, computation_id: int | None = None) -> int:
+def least_live_bytes(module: _core.HloModule) -> int:
   """Live bytes that no schedule avoids, whatever is reordered or recomputed inside loops, branches and calls."""
-  program, op_instruction_ids = read_step_program(module, None, computation_id)
-  least = np.zeros(program.num_ops, np.int64)
-  for op in np.flatnonzero(program.op_workspace_bytes):
-    inner = _core.inner_computations(module, int(op_instruction_ids[op]))
-    least[op] = max((least_live_bytes(module, callee) for callee in inner), default=program.op_workspace_bytes[op])
-  return _core.lower_bound(dataclasses.replace(program, op_workspace_bytes=least).core)[0]
+  program, _ = read_step_program(module)
+  return _core.lower_bound(dataclasses.replace(program, op_workspace_bytes=_core.least_workspaces(module)).core)[0]
 
 
 class Corpus:

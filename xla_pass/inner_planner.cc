@@ -32,8 +32,11 @@ std::vector<int64_t> InnerPlanner::LeastWorkspacesOf(int64_t computation_id, boo
   const Came& came = CameOf(computation_id);
   std::vector<int64_t> least(came.hlo.program.num_ops(), 0);
   for (OpId op = 0; op < came.hlo.program.num_ops(); ++op) {
-    if (came.hlo.program.op_workspace_bytes[op] == 0) continue;
-    for (const int32_t callee : Callees(came, op)) {
+    const int64_t workspace_bytes = came.hlo.program.op_workspace_bytes[op];
+    if (workspace_bytes == 0) continue;
+    const std::span<const int32_t> callees = Callees(came, op);
+    if (callees.empty()) least[op] = workspace_bytes;   // and stays it: nothing inside is planned
+    for (const int32_t callee : callees) {
       const int64_t id = IdOf(callee);
       if (!looks && !came_.contains(id)) continue;
       StepProgram inner = CameOf(id).hlo.program;
