@@ -7,12 +7,14 @@
 
 #include "hlo_alias.h"
 #include "hlo_live_range.h"
+#include "hlo_metadata.h"
 
 namespace coopjax {
 
 struct HloAnalysis {
-  explicit HloAnalysis(const HloModule& module) : graph(module) {}
+  explicit HloAnalysis(const HloModule& module) : metadata(module), graph(module) {}
 
+  const MetadataReader metadata;
   HloGraph graph;
   std::optional<HloDataflow> dataflow;  // of `graph`
   std::optional<HloAlias> alias;        // of `dataflow`

@@ -112,7 +112,7 @@ struct HloModule {
 
   // The list where it stays as long as the module.
   std::span<const int32_t> Keep(std::span<const int32_t> list);
-  const Instruction& by_id(int64_t instruction_id) const { return instructions[instruction_index.Find(instruction_id)]; }
+  const Instruction& by_id(int64_t id) const { return instructions[instruction_index.Find(id)]; }
   const Computation& entry_computation() const { return computations[entry]; }
   std::vector<int64_t> InstructionIds(std::span<const int32_t> indices) const;
   std::vector<int64_t> ComputationIds(std::span<const int32_t> indices) const;

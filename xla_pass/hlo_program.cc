@@ -6,7 +6,6 @@
 
 #include "async_distance.h"
 #include "hlo_heap.h"
-#include "hlo_metadata.h"
 
 namespace coopjax {
 namespace {
@@ -22,15 +21,29 @@ double NumRuns(const HloGraph& graph, int32_t computation) {
   return num_runs;
 }
 
+// Something for every instruction of one computation.
+template <typename T>
+class PerInstruction {
+ public:
+  PerInstruction(const Computation& computation, const T& value)
+      : first_(computation.instructions.front()), values_(computation.instructions.size(), value) {}
+  T& operator[](int32_t i) { return values_[i - first_]; }
+  const T& operator[](int32_t i) const { return values_[i - first_]; }
+
+ private:
+  const int32_t first_;
+  std::vector<T> values_;
+};
+
 class ProgramBuilder {
  public:
   ProgramBuilder(const HloAnalysis& analysis, int32_t computation, const Roofline& roofline, HloProgram* result)
       : alias_(*analysis.alias), graph_(alias_.graph()), dataflow_(alias_.dataflow()), ranges_(analysis.ranges),
-        computation_(computation), roofline_(roofline), result_(*result), program_(result->program),
-        cost_model_(graph_), metadata_(graph_.module()), num_runs_(NumRuns(graph_, computation)) {
+        metadata_(analysis.metadata), computation_(computation), own_(graph_.module().computations[computation]),
+        roofline_(roofline), result_(*result), program_(result->program), cost_model_(graph_),
+        num_runs_(NumRuns(graph_, computation)), op_of_(own_, kNoOp), dependences_(own_, {}), made_of_(own_, {}),
+        start_of_(own_, -1), is_start_(own_, 0) {
     step_value_.assign(dataflow_.num_values(), kNoValue);
-    op_of_.assign(graph_.num_instructions(), kNoOp);
-    dependences_.resize(graph_.num_instructions());
     last_in_buffer_.assign(alias_.num_buffers(), kNoValue);
     MarkOuterBuffers();
     FindMadeOf();
@@ -81,23 +94,24 @@ class ProgramBuilder {
   const HloGraph& graph_;
   const HloDataflow& dataflow_;
   const HloLiveRanges& ranges_;
+  const MetadataReader& metadata_;
   const int32_t computation_;
+  const Computation& own_;
   const Roofline& roofline_;
   HloProgram& result_;
   StepProgram& program_;
   CostModel cost_model_;
-  const MetadataReader metadata_;
   const double num_runs_;
   std::vector<ValueId> step_value_;                // [HloDataflow value]
-  std::vector<OpId> op_of_;                        // [instruction]
+  PerInstruction<OpId> op_of_;
   std::vector<int32_t> op_instruction_;            // [op]
-  std::vector<std::vector<OpId>> dependences_;     // [instruction]: ops it must follow, other than by data
-  std::vector<std::vector<int32_t>> made_of_;      // [glue]: the other instructions that it shows
+  PerInstruction<std::vector<OpId>> dependences_;  // ops it must follow, other than by data
+  PerInstruction<std::vector<int32_t>> made_of_;   // of glue: the other instructions that it shows
   std::vector<OpId> feeds_;                        // [op]: the latest op that reads a value of it
   std::vector<ValueId> last_in_buffer_;            // [alias buffer]: its latest value
   OpId last_with_effects_ = kNoOp;
-  std::vector<int32_t> start_of_;                  // [instruction]: the start that it is the done of, -1: none
-  std::vector<uint8_t> is_start_;                  // [instruction]
+  PerInstruction<int32_t> start_of_;               // the start that it is the done of, -1: none
+  PerInstruction<uint8_t> is_start_;
   std::vector<OpId> in_flight_;                    // starts whose done is still to come
   std::vector<uint8_t> is_outer_;                  // [alias buffer]: somebody else's, see MarkOuterBuffers
 };
@@ -120,8 +134,7 @@ void ProgramBuilder::MarkOuterBuffers() {
 // The graph sees a value where it is defined, however it comes to its reader: through a barrier with others, or through
 // an op that hands it on (an asynchronous done, a loop around it). The module's schedule must have those, too.
 void ProgramBuilder::FindMadeOf() {
-  made_of_.resize(graph_.num_instructions());
-  for (const int32_t i : graph_.module().computations[computation_].instructions) {  // operands come first
+  for (const int32_t i : own_.instructions) {  // operands come first
     if (!IsGlue(graph_.op(i))) continue;
     std::vector<int32_t>& made_of = made_of_[i];
     for (const int32_t operand : graph_.instruction(i).operands) {
@@ -134,8 +147,6 @@ void ProgramBuilder::FindMadeOf() {
 }
 
 void ProgramBuilder::FindStarts() {
-  start_of_.assign(graph_.num_instructions(), -1);
-  is_start_.assign(graph_.num_instructions(), 0);
   for (const int32_t i : graph_.sequence(computation_)) {
     const Instruction* start = StartOf(graph_.module(), graph_.instruction(i));
     if (start != nullptr) start_of_[i] = static_cast<int32_t>(start - graph_.module().instructions.data());
@@ -316,6 +327,8 @@ void ProgramBuilder::AddDescription(int32_t i) {
 // What lives only inside an op's computations, at its worst moment.
 void ProgramBuilder::SetWorkspaces() {
   program_.op_workspace_bytes.assign(program_.num_ops(), 0);
+  const auto runs_others = [this](int32_t i) { return IsControlFlowCall(graph_.op(i)); };
+  if (std::ranges::none_of(own_.instructions, runs_others)) return;
   const HloLiveRanges::Span span = ranges_.span[computation_];
   std::vector<uint8_t> is_inner(dataflow_.num_values(), 0);
   for (int32_t buffer = 0; buffer < alias_.num_buffers(); ++buffer) {
@@ -370,7 +383,7 @@ bool ProgramBuilder::HasEffects(int32_t i) const {
 }
 
 void ProgramBuilder::SetCanRecompute() {
-  std::vector<uint8_t> is_tied(graph_.num_instructions(), 0);
+  PerInstruction<uint8_t> is_tied(own_, 0);
   for (const int32_t i : graph_.sequence(computation_)) {
     for (const int32_t predecessor : graph_.control_predecessors(i)) is_tied[i] = is_tied[predecessor] = 1;
   }

@@ -5,7 +5,6 @@
 
 #include "bindings.h"
 #include "hlo_heap.h"
-#include "hlo_metadata.h"
 #include "hlo_program.h"
 #include "parsed_module.h"
 
@@ -15,12 +14,11 @@ namespace {
 // The instructions in flattened time: what runs when, and where it comes from.
 void AddInstructions(const HloAnalysis& analysis, nb::dict& fields) {
   const HloModule& module = analysis.graph.module();
-  const MetadataReader reader(module);
   std::vector<int64_t> ids;
   std::vector<std::string> names, opcodes, scopes, sources, computations;
   for (const int32_t i : analysis.ranges.sequence) {
     const Instruction& instruction = module.instructions[i];
-    const Metadata metadata = reader.Read(instruction);
+    const Metadata metadata = analysis.metadata.Read(instruction);
     ids.push_back(instruction.id);
     names.emplace_back(instruction.name);
     opcodes.emplace_back(instruction.opcode);

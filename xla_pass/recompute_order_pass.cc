@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <utility>
 
 #include "liveness.h"
@@ -60,7 +61,8 @@ class Pass {
   bool Read();
   void SearchOrder();
   void SearchInnerOrders();
-  std::string InnerOrdered(int32_t computation) const;
+  std::vector<ComputationOrder> InnerOrder(int32_t computation) const;
+  void OrderInside(std::span<const ComputationOrder> orders);
   void PackOrder();
   void PlanOrder();
   int64_t OrderedBytes() const;
@@ -124,32 +126,57 @@ void Pass::PlanOrder() {
   }
 }
 
-// Callees first, so that a loop is ordered around the smallest loops inside.
+// Callees first, so that a loop is ordered around the smallest loops inside. What no other stands around is ordered at
+// once: modules have hundreds of loops, and reading one back takes as long as finding an order for many.
 void Pass::SearchInnerOrders() {
+  std::map<int32_t, std::vector<int32_t>> levels;
+  std::vector<int32_t> level_of(module().computations.size(), 0);
   for (int32_t c = 0; c < std::ssize(module().computations); ++c) {
     if (c == module().entry || !analysis_->graph.is_control_flow(c)) continue;
-    std::string bytes = InnerOrdered(c), error;
-    if (bytes.empty()) continue;
-    std::optional<ReadModule> ordered = ReadBytes(std::move(bytes), &error);
-    if (!ordered || ordered->Heap().temp_bytes > AssignBuffers(*analysis_->alias, analysis_->ranges).temp_bytes) continue;
-    HloProgram hlo;
-    if (!reader_.Read(*ordered->analysis, &hlo).empty()) continue;
-    inner_ordered_ = std::move(ordered);
-    analysis_ = inner_ordered_->analysis.get();
-    result_.hlo = std::move(hlo);
+    for (const int32_t i : module().computations[c].instructions) {
+      if (!IsControlFlowCall(analysis_->graph.op(i))) continue;
+      for (const int32_t callee : analysis_->graph.called(i)) level_of[c] = std::max(level_of[c], level_of[callee] + 1);
+    }
+    levels[level_of[c]].push_back(c);
+  }
+  for (const auto& [level, computations] : levels) {
+    std::vector<ComputationOrder> orders;
+    for (const int32_t c : computations) {
+      if (deadline_.Left() > 0) std::ranges::move(InnerOrder(c), std::back_inserter(orders));
+    }
+    OrderInside(orders);
   }
 }
 
-// The module with a computation's ops in the order of least peak; empty where that is the order it has.
-std::string Pass::InnerOrdered(int32_t computation) const {
+// A computation's ops in the order of least peak; nothing where that is the order it has.
+std::vector<ComputationOrder> Pass::InnerOrder(int32_t computation) const {
   HloProgram inner;
-  if (!BuildHloProgram(*analysis_, options_.roofline, &inner, computation).empty()) return "";
-  if (inner.program.num_ops() < kLeastOrderedOps) return "";
+  if (!BuildHloProgram(*analysis_, options_.roofline, &inner, computation).empty()) return {};
+  if (inner.program.num_ops() < kLeastOrderedOps) return {};
   const OrderJudge judge = [&](const Schedule& order) { return ComputeLiveness(inner.program, order).peak_bytes; };
   const RemakeCosts costs = ComputeRemakeCosts(inner.program, inner.program.schedule);
-  const auto orders = SearchOrders(inner.program, costs, judge, {.time_limit_s = deadline_.Left() / 4});
-  if (orders.front().judged_bytes >= judge(inner.program.schedule)) return "";
-  return ApplySchedule(module(), inner.op_instruction_ids, orders.front().order, computation).bytes;
+  auto orders = SearchOrders(inner.program, costs, judge, {.time_limit_s = deadline_.Left() / 4});
+  if (orders.front().judged_bytes >= judge(inner.program.schedule)) return {};
+  return {{computation, std::move(inner.op_instruction_ids), std::move(orders.front().order)}};
+}
+
+// Takes the orders that take no more memory: all of them, or, where they do, of each half what it can.
+void Pass::OrderInside(std::span<const ComputationOrder> orders) {
+  if (orders.empty() || deadline_.Left() == 0) return;
+  std::string error;
+  std::optional<ReadModule> ordered = ReadBytes(ApplyOrders(module(), orders).bytes, &error);
+  HloProgram hlo;
+  const bool is_better = ordered &&
+                         ordered->Heap().temp_bytes <= AssignBuffers(*analysis_->alias, analysis_->ranges).temp_bytes &&
+                         reader_.Read(*ordered->analysis, &hlo).empty();
+  if (is_better) {
+    inner_ordered_ = std::move(ordered);
+    analysis_ = inner_ordered_->analysis.get();
+    result_.hlo = std::move(hlo);
+  } else if (orders.size() > 1) {
+    OrderInside(orders.first(orders.size() / 2));
+    OrderInside(orders.subspan(orders.size() / 2));
+  }
 }
 
 // Temporary bytes of the best order.

@@ -55,6 +55,26 @@ std::string CalledBranches() {
   return builder.Build();
 }
 
+// Branches in two computations, called one after the other, and a third that calls a fourth.
+std::string BranchesEverywhere() {
+  HloProtoBuilder builder;
+  std::vector<int64_t> called;
+  for (const char* name : {"first", "second", "inside"}) {
+    called.push_back(builder.Begin(name));
+    AddBranches(builder);
+  }
+  const int64_t around = builder.Begin("around");
+  const int64_t branches = AddBranches(builder);
+  builder.Add("call", F32({16}), {branches}, {.called = {called[2]}});
+  builder.Begin("main");
+  int64_t last = builder.Parameter(0, F32({16}));
+  for (const int64_t computation : {called[0], called[1], around}) {
+    last = builder.Add("call", F32({16}), {last}, {.called = {computation}});
+  }
+  builder.Add("negate", F32({16}), {last});
+  return builder.Build();
+}
+
 // Forward and backward in the entry: 6 x 4 KiB and one more as it came.
 std::string ForwardBackward() {
   HloProtoBuilder builder;
@@ -98,6 +118,12 @@ TEST(what_is_called_is_ordered_too) {
   EXPECT_TRUE(result.before.temp_bytes >= 4 * 4 * kKib);
   EXPECT_TRUE(result.after.temp_bytes <= 4 * kKib + 6 * 64);
   EXPECT_TRUE(Planned(CalledBranches(), RecomputeOrderChanges::kClones, std::nullopt).bytes.empty());
+}
+
+TEST(all_that_is_called_is_ordered) {
+  const RecomputeOrderResult result = Planned(BranchesEverywhere(), RecomputeOrderChanges::kOrder, std::nullopt);
+  EXPECT_TRUE(result.before.temp_bytes >= 4 * 4 * kKib);
+  EXPECT_TRUE(result.after.temp_bytes <= 4 * kKib + 12 * 64);
 }
 
 TEST(an_order_is_enough_for_a_budget_that_it_holds) {

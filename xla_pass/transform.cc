@@ -71,7 +71,8 @@ class Rewriter {
 
   // Empty, or why the schedule cannot be carried out.
   std::string Run(const std::vector<int64_t>& op_instruction_ids, const Schedule& schedule);
-  std::string Emit();
+  // Adds what becomes of the computation and of what was cloned with it.
+  void AddEdits(std::vector<ComputationEdit>* edits);
   int32_t num_clones() const { return num_clones_; }
   const std::vector<int64_t>& sequence() const { return sequence_; }
 
@@ -336,14 +337,13 @@ int64_t Rewriter::CloneComputation(int32_t index) {
   return id;
 }
 
-std::string Rewriter::Emit() {
-  std::vector<ComputationEdit> edits = std::move(cloned_computations_);
-  ComputationEdit& edit = edits.emplace_back();
+void Rewriter::AddEdits(std::vector<ComputationEdit>* edits) {
+  std::ranges::move(cloned_computations_, std::back_inserter(*edits));
+  ComputationEdit& edit = edits->emplace_back();
   edit.computation = index_;
   edit.new_root_id = current_[LocalOfRoot()];
   edit.instructions = std::move(instructions_);
   edit.sequence = std::move(sequence_);
-  return EmitHloModule(module_, edits);
 }
 
 }  // namespace
@@ -359,8 +359,24 @@ TransformResult ApplySchedule(const HloModule& module, const std::vector<int64_t
   Rewriter rewriter(module, computation);
   result.error = rewriter.Run(op_instruction_ids, schedule);
   if (!result.error.empty()) return result;
-  result.bytes = rewriter.Emit();
+  std::vector<ComputationEdit> edits;
+  rewriter.AddEdits(&edits);
+  result.bytes = EmitHloModule(module, edits);
   result.num_clones = rewriter.num_clones();
+  return result;
+}
+
+TransformResult ApplyOrders(const HloModule& module, std::span<const ComputationOrder> orders) {
+  TransformResult result;
+  std::vector<ComputationEdit> edits;
+  for (const ComputationOrder& order : orders) {
+    Rewriter rewriter(module, order.computation);
+    result.error = rewriter.Run(order.op_instruction_ids, order.order);
+    if (result.error.empty() && rewriter.num_clones() > 0) result.error = "an order has an op twice";
+    if (!result.error.empty()) return result;
+    rewriter.AddEdits(&edits);
+  }
+  result.bytes = EmitHloModule(module, edits);
   return result;
 }
 

@@ -20,6 +20,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,14 @@ struct TransformResult {
 // HloModule::computations.
 TransformResult ApplySchedule(const HloModule& module, const std::vector<int64_t>& op_instruction_ids,
                               const Schedule& schedule, int32_t computation = kEntryComputation);
+
+// Orders of several computations at once, none of them with a repeat.
+struct ComputationOrder {
+  int32_t computation = -1;
+  std::vector<int64_t> op_instruction_ids;
+  Schedule order;
+};
+TransformResult ApplyOrders(const HloModule& module, std::span<const ComputationOrder> orders);
 
 // The ids of the entry's instructions in the order that ApplySchedule gives them, for a schedule without repeats;
 // empty where it can't be carried out.

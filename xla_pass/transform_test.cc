@@ -62,6 +62,28 @@ TEST(the_given_order_changes_nothing) {
   EXPECT_TRUE(ApplySchedule(*Parsed(chain.Build()), chain.ops, {0, 1, 2, 3}).bytes == chain.Build());
 }
 
+// callee: negate, exp, add of both; main: the same with a call of it.
+TEST(several_computations_are_ordered_at_once) {
+  HloProtoBuilder builder;
+  const auto add_ops = [&](int64_t p) {
+    const int64_t negate = builder.Add("negate", F32({4}), {p}), exp = builder.Add("exp", F32({4}), {p});
+    return std::vector<int64_t>{negate, exp, builder.Add("add", F32({4}), {negate, exp})};
+  };
+  const int64_t callee = builder.Begin("callee");
+  const std::vector<int64_t> inner = add_ops(builder.Parameter(0, F32({4})));
+  builder.Begin("main");
+  const int64_t p = builder.Parameter(0, F32({4}));
+  const std::vector<int64_t> outer = add_ops(builder.Add("call", F32({4}), {p}, {.called = {callee}}));
+  const auto module = Parsed(builder.Build());
+  std::vector<ComputationOrder> orders = {{0, inner, {1, 0, 2}},
+                                          {1, {p + 1, outer[0], outer[1], outer[2]}, {0, 2, 1, 3}}};
+  const auto ordered = Parsed(ApplyOrders(*module, orders).bytes);
+  EXPECT_TRUE(ordered->computations[0].sequence == (std::vector<int64_t>{inner[0] - 1, inner[1], inner[0], inner[2]}));
+  EXPECT_TRUE(ordered->computations[1].sequence == (std::vector<int64_t>{p, p + 1, outer[1], outer[0], outer[2]}));
+  orders[0].order = {0, 1, 0, 2};
+  EXPECT_EQ(ApplyOrders(*module, orders).error, "an order has an op twice");
+}
+
 TEST(a_use_reads_the_most_recent_production) {
   const Chain chain;
   EXPECT_EQ(AppliedText(chain, chain.ops, {0, 1, 0, 2, 0, 3}),
