@@ -4,18 +4,19 @@ An 8-layer decoder (width 512, 8 heads, 8 sequences of 512 tokens; the loss and 
 layers unrolled or scanned over. GPU and TPU are compiled for ahead of time (extras gpu-target, tpu-target).
 Each budget is a share of the compiled temporaries without remat. Beside coopjax: jax.checkpoint around every layer, the
 policy dots_with_no_batch_dims_saveable around the loss (around the layer where they are scanned), and XLA's own
-rematerialization, told that the device has the bytes that the budget leaves (arguments, outputs and temporaries).
+rematerialization, told that the device has the bytes that the budget leaves (arguments, outputs and temporaries);
+where it keeps to that, coopjax is asked to do with what it took, too.
 The floor is the least that the HLO engine reaches around idle layers, which do nothing (where they are scanned, a sine,
 for the carry of each step): the logits are float32. Where a budget is missed, the lines below the table say what forces
 the bytes that were reached.
-Recomputed FLOPs are counted for all in the traced program, by coopjax's model of a jaxpr; what the HLO engine clones
-comes on top.
+Recomputed FLOPs are counted in the traced program, by coopjax's model of a jaxpr; what the HLO engine clones comes on
+top. XLA's own are those that the compiled program has beyond the one without remat, as coopjax reads its HLO.
 
   python benchmarks/backends.py                                       # everything: hours on two cores
   python benchmarks/backends.py --targets gpu:h100 --forms scan --dtypes bf16 --budgets 0.5 0.25
 
 Each row joins the results file as soon as it is measured. Rows that are there already are kept (--again measures them
-again), so a run that was stopped goes on where it was.
+again, or those that it names: --again "coopjax 12%"), so a run that was stopped goes on where it was.
 """
 
 import argparse
@@ -150,7 +151,7 @@ class Bench:
   def rows(self, budgets: list[float]) -> Iterator[Row]:
     """What others do first: the budgets are shares of what the first row takes."""
     case = self.case
-    baseline = yield from self._one("no remat", None, lambda: (self._measure(self.plain), {}))
+    baseline = yield from self._one("no remat", None, self._unplanned)
     yield from self._one("floor (idle layers)", None, self._floor)
     block = functools.partial(decoder_block, case.size[3])
     saves_dots = {"policy": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
@@ -168,7 +169,11 @@ class Bench:
       yield from self._one(f"coopjax {share:.0%}", budget_bytes, functools.partial(self._planned, budget_bytes))
       if case.target != "cpu":  # XLA:CPU has no rematerialization
         total_bytes = budget_bytes + baseline["resident_bytes"]
-        yield from self._one(f"XLA's remat {share:.0%}", budget_bytes, functools.partial(self._by_xla, total_bytes))
+        run = functools.partial(self._by_xla, total_bytes, baseline)
+        xla = yield from self._one(f"XLA's remat {share:.0%}", budget_bytes, run)
+        if xla["within_budget"]:
+          its_bytes = xla["temp_bytes"]
+          yield from self._one(f"coopjax at XLA's {share:.0%}", its_bytes, functools.partial(self._planned, its_bytes))
 
   def _one(self, variant: str, budget_bytes: int | None, run: Callable) -> Iterator[Row]:
     if variant in self._known:
@@ -195,6 +200,10 @@ class Bench:
     yield row
     return row
 
+  def _unplanned(self) -> tuple[coopjax.MemoryProfile, Row]:
+    profile = self._measure(self.plain)
+    return profile, {"compiled_flops": profile.flops}
+
   def _measure(self, program: tuple[Callable, Any]) -> coopjax.MemoryProfile:
     return measure(compile_trial(*program, self.device))
 
@@ -206,7 +215,7 @@ class Bench:
 
   def _checkpointed(self, loss: Callable) -> tuple[coopjax.MemoryProfile, Row]:
     program = self._program(loss)
-    return self._measure(program), self._recomputed(gradient_flops(*program))
+    return self._measure(program), self._repeated(gradient_flops(*program) - self.plain_flops)
 
   def _planned(self, budget_bytes: int) -> tuple[coopjax.MemoryProfile, Row]:
     with outcomes() as made:
@@ -217,17 +226,19 @@ class Bench:
     if "hlo" in plan.engine:  # under the policy engine, what it did to the program that was taken
       taken = min(made, key=lambda each: abs(each.predicted.temp_bytes - plan.measured.temp_bytes))
       flops += taken.recompute_flops
-    return plan.measured, {"engine": plan.engine, "rounds": len(plan.rounds), **self._recomputed(flops)}
+    return plan.measured, {"engine": plan.engine, "rounds": len(plan.rounds), **self._repeated(flops - self.plain_flops)}
 
-  def _by_xla(self, total_bytes: int) -> tuple[coopjax.MemoryProfile, Row]:
-    """XLA's rematerialization at a limit on everything; FLOPs are not known of a program that is not there."""
-    return measure(compile_limited(*self.plain, self.device, total_bytes)), {}
+  def _by_xla(self, total_bytes: int, baseline: Row) -> tuple[coopjax.MemoryProfile, Row]:
+    """XLA's rematerialization at a limit on everything; its program is not traced, but compiled FLOPs can be compared."""
+    profile = measure(compile_limited(*self.plain, self.device, total_bytes))
+    flops = baseline.get("compiled_flops")
+    return profile, self._repeated(profile.flops - flops) if flops and profile.flops else {}
 
   def _program(self, loss: Callable) -> tuple[Callable, Any]:
     return fn_and_gradient(differentiable(trace(loss, self.case.shapes)))
 
-  def _recomputed(self, flops: float) -> dict[str, float]:
-    return {"recomputed_flops": flops - self.plain_flops, "recomputed_gflop": (flops - self.plain_flops) / 1e9}
+  def _repeated(self, flops: float) -> Row:
+    return {"recomputed_flops": flops, "recomputed_gflop": flops / 1e9}
 
 
 @contextlib.contextmanager
@@ -284,7 +295,7 @@ def main() -> None:
   parser.add_argument("--budgets", nargs="*", type=float, default=BUDGETS)
   parser.add_argument("--size", nargs=6, type=int, default=Case.size,
                       metavar=("BATCH", "LENGTH", "WIDTH", "HEADS", "LAYERS", "VOCABULARY"))
-  parser.add_argument("--again", action="store_true", help="measure what is there already")
+  parser.add_argument("--again", nargs="*", metavar="VARIANT", help="measure what is there already, or these variants")
   parser.add_argument("--out", type=pathlib.Path, default=RESULTS)
   arguments = parser.parse_args()
   for category in (coopjax.RematNoEffectWarning, coopjax.BudgetExceededWarning):
@@ -293,8 +304,9 @@ def main() -> None:
   console = tables.console()
   for target, form, dtype in itertools.product(arguments.targets, arguments.forms, arguments.dtypes):
     case, rows = Case(target, form, dtype, tuple(arguments.size)), []
-    known = {} if arguments.again else {
-      row["variant"]: row for row in tables.read(arguments.out) if key({**row, "variant": None}) == key(case.cell)}
+    is_known = lambda row: arguments.again is None or (arguments.again and row["variant"] not in arguments.again)
+    known = {row["variant"]: row for row in tables.read(arguments.out)
+             if key({**row, "variant": None}) == key(case.cell) and is_known(row)}
     with tables.progress() as progress:
       bar = progress.add_task(f"{target} {form} {dtype}", total=None)
       for row in Bench(case, known).rows(arguments.budgets):

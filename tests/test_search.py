@@ -5,13 +5,14 @@ budget; the search may be dearer than that by what it doesn't count as a reason 
 """
 
 import dataclasses
+import math
 import types
 
 import numpy as np
 import pytest
 
 from coopjax.jaxpr.candidates import Candidate
-from coopjax.jaxpr.policy import search
+from coopjax.jaxpr.policy import Aid, search
 from coopjax.jaxpr.rewrite import PolicyDecisions, Region
 from coopjax.jaxpr.segments import Segment
 
@@ -20,15 +21,16 @@ FORWARD = 200.0
 
 @dataclasses.dataclass(frozen=True)
 class Invented:
-  """A candidate's estimated and compiled bytes, and what it repeats."""
+  """A candidate's estimated and compiled bytes, what it repeats, and what the HLO engine does to it, if it is there."""
 
   estimated: float
   compiled: int
   flops: float
   is_bare: bool = False
+  aid: Aid | None = None
 
 
-def run(invented, budget, baseline=1650, max_rounds=6):
+def run(invented, budget, baseline=1650, max_rounds=6, below_flops=math.inf):
   """The plan, and the bytes compiled in turn."""
   compiled = {}
   found = []
@@ -37,7 +39,14 @@ def run(invented, budget, baseline=1650, max_rounds=6):
     compiled[decisions] = each
     found.append(Candidate(lambda decisions=decisions: decisions, each.estimated, 0.0, each.flops, each.is_bare))
   space = types.SimpleNamespace(found=found, forward_flops=FORWARD, baseline_bytes=1545.0)
-  plan = search(space, budget, lambda decisions: compiled[decisions].compiled, baseline, max_rounds)
+  last = []
+
+  def temp_bytes_of(decisions):
+    last[:] = [compiled[decisions]]
+    return last[0].compiled
+
+  plan = search(
+    space, budget, temp_bytes_of, baseline, max_rounds, aid_of=lambda: last[0].aid, below_flops=below_flops)
   return plan, [entry.temp_bytes for entry in plan.rounds]
 
 
@@ -95,3 +104,30 @@ def test_the_last_try_before_anything_fits_is_the_least_memory():
   plan, tried = run(invented, 499, max_rounds=1)
   assert tried == [500] and not plan.is_feasible
   assert plan.smallest_bytes == 500
+
+
+def aided(unaided, compiled, flops, more_flops):
+  """A candidate under both engines; estimates are those of the program without the HLO engine's help."""
+  return Invented(float(unaided), compiled, flops, unaided == 268, Aid(unaided, more_flops))
+
+
+# A decoder's scan under both engines, for 207: a checkpoint around two pieces, two pieces, one, and one that keeps a value.
+NESTED_AIDED, PIECES_AIDED = aided(268, 206, 265.0, 0.0), aided(300, 228, 159.0, 120.0)
+WHOLE_AIDED, KEEPS_AIDED = aided(310, 203, 176.0, 18.0), aided(390, 320, 108.0, 140.0)
+
+
+def test_what_the_hlo_engine_brings_within_the_budget_is_found_by_its_bytes_without_it_and_its_part_counts():
+  plan, tried = run([NESTED_AIDED, PIECES_AIDED, WHOLE_AIDED, KEEPS_AIDED], 207, baseline=1545)
+  assert plan.is_feasible and plan.temp_bytes == 203 and plan.recompute_flops == 194.0
+  assert tried[0] == 206 and len(tried) <= 4  # what fits without it, or is the least, comes first
+  # A candidate whose aid costs more than it spares is compiled, and not taken.
+  plan, tried = run([NESTED_AIDED, dataclasses.replace(WHOLE_AIDED, aid=Aid(310, 100.0))], 207, baseline=1545)
+  assert plan.temp_bytes == 206 and plan.recompute_flops == 265.0 and tried == [206, 203]
+
+
+def test_beside_a_plan_at_hand_only_what_repeats_less_is_compiled():
+  everything = [NESTED_AIDED, PIECES_AIDED, WHOLE_AIDED, KEEPS_AIDED]
+  plan, tried = run(everything, 260, baseline=1545, below_flops=200.0)
+  assert 206 not in tried and plan.is_feasible and plan.recompute_flops == 194.0
+  plan, tried = run(everything, 260, baseline=1545, below_flops=100.0)
+  assert not tried and not plan.is_feasible
