@@ -131,3 +131,6 @@ def test_beside_a_plan_at_hand_only_what_repeats_less_is_compiled():
   assert 206 not in tried and plan.is_feasible and plan.recompute_flops == 194.0
   plan, tried = run(everything, 260, baseline=1545, below_flops=100.0)
   assert not tried and not plan.is_feasible
+  # Where none should fit, the smallest gets one try: the HLO engine may do more under it than alone.
+  plan, tried = run(everything, 206, baseline=1650, below_flops=300.0)
+  assert tried[0] == 206 and plan.recompute_flops < 300.0

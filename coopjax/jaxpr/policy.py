@@ -209,7 +209,7 @@ class _Search:
     bare_tried = [trial for trial in self._tried if trial.candidate.is_bare]
     is_hopeless = len(bare_tried) >= _MAX_BARE and (
       min(trial.temp_bytes for trial in bare_tried) > _WITHIN_REACH * self._budget)
-    if self._holds or is_hopeless:
+    if self._feasible() or is_hopeless or (self._holds and self._tried):
       return None
     # Those that cut scans alike compile alike.
     seen = {trial.candidate.scan_bodies for trial in bare_tried}
