@@ -212,8 +212,39 @@ void BudgetSearch::Keep(Candidate candidate) {
   candidates_.push_back(std::move(candidate));
 }
 
-// Plans that lose bytes between their buffers, and would be better than the best if they lost none: the entry's runs are
-// moved about so that they lose fewer. Every one by a seed of its own, for the same may stand here twice.
+// Moves the runs about inside, where something was planned there, then those of the entry, so that fewer bytes are lost.
+bool BudgetSearch::MoveRuns(const PackedOrderOptions& options, Candidate* loose) {
+  std::unique_ptr<const HloAnalysis> moved;
+  const auto move = [&](Schedule* schedule, int32_t computation) {
+    PackedSchedule packed = SearchPackedSchedule(*loose->module, reader_.roofline, *schedule, options, computation);
+    std::optional<ReadModule> read;
+    if (!packed.bytes.empty()) read = ReadBytes(std::move(packed.bytes), &fault_);
+    if (!read) return;
+    *schedule = std::move(packed.schedule);
+    loose->heap = read->Heap();
+    loose->module = std::move(read->module);
+    moved = std::move(read->analysis);
+  };
+  if (loose->inner) {
+    std::vector<InnerPlan> inner = *loose->inner;
+    for (InnerPlan& each : inner) {
+      move(&each.plan.schedule, loose->module->by_id(each.hlo.op_instruction_ids[0]).computation);
+      each.plan.peak_bytes = ComputeLiveness(each.hlo.program, each.plan.schedule).peak_bytes;
+    }
+    loose->inner = std::make_shared<const std::vector<InnerPlan>>(std::move(inner));
+  }
+  move(&loose->plan.schedule, kEntryComputation);
+  HloProgram runs;
+  if (!moved || !reader_.Read(*moved, &runs).empty()) return false;
+  const Schedule& schedule = loose->plan.schedule;
+  for (size_t k = 0; k < schedule.size(); ++k) {
+    loose->op_workspace_bytes[schedule[k]] = runs.program.op_workspace_bytes[k];
+  }
+  return true;
+}
+
+// Plans that lose bytes between their buffers, and would be better than the best if they lost none: their runs are
+// moved about. Every one by a seed of its own, for the same may stand here twice.
 void BudgetSearch::Repack() {
   if (reader_.keeps_order) return;
   const Stopwatch stopwatch(&plan_s_);
@@ -227,17 +258,11 @@ void BudgetSearch::Repack() {
     if (deadline_.Left() == 0 || !may_gain) return;
     const PackedOrderOptions options = {.target_bytes = std::max(budget_bytes, loose.heap.least_temp_bytes),
                                         .seed = seed++, .time_limit_s = deadline_.Left() / 4};
-    PackedSchedule packed = SearchPackedSchedule(*loose.module, reader_.roofline, loose.plan.schedule, options);
-    std::optional<ReadModule> read;
-    if (!packed.bytes.empty()) read = ReadBytes(std::move(packed.bytes), &fault_);
-    if (!read) continue;
+    if (!MoveRuns(options, &loose)) continue;
     StepProgram program = hlo_->program;
     program.op_workspace_bytes = loose.op_workspace_bytes;
-    loose.plan.schedule = std::move(packed.schedule);
     loose.plan.limit_bytes = options.target_bytes;
     loose.plan.peak_bytes = ComputeLiveness(program, loose.plan.schedule).peak_bytes;
-    loose.heap = read->Heap();
-    loose.module = std::move(read->module);
     Log(loose);
     Keep(std::move(loose));
   }

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "inner_planner.h"
+#include "packed_order.h"
 #include "read_module.h"
 #include "remat_planner.h"
 #include "stopwatch.h"
@@ -115,6 +116,7 @@ class BudgetSearch {
   int64_t Consider(const RematPlan& plan, double share);
   void Log(const Candidate& candidate);
   void Keep(Candidate candidate);
+  bool MoveRuns(const PackedOrderOptions& options, Candidate* loose);
   void Repack();
 
   const HloAnalysis& original_;

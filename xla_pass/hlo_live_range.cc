@@ -8,8 +8,9 @@ namespace {
 
 class Calculator {
  public:
-  Calculator(const HloAlias& alias, std::span<const int32_t> entry_sequence)
-      : alias_(alias), graph_(alias.graph()), dataflow_(alias.dataflow()), entry_sequence_(entry_sequence) {
+  Calculator(const HloAlias& alias, int32_t computation, std::span<const int32_t> sequence)
+      : alias_(alias), graph_(alias.graph()), dataflow_(alias.dataflow()), computation_(computation),
+        sequence_(sequence) {
     result_.of_value.resize(dataflow_.num_values());
     result_.time.assign(graph_.num_instructions(), -1);
     result_.span.resize(graph_.module().computations.size());
@@ -24,7 +25,7 @@ class Calculator {
 
  private:
   std::span<const int32_t> Sequence(int32_t computation) const {
-    return computation == graph_.module().entry ? entry_sequence_ : graph_.sequence(computation);
+    return computation == computation_ ? sequence_ : graph_.sequence(computation);
   }
   void Flatten(int32_t computation);
   void SetRange(int32_t value);
@@ -35,7 +36,8 @@ class Calculator {
   const HloAlias& alias_;
   const HloGraph& graph_;
   const HloDataflow& dataflow_;
-  const std::span<const int32_t> entry_sequence_;
+  const int32_t computation_;                  // whose sequence is `sequence_`
+  const std::span<const int32_t> sequence_;
   HloLiveRanges result_;
 };
 
@@ -129,11 +131,12 @@ void Calculator::SeparateAliases() {
 }  // namespace
 
 HloLiveRanges ComputeHloLiveRanges(const HloAlias& alias) {
-  return ComputeHloLiveRanges(alias, alias.graph().sequence(alias.graph().module().entry));
+  const int32_t entry = alias.graph().module().entry;
+  return ComputeHloLiveRanges(alias, entry, alias.graph().sequence(entry));
 }
 
-HloLiveRanges ComputeHloLiveRanges(const HloAlias& alias, std::span<const int32_t> entry_sequence) {
-  return Calculator(alias, entry_sequence).Run();
+HloLiveRanges ComputeHloLiveRanges(const HloAlias& alias, int32_t computation, std::span<const int32_t> sequence) {
+  return Calculator(alias, computation, sequence).Run();
 }
 
 }  // namespace coopjax

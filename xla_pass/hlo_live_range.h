@@ -35,7 +35,7 @@ struct HloLiveRanges {
 };
 
 HloLiveRanges ComputeHloLiveRanges(const HloAlias& alias);
-// The same were the entry computation scheduled in another order of the same instructions.
-HloLiveRanges ComputeHloLiveRanges(const HloAlias& alias, std::span<const int32_t> entry_sequence);
+// The same were a computation scheduled in another order of the same instructions.
+HloLiveRanges ComputeHloLiveRanges(const HloAlias& alias, int32_t computation, std::span<const int32_t> sequence);
 
 }  // namespace coopjax

@@ -1,6 +1,7 @@
 #include "packed_module.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <utility>
 
 #include "dependences.h"
@@ -20,10 +21,11 @@ int32_t MaxTrials(const HloModule& module) {
 }
 
 OrderHeap HeapAbove(const HeapResult& heap, int64_t target_bytes) {
-  OrderHeap result = {heap.temp_bytes, heap.least_temp_bytes, 0};
+  OrderHeap result = {heap.temp_bytes, heap.least_temp_bytes};
   for (const HeapBuffer& buffer : heap.buffers) {
     if (buffer.kind != AllocationKind::kTemporary) continue;
     result.over_bytes += std::clamp<int64_t>(buffer.offset + buffer.bytes - target_bytes, 0, buffer.bytes);
+    result.height += static_cast<double>(buffer.bytes) * static_cast<double>(buffer.offset);
   }
   return result;
 }
@@ -52,38 +54,41 @@ void SeparateRuns(const Schedule& op_of_run, StepProgram* program) {
 }  // namespace
 
 HeapResult HeapInOrder(const HloAnalysis& analysis, const std::vector<int64_t>& op_instruction_ids,
-                       const Schedule& order) {
+                       const Schedule& order, int32_t computation) {
   const HloModule& module = analysis.graph.module();
+  if (computation == kEntryComputation) computation = module.entry;
   std::vector<int32_t> sequence;
-  for (const int64_t id : EntrySequence(module, op_instruction_ids, order)) {
+  for (const int64_t id : SequenceOf(module, op_instruction_ids, order, computation)) {
     const int32_t i = module.instruction_index.Find(id);
     if (!analysis.graph.is_dropped(i)) sequence.push_back(i);
   }
-  return AssignBuffers(*analysis.alias, ComputeHloLiveRanges(*analysis.alias, sequence));
+  return AssignBuffers(*analysis.alias, ComputeHloLiveRanges(*analysis.alias, computation, sequence));
 }
 
 PackedOrder SearchPackedOrder(const HloAnalysis& analysis, const HloProgram& hlo, const Schedule& start,
-                              PackedOrderOptions options) {
+                              PackedOrderOptions options, int32_t computation) {
   options.max_trials = std::min(options.max_trials, MaxTrials(analysis.graph.module()));
   const HeapJudge judge = [&](const Schedule& order, int64_t target_bytes) {
-    return HeapAbove(HeapInOrder(analysis, hlo.op_instruction_ids, order), target_bytes);
+    return HeapAbove(HeapInOrder(analysis, hlo.op_instruction_ids, order, computation), target_bytes);
   };
   return SearchPackedOrder(hlo.program, start, judge, options);
 }
 
 PackedSchedule SearchPackedSchedule(const HloModule& module, const Roofline& roofline, const Schedule& schedule,
-                                    const PackedOrderOptions& options) {
+                                    const PackedOrderOptions& options, int32_t computation) {
   PackedSchedule result = {schedule, ""};
   if (MaxTrials(module) == 0) return result;
   HloProgram hlo;
   std::string error;
   const auto analysis = AnalyzeHlo(module, &error);
-  if (analysis == nullptr || !BuildHloProgram(*analysis, roofline, &hlo).empty()) return result;
+  if (analysis == nullptr || !BuildHloProgram(*analysis, roofline, &hlo, computation).empty()) return result;
+  fprintf(stderr,"comp %d ops %d sched %zu target %ld\n",computation,hlo.program.num_ops(),schedule.size(),options.target_bytes);
   if (hlo.program.num_ops() != std::ssize(schedule)) return result;
   SeparateRuns(schedule, &hlo.program);
-  const Schedule runs = SearchPackedOrder(*analysis, hlo, hlo.program.schedule, options).order;
+  const Schedule runs = SearchPackedOrder(*analysis, hlo, hlo.program.schedule, options, computation).order;
+  fprintf(stderr,"same %d\n",runs == hlo.program.schedule);
   if (runs == hlo.program.schedule) return result;
-  result.bytes = ApplySchedule(module, hlo.op_instruction_ids, runs).bytes;
+  result.bytes = ApplySchedule(module, hlo.op_instruction_ids, runs, computation).bytes;
   for (size_t k = 0; k < runs.size(); ++k) result.schedule[k] = schedule[runs[k]];
   return result;
 }

@@ -33,9 +33,7 @@ struct Module {
 
 // p -> wide (4 KiB) -> two slices a and b; p -> other (4 KiB) -> slice c; a + c + b.
 // Ops in this order: 0 wide, 1 a, 2 other, 3 c, 4 b, 5 a + c, 6 the sum.
-std::string TwoWide() {
-  testing::HloProtoBuilder builder;
-  builder.Begin("main");
+void AddTwoWide(testing::HloProtoBuilder& builder) {
   const int64_t p = builder.Parameter(0, F32({16}));
   const int64_t wide = builder.Add("broadcast", F32({64, 16}), {p});
   const int64_t a = builder.Add("slice", F32({16}), {wide});
@@ -43,6 +41,23 @@ std::string TwoWide() {
   const int64_t c = builder.Add("slice", F32({16}), {other});
   const int64_t b = builder.Add("slice", F32({16}), {wide});
   builder.Add("add", F32({16}), {builder.Add("add", F32({16}), {a, c}), b});
+}
+
+std::string TwoWide() {
+  testing::HloProtoBuilder builder;
+  builder.Begin("main");
+  AddTwoWide(builder);
+  return builder.Build();
+}
+
+// The same inside a call, which is computation 0.
+std::string CalledTwoWide() {
+  testing::HloProtoBuilder builder;
+  const int64_t called = builder.Begin("called");
+  AddTwoWide(builder);
+  builder.Begin("main");
+  const int64_t p = builder.Parameter(0, F32({16}));
+  builder.Add("negate", F32({16}), {builder.Add("call", F32({16}), {p}, {.called = {called}})});
   return builder.Build();
 }
 
@@ -71,6 +86,21 @@ TEST(runs_move_and_reads_stay_with_their_production) {
   const auto again = std::ssize(packed.schedule) - 1 -
                      (std::find(packed.schedule.rbegin(), packed.schedule.rend(), 0) - packed.schedule.rbegin());
   EXPECT_TRUE(step(0) < step(1) && step(1) < again && again < step(4));
+}
+
+TEST(runs_inside_a_call_move) {
+  const Module given(CalledTwoWide());
+  HloProgram called;
+  EXPECT_EQ(BuildHloProgram(*given.analysis, Roofline(), &called, 0), "");
+  const Schedule schedule = {0, 2, 1, 3, 0, 4, 5, 6};
+  const Module cloned(ApplySchedule(*given.module, called.op_instruction_ids, schedule, 0).bytes);
+  EXPECT_TRUE(cloned.Heap().temp_bytes >= 2 * 4096);
+  const PackedSchedule packed =
+      SearchPackedSchedule(*cloned.module, Roofline(), schedule, {.target_bytes = 4096}, /*computation=*/0);
+  const Module moved(packed.bytes);
+  EXPECT_TRUE(moved.Heap().temp_bytes <= 4096 + 3 * 64);
+  EXPECT_EQ(VerifyTransform(*given.module, *moved.module), "");
+  EXPECT_EQ(CheckSchedule(called.program, packed.schedule), "");
 }
 
 TEST(what_packs_well_stays) {

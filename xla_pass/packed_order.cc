@@ -30,7 +30,7 @@ class OrderPacker {
   PackedOrder Run() {
     const auto start = std::chrono::steady_clock::now();
     Schedule current = best_.order;
-    int64_t current_bytes = best_.heap.over_bytes;
+    auto nearness = Nearness(best_.heap);
     while (best_.num_trials < options_.max_trials && best_.heap.temp_bytes > options_.target_bytes) {
       const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
       if (spent.count() > options_.time_limit_s) break;
@@ -38,8 +38,8 @@ class OrderPacker {
       Schedule moved = Moved(current);
       if (moved == current) continue;
       const OrderHeap heap = judge_(moved, options_.target_bytes);
-      if (heap.over_bytes > current_bytes) continue;
-      current_bytes = heap.over_bytes;
+      if (Nearness(heap) > nearness) continue;
+      nearness = Nearness(heap);
       if (Rank(heap) < Rank(best_.heap)) {
         best_.order = moved;
         best_.heap = heap;
@@ -51,6 +51,8 @@ class OrderPacker {
 
  private:
   static std::pair<int64_t, int64_t> Rank(const OrderHeap& heap) { return {heap.temp_bytes, heap.over_bytes}; }
+
+  static std::pair<int64_t, double> Nearness(const OrderHeap& heap) { return {heap.over_bytes, heap.height}; }
 
   uint64_t Below(uint64_t n) { return random_() % n; }
 

@@ -21,10 +21,11 @@ OrderHeap HeapOf(const StepProgram& program, const Schedule& order, int64_t targ
     problem.buffers.push_back({.lower = range.begin, .upper = range.end, .size = program.value_bytes[range.value]});
   }
   const Packing packing = PackBestFit(problem);
-  OrderHeap heap = {packing.heap_bytes, PeakLiveBytes(problem), 0};
+  OrderHeap heap = {packing.heap_bytes, PeakLiveBytes(problem)};
   for (size_t k = 0; k < problem.buffers.size(); ++k) {
     const int64_t bytes = problem.buffers[k].size;
     heap.over_bytes += std::clamp<int64_t>(packing.offsets[k] + bytes - target_bytes, 0, bytes);
+    heap.height += static_cast<double>(bytes) * static_cast<double>(packing.offsets[k]);
   }
   return heap;
 }

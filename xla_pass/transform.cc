@@ -380,9 +380,9 @@ TransformResult ApplyOrders(const HloModule& module, std::span<const Computation
   return result;
 }
 
-std::vector<int64_t> EntrySequence(const HloModule& module, const std::vector<int64_t>& op_instruction_ids,
-                                   const Schedule& order) {
-  Rewriter rewriter(module, module.entry);
+std::vector<int64_t> SequenceOf(const HloModule& module, const std::vector<int64_t>& op_instruction_ids,
+                                const Schedule& order, int32_t computation) {
+  Rewriter rewriter(module, computation == kEntryComputation ? module.entry : computation);
   if (!rewriter.Run(op_instruction_ids, order).empty()) return {};
   return rewriter.sequence();
 }

@@ -48,9 +48,9 @@ struct ComputationOrder {
 };
 TransformResult ApplyOrders(const HloModule& module, std::span<const ComputationOrder> orders);
 
-// The ids of the entry's instructions in the order that ApplySchedule gives them, for a schedule without repeats;
+// The ids of the computation's instructions in the order that ApplySchedule gives them, for a schedule without repeats;
 // empty where it can't be carried out.
-std::vector<int64_t> EntrySequence(const HloModule& module, const std::vector<int64_t>& op_instruction_ids,
-                                   const Schedule& order);
+std::vector<int64_t> SequenceOf(const HloModule& module, const std::vector<int64_t>& op_instruction_ids,
+                                const Schedule& order, int32_t computation = kEntryComputation);
 
 }  // namespace coopjax
