@@ -1,7 +1,6 @@
 #include "packed_module.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <utility>
 
 #include "dependences.h"
@@ -82,11 +81,9 @@ PackedSchedule SearchPackedSchedule(const HloModule& module, const Roofline& roo
   std::string error;
   const auto analysis = AnalyzeHlo(module, &error);
   if (analysis == nullptr || !BuildHloProgram(*analysis, roofline, &hlo, computation).empty()) return result;
-  fprintf(stderr,"comp %d ops %d sched %zu target %ld\n",computation,hlo.program.num_ops(),schedule.size(),options.target_bytes);
   if (hlo.program.num_ops() != std::ssize(schedule)) return result;
   SeparateRuns(schedule, &hlo.program);
   const Schedule runs = SearchPackedOrder(*analysis, hlo, hlo.program.schedule, options, computation).order;
-  fprintf(stderr,"same %d\n",runs == hlo.program.schedule);
   if (runs == hlo.program.schedule) return result;
   result.bytes = ApplySchedule(module, hlo.op_instruction_ids, runs, computation).bytes;
   for (size_t k = 0; k < runs.size(); ++k) result.schedule[k] = schedule[runs[k]];
