@@ -29,19 +29,23 @@ uint64_t HashOfKind(const Instruction& instruction) {
   return hash;
 }
 
-// Computations callees first: one pass.
+// Computations callees first: one pass. The order in which a computation lists its instructions means nothing, its
+// sequence does.
 std::vector<uint64_t> HashComputations(const HloModule& module) {
-  std::vector<uint64_t> hashes;
+  std::vector<uint64_t> hashes, of_instruction(module.instructions.size());
   for (const Computation& computation : module.computations) {
-    const int32_t before_first = computation.instructions.front() - 1;
-    uint64_t hash = 2;
+    uint64_t sum = 0;
     for (const int32_t i : computation.instructions) {
       const Instruction& instruction = module.instructions[i];
-      hash = Mix(hash, HashOfKind(instruction));
-      for (const int32_t operand : instruction.operands) hash = Mix(hash, operand - before_first);
+      uint64_t hash = HashOfKind(instruction);
+      for (const int32_t operand : instruction.operands) hash = Mix(hash, of_instruction[operand]);
       for (const int32_t callee : instruction.called) hash = Mix(hash, hashes[callee]);
+      of_instruction[i] = hash;
+      sum += hash;
     }
-    hashes.push_back(Mix(hash, module.instruction_index.Find(computation.root_id) - before_first));
+    uint64_t hash = Mix(sum, of_instruction[module.instruction_index.Find(computation.root_id)]);
+    for (const int64_t id : computation.sequence) hash = Mix(hash, of_instruction[module.instruction_index.Find(id)]);
+    hashes.push_back(hash);
   }
   return hashes;
 }
