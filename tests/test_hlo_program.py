@@ -259,6 +259,19 @@ def test_name_scopes_and_source_lines_survive():
   assert any("transpose(jvp(coop17))" in program.op_scopes[op] for op in tagged)
 
 
+def test_what_is_kept_by_its_scope_is_not_recomputed():
+  def fn(x, weight):
+    with jax.named_scope("coop17"):
+      y = jnp.tanh(x @ weight)
+    return jnp.sum(jnp.sin(y @ weight))
+
+  module, _ = capture(jax.grad(fn), models.normal(0, 64, 64), models.normal(1, 64, 64))
+  program, kept = (read_step_program(module, kept_scope=scope)[0] for scope in ("", "coop17"))
+  is_tagged = np.array(["coop17" in scope for scope in program.op_scopes])
+  assert (program.op_can_recompute & is_tagged).any() and (program.op_can_recompute & ~is_tagged).any()
+  np.testing.assert_array_equal(kept.op_can_recompute, program.op_can_recompute & ~is_tagged)
+
+
 def test_a_roofline_sets_the_seconds(captured):
   module, _ = captured
   slow = dataclasses.replace(CPU, flops_per_s=CPU.flops_per_s / 1e6)

@@ -208,6 +208,20 @@ def test_bounds_hold_whatever_is_planned_inside():
     assert (outcome.bound_program.op_workspace_bytes <= outcome.program.op_workspace_bytes).all()
 
 
+def test_a_module_is_read_once_and_told_of_as_it_came(monkeypatch):
+  module, _ = compile_with(*accumulated())
+  came, _ = read_step_program(module)
+  monkeypatch.setattr(module_plan, "read_step_program", None)
+  outcome = planned(module, 0.6)
+  assert outcome.inner and outcome.fits
+  for field in dataclasses.fields(came):
+    if field.name != "op_workspace_bytes":  # inside, less is live now
+      before, after = (jax.tree.leaves(getattr(program, field.name)) for program in (came, outcome.program))
+      assert len(before) == len(after) and all(map(np.array_equal, before, after)), field.name
+  assert (outcome.program.op_workspace_bytes <= came.op_workspace_bytes).all()
+  assert outcome.program.op_workspace_bytes.sum() < came.op_workspace_bytes.sum()
+
+
 def test_what_is_out_of_reach_is_as_small_as_can_be():
   module, plain = compile_with(*accumulated())
   outcome = planned(module, 0.05)

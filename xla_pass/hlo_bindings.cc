@@ -15,6 +15,7 @@
 #include "hlo_heap.h"
 #include "hlo_program.h"
 #include "parsed_module.h"
+#include "read_module.h"
 #include "step_program.h"
 #include "transform.h"
 #include "verify.h"
@@ -144,21 +145,21 @@ nb::dict ToDict(const coopjax::BufferAssignment& assignment) {
 
 void BindHloProgram(nb::module_& m) {
   m.def("read_step_program", [](const ParsedModule& parsed, double flops_per_s, double transcendentals_per_s,
-                                double bytes_per_s, double op_overhead_s, std::optional<int64_t> computation_id) {
-    const coopjax::Roofline roofline = {flops_per_s, transcendentals_per_s, bytes_per_s, op_overhead_s};
+                                double bytes_per_s, double op_overhead_s, std::optional<int64_t> computation_id,
+                                std::string kept_scope) {
+    const coopjax::ProgramReader reader = {
+        .roofline = {flops_per_s, transcendentals_per_s, bytes_per_s, op_overhead_s},
+        .kept_scope = std::move(kept_scope)};
     coopjax::HloProgram hlo;
-    const std::string error = coopjax::BuildHloProgram(parsed.Analysis(), roofline, &hlo,
-                                                       parsed.ComputationIndex(computation_id));
+    const std::string error = reader.Read(parsed.Analysis(), &hlo, parsed.ComputationIndex(computation_id));
     if (!error.empty()) throw nb::value_error(error.c_str());
     return nb::make_tuple(ProgramFields(hlo), ToNumpy(hlo.op_instruction_ids));
   }, "module"_a, "flops_per_s"_a, "transcendentals_per_s"_a, "bytes_per_s"_a, "op_overhead_s"_a,
-     "computation_id"_a = nb::none(),
+     "computation_id"_a, "kept_scope"_a,
      "The fields of a computation's StepProgram, by default the entry's, and the instruction id of each op; see "
      "hlo_program.h.");
-  m.def("predict_memory", [](const ParsedModule& parsed) {
-    const coopjax::HloAnalysis& analysis = parsed.Analysis();
-    return HeapFields(coopjax::AssignBuffers(*analysis.alias, analysis.ranges));
-  }, "What XLA's buffer assignment will do with a scheduled module; see hlo_heap.h.");
+  m.def("predict_memory", [](const ParsedModule& parsed) { return HeapFields(parsed.Heap()); },
+        "What XLA's buffer assignment will do with a scheduled module; see hlo_heap.h.");
   m.def("module_cost", [](const ParsedModule& parsed, bool count_iterations) {
     const auto cost = coopjax::CostModel(parsed.Analysis().graph, count_iterations).ComputationCost(parsed.module->entry);
     return nb::make_tuple(cost.flops, cost.transcendentals, cost.bytes_accessed);

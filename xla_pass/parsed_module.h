@@ -10,6 +10,7 @@
 
 #include "bindings.h"
 #include "hlo_analysis.h"
+#include "hlo_heap.h"
 #include "hlo_module.h"
 
 namespace coopjax::python {
@@ -24,12 +25,18 @@ struct ParsedModule {
     if (module == nullptr) throw nb::value_error(error.c_str());
   }
 
-  // Made when first asked for; the GIL serializes the asking.
+  // This and the next are made when first asked for; the GIL serializes the asking.
   const HloAnalysis& Analysis() const {
     std::string error;
     if (analysis == nullptr) analysis = AnalyzeHlo(*module, &error);
     if (analysis == nullptr) throw nb::value_error(error.c_str());
     return *analysis;
+  }
+
+  const HeapResult& Heap() const {
+    const HloAnalysis& derived = Analysis();
+    if (!heap) heap = AssignBuffers(*derived.alias, derived.ranges);
+    return *heap;
   }
 
   // The index of the computation with the given id, by default of the entry.
@@ -42,6 +49,7 @@ struct ParsedModule {
 
   std::unique_ptr<const HloModule> module;
   mutable std::unique_ptr<const HloAnalysis> analysis;
+  mutable std::optional<HeapResult> heap;
 };
 
 // Text from a module: UTF-8 unless somebody damaged it, and then it must not stop anything.

@@ -53,7 +53,8 @@ nb::dict ToDict(const RecomputeOrderResult& result) {
     inner.append(nb::make_tuple(ToText(each.name), ProgramFields(each.hlo), ToNumpy(each.plan.schedule),
                                 each.plan.planner, each.plan.limit_bytes, ToNumpy(each.plan.order)));
   }
-  nb::dict timing, answer;
+  nb::dict program = ProgramFields(result.hlo), timing, answer;
+  program["op_workspace_bytes"] = ToNumpy(result.op_workspace_bytes);
   timing["read"] = result.timing.read_s;
   timing["order"] = result.timing.order_s;
   timing["plan"] = result.timing.plan_s;
@@ -66,7 +67,7 @@ nb::dict ToDict(const RecomputeOrderResult& result) {
   answer["planner"] = result.plan.planner;
   answer["limit_bytes"] = result.plan.limit_bytes;
   answer["inner"] = nb::tuple(inner);
-  answer["op_workspace_bytes"] = ToNumpy(result.op_workspace_bytes);
+  answer["program"] = program;
   answer["least_workspaces"] = ToNumpy(result.least_workspaces);
   answer["recompute_cost_s"] = result.recompute_cost_s;
   answer["before"] = HeapFields(result.before);
@@ -99,10 +100,11 @@ void BindRecomputeOrder(nb::module_& m) {
                                            .near_smallest = near_smallest,
                                            .time_limit_s = time_limit_s};
     const HloAnalysis& analysis = parsed.Analysis();
+    const HeapResult& before = parsed.Heap();
     RecomputeOrderResult result;
     {
       nb::gil_scoped_release release;
-      result = RecomputeOrder(analysis, options);
+      result = RecomputeOrder(analysis, options, before);
     }
     if (!result.error.empty()) throw nb::value_error(result.error.c_str());
     return ToDict(result);

@@ -29,13 +29,15 @@ class Pass {
       : original_(analysis), analysis_(&analysis), options_(options), deadline_(options.time_limit_s),
         reader_{options.roofline, options.kept_scope, options.changes == RecomputeOrderChanges::kClones} {}
 
-  RecomputeOrderResult Run() {
-    result_.before = result_.after = AssignBuffers(*original_.alias, original_.ranges);
+  RecomputeOrderResult Run(std::optional<HeapResult> before) {
+    result_.before = before ? *std::move(before) : AssignBuffers(*original_.alias, original_.ranges);
+    result_.after = result_.before;
     const auto budget_bytes = options_.budget_bytes;
     if (!Read()) return std::move(result_);
     result_.costs = ComputeRemakeCosts(program(), program().schedule);
     result_.plan = {.schedule = program().schedule, .order = program().schedule, .planner = order_planner_};
     result_.op_workspace_bytes = program().op_workspace_bytes;
+    result_.least_workspaces.assign(program().num_ops(), 0);
     if (budget_bytes && result_.before.temp_bytes <= *budget_bytes) {
       result_.reason = "the temporaries fit the budget as they are";
       return std::move(result_);
@@ -257,8 +259,9 @@ void Pass::Finish() {
 
 }  // namespace
 
-RecomputeOrderResult RecomputeOrder(const HloAnalysis& analysis, const RecomputeOrderOptions& options) {
-  return Pass(analysis, options).Run();
+RecomputeOrderResult RecomputeOrder(const HloAnalysis& analysis, const RecomputeOrderOptions& options,
+                                    std::optional<HeapResult> before) {
+  return Pass(analysis, options).Run(std::move(before));
 }
 
 }  // namespace coopjax

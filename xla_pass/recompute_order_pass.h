@@ -66,13 +66,13 @@ struct RecomputeOrderTiming {
 struct RecomputeOrderResult {
   std::string bytes;                 // the new module; empty: it stays as it came
   std::string reason;                // why it does; empty otherwise
-  HloProgram hlo;
+  HloProgram hlo;                    // the entry as planners saw it
   RemakeCosts costs;                 // in the order that came
   std::vector<RankedOrder> orders;   // that were judged by their predicted temporary bytes, the best first
   RematPlan plan;                    // of the entry, that is carried out; the order that came where the module stays
   std::shared_ptr<const std::vector<InnerPlan>> inner;   // with it; null: nothing was planned inside
-  std::vector<int64_t> op_workspace_bytes;   // of the entry, with what was planned inside
-  std::vector<int64_t> least_workspaces;     // a lower bound on them; empty where nothing was to be recomputed
+  std::vector<int64_t> op_workspace_bytes;   // of the entry, with what was planned inside; as it came where it stays
+  std::vector<int64_t> least_workspaces;     // a lower bound on them; 0 where nothing was to be recomputed
   double recompute_cost_s = 0;       // of all repeats
   HeapResult before, after;
   std::vector<PlanRound> rounds;
@@ -80,6 +80,8 @@ struct RecomputeOrderResult {
   std::string error;                 // the module can't be read
 };
 
-RecomputeOrderResult RecomputeOrder(const HloAnalysis& analysis, const RecomputeOrderOptions& options);
+// `before` is the module's AssignBuffers, where the caller has it.
+RecomputeOrderResult RecomputeOrder(const HloAnalysis& analysis, const RecomputeOrderOptions& options,
+                                    std::optional<HeapResult> before = std::nullopt);
 
 }  // namespace coopjax

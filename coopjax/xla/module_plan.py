@@ -156,26 +156,23 @@ def plan_module(module_bytes: bytes, requests: Collection[Request], *, reorders:
   module = parse_module(module_bytes)
   baseline = predict_memory(module)
   roofline = targets.resolve(min(request.target for request in requests)).roofline
-  program = _read(module, roofline)
-  bound_program = dataclasses.replace(program, op_workspace_bytes=np.zeros_like(program.op_workspace_bytes))
   request, budget_bytes = _strictest(requests, baseline)
-  outcome = Outcome(module.name, request, program, bound_program, baseline, budget_bytes, None, baseline)
+  fits = budget_bytes is None or baseline.temp_bytes <= budget_bytes
   reorders = reorders or budget_bytes is None
   searches_order = reorders and baseline.temp_bytes >= _WORTH_REORDERING
-  if searches_order or not outcome.fits:
-    time_limit_s = max(start + request.time_limit_s - time.perf_counter(), 0.0)
-    outcome = _plan(outcome, module, roofline, searches_order, time_limit_s)
-  else:
+  if fits and not searches_order:
+    program, _ = read_step_program(module, roofline, kept_scope=KEPT_SCOPE)
+    bound_program = dataclasses.replace(program, op_workspace_bytes=np.zeros_like(program.op_workspace_bytes))
     reason = ("there is little to gain" if reorders else
-              f"{format_bytes(baseline.temp_bytes)} of temporaries already fit {format_bytes(outcome.budget_bytes)}")
-    outcome = dataclasses.replace(outcome, reason=reason)
+              f"{format_bytes(baseline.temp_bytes)} of temporaries already fit {format_bytes(budget_bytes)}")
+    outcome = Outcome(module.name, request, program, bound_program, baseline, budget_bytes, None, baseline, reason=reason)
+  else:
+    time_limit_s = max(start + request.time_limit_s - time.perf_counter(), 0.0)
+    found = _search(module, request, None if fits else budget_bytes, searches_order, roofline, time_limit_s)
+    bound_program = dataclasses.replace(found.program, op_workspace_bytes=found.least_workspaces)
+    outcome = _told(
+      Outcome(module.name, request, found.program, bound_program, baseline, budget_bytes, None, baseline), found)
   return dataclasses.replace(outcome, seconds=time.perf_counter() - start)
-
-
-def _read(module: _core.HloModule, roofline: Roofline) -> StepProgram:
-  program, _ = read_step_program(module, roofline)
-  is_kept = np.array([KEPT_SCOPE in scope for scope in program.op_scopes], bool)
-  return dataclasses.replace(program, op_can_recompute=program.op_can_recompute & ~is_kept)
 
 
 def _strictest(requests: Collection[Request], baseline: HeapResult) -> tuple[Request, int | None]:
@@ -188,39 +185,35 @@ def _strictest(requests: Collection[Request], baseline: HeapResult) -> tuple[Req
   return request, resolved[request]
 
 
-def _plan(
-  outcome: Outcome, module: _core.HloModule, roofline: Roofline, searches_order: bool, time_limit_s: float,
-) -> Outcome:
-  """The outcome with a plan in it, or the reason why there is none."""
-  planner = outcome.request.planner
-  if outcome.fits:
+def _search(
+  module: _core.HloModule, request: Request, budget_bytes: int | None, searches_order: bool, roofline: Roofline,
+  time_limit_s: float,
+) -> RecomputeOrderResult:
+  """What is found within the bytes, or by a better order alone where None are given."""
+  planner = request.planner
+  if budget_bytes is None:
     planner = planner if planner in ORDERING_PLANNERS else None
-    found = recompute_order(
+    return recompute_order(
       module, changes=Changes.ORDER, planner=planner, roofline=roofline, time_limit_s=time_limit_s)
-  else:
-    found = recompute_order(
-      module, outcome.budget_bytes, planner=planner, searches_order=searches_order, near_smallest=_NEAR_SMALLEST,
-      roofline=roofline, time_limit_s=time_limit_s)
-  return _told(outcome, found)
+  return recompute_order(
+    module, budget_bytes, planner=planner, searches_order=searches_order, near_smallest=_NEAR_SMALLEST,
+    roofline=roofline, time_limit_s=time_limit_s)
 
 
 def _told(outcome: Outcome, found: RecomputeOrderResult) -> Outcome:
   """The outcome with what was found in it."""
-  total_s, program = float(outcome.program.op_cost_s.sum()), outcome.program
+  program = found.program
+  total_s = float(program.op_cost_s.sum())
   orders = [f"order {name}: live {format_bytes(live_bytes)}, heap {format_bytes(temp_bytes)}"
             for name, temp_bytes, live_bytes in found.orders]
   rounds = [f"round {i}: {_round(each, total_s)}" for i, each in enumerate(found.rounds, 1)]
   planning_s = found.timing_s["order"] + found.timing_s["plan"]
   outcome = dataclasses.replace(outcome, rounds=(*orders, *rounds), planning_s=planning_s, reason=found.reason)
-  if found.least_workspaces.size:
-    bound_program = dataclasses.replace(program, op_workspace_bytes=found.least_workspaces)
-    outcome = dataclasses.replace(outcome, bound_program=bound_program)
   if found.module_bytes is None:
     return outcome
-  program = dataclasses.replace(program, op_workspace_bytes=found.op_workspace_bytes)
   result = PlannerResult.of(program, found.schedule, found.planner, found.limit_bytes, planning_s, found.order)
   return dataclasses.replace(
-    outcome, program=program, result=result, inner=found.inner, predicted=found.after, module_bytes=found.module_bytes)
+    outcome, result=result, inner=found.inner, predicted=found.after, module_bytes=found.module_bytes)
 
 
 def _round(made: Round, total_s: float) -> str:

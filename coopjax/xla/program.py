@@ -100,6 +100,7 @@ def parse_module(module_bytes: bytes) -> _core.HloModule:
 
 def read_step_program(
   module: bytes | _core.HloModule, roofline: Roofline | None = None, computation_id: int | None = None,
+  *, kept_scope: str = "",
 ) -> tuple[StepProgram, np.ndarray]:
   """Reads a computation of a scheduled module.
 
@@ -108,6 +109,7 @@ def read_step_program(
     roofline: the target that gives ops their modelled seconds; a CPU by default.
     computation_id: HLO id of a computation that a loop, a conditional or a call runs; by default the entry. Costs are
       those of all its runs, as far as trip counts are known.
+    kept_scope: ops with this name in their scope can't be recomputed; by default all are as XLA has them.
 
   Returns:
     The program, and the HLO instruction id of each op, int64 ``[num_ops]``.
@@ -117,7 +119,8 @@ def read_step_program(
   """
   module = parse_module(module) if isinstance(module, bytes) else module
   try:
-    fields, op_instruction_ids = _core.read_step_program(module, *dataclasses.astuple(roofline or CPU), computation_id)
+    fields, op_instruction_ids = _core.read_step_program(
+      module, *dataclasses.astuple(roofline or CPU), computation_id, kept_scope)
   except ValueError as error:
     raise InvalidProgramError(str(error)) from None
   return program_of(fields), op_instruction_ids

@@ -88,9 +88,9 @@ class RecomputeOrderResult:
     planner: name of what made the schedule, "order" for an order alone.
     limit_bytes: of the entry's live bytes, that the schedule was made for.
     inner: the plans of what the entry's loops, conditionals and calls run, the innermost first.
-    op_workspace_bytes: of the entry's ops, with what was planned inside, int64 ``[num_ops]``.
-    least_workspaces: a lower bound on them, whatever is planned inside, int64 ``[num_ops]``; empty where nothing was to be
-      recomputed.
+    program: the entry as it came, with the workspaces that the plan was made for.
+    least_workspaces: a lower bound on those, whatever is planned inside, int64 ``[num_ops]``; 0 where
+      nothing was to be recomputed.
     recompute_cost_s: modelled seconds of all repeats.
     before: predicted memory of the module as it came.
     after: predicted memory of what is to be compiled.
@@ -109,7 +109,7 @@ class RecomputeOrderResult:
   planner: str
   limit_bytes: int
   inner: tuple[InnerPlan, ...]
-  op_workspace_bytes: np.ndarray
+  program: StepProgram
   least_workspaces: np.ndarray
   recompute_cost_s: float
   before: HeapResult
@@ -152,7 +152,8 @@ def recompute_order(
       near_smallest=near_smallest, time_limit_s=time_limit_s)
   except ValueError as error:
     raise InvalidProgramError(str(error)) from None
-  found |= {"module_bytes": found["module_bytes"] or None, "inner": tuple(InnerPlan.of(*row) for row in found["inner"]),
+  found |= {"module_bytes": found["module_bytes"] or None, "program": program_of(found["program"]),
+            "inner": tuple(InnerPlan.of(*row) for row in found["inner"]),
             "before": HeapResult(**found["before"]), "after": HeapResult(**found["after"]),
             "rounds": tuple(Round(*row) for row in found["rounds"])}
   return RecomputeOrderResult(**found)
