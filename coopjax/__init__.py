@@ -15,8 +15,8 @@ _HOMES = {
   "coopjax.errors": (
     "BudgetExceededWarning", "BudgetInfeasibleError", "CacheWarning", "CompileMemoryError", "CoopjaxError",
     "DumpError", "HostOffloadError", "HostOffloadWarning", "InvalidBudgetError", "InvalidPlanError", "InvalidProgramError",
-    "MissingPackageError", "MissingWheelError", "NotDifferentiableError", "OrderedEffectError", "PlanMismatchError",
-    "RematNoEffectWarning", "ShardingUnknownWarning", "UnknownTargetError", "UserFunctionError",
+    "LostUpdateWarning", "MissingPackageError", "MissingWheelError", "NotDifferentiableError", "OrderedEffectError",
+    "PlanMismatchError", "RematNoEffectWarning", "ShardingUnknownWarning", "UnknownTargetError", "UserFunctionError",
   ),
   "coopjax.memory_profile": ("Buffer", "MemoryProfile"),
   "coopjax.remat_plan": ("Decision", "RematPlan"),

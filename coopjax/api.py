@@ -58,7 +58,8 @@ def remat(
   the HLO engine sees all examples, the policy engine one: put the remat around the ``vmap``.
 
   Args:
-    fn: a differentiable function of pytrees; left out, ``remat`` returns a decorator.
+    fn: a differentiable function of pytrees, whose leaves need not all be arrays (a module of Equinox may hold functions);
+      left out, ``remat`` returns a decorator.
     budget: temporary memory on one device: bytes (int), a size (``"6GiB"``), a float in (0, 1], or ``"25%"``, as a share
       of the un-rematerialized temporaries of the program that is compiled, or a :class:`coopjax.Budget`. With
       ``Budget("6GiB", offload=True)`` values may also be kept in the host's memory, where that takes less time than to

@@ -24,7 +24,7 @@ from coopjax.jaxpr.residuals import forward_graph
 from coopjax.jaxpr.rewrite import PolicyDecisions, Region
 from coopjax.jaxpr.segments import Segment, save_curve
 from coopjax.jaxpr.tags import tag_jaxpr
-from coopjax.jaxpr.trace import TracedFn, fn_and_gradient, trace
+from coopjax.jaxpr.trace import TracedFn, fn_and_gradient, split_arguments, trace
 from coopjax.request import Request
 from coopjax.xla import hook
 
@@ -73,7 +73,7 @@ def _wrap(request: Request, fn: Callable) -> Callable:
     with steps.inside_region():
       traced = trace(fn, args)
     flat_fn = steps.directed(traced) or _choose(traced, request).flat_fn(traced)
-    return traced.call(jax.tree.leaves((args, {})), flat_fn)
+    return traced.call(split_arguments(fn, args, {}).leaves, flat_fn)
 
   return rematerialized
 

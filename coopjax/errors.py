@@ -87,6 +87,10 @@ class BudgetExceededWarning(UserWarning):
   """A best-effort plan, or a program compiled in place, that stays above its budget."""
 
 
+class LostUpdateWarning(UserWarning):
+  """A function that changes its arguments in place (a Flax NNX module's batch statistics), which are copies."""
+
+
 class ShardingUnknownWarning(UserWarning):
   """A program that was planned for all devices together, because its sharding is not known where it is traced."""
 

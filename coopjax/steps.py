@@ -29,6 +29,7 @@ from jax.extend import core
 from coopjax import compat
 from coopjax.choice import Choice, fingerprint_of
 from coopjax.errors import PlanMismatchError, RematNoEffectWarning
+from coopjax.jaxpr import non_arrays
 from coopjax.jaxpr.division import Member
 from coopjax.jaxpr.placement import Spread, path_name
 from coopjax.jaxpr.trace import TracedFn
@@ -253,7 +254,10 @@ def find_step(fn: Callable, args: Sequence[Any], kwargs: dict[str, Any], target:
   """
   if target is not None and not target.is_running:
     args, kwargs = _moved(target, (tuple(args), kwargs))
-  jitted = fn if is_jitted(fn) else jax.jit(fn)
+  jitted = fn
+  if not is_jitted(fn):
+    args, kwargs = non_arrays.hidden((tuple(args), kwargs))
+    jitted = jax.jit(_of_hidden(fn))
   collector, runs = _Collector(), _Runs()
   with _directions(collector):
     traced = jitted.trace(*args, **kwargs)
@@ -264,6 +268,16 @@ def find_step(fn: Callable, args: Sequence[Any], kwargs: dict[str, Any], target:
   members = tuple(Member(fingerprint, traced, max(runs.total[i], 1), max(runs.kept[i], 1))
                   for i, (fingerprint, traced) in enumerate(collector.regions.items()))
   return Step(getattr(fn, "__name__", type(fn).__name__), jitted, args, kwargs, members)
+
+
+def _of_hidden(fn: Callable) -> Callable:
+  """The function for arguments and results whose leaves that are no arrays are hidden."""
+  @functools.wraps(fn)
+  def of_hidden(*args, **kwargs):
+    args, kwargs = non_arrays.shown((args, kwargs))
+    return non_arrays.hidden(fn(*args, **kwargs))
+
+  return of_hidden
 
 
 def _moved(target: Target, tree: Any) -> Any:

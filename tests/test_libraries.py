@@ -130,6 +130,47 @@ def test_equinox_filtered_transformations(network):
   assert_close(actual, expected, rtol=0.0)
 
 
+@pytest.mark.parametrize("engine", ["hlo", "policy"])
+def test_equinox_modules_with_leaves_that_are_no_arrays(network, engine):
+  """As Equinox's own transformations have it, activation functions and all; results may have such leaves, too."""
+  model, rows = network
+  assert not all(map(eqx.is_array, jax.tree.leaves(model)))
+
+  def loss(model, rows, form):
+    return jnp.mean(model.of_rows(rows) ** 2), (model.blocks[0].mlp, form)
+
+  kinds = []
+
+  def step(wrap):
+    def of_arrays(arrays, rows):
+      whole = eqx.combine(arrays, eqx.filter(model, eqx.is_array, inverse=True))
+      (value, (mlp, form)), grads = eqx.filter_value_and_grad(wrap(loss), has_aux=True)(whole, rows, "square")
+      kinds.append((mlp.layers[0].weight.shape, mlp.activation, form))
+      return value, eqx.filter(grads, eqx.is_array)
+
+    return of_arrays
+
+  check(step, (eqx.filter(model, eqx.is_array), rows), engine)
+  assert set(kinds) == {((64, 32), model.blocks[0].mlp.activation, "square")}
+
+
+def test_equinox_steps_are_planned(network):
+  """A step of modules, with a jit of Equinox's."""
+  model, rows = network
+  fitted = coopjax.remat(lambda model, rows: jnp.mean(model.of_rows(rows) ** 2), budget=0.9)
+
+  @eqx.filter_jit
+  def step(model, rows):
+    value, grads = eqx.filter_value_and_grad(fitted)(model, rows)
+    return eqx.apply_updates(model, jax.tree.map(lambda grad: -0.1 * grad, grads)), value
+
+  plan = coopjax.plan(step, model, rows, budget=0.5)
+  assert plan.fits and plan.regions and any(decision.decision == "recomputed" for decision in plan.decisions)
+  (updated, value), (expected, expected_value) = plan.apply(step)(model, rows), step(model, rows)
+  assert updated.blocks[0].mlp.activation is model.blocks[0].mlp.activation
+  assert_close(eqx.filter((updated, value), eqx.is_array), eqx.filter((expected, expected_value), eqx.is_array), rtol=1e-6)
+
+
 # --- Keras ------------------------------------------------------------------------------------------------------
 
 

@@ -194,6 +194,20 @@ def test_flags_that_are_not_static_are_explained():
   assert coopjax.nnx.remat(choose, budget=0, static_argnums=-1)(block, X, deep=True).shape == X.shape
 
 
+def test_statistics_that_the_plain_function_loses_are_warned_of():
+  class Normalized(nnx.Module):
+    def __init__(self, rngs):
+      self.norm = nnx.BatchNorm(WIDTH, rngs=rngs)
+
+  loss = lambda module, x: jnp.mean(module.norm(x)**2)
+  module = Normalized(nnx.Rngs(0))
+  with pytest.warns(coopjax.LostUpdateWarning, match=r"changes args\[0\].norm.mean.* in place.*coopjax.nnx.remat"):
+    nnx.grad(coopjax.remat(loss, budget=1.0))(module, X)
+  assert not module.norm.mean[...].any()
+  module.eval()  # warnings are errors here: nothing changes, and nothing is said
+  nnx.grad(coopjax.remat(loss, budget=1.0))(module, X)
+
+
 @pytest.mark.parametrize("fn, options, error, message", [
   (loss_fn, {"budget": None}, coopjax.InvalidBudgetError, "NoneType"),
   (loss_fn, {"budget": 1.5}, coopjax.InvalidBudgetError, "1.5"),

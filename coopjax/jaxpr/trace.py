@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import inspect
+import warnings
 from typing import Any
 
 import jax
@@ -16,9 +17,9 @@ from jax.extend import core
 import jax.numpy as jnp
 
 from coopjax import compat
-from coopjax.errors import NotDifferentiableError, OrderedEffectError
-from coopjax.jaxpr import answers
-from coopjax.jaxpr.placement import Placement, place
+from coopjax.errors import LostUpdateWarning, NotDifferentiableError, OrderedEffectError
+from coopjax.jaxpr import answers, non_arrays
+from coopjax.jaxpr.placement import Placement, path_name, place
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -72,7 +73,7 @@ class TracedFn:
       flat_fn: a rewritten form of `jaxpr`, from its flat inputs to its flat outputs; the jaxpr itself by default.
     """
     flat_fn = flat_fn or self.evaluate
-    return jax.tree.unflatten(self.out_tree, flat_fn(*self.consts, *leaves))
+    return non_arrays.shown(jax.tree.unflatten(self.out_tree, flat_fn(*self.consts, *leaves)))
 
   def evaluate(self, *inputs: Any) -> list[Any]:
     """The flat outputs for the flat inputs of `jaxpr`, unchanged from what the user wrote."""
@@ -84,7 +85,7 @@ class SplitArguments:
   """Arguments of one call with the static ones taken out.
 
   Attributes:
-    leaves: of the dynamic ``(args, kwargs)``.
+    leaves: of the dynamic ``(args, kwargs)`` that are arrays; others are hidden in the tree.
     in_tree: theirs.
     static: ``(position or name, value)`` of every static argument, sorted by `str` of the first.
   """
@@ -95,7 +96,7 @@ class SplitArguments:
 
   def merged(self, leaves: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
     """``(args, kwargs)`` of the user's function with other leaves."""
-    args, kwargs = jax.tree.unflatten(self.in_tree, leaves)
+    args, kwargs = non_arrays.shown(jax.tree.unflatten(self.in_tree, leaves))
     args, kwargs = list(args), dict(kwargs)
     for key, value in sorted((item for item in self.static if isinstance(item[0], int)), key=lambda kv: kv[0]):
       args.insert(key, value)
@@ -118,7 +119,7 @@ def split_arguments(fn: Callable, args: Sequence[Any], kwargs: dict[str, Any], *
   static += [(name, value) for name, value in kwargs.items() if name in names]
   dynamic_args = tuple(value for i, value in enumerate(args) if i not in numbers)
   dynamic_kwargs = {name: value for name, value in kwargs.items() if name not in names}
-  leaves, in_tree = jax.tree.flatten((dynamic_args, dynamic_kwargs))
+  leaves, in_tree = jax.tree.flatten(non_arrays.hidden((dynamic_args, dynamic_kwargs)))
   return SplitArguments(tuple(leaves), in_tree, tuple(sorted(static, key=lambda item: str(item[0]))))
 
 
@@ -153,11 +154,15 @@ def trace(fn: Callable, args: Sequence[Any] = (), kwargs: dict[str, Any] | None 
   """
   split = split_arguments(fn, args, kwargs or {}, static_argnums=static_argnums, static_argnames=static_argnames)
 
+  name = getattr(fn, "__name__", type(fn).__name__)
+
   def flat_fn(*leaves):
     merged_args, merged_kwargs = split.merged(leaves)
-    return fn(*merged_args, **merged_kwargs)
+    given = jax.tree.leaves((merged_args, merged_kwargs))
+    outputs = fn(*merged_args, **merged_kwargs)
+    _warn_of_changed_objects(name, given, (merged_args, merged_kwargs))
+    return non_arrays.hidden(outputs)
 
-  name = getattr(fn, "__name__", type(fn).__name__)
   flat_fn.__name__ = name
   closed, out_shapes = jax.make_jaxpr(flat_fn, return_shape=True)(*split.leaves)
   consts = tuple(closed.consts)
@@ -175,6 +180,23 @@ def trace(fn: Callable, args: Sequence[Any] = (), kwargs: dict[str, Any] | None 
       in_tree=split.in_tree, out_avals=out_avals, out_tree=out_tree,
       is_differentiable=tuple(ok and is_floating(aval) for ok, aval in zip(is_candidate, in_avals, strict=True)),
       placement=placement, policy=answers.saving_names(jaxpr, policy))
+
+
+def _warn_of_changed_objects(name: str, given: Sequence[Any], arguments: Any) -> None:
+  """Warns if a function has put other arrays than it was given into objects among its arguments.
+
+  They are copies: what is put into a dict or a list is mostly meant for the function itself, but not what is put into a
+  Flax NNX module.
+  """
+  is_known = set(map(id, given))
+  for path, leaf in jax.tree_util.tree_flatten_with_path(arguments)[0]:
+    is_in_object = any(isinstance(key, jax.tree_util.GetAttrKey) for key in path)
+    if is_in_object and isinstance(leaf, jax.core.Tracer) and id(leaf) not in is_known:
+      warnings.warn(
+        f"{name} changes {path_name(path)} in place, which nobody will see: as under jax.checkpoint, the arguments are "
+        "copies. Return the new value, or wrap functions of Flax NNX modules in coopjax.nnx.remat",
+        LostUpdateWarning, stacklevel=2)
+      return
 
 
 def _refuse_ordered_effects(name: str, jaxpr: core.Jaxpr) -> None:
