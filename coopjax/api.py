@@ -156,7 +156,9 @@ def plan(
   A whole training step, recognized by taking gradients of functions under :func:`remat` (or of Flax blocks under
   :func:`coopjax.linen.remat` or :func:`coopjax.nnx.remat`), is planned as it is: with its optimizer, donation, gradient
   accumulation and jit options. The budget is then the step's, not each region's, and is divided between the regions
-  inside, those first that are cheap to repeat; their own budgets don't count. ``plan.apply(step)`` is that step.
+  inside, those first that are cheap to repeat; their own budgets don't count. ``plan.apply(step)`` is that step. Where
+  the HLO engine alone would repeat more than a tenth of the regions' forward pass, ``"auto"`` takes a division of the
+  budget by the policy engine if that, with what the HLO engine repeats under it, is less work.
 
   Args:
     fn: a differentiable function, or a training step, jitted or not.

@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import functools
 import hashlib
 import logging
 import math
@@ -319,7 +318,7 @@ def _decide_policy(
       if not found or not found[-1].is_feasible:
         found.append(jaxpr_policy.plan_policy(
           traced, budget_bytes, trials.compile, baseline.temp_bytes, mark=mark, only_scans=only_scans,
-          profile=profile, link=link, planner=request.planner, aid_of=functools.partial(_aid, trials),
+          profile=profile, link=link, planner=request.planner, aid_of=trials.aid,
           below_flops=below_flops))
     best = found[-1] if found[-1].is_feasible else min(found, key=lambda plan: plan.smallest_bytes)
     if rival and not (best.is_feasible and best.recompute_flops < below_flops):
@@ -335,12 +334,6 @@ def _decide_policy(
     _report_infeasible(traced, request, budget_bytes, best.smallest_bytes, module_of(trials.smallest))
   measured = trials.measured(best.temp_bytes)
   return Decided(Choice(mark, best.decisions), outcome, best, baseline=known, measured=measured)
-
-
-def _aid(trials: Trials) -> jaxpr_policy.Aid | None:
-  """What the HLO engine did in the last trial."""
-  outcome = trials.outcome
-  return outcome and jaxpr_policy.Aid(outcome.baseline.temp_bytes, outcome.recompute_flops)
 
 
 def _carry_over(

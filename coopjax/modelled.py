@@ -64,10 +64,14 @@ def jaxpr_decisions(traced: TracedFn, decisions: rewrite.PolicyDecisions, target
 
 def module_decisions(outcome: Outcome | None) -> tuple[Decision, ...]:
   """What happens to each value of a scheduled module where the HLO engine decided alone."""
+  return tuple(decision for program, schedule in schedules(outcome) for decision in _plan_decisions(program, schedule))
+
+
+def schedules(outcome: Outcome | None) -> list[tuple[StepProgram, np.ndarray]]:
+  """What the HLO engine planned, the module's entry first and then what that runs, each with its schedule."""
   if outcome is None or outcome.result is None:
-    return ()
-  plans = [(outcome.program, outcome.result), *((inner.program, inner.result) for inner in outcome.inner)]
-  return tuple(decision for program, result in plans for decision in _plan_decisions(program, result.schedule))
+    return []
+  return [(plan.program, plan.result.schedule) for plan in (outcome, *outcome.inner)]
 
 
 def _plan_decisions(program: StepProgram, schedule: np.ndarray) -> list[Decision]:

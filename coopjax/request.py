@@ -7,6 +7,7 @@ import jax
 
 from coopjax import host_offload
 from coopjax.budget import Budget
+from coopjax.jaxpr.policy import Aid
 from coopjax.memory_profile import MemoryProfile
 from coopjax.planners import base
 from coopjax.xla import hook, targets
@@ -75,17 +76,22 @@ class Trials:
   Args:
     request: what is asked.
     mark: on what is compiled, if the HLO engine is at work.
+    smallest: as the attribute, if there is such a program already.
 
   Attributes:
     smallest: the program with the least temporaries so far, if there is one.
     outcome: of the HLO engine on the last program, if there is one.
   """
 
-  def __init__(self, request: Request, mark: str | None = None):
-    self._request, self._mark = request, mark
+  def __init__(self, request: Request, mark: str | None = None,
+               smallest: jax.stages.Compiled | OversizedProgram | None = None):
+    self._request, self._mark, self.smallest = request, mark, smallest
     self.outcome: hook.Outcome | None = None
     self._profiles: dict[int, MemoryProfile] = {}
-    self.smallest: jax.stages.Compiled | OversizedProgram | None = None
+
+  def aid(self) -> Aid | None:
+    """What the HLO engine did in the last program."""
+    return self.outcome and Aid(self.outcome.baseline.temp_bytes, self.outcome.recompute_flops)
 
   def compile(self, fn: Callable, avals: Sequence[jax.ShapeDtypeStruct]) -> jax.stages.Compiled | OversizedProgram:
     """As `Request.compile`."""

@@ -1,5 +1,6 @@
 """Plans whole steps: decides for all regions together, on compiles of the whole step, and reports what was compiled."""
 
+import math
 import time
 import warnings
 from typing import Any
@@ -12,21 +13,21 @@ from coopjax.choice import Choice, mark_of
 from coopjax.errors import (
   BudgetExceededWarning, BudgetInfeasibleError, InvalidProgramError, RematNoEffectWarning,
 )
-from coopjax.jaxpr import policy
+from coopjax.jaxpr import cost, policy
 from coopjax.jaxpr.division import Division, Share
 from coopjax.jaxpr.placement import Spread
 from coopjax.memory_profile import MemoryProfile
 from coopjax.program import explain
 from coopjax.remat_plan import RegionPlan, RematPlan
-from coopjax.request import Request
+from coopjax.request import Request, Trials
 from coopjax.steps import Step
 from coopjax.unplanned import Unplanned
 from coopjax.xla import hook
-from coopjax.xla.compile import (
-  compile_scheduled, compile_trial, measure, module_of, num_devices, temp_bytes_of,
-)
+from coopjax.xla.compile import compile_scheduled, compile_trial, measure, module_of, num_devices
 from coopjax.xla.infeasible import infeasible
 from coopjax.xla.targets import Target
+
+_DEAR = 0.1  # of the forward pass repeated by the HLO engine alone: a division is looked for that repeats less
 
 
 def unplanned_step(step: Step, target: Target | None) -> Unplanned:
@@ -94,77 +95,86 @@ class _Planning:
     self._choices = marked(step, None)
     self._outcome: hook.Outcome | None = None
     self._found: policy.PolicyPlan | None = None
-    self._smallest = unplanned.plain
     self._spread = step.spread(num_devices(unplanned.plain))
     self.baseline = self.best = unplanned.profile
     self.budget_bytes = request.budget.resolve(self.baseline.temp_bytes, self.baseline.resident_bytes)
+    self._mark = mark_of(step.fingerprint, Budget(self.budget_bytes), request.planner, request.time_limit_s,
+                         request.speeds.name)
+    self._trials = Trials(request, self._mark, unplanned.plain)
 
   def search(self) -> None:
-    """Tries the HLO engine, then the policy engine with the HLO engine under it."""
-    platform, engine = compat.hook_platform(self._request.platform), self._request.engine
-    if engine == "hlo" and platform is None:
-      raise ValueError(f"engine='hlo': JAX {jax.__version__} has no HLO hook on {self._request.platform}; use 'policy'")
-    budget, speeds = Budget(self.budget_bytes), self._request.speeds.name
-    planner, time_limit_s = self._request.planner, self._request.time_limit_s
-    mark = outcome = None
+    """Tries the HLO engine, then, where that misses the budget or repeats much, the policy engine with it under it."""
+    request, platform = self._request, compat.hook_platform(self._request.platform)
+    if request.engine == "hlo" and platform is None:
+      raise ValueError(f"engine='hlo': JAX {jax.__version__} has no HLO hook on {request.platform}; use 'policy'")
+    outcome = None
     with warnings.catch_warnings():
       warnings.simplefilter("ignore", BudgetExceededWarning)  # trials may miss the budget
-      if engine != "policy" and platform is not None:
-        mark = mark_of(self._step.fingerprint, budget, planner, time_limit_s, speeds)
-        outcome = self._outcome_of(platform, hook.Request(budget, planner, time_limit_s, target=speeds))
-        if outcome and (engine == "hlo" or outcome.fits or platform != "cpu"):  # elsewhere the model may be off
-          self._try_hlo(mark, outcome)
-      if engine != "hlo" and not self.holds:
-        self._try_policy(mark if outcome and platform != "tpu" else None)
+      if request.engine != "policy" and platform is not None:
+        outcome = self._outcome_of(platform)
+        if outcome and (request.engine == "hlo" or outcome.fits or platform != "cpu"):  # elsewhere the model may be off
+          self._try_hlo(outcome)
+      if request.engine != "hlo" and not (self.holds and self._is_cheap):
+        self._try_policy(self._mark if outcome and platform != "tpu" else None)
         if not self.holds and outcome:
-          self._try_hlo(mark, outcome)
+          self._try_hlo(outcome)
 
   @property
   def holds(self) -> bool:
     """Whether the best is within the budget."""
     return self.best.temp_bytes <= self.budget_bytes
 
-  def _compile(self, choices: tuple[Choice, ...]) -> Any:
-    return self._request.compile(self._step.program(choices), ())
+  @property
+  def _is_cheap(self) -> bool:
+    """Whether what the HLO engine alone repeats is too little for the policy engine to be asked, too."""
+    flops = sum(member.num_runs * cost.jaxpr_flops(member.traced.inlined) for member in self._step.members)
+    return self._outcome.recompute_flops <= _DEAR * flops
 
   def _measured(self, choices: tuple[Choice, ...]) -> MemoryProfile:
-    """Of the step compiled with these choices; the smallest is kept, for the error that it may deserve."""
-    compiled = self._compile(choices)
-    if temp_bytes_of(compiled) < temp_bytes_of(self._smallest):
-      self._smallest = compiled
-    return measure(compiled, self._request.device)
+    """Of the step compiled with these choices."""
+    return measure(self._trials.compile(self._step.program(choices), ()), self._request.device)
 
-  def _outcome_of(self, platform: str, request: hook.Request) -> hook.Outcome | None:
+  def _outcome_of(self, platform: str) -> hook.Outcome | None:
     """What the HLO engine makes of the step; None where the hook does not run or can't read the module."""
     hook.install(platform)
     try:
-      return hook.plan_module(self._unplanned.module, [request])
+      return hook.plan_module(self._unplanned.module, [hook.Request.from_mark(self._mark)])
     except (RuntimeError, InvalidProgramError):
       if self._request.engine == "hlo" or platform == "cpu":
         raise
       return None
 
-  def _try_hlo(self, mark: str, outcome: hook.Outcome) -> None:
-    measured = self._measured(marked(self._step, mark))
+  def _try_hlo(self, outcome: hook.Outcome) -> None:
+    choices = marked(self._step, self._mark)
+    measured = self._measured(choices)
     if measured.temp_bytes < self.best.temp_bytes:
-      self._choices, self.best, self._outcome, self._found = marked(self._step, mark), measured, outcome, None
+      self._choices, self.best, self._found = choices, measured, None
+      self._outcome = self._trials.outcome or outcome  # none of a program that JAX's compilation cache kept
 
   def _try_policy(self, mark: str | None) -> None:
-    """Divides the budget between the regions; scans alone first where the HLO engine does the rest."""
-    profiles: dict[Any, MemoryProfile] = {}
+    """Divides the budget between the regions; scans alone first where the HLO engine does the rest.
+
+    If the HLO engine alone holds the budget, a division is taken that repeats less; else the first that holds it.
+    """
+    tried: dict[Any, tuple[MemoryProfile, hook.Outcome | None]] = {}
+    below_flops = self._outcome.recompute_flops if self.holds else math.inf
 
     def temp_bytes_of(shares: tuple[Share, ...]) -> int:
-      profiles[shares] = self._measured(_choices(shares, mark))
-      return profiles[shares].temp_bytes
+      tried[shares] = self._measured(_choices(shares, mark)), self._trials.outcome
+      return tried[shares][0].temp_bytes
 
     for only_scans in (True, False) if mark else (False,):
       found = policy.search(
         Division(self._step.members, only_scans, host_offload.link(self._request.budget, self._request.device)),
-        self.budget_bytes, temp_bytes_of, self.baseline.temp_bytes)
-      if found.rounds and found.temp_bytes < self.best.temp_bytes:
-        self._choices, self.best, self._found = _choices(found.decisions, mark), profiles[found.decisions], found
-      if found.is_feasible:
-        return
+        self.budget_bytes, temp_bytes_of, self.baseline.temp_bytes, aid_of=self._trials.aid, below_flops=below_flops)
+      is_better = found.temp_bytes < self.best.temp_bytes
+      if self.holds:
+        is_better = found.is_feasible and found.recompute_flops < below_flops
+      if found.rounds and is_better:
+        self._choices, self._found = _choices(found.decisions, mark), found
+        self.best, self._outcome = tried[found.decisions]
+        if found.is_feasible:
+          return
 
   def infeasible(self) -> BudgetInfeasibleError:
     """The error that a missed budget deserves: the smallest reached, and what forces it."""
@@ -179,7 +189,7 @@ class _Planning:
     if arguments:
       lines += ["arguments and outputs alone exceed it; the largest arguments are:"]
       lines += [f"  {format_bytes(num_bytes):>10}  {kind} {path}" for num_bytes, kind, path in arguments]
-    error = infeasible(module_of(self._smallest), "\n".join(lines), budget_bytes=max(self.budget_bytes, 0),
+    error = infeasible(module_of(self._trials.smallest), "\n".join(lines), budget_bytes=max(self.budget_bytes, 0),
                        smallest_bytes=best.temp_bytes)
     if request.budget.is_total:
       error.budget_bytes, error.smallest_bytes = request.budget.limit_bytes, best.total_bytes
@@ -207,18 +217,17 @@ class _Planning:
 
   def _regions(self) -> tuple[RegionPlan, ...]:
     """What each region does, and its share of the budget."""
-    members, outcome = self._step.members, self._outcome
+    members, found = self._step.members, self._found
     saved, flops = [0.0] * len(members), [0.0] * len(members)
-    if self._found is not None:
-      saved, flops = [s.saved_bytes for s in self._found.decisions], [s.flops for s in self._found.decisions]
-    elif outcome is not None and outcome.result is not None:
-      program, schedule = outcome.program, outcome.result.schedule
+    if found is not None:
+      saved, flops = [s.saved_bytes for s in found.decisions], [s.flops for s in found.decisions]
+    for program, schedule in modelled.schedules(self._outcome):
       times = explain.times_recomputed(program, schedule)
       at = [steps.region_of(scope) for scope in program.op_scopes]
       for op, region in enumerate(at):
         if region is not None:
           flops[region] += float(times[op] * program.op_flops[op])
-      for value in explain.decided_values(program, schedule):
+      for value in explain.decided_values(program, schedule) if found is None else ():
         op = int(program.value_producer[value])
         if at[op] is not None and not times[op]:
           saved[at[op]] += int(program.value_bytes[value])

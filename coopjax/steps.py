@@ -3,8 +3,9 @@
 A step is compiled as it is, optimizer, donation, gradient accumulation and all, and its regions (functions under
 `coopjax.remat`, blocks under `coopjax.linen.remat` and `coopjax.nnx.remat`) are told from outside what to do, in place
 of their own budgets. The HLO engine comes first: all regions carry one mark, and the hook plans the very module that
-runs, so a total holds by construction. What it can't reach (residuals stacked by a loop) the policy engine divides
-(`jaxpr.division`), a few compiles of the whole step at most.
+runs, so a total holds by construction. What it can't reach (residuals stacked by a loop), or repeats much for, the
+policy engine divides (`jaxpr.division`) with the HLO engine at work under its checkpoints, a few compiles of the whole
+step at most; what the two repeat together decides.
 
 JAX keeps traces of functions that are jitted or scanned. The directions that a step is traced under are a user context
 of JAX's (`jax.make_user_context`), which is a part of the keys of those caches. For the same reason equal calls of a region get

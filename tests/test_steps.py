@@ -154,6 +154,46 @@ def test_the_region_that_is_cheap_to_repeat_repeats_first(engine):
   close(fitted(*arguments(params, batch)), compiled(plain, *arguments(params, batch))(*arguments(params, batch)))
 
 
+def scanned(stack, x):
+  return jax.lax.scan(lambda x, weight: (jnp.sin(jnp.tanh(x @ weight)), None), x, stack)[0]
+
+
+def test_what_the_hlo_engine_repeats_under_checkpoints_counts():
+  """Out of the HLO engine's reach: what a scan stacks. Out of the policy engine's: what is in no region."""
+  loss = lambda region: lambda params, x: jnp.mean(costly(params["weights"], region(params["stack"], x)) ** 2)
+  params = {"stack": jnp.stack(WEIGHTS), "weights": WEIGHTS}
+  plain, step = make_step(loss(scanned)), make_step(loss(fit(scanned)))
+  budget = total_of(plain, *arguments(params), share=0.45)
+  for engine in ("hlo", "policy"):
+    with pytest.raises(coopjax.BudgetInfeasibleError):
+      plan_quickly(step, *arguments(params), budget=budget, engine=engine)
+  plan = plan_quickly(step, *arguments(params), budget=budget)
+  fitted = assert_holds(plan, step, *arguments(params))
+  assert plan.engine == "policy+hlo" and all(name in fitted.as_text() for name in ("coop_remat", "rematted_computation"))
+  product_flops = 2 * 1024 * 64 * 64
+  assert plan.recompute_flops - plan.regions[0].recompute_flops >= 3 * product_flops
+  np.testing.assert_allclose(plan.recompute_flops, plan.measured.flops - plan.baseline.flops, rtol=0.15)
+  close(fitted(*arguments(params)), compiled(plain, *arguments(params))(*arguments(params)))
+
+
+def test_where_the_hlo_engine_repeats_much_a_division_that_repeats_less_is_taken():
+  _, params, ids = models.gpt(depth=3, batch=2)
+
+  def loss(block):
+    def of_tokens(params, ids):
+      x = functools.reduce(lambda x, weights: block(weights, x), params["blocks"], params["embed"][ids])
+      return models.cross_entropy(x @ params["embed"].T, jnp.roll(ids, -1, 1))
+    return of_tokens
+
+  plain, step = make_step(loss(models.gpt_block)), make_step(loss(fit(models.gpt_block)))
+  budget = total_of(plain, *arguments(params, ids), share=0.6)
+  plan, alone = (plan_quickly(step, *arguments(params, ids), budget=budget, engine=engine) for engine in ("auto", "hlo"))
+  fitted = assert_holds(plan, step, *arguments(params, ids))
+  assert alone.fits and plan.engine == "policy+hlo" and "rematted_computation" in fitted.as_text()
+  assert plan.measured.flops - plan.baseline.flops < 0.5 * (alone.measured.flops - alone.baseline.flops)
+  close(fitted(*arguments(params, ids)), compiled(plain, *arguments(params, ids))(*arguments(params, ids)))
+
+
 def test_a_total_where_the_parameters_dominate():
   loss, weights, x = models.mlp(depth=4, width=256, batch=128)
   plain, step = make_step(loss), make_step(fit(loss))
