@@ -22,7 +22,8 @@ from coopjax.choice import Choice, KeptChoices, fingerprint_of, key_of, mark_of
 from coopjax.errors import HostOffloadError, InvalidBudgetError, NotDifferentiableError, RematNoEffectWarning
 from coopjax.jaxpr.residuals import forward_graph
 from coopjax.jaxpr.rewrite import PolicyDecisions, Region
-from coopjax.jaxpr.segments import Segment, save_curve
+from coopjax.jaxpr.save_curves import save_curve
+from coopjax.jaxpr.segments import Segment
 from coopjax.jaxpr.tags import tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn, fn_and_gradient, split_arguments, trace
 from coopjax.request import Request

@@ -15,7 +15,7 @@ from coopjax.budget import Budget, format_bytes
 from coopjax.errors import InvalidPlanError
 from coopjax.memory_profile import MemoryProfile
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 _SHOWN = 20  # decisions in a notebook
 
 

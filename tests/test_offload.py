@@ -18,7 +18,8 @@ from coopjax.jaxpr.candidates import Candidates
 from coopjax.jaxpr.offload import HostLink, HostTrips, Trip, carried_inputs, inputs_between, waiting_s
 from coopjax.jaxpr.residuals import forward_graph
 from coopjax.jaxpr.rewrite import PolicyDecisions, Region
-from coopjax.jaxpr.segments import Segment, save_curve
+from coopjax.jaxpr.save_curves import save_curve
+from coopjax.jaxpr.segments import Segment
 from coopjax.jaxpr.tags import tag_jaxpr
 from coopjax.jaxpr.trace import trace
 from coopjax.program.cost import Roofline

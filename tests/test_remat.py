@@ -233,7 +233,7 @@ def test_plans_are_saved_loaded_and_applied(tmp_path):
   with pytest.raises(coopjax.PlanMismatchError, match="fingerprint"):
     loaded.apply(loss)(params, x[:8])
   for text, complaint in (("{}", "not a coopjax plan"), ("[1", "not a coopjax plan"), ('{"coopjax_plan": 99}', "format 99"),
-                          ('{"coopjax_plan": 2}', "missing")):
+                          ('{"coopjax_plan": 3}', "missing")):
     (tmp_path / "bad.json").write_text(text)
     with pytest.raises(coopjax.InvalidPlanError, match=complaint):
       coopjax.RematPlan.load(tmp_path / "bad.json")

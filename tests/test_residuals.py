@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from coopjax.jaxpr.residuals import ForwardGraph, forward_graph
-from coopjax.jaxpr.segments import bytes_between, cut, save_curve
+from coopjax.jaxpr.save_curves import save_curve
+from coopjax.jaxpr.segments import bytes_between, cut
 from coopjax.jaxpr.trace import trace
 from tests import models
 from tests.policy_models import decoder

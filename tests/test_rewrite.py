@@ -27,21 +27,29 @@ def mlp_decisions(traced):
     Segment(18, len(traced.jaxpr.eqns)))),))
 
 
+def nested_decisions(traced):
+  """The same three segments, a checkpoint around the first two, and one around all."""
+  first_two = Segment(0, 12, True, inner=(Segment(0, 6, True), Segment(6, 12)))
+  return PolicyDecisions((Region(None, (
+    Segment(0, 18, True, inner=(first_two, Segment(12, 18))), Segment(18, len(traced.jaxpr.eqns)))),))
+
+
 @pytest.mark.parametrize("no_cotangents", [False, True])
 @pytest.mark.parametrize("remat3", [False, True])
-def test_holds_under_every_implementation_of_checkpoint(remat3, no_cotangents):
+# 12 layers keep 12 outputs; segments keep 3 boundaries, one saved value and 3 outputs at a time, the rest too. Layers 0-2,
+# 3, 5, 6-8 are repeated; that of the saved dot is not. Nested, 3 outputs at a time, but layers 3-5 twice more, 0-2 thrice.
+@pytest.mark.parametrize(("decide", "share", "more_dots"), [(mlp_decisions, 0.85, 8), (nested_decisions, 0.72, 18)])
+def test_holds_under_every_implementation_of_checkpoint(decide, share, more_dots, remat3, no_cotangents):
   loss, *args = models.mlp()
   jax.config.update("jax_remat3", remat3)
   jax.config.update("jax_remat_barrier_no_cotangents", no_cotangents)
   try:
     traced = trace(loss, args)
     plain = compile_abstract(*fn_and_gradient(traced))
-    fn, avals = fn_and_gradient(traced, rewrite(traced, mlp_decisions(traced), mark="m"))
+    fn, avals = fn_and_gradient(traced, rewrite(traced, decide(traced), mark="m"))
     compiled = compile_abstract(fn, avals)
-    # 12 layers keep 12 outputs; segments keep 3 boundaries, one saved value and 3 outputs at a time, the rest too.
-    assert temp_bytes(compiled) <= 0.85 * temp_bytes(plain)
-    # Layers 0-2, 3, 5, 6-8 are repeated; that of the saved dot is not.
-    assert num_dots(compiled) == num_dots(plain) + 8
+    assert temp_bytes(compiled) <= share * temp_bytes(plain)
+    assert num_dots(compiled) == num_dots(plain) + more_dots
     assert_close(compiled(*jax.tree.leaves(args)), plain(*jax.tree.leaves(args)))
   finally:
     jax.config.update("jax_remat3", False)
@@ -63,10 +71,11 @@ def test_source_lines_tags_and_mark_survive_the_rewrite():
   assert ids <= {0, 2, 4, 6, 10, 12, 14, 16}
 
 
-def test_transformations_compose():
+@pytest.mark.parametrize("decide", [mlp_decisions, nested_decisions])
+def test_transformations_compose(decide):
   loss, weights, x = models.mlp(depth=12, width=16, batch=32)
   traced = trace(loss, (weights, x))
-  fn = call_with(traced, rewrite(traced, mlp_decisions(traced)))
+  fn = call_with(traced, rewrite(traced, decide(traced)))
   tangents = jax.tree.map(jnp.ones_like, (weights, x))
   for transform in (
       lambda f: f(weights, x),

@@ -17,8 +17,8 @@ def decoder():
 def test_a_checkpoint_around_the_pieces_goes_below_what_one_piece_or_pieces_alone_need():
   loss, *arguments = decoder()
   bare = [candidate for candidate in Candidates(differentiable(trace(loss, arguments, {})), True).found if candidate.is_bare]
-  nested = [candidate for candidate in bare if candidate.decisions.regions[0].is_nested]
-  flat = [candidate for candidate in bare if not candidate.decisions.regions[0].is_nested]
+  nested = [candidate for candidate in bare if candidate.decisions.regions[0].segments[0].inner]
+  flat = [candidate for candidate in bare if not candidate.decisions.regions[0].segments[0].inner]
   # One piece holds a step's residuals, pieces stack what passes between them; nested, neither: for one more forward run.
   assert min(one.estimated_bytes for one in nested) < 0.85 * min(one.estimated_bytes for one in flat)
   assert min(one.flops for one in nested) > max(one.flops for one in flat)
@@ -28,7 +28,8 @@ def test_a_budget_that_only_nesting_reaches_is_held():
   loss, *arguments = decoder()
   plan = coopjax.plan(loss, *arguments, budget="9 MiB", engine="policy")
   (region,) = plan.policy.regions
-  assert region.is_nested and len(region.segments) > 1
+  (segment,) = region.segments
+  assert segment.is_wrapped and len(segment.inner) > 1
   assert plan.fits and plan.measured.temp_bytes < 0.2 * plan.baseline.temp_bytes
   assert coopjax.RematPlan.from_json(plan.to_json()).policy == plan.policy
   assert PolicyDecisions((region,)) == plan.policy

@@ -68,7 +68,7 @@ def states(decisions):
   (top,) = decisions.regions
   return {position: (segment.is_wrapped, position == segment.start,
                      tuple(index for at, index in segment.saved if at == position))
-          for segment in top.segments for position in range(segment.start, segment.stop)}
+          for segment, _ in top.leaves for position in range(segment.start, segment.stop)}
 
 
 @pytest.mark.parametrize(("share", "is_compiled"), [

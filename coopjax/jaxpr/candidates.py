@@ -8,7 +8,7 @@ the segments, each with a curve of its own; inside segments, that repeat them wh
 wrote them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import functools
 import itertools
@@ -17,12 +17,14 @@ from jax.extend import core
 import numpy as np
 
 from coopjax import compat
+from coopjax.jaxpr.nesting import Chain, Nesting, nestings
 from coopjax.jaxpr.offload import HostLink, HostTrips, Input, cuts_for_offload, inputs_between
 from coopjax.jaxpr.profile import Profile
 from coopjax.jaxpr.residuals import ForwardGraph, forward_graph
 from coopjax.jaxpr.rewrite import PolicyDecisions, Region, apply_to_scans
 from coopjax.jaxpr.scan import Scan, find_scans
-from coopjax.jaxpr.segments import Choices, CurvePoint, Segment, bytes_between, climb, cut, save_curve
+from coopjax.jaxpr.save_curves import Choices, CurvePoint, climb, save_curve
+from coopjax.jaxpr.segments import Segment, bytes_between, cut, out_bytes
 from coopjax.jaxpr.tags import tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn
 
@@ -42,6 +44,8 @@ class Candidate:
     is_bare: nothing is saved beyond what its segments need: the least memory for this segmentation.
     waiting_flops: the part of `flops` that is waiting.
     num_segments: that it cuts the function into.
+    is_closed: the last segment is under a checkpoint, too, though the backward pass follows at once: nothing that an
+      estimate shows, but XLA fuses otherwise.
   """
 
   make_decisions: Callable[[], PolicyDecisions]
@@ -51,6 +55,7 @@ class Candidate:
   is_bare: bool
   waiting_flops: float = 0.0
   num_segments: int = 1
+  is_closed: bool = False
 
   @functools.cached_property
   def decisions(self) -> PolicyDecisions:
@@ -70,11 +75,13 @@ class Candidate:
 
 def summary_of(decisions: PolicyDecisions) -> str:
   """What decisions do to a function, in a few words."""
-  top = [segment for region in decisions.regions if region.equation_id is None for segment in region.segments]
-  saved, offloaded = (sum(len(getattr(segment, kind)) for region in decisions.regions for segment in region.segments)
+  top = [leaf for region in decisions.regions if region.equation_id is None for leaf in region.leaves]
+  groups = sum(bool(segment.inner) for region in decisions.regions for segment in region.segments)
+  saved, offloaded = (sum(len(getattr(leaf, kind)) for region in decisions.regions for leaf, _ in region.leaves)
                       for kind in ("saved", "offloaded"))
-  return (f"{sum(segment.is_wrapped for segment in top)} segments and {len(decisions.scan_bodies)} scan bodies "
-          f"under checkpoints, {saved} values saved{f', {offloaded} offloaded' if offloaded else ''}")
+  return (f"{sum(is_repeated for _, is_repeated in top)} segments and {len(decisions.scan_bodies)} scan bodies under "
+          f"checkpoints{f', {groups} groups' if groups else ''}, {saved} values saved"
+          f"{f', {offloaded} offloaded' if offloaded else ''}")
 
 
 class Candidates:
@@ -145,11 +152,14 @@ class Candidates:
     decided = frozenset(scan.position for scan in scans.scans)
     curves = _Curves(graph, _Measured(graph, self._profile, decided), host, self._ends_forward)
     cuts = cuts_for_offload if host else cut
+    nested: list[Candidate] = []
     for bounds in cuts(graph, alone) if is_cut else [_uncut(graph, alone)]:
       ladder = _Ladder(curves, bounds, scans, alone, is_cut)
       self.found += (one for one in ladder.candidates() if one.is_bare or self._planner != "coop")
       if not scans.may_offload:
         self.found += map(ladder.keeping, self._kept)
+        nested += ladder.beyond() if is_cut else ()
+    self.found += _useful(nested)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,6 +197,15 @@ class _Scans:
   def inside_flops(self) -> float:
     """What their bodies repeat, on top of what the segments around them do."""
     return 0.0 if self.are_alone else sum(scan.body(self.level).curve[0].flops for scan in self.scans)
+
+
+def _useful(candidates: Sequence[Candidate]) -> list[Candidate]:
+  """Those that no other beats in bytes and FLOPs, open and closed apart."""
+  found: list[Candidate] = []
+  for candidate in sorted(candidates, key=lambda one: (one.estimated_bytes, one.flops)):
+    if not any(one.is_closed == candidate.is_closed and one.flops <= candidate.flops for one in found):
+      found.append(candidate)
+  return found
 
 
 def _uncut(graph: ForwardGraph, alone: frozenset[int]) -> tuple[int, ...]:
@@ -298,6 +317,9 @@ class _Ladder:
         self._curves.append((CurvePoint(int(self._residuals[i]), 0.0, False, ()),))
       else:
         self._curves.append(curves(start, stop, inputs[i]))
+    is_open = is_cut and curves.ends_forward and pieces[-1][0] not in alone
+    self._closed = curves(*pieces[-1], inputs[-1])[0] if is_open else None
+    self._graph = graph
 
   def candidates(self) -> list[Candidate]:
     """All rungs; the last one may undo everything."""
@@ -311,6 +333,28 @@ class _Ladder:
       points.append(max((point for point in curve if point.saved_bytes <= room), default=curve[0],
                         key=lambda point: point.saved_bytes))
     return self._candidate(points, is_bare=False)
+
+  def beyond(self) -> Iterator[Candidate]:
+    """Below what segments take: the last one under a checkpoint, too, and checkpoints around checkpoints."""
+    bare = [curve[0] for curve in self._curves]
+    ways = [(bare, False)]
+    if self._closed is not None:
+      ways.append(([*bare[:-1], self._closed], True))
+      yield dataclasses.replace(self._candidate(ways[-1][0], is_bare=True), is_closed=True)
+    if not self._is_scan.any():
+      yield from (self._nested(nesting, is_closed) for points, is_closed in ways for nesting in nestings(self._chain(points)))
+
+  def _chain(self, points: list[CurvePoint]) -> Chain:
+    bounds, flops = self._bounds, np.concatenate([[0.0], np.cumsum(self._graph.flops)])
+    return Chain(
+      bounds, out_bytes(self._graph, np.array(bounds)), self._inside + self._repeated, np.diff(flops[list(bounds)]),
+      np.array([point.flops for point in points]),
+      np.where([point.is_wrapped for point in points], -1, self._residuals))
+
+  def _nested(self, nesting: Nesting, is_closed: bool) -> Candidate:
+    regions = (*self._scans.inside_regions, Region(None, _merged(nesting.segments)))
+    return Candidate(lambda: PolicyDecisions(regions), nesting.peak_bytes - self._slack, nesting.kept_bytes,
+                     nesting.flops + self._scans.inside_flops, True, num_segments=len(self._curves), is_closed=is_closed)
 
   def _candidate(self, points: list[CurvePoint], is_bare: bool) -> Candidate:
     kept = np.array([point.saved_bytes for point in points], np.float64)

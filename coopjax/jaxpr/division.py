@@ -109,6 +109,11 @@ class JointCandidate:
     return tuple(share.decisions.scan_bodies for share in self.decisions)
 
   @property
+  def is_closed(self) -> bool:
+    """Divisions are not told apart by what is under a checkpoint in the end."""
+    return False
+
+  @property
   def num_segments(self) -> int:
     """One: divisions are not told apart by how fine they are."""
     return 1

@@ -27,7 +27,8 @@ import numpy as np
 from coopjax.jaxpr import cost
 from coopjax.jaxpr.answers import is_nameable
 from coopjax.jaxpr.residuals import ForwardGraph, Value
-from coopjax.jaxpr.segments import Choices, CurvePoint, cut
+from coopjax.jaxpr.save_curves import Choices, CurvePoint
+from coopjax.jaxpr.segments import cut
 from coopjax.program.cost import Roofline
 
 _MIN_BYTES = 4096  # of an input: smaller ones are not worth a transfer of their own

@@ -11,8 +11,7 @@ Where the HLO engine works under the checkpoints (`Aid`), the curve is of bytes 
 counts like the rest. How far it helps is seen from compile to compile: once a plan holds, candidates that need somewhat
 more bytes than it does are worth a try, too.
 
-Known weaknesses: one level of segments, so nothing below about the square root of a uniform chain's residuals; a
-`shard_map` or a user's own checkpoint is one equation that is not cut (put the remat inside it); the gradient is taken
+Known weaknesses: a `shard_map` or a user's own checkpoint is one equation that is not cut (put the remat inside it); the gradient is taken
 with respect to every floating argument, and one output less is scratch space less for XLA.
 """
 
@@ -274,7 +273,8 @@ class _Search:
     num_bytes = candidate.estimated_bytes
     if not self._tried:
       return num_bytes * self._baseline / max(self._space.baseline_bytes, 1.0)
-    points = sorted((trial.candidate.estimated_bytes, trial.unaided_bytes) for trial in self._tried)
+    alike = [trial for trial in self._tried if trial.candidate.is_closed == candidate.is_closed] or self._tried
+    points = sorted((trial.candidate.estimated_bytes, trial.unaided_bytes) for trial in alike)
     estimated, compiled = zip(*points, strict=True)
     if estimated[0] < num_bytes < estimated[-1]:
       return float(np.interp(num_bytes, estimated, compiled))

@@ -6,7 +6,7 @@ where JAX drops the tie). Every equation is bound under its own source line, and
 `tags.tag_jaxpr`, so the HLO engine and the reports see the rewritten program as they see the original.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import hashlib
 import itertools
@@ -32,13 +32,16 @@ class Region:
   Attributes:
     equation_id: the scan whose body it is, by the id of `tags.tag_jaxpr`; None for the top of the jaxpr.
     segments: of the region's equations, in order and without gaps.
-    is_nested: one more checkpoint stands around all of them, which keeps nothing but the region's inputs: what passes
-      between the segments is there for one run at a time, at the cost of one more forward run.
   """
 
   equation_id: int | None
   segments: tuple[Segment, ...]
-  is_nested: bool = False
+
+  @property
+  def leaves(self) -> Iterator[tuple[Segment, bool]]:
+    """As of `Segment`."""
+    for segment in self.segments:
+      yield from segment.leaves
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,9 +61,9 @@ class PolicyDecisions:
 
     def segment(entry):
       return Segment(int(entry["start"]), int(entry["stop"]), bool(entry["is_wrapped"]), values(entry["saved"]),
-                     values(entry.get("offloaded", ())))
+                     values(entry["offloaded"]), tuple(map(segment, entry["inner"])))
 
-    return cls(tuple(Region(entry["equation_id"], tuple(map(segment, entry["segments"])), bool(entry["is_nested"]))
+    return cls(tuple(Region(entry["equation_id"], tuple(map(segment, entry["segments"])))
                      for entry in fields["regions"]))
 
   @property
@@ -145,9 +148,9 @@ def describe(traced: TracedFn, decisions: PolicyDecisions) -> tuple[ValueDecisio
     while parent_id is not None:
       steps *= table[parent_id].equation.params.get("length", 1)
       parent_id = table[parent_id].parent_id
-    kept = {value: "saved" for segment in region.segments for value in segment.saved}
-    kept |= {value: "offloaded" for segment in region.segments for value in segment.offloaded}
-    wrapped = [p for segment in region.segments if segment.is_wrapped for p in range(segment.start, segment.stop)]
+    kept = {value: "saved" for leaf, _ in region.leaves for value in leaf.saved}
+    kept |= {value: "offloaded" for leaf, _ in region.leaves for value in leaf.offloaded}
+    wrapped = [p for leaf, is_repeated in region.leaves if is_repeated for p in range(leaf.start, leaf.stop)]
     for position in sorted({*wrapped, *(position for position, _ in kept if position >= 0)}):
       found += _value_decisions(equations[position], steps, {i: kept[p, i] for p, i in kept if p == position})
     found += [_carry_decision(table[region.equation_id], index, steps) for position, index in kept if position < 0]
@@ -230,24 +233,21 @@ class _ScanRewriter:
     # The loop itself keeps XLA from merging a recompute with the forward pass, if it stays a loop and the
     # recompute is one piece.
     is_loop = equation.params["length"] > 1 and equation.params["unroll"] == 1
-    prevent_cse = len(region.segments) > 1 or not is_loop
+    prevent_cse = len(list(region.leaves)) > 1 or not is_loop
     return compat.map_sub_jaxprs(
       equation, lambda body: self._body(self.transform(body), region, prevent_cse), lambda rule: rule)
 
   def _body(self, body: core.Jaxpr, region: Region, prevent_cse: bool) -> core.Jaxpr:
     segmented = _Evaluator(body, region, self._checkpoints, prevent_cse)
-    run = lambda *inputs: segmented.evaluate(inputs)
-    if region.is_nested:
-      run = compat.pinned_checkpoint(run, policy=self._checkpoints.saving(()), prevent_cse=prevent_cse)
-    return jax.make_jaxpr(run)(*[var.aval for var in body.invars])
+    return jax.make_jaxpr(lambda *inputs: segmented.evaluate(inputs))(*[var.aval for var in body.invars])
 
 
 class _Evaluator:
   """Evaluates one region in segments."""
 
   def __init__(self, jaxpr: core.Jaxpr, region: Region, checkpoints: _Checkpoints, prevent_cse: bool):
-    bounds = [0, *(segment.stop for segment in region.segments)]
-    if bounds[:-1] != [segment.start for segment in region.segments] or bounds[-1] != len(jaxpr.eqns):
+    bounds = [0, *(leaf.stop for leaf, _ in region.leaves)]
+    if bounds[:-1] != [leaf.start for leaf, _ in region.leaves] or bounds[-1] != len(jaxpr.eqns):
       raise PlanMismatchError(f"the plan's segments end at {bounds[1:]}, the region has {len(jaxpr.eqns)} equations")
     self._jaxpr = jaxpr
     self._region = region
@@ -263,16 +263,23 @@ class _Evaluator:
       if self._is_paced:
         invars, _ = self._interface(segment)
         env |= zip(invars, jax.lax.optimization_barrier([env[var] for var in invars]), strict=True)
-      if self._is_paced and segment.offloaded:
-        self._run_offloaded(segment, env)
-      elif segment.is_wrapped:
-        self._run_wrapped(segment, env)
-      else:
-        self._run(segment, env)
+      self._run_segment(segment, env)
     return [_read(env, atom) for atom in self._jaxpr.outvars]
+
+  def _run_segment(self, segment: Segment, env: dict[core.Var, Any]) -> None:
+    if self._is_paced and segment.offloaded:
+      self._run_offloaded(segment, env)
+    elif segment.is_wrapped:
+      self._run_wrapped(segment, env)
+    else:
+      self._run(segment, env)
 
   def _run(self, segment: Segment, env: dict[core.Var, Any], known: dict[core.Var, Any] | None = None) -> None:
     """Binds the segment's equations, naming the values to keep, and leaves their outputs, or known values, in `env`."""
+    for piece in segment.inner:
+      self._run_segment(piece, env)
+    if segment.inner:
+      return
     kept = frozenset((*segment.saved, *segment.offloaded)) if known is None else ()
     for position in range(segment.start, segment.stop):
       equation = self._jaxpr.eqns[position]

@@ -18,7 +18,8 @@ from coopjax import compat
 from coopjax.jaxpr.offload import HostLink, HostTrips, Input, carried_inputs
 from coopjax.jaxpr.residuals import ForwardGraph, Value, forward_graph
 from coopjax.jaxpr.rewrite import PolicyDecisions, Region, apply_to_scans
-from coopjax.jaxpr.segments import CurvePoint, Segment, bytes_between, climb, cut, save_curve
+from coopjax.jaxpr.save_curves import CurvePoint, climb, save_curve
+from coopjax.jaxpr.segments import Segment, bytes_between, cut
 from coopjax.jaxpr.tags import EquationInfo
 from coopjax.jaxpr.trace import is_floating
 
@@ -36,7 +37,7 @@ class Body:
     curve: bytes and FLOPs of all steps; the first point keeps nothing but the segments' inputs, the last may leave
       the scan as the user wrote it.
     offload_curve: the same with values offloaded; empty where nothing can be.
-    is_nested: what passes between the segments is repeated, too, step by step (`rewrite.Region.is_nested`).
+    is_nested: what passes between the segments is repeated, too, step by step: they lie in one more (`Segment.inner`).
   """
 
   bounds: tuple[int, ...]
@@ -74,7 +75,9 @@ class Scan:
     segments = tuple(
       Segment(start, stop, True, _made_in(choice.saved, start, stop), _made_in(choice.offloaded, start, stop))
       for start, stop in zip(body.bounds, body.bounds[1:], strict=False))
-    return (Region(self.equation_id, segments, body.is_nested), *self.nested)
+    if body.is_nested:
+      segments = (Segment(0, body.bounds[-1], True, inner=segments),)
+    return (Region(self.equation_id, segments), *self.nested)
 
   def barest(self, level: int = 0) -> tuple[Region, ...]:
     """The decisions that keep nothing but inputs of the body's segments."""

@@ -1,4 +1,4 @@
-"""Where to cut a region into segments, and what to save inside each.
+"""Where to cut a region into segments.
 
 A wrapped segment keeps its inputs and the values saved by name, and repeats the rest of its forward work when its
 cotangents arrive. With cuts c_0 < ... < c_k the backward pass holds at most
@@ -11,30 +11,21 @@ would follow its forward at once.
 
 `cut` minimizes sum(out_j) under a limit on residuals_i, for a ladder of limits: the classic O(m^2) dynamic program
 over m candidate positions (Griewank and Walther, "Revolve", 2000, treat uniform chains; Chen et al., "Training Deep
-Nets with Sublinear Memory Cost", 2016, search the same limit greedily). `save_curve` then trades bytes against
-recompute inside one segment: values in order of FLOPs spared per byte, chains of recomputed ancestors included;
-`climb` goes up the curves of all segments together. Weakness: a value whose saving pays only together with another
-one's is not found.
+Nets with Sublinear Memory Cost", 2016, search the same limit greedily). What each keeps inside, `save_curves` says;
+below sum(out_j), `nesting` goes.
 """
 
 from collections.abc import Iterator, Sequence
 import dataclasses
-import heapq
-import itertools
 
 import numpy as np
 
 from coopjax.jaxpr.repeats import repeated_blocks
-from coopjax.jaxpr.residuals import ForwardGraph, ForwardOp, Value
+from coopjax.jaxpr.residuals import ForwardGraph, Value
 
 _MAX_CUTS = 256
 _LIMIT_RATIO = 1.25  # of one limit to the next, from the smallest up: one layer more in a model moves none of them
 _MAX_SHARES = 6  # the whole, halves, thirds ... are limits, too: few segments had better be even
-_MAX_CANDIDATES = 64
-_MAX_POINTS = 8
-_MANY_CURVES = 8
-_LEAST_STEP = 1 / 8  # of a curve's bytes
-_MIN_SHARE = 1e-3  # of a segment's FLOPs: what spares less is not worth a saved value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +37,8 @@ class Segment:
     saved: the values that the checkpoint keeps besides its inputs.
     offloaded: those that it keeps in the host's memory: made in the segment, before it, or (position -1) carried into
       the step of a scan.
+    inner: the pieces that it runs in, in order and without gaps, if it is not one piece: what passes between those under
+      checkpoints of their own is there only while this segment is repeated, at the cost of one more forward run.
   """
 
   start: int
@@ -53,27 +46,16 @@ class Segment:
   is_wrapped: bool = False
   saved: tuple[Value, ...] = ()
   offloaded: tuple[Value, ...] = ()
+  inner: tuple["Segment", ...] = ()
 
-
-@dataclasses.dataclass(frozen=True)
-class CurvePoint:
-  """One choice for a segment.
-
-  Attributes:
-    saved_bytes: kept on the device beyond the segment's inputs; negative where some of these are offloaded.
-    flops: repeated in the backward pass, and what could be computed while it waits for the host.
-    is_wrapped: as in `Segment`.
-    saved: as in `Segment`.
-    offloaded: as in `Segment`.
-    waiting_flops: the part of `flops` that is waiting.
-  """
-
-  saved_bytes: int
-  flops: float
-  is_wrapped: bool
-  saved: tuple[Value, ...]
-  offloaded: tuple[Value, ...] = ()
-  waiting_flops: float = 0.0
+  @property
+  def leaves(self) -> Iterator[tuple["Segment", bool]]:
+    """The segment itself, or what its pieces come to, each with whether it is repeated: it or one around it is wrapped."""
+    if not self.inner:
+      yield self, self.is_wrapped
+    for piece in self.inner:
+      for leaf, is_repeated in piece.leaves:
+        yield leaf, self.is_wrapped or is_repeated
 
 
 def cut(graph: ForwardGraph, alone: frozenset[int] = frozenset()) -> list[tuple[int, ...]]:
@@ -91,7 +73,7 @@ def cut(graph: ForwardGraph, alone: frozenset[int] = frozenset()) -> list[tuple[
   positions = _candidate_cuts(graph, alone, blocks)
   residuals = np.concatenate([[0], np.cumsum(graph.residual_bytes())])[positions]
   inside = residuals[None, :] - residuals[:, None]
-  out = _out_bytes(graph, positions)
+  out = out_bytes(graph, positions)
   is_allowed, is_block = _allowed(positions, alone), np.isin(positions, blocks)
   steps = inside[np.arange(len(positions) - 1), np.arange(1, len(positions))]
   total = int(residuals[-1])
@@ -128,7 +110,7 @@ def _candidate_cuts(graph: ForwardGraph, alone: frozenset[int], blocks: Sequence
   return np.array(sorted(forced | set(best.values())))
 
 
-def _out_bytes(graph: ForwardGraph, positions: np.ndarray) -> np.ndarray:
+def out_bytes(graph: ForwardGraph, positions: np.ndarray) -> np.ndarray:
   """``[i, j]``: bytes made in ``[positions[i], positions[j])`` that a later position reads."""
   num = len(positions)
   difference = np.zeros((num + 1, num + 1), np.int64)
@@ -183,221 +165,3 @@ def bytes_between(graph: ForwardGraph, bounds: Sequence[int]) -> np.ndarray:
     if read >= bounds[segment + 1]:
       out[segment] += num_bytes
   return out
-
-
-def climb(curves: Sequence[Sequence[CurvePoint]]) -> Iterator[list[CurvePoint]]:
-  """One point of every curve at a time, from all first to all last, the best FLOPs per byte next.
-
-  Over the lower convex hulls, without points that are close to the one before: many curves at few levels make all the
-  steps that are needed, and where the budget moves a little, few of them move. Few curves are climbed twice, over
-  every point first; neither contains the other: a jump may not fit.
-  """
-  convex = [_thinned(_convex(curve)) for curve in curves]
-  if sum(len(curve) > 1 for curve in curves) >= _MANY_CURVES:
-    yield from _climb(convex)
-    return
-  yield from _climb(curves)
-  if any(len(hull) < len(curve) for hull, curve in zip(convex, curves, strict=True)):
-    yield from itertools.islice(_climb(convex), 1, None)
-
-
-def _climb(curves: Sequence[Sequence[CurvePoint]]) -> Iterator[list[CurvePoint]]:
-  def rung(i: int, level: int) -> tuple[float, int, int]:
-    lower, upper = curves[i][level - 1], curves[i][level]
-    return (upper.flops - lower.flops) / (upper.saved_bytes - lower.saved_bytes), i, level
-
-  points = [curve[0] for curve in curves]
-  yield list(points)
-  queue = [rung(i, 1) for i, curve in enumerate(curves) if len(curve) > 1]
-  heapq.heapify(queue)
-  while queue:
-    _, i, level = heapq.heappop(queue)
-    points[i] = curves[i][level]
-    yield list(points)
-    if level + 1 < len(curves[i]):
-      heapq.heappush(queue, rung(i, level + 1))
-
-
-class Choices:
-  """What a segment keeps, one value more at a time; starts with nothing.
-
-  Attributes:
-    graph: of the region.
-    repeated: what the segment repeats.
-    saved_bytes: kept so far.
-  """
-
-  def __init__(self, graph: ForwardGraph, start: int, stop: int):
-    self.graph = graph
-    self.repeated = Repeated(graph, start, stop)
-    self.saved_bytes = 0
-    self._start, self._stop = start, stop
-    self._saved: list[Value] = []
-    self._bare = self.repeated.flops
-
-  @property
-  def flops(self) -> float:
-    """That the segment costs beyond its first run."""
-    return self.repeated.flops
-
-  def candidates(self) -> list[int]:
-    """What could be kept."""
-    return _save_candidates(self.graph, self._start, self._stop, self._bare)
-
-  def num_bytes(self, value: int) -> int:
-    """What keeping it takes."""
-    return self.graph.value_bytes[value]
-
-  def gain(self, value: int) -> float:
-    """FLOPs that keeping it would spare now."""
-    return self.repeated.spared(value)
-
-  def keep(self, value: int) -> None:
-    """Keeps it."""
-    self.repeated.save(value)
-    self._saved.append(self.graph.named[value])
-    self.saved_bytes += self.num_bytes(value)
-
-  def point(self) -> CurvePoint:
-    """As things stand."""
-    return CurvePoint(self.saved_bytes, self.flops, True, tuple(sorted(self._saved)))
-
-
-def save_curve(graph: ForwardGraph, start: int, stop: int, limit_bytes: int | None = None,
-               choices: Choices | None = None) -> list[CurvePoint]:
-  """Choices for one segment, from nothing saved to not wrapped at all: bytes rise, FLOPs fall.
-
-  With a limit on saved bytes, values that would pass it are left out, and the last choice is the best within it.
-  `choices` are those of the segment that may offload, too (`offload.HostTrips`).
-
-  Lazy greedy: a candidate's gain is computed again only when it leads. About 2c gains for c candidates, each of the
-  chain of ops that it spares.
-  """
-  choices = choices or Choices(graph, start, stop)
-  bare, everything = choices.flops, int(graph.residual_bytes()[start:stop].sum())
-  points = [choices.point()]
-  if not bare or not everything:
-    return points
-  queue = [(-choices.gain(value) / choices.num_bytes(value), value, 0) for value in choices.candidates()]
-  heapq.heapify(queue)
-  while queue:
-    _, value, num_kept = heapq.heappop(queue)
-    gain, num_bytes = choices.gain(value), choices.num_bytes(value)
-    if gain < _MIN_SHARE * bare or (limit_bytes is not None and choices.saved_bytes + num_bytes > limit_bytes):
-      continue
-    if num_kept != len(points) - 1:
-      heapq.heappush(queue, (-gain / num_bytes, value, len(points) - 1))
-      continue
-    choices.keep(value)
-    points.append(choices.point())
-  points = [point for point in points if point.saved_bytes < everything]
-  if limit_bytes is not None and limit_bytes < everything:
-    return points
-  kept = np.unique(np.linspace(0, len(points) - 1, _MAX_POINTS, dtype=int))
-  return [*(points[i] for i in kept), CurvePoint(everything, 0.0, False, ())]
-
-
-class Repeated:
-  """The forward ops that a segment repeats in the backward pass, kept up to date as values are saved.
-
-  An op is repeated while an output of its is needed; a value is needed by the backward pass, or by a repeated op.
-  """
-
-  def __init__(self, graph: ForwardGraph, start: int, stop: int):
-    ops = [op for position in range(start, stop) for op in graph.ops[position]]
-    self._producer = {value: op for op in ops for value in op.outputs}
-    self._reasons = {value: int(value in graph.residuals) for value in self._producer}
-    self._outputs = {}
-    self._ops = graph.ops
-    self._read: set[int] = set()
-    self.flops = 0.0
-    for op in reversed(ops):
-      self._outputs[op] = sum(self._reasons[value] > 0 for value in op.outputs)
-      if self._outputs[op]:
-        self.flops += op.flops
-        self._read.update(op.inputs)
-        for value in self._inputs(op):
-          self._reasons[value] += 1
-
-  def _inputs(self, op: ForwardOp) -> set[int]:
-    return {value for value in op.inputs if value in self._producer}
-
-  def reads(self, value: int) -> bool:
-    """Whether an op that is repeated, as long as nothing is saved, reads a value."""
-    return value in self._read
-
-  def flops_at(self, position: int) -> float:
-    """FLOPs repeated of one position of the segment."""
-    return sum(op.flops for op in self._ops[position] if self._outputs[op])
-
-  def spared(self, value: int) -> float:
-    """FLOPs that saving a value would spare, its ancestors' included."""
-    flops, reasons, outputs = self._without(value)
-    return flops
-
-  def save(self, value: int) -> None:
-    """Saves a value."""
-    flops, reasons, outputs = self._without(value)
-    self.flops -= flops
-    self._reasons.update(reasons)
-    self._outputs.update(outputs)
-
-  def _without(self, value: int) -> tuple[float, dict[int, int], dict[ForwardOp, int]]:
-    """What changes when nothing needs a value any more: FLOPs, reasons, needed outputs."""
-    if self._reasons[value] <= 0:
-      return 0.0, {}, {}
-    flops, reasons, outputs = 0.0, {value: 0}, {}
-    unneeded = [value]
-    while unneeded:
-      op = self._producer[unneeded.pop()]
-      outputs[op] = outputs.get(op, self._outputs[op]) - 1
-      if outputs[op]:
-        continue
-      flops += op.flops
-      for source in self._inputs(op):
-        if left := reasons.get(source, self._reasons[source]):  # 0: saved
-          reasons[source] = left - 1
-          if left == 1:
-            unneeded.append(source)
-    return flops, reasons, outputs
-
-
-def _save_candidates(graph: ForwardGraph, start: int, stop: int, bare: float) -> list[int]:
-  """Named values with the most FLOPs of their own equation per byte, residuals first among equals."""
-  scored = []
-  for value, name in enumerate(graph.named):
-    if name is None or not start <= name[0] < stop or not graph.value_bytes[value]:
-      continue
-    flops = graph.flops[name[0]]
-    if flops >= _MIN_SHARE * bare:
-      scored.append((-flops / graph.value_bytes[value], value not in graph.residuals, value))
-  return [value for *_, value in sorted(scored)[:_MAX_CANDIDATES]]
-
-
-def _convex(points: Sequence[CurvePoint]) -> list[CurvePoint]:
-  """The points on the lower convex hull, by rising bytes."""
-  hull: list[CurvePoint] = []
-  for point in points:
-    if hull and point.flops >= hull[-1].flops:
-      continue
-    while len(hull) > 1 and not _is_left_turn(*hull[-2:], point):
-      hull.pop()
-    hull.append(point)
-  return hull
-
-
-def _thinned(hull: Sequence[CurvePoint]) -> list[CurvePoint]:
-  """The first and the last point, and those between that lie apart."""
-  if not hull:
-    return []
-  apart = _LEAST_STEP * (hull[-1].saved_bytes - hull[0].saved_bytes)
-  thin = [hull[0]]
-  for point in hull[1:-1]:
-    if min(point.saved_bytes - thin[-1].saved_bytes, hull[-1].saved_bytes - point.saved_bytes) >= apart:
-      thin.append(point)
-  return thin + list(hull[1:][-1:])
-
-
-def _is_left_turn(a: CurvePoint, b: CurvePoint, c: CurvePoint) -> bool:
-  """True when b lies below the line from a to c."""
-  return (b.flops - a.flops) * (c.saved_bytes - a.saved_bytes) < (c.flops - a.flops) * (b.saved_bytes - a.saved_bytes)
