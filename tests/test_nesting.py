@@ -25,7 +25,7 @@ def random_chain(rng, num, is_open):
   made = [[int(out[j - 1]) if i < j else 0 for j in range(num + 1)] for i in range(num + 1)]
   forward = rng.integers(1, 9, num).astype(float)
   return Chain(tuple(range(0, 3 * num + 1, 3)), np.array(made), rng.integers(3, 12, num), forward,
-               np.where(plain < 0, forward, 0.0), plain)
+               forward, plain, is_open)
 
 
 def trees(start, stop):
@@ -48,12 +48,12 @@ def ends(piece):
   return (piece, piece + 1) if isinstance(piece, int) else (ends(piece[0])[0], ends(piece[-1])[1])
 
 
-def run_backward(chain, tree, is_top=True):
+def run_backward(chain, tree, plain, is_top=True):
   """Bytes at the peak and FLOPs repeated, by going through it: forward to the last piece, then back, piece by piece."""
   held, flops, peak = [], 0.0, 0
   for piece in tree:
     start, stop = ends(piece)
-    if any(chain.plain_bytes[start:stop] >= 0) and not (is_top and isinstance(piece, int)):
+    if plain[start:stop].any() and not (is_top and isinstance(piece, int)):
       return np.inf, np.inf  # must not be repeated
     held.append(chain.kept_bytes(start, stop))
     if not is_top and piece != tree[-1]:
@@ -62,9 +62,9 @@ def run_backward(chain, tree, is_top=True):
     held.pop()
     piece = tree[len(held)]
     if isinstance(piece, int):
-      own, again = chain.inside_bytes[piece], chain.repeated_flops[piece]
+      own, again = chain.inside_bytes[piece], 0.0 if plain[piece] else chain.repeated_flops[piece]
     else:
-      own, again = run_backward(chain, piece, is_top=False)
+      own, again = run_backward(chain, piece, plain, is_top=False)
     flops, peak = flops + again, max(peak, sum(held) + own)
   return peak, flops
 
@@ -73,14 +73,17 @@ def run_backward(chain, tree, is_top=True):
 def test_no_other_nesting_repeats_less_in_as_many_bytes(seed):
   rng = np.random.default_rng(seed)
   chain = random_chain(rng, 3 + seed % 4, is_open=seed % 3 > 0)
-  every = [run_backward(chain, tree) for tree in trees(0, chain.num_segments)]
-  found = list(nestings(chain))
-  for nesting in found:
-    assert nesting.flops == min(flops for peak, flops in every if peak <= nesting.peak_bytes)
-    assert any(peak == nesting.peak_bytes and flops == nesting.flops for peak, flops in every)
-  least = min(peak for peak, _ in every)
-  flat, _ = run_backward(chain, tuple(range(chain.num_segments)))
-  assert min((nesting.peak_bytes for nesting in found), default=flat) == least
+  for is_closed in {False, chain.is_open}:
+    plain = chain.plain_bytes >= 0
+    plain[-1] &= not is_closed
+    every = [run_backward(chain, tree, plain) for tree in trees(0, chain.num_segments)]
+    found = [nesting for nesting in nestings(chain) if nesting.is_closed == is_closed]
+    for nesting in found:
+      assert nesting.flops == min(flops for peak, flops in every if peak <= nesting.peak_bytes)
+      assert any(peak == nesting.peak_bytes and flops == nesting.flops for peak, flops in every)
+    least = min(peak for peak, _ in every)
+    flat, _ = run_backward(chain, tuple(range(chain.num_segments)), plain)
+    assert min((nesting.peak_bytes for nesting in found), default=flat) == least
 
 
 def test_groups_and_their_pieces_cover_the_region_and_effects_stay_outside():
@@ -90,7 +93,9 @@ def test_groups_and_their_pieces_cover_the_region_and_effects_stay_outside():
   for nesting in found:
     leaves = [leaf for segment in nesting.segments for leaf in segment.leaves]
     assert [leaf.start for leaf, _ in leaves] == list(chain.bounds[:-1])
-    assert [is_repeated for _, is_repeated in leaves] == (chain.plain_bytes < 0).tolist()
+    plain = chain.plain_bytes >= 0
+    plain[-1] &= not nesting.is_closed
+    assert [is_repeated for _, is_repeated in leaves] == (~plain).tolist()
 
 
 def test_an_unrolled_model_goes_below_what_one_level_of_segments_takes():

@@ -336,25 +336,24 @@ class _Ladder:
 
   def beyond(self) -> Iterator[Candidate]:
     """Below what segments take: the last one under a checkpoint, too, and checkpoints around checkpoints."""
-    bare = [curve[0] for curve in self._curves]
-    ways = [(bare, False)]
+    closed = [curve[0] for curve in self._curves]
     if self._closed is not None:
-      ways.append(([*bare[:-1], self._closed], True))
-      yield dataclasses.replace(self._candidate(ways[-1][0], is_bare=True), is_closed=True)
+      closed[-1] = self._closed
+      yield dataclasses.replace(self._candidate(closed, is_bare=True), is_closed=True)
     if not self._is_scan.any():
-      yield from (self._nested(nesting, is_closed) for points, is_closed in ways for nesting in nestings(self._chain(points)))
+      yield from map(self._nested, nestings(self._chain([point.flops for point in closed])))
 
-  def _chain(self, points: list[CurvePoint]) -> Chain:
+  def _chain(self, repeated_flops: list[float]) -> Chain:
     bounds, flops = self._bounds, np.concatenate([[0.0], np.cumsum(self._graph.flops)])
-    return Chain(
-      bounds, out_bytes(self._graph, np.array(bounds)), self._inside + self._repeated, np.diff(flops[list(bounds)]),
-      np.array([point.flops for point in points]),
-      np.where([point.is_wrapped for point in points], -1, self._residuals))
+    plain_bytes = np.where([curve[0].is_wrapped for curve in self._curves], -1, self._residuals)
+    return Chain(bounds, out_bytes(self._graph, np.array(bounds)), self._inside + self._repeated,
+                 np.diff(flops[list(bounds)]), np.array(repeated_flops), plain_bytes, self._closed is not None)
 
-  def _nested(self, nesting: Nesting, is_closed: bool) -> Candidate:
+  def _nested(self, nesting: Nesting) -> Candidate:
     regions = (*self._scans.inside_regions, Region(None, _merged(nesting.segments)))
-    return Candidate(lambda: PolicyDecisions(regions), nesting.peak_bytes - self._slack, nesting.kept_bytes,
-                     nesting.flops + self._scans.inside_flops, True, num_segments=len(self._curves), is_closed=is_closed)
+    return Candidate(
+      lambda: PolicyDecisions(regions), nesting.peak_bytes - self._slack, nesting.kept_bytes,
+      nesting.flops + self._scans.inside_flops, True, num_segments=len(self._curves), is_closed=nesting.is_closed)
 
   def _candidate(self, points: list[CurvePoint], is_bare: bool) -> Candidate:
     kept = np.array([point.saved_bytes for point in points], np.float64)

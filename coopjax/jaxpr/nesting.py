@@ -37,8 +37,9 @@ class Chain:
     out_bytes: ``[i, j]``: made in segments [i, j) and read behind them.
     inside_bytes: per segment, held while it is repeated and differentiated.
     forward_flops: per segment, of one run.
-    repeated_flops: per segment, of what its checkpoint repeats.
+    repeated_flops: per segment, of what a checkpoint around it repeats.
     plain_bytes: per segment that is not under a checkpoint, what it keeps; -1 for one that is.
+    is_open: the last segment is not under a checkpoint, but could be.
   """
 
   bounds: tuple[int, ...]
@@ -47,6 +48,7 @@ class Chain:
   forward_flops: np.ndarray
   repeated_flops: np.ndarray
   plain_bytes: np.ndarray
+  is_open: bool
 
   @property
   def num_segments(self) -> int:
@@ -66,18 +68,23 @@ class Nesting:
     peak_bytes: of the backward pass.
     kept_bytes: when the forward pass ends.
     flops: repeated.
+    is_closed: the last segment is under a checkpoint, where it could be without.
   """
 
   segments: tuple[Segment, ...]
   peak_bytes: int
   kept_bytes: int
   flops: float
+  is_closed: bool
 
 
 def nestings(chain: Chain) -> Iterator[Nesting]:
   """The cheapest nestings from much room to the least possible; those without a group left out."""
   if 3 <= chain.num_segments <= MAX_PIECES:
-    yield from _Solver(chain).found()
+    solver = _Solver(chain)
+    yield from solver.found(is_closed=False)
+    if chain.is_open:
+      yield from solver.found(is_closed=True)
 
 
 class _Solver:
@@ -92,12 +99,14 @@ class _Solver:
                            for i in range(num)])
     self._before = np.concatenate([[0.0], np.cumsum(chain.forward_flops)])
     self._is_plain = chain.plain_bytes >= 0
-    self._cost, self._split = {}, {}
+    if chain.is_open:
+      self._is_plain[-1] = False
+    self._cost: dict[tuple[int, int], np.ndarray] = {}  # by room
+    self._split: dict[tuple[int, int], np.ndarray] = {}
     for length in range(1, num + 1):
       for start in range(num - length + 1):
         if not self._is_plain[start:start + length].any():
           self._solve(start, start + length)
-    self._top, self._first = self._solve_top()
 
   def _solve(self, start: int, stop: int) -> None:
     """A group that is under a checkpoint, or one segment that is."""
@@ -110,26 +119,28 @@ class _Solver:
       _improve(best, split, middle, again + self._cost[start, middle], self._cost[middle, stop], self._kept[start, middle])
     self._cost[start, stop], self._split[start, stop] = best, split
 
-  def _solve_top(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """From each segment to the end, at the top: the fewest FLOPs, and where the first node ends."""
+  def _solve_top(self, end: int) -> tuple[np.ndarray, list[np.ndarray]]:
+    """At the top, where segments from `end` on are not under checkpoints: the fewest FLOPs by room, and where the node ends
+    that begins at a segment."""
     num = self._chain.num_segments
     top = [np.zeros(_GRID + 1) for _ in range(num + 1)]
     first = [np.zeros(_GRID + 1, int) for _ in range(num)]
     for start in reversed(range(num)):
       top[start] = np.full(_GRID + 1, np.inf)
-      if self._is_plain[start]:
+      if self._is_plain[start] or start >= end:
         nodes = {start + 1: self._leaf(start, 0.0)}
       else:
-        nodes = {stop: self._cost[start, stop] for stop in range(start + 1, num + 1) if (start, stop) in self._cost}
+        nodes = {stop: self._cost[start, stop] for stop in range(start + 1, end + 1) if (start, stop) in self._cost}
       for stop, cost in nodes.items():
         _improve(top[start], first[start], stop, cost, top[stop], self._kept[start, stop] if stop < num else 0)
-    return top, first
+    return top[0], first
 
   def _leaf(self, segment: int, flops: float) -> np.ndarray:
     return np.where(np.arange(_GRID + 1) >= self._inside[segment], flops, np.inf)
 
-  def found(self) -> Iterator[Nesting]:
-    flops = self._top[0]
+  def found(self, is_closed: bool) -> Iterator[Nesting]:
+    end = self._chain.num_segments - (self._chain.is_open and not is_closed)
+    flops, first = self._solve_top(end)
     last = None
     for room in reversed(range(_GRID + 1)):
       if not np.isfinite(flops[room]):
@@ -138,16 +149,16 @@ class _Solver:
       if last is not None and not is_least and flops[room] - last < _LEAST_STEP * self._before[-1]:
         continue
       last = flops[room]
-      segments = tuple(self._nodes(room))
+      segments = tuple(self._nodes(first, room, end))
       if any(segment.inner for segment in segments):
         kept = sum(self._kept_bytes(segment) for segment in segments[:-1])
-        yield Nesting(segments, self._peak_bytes(segments), kept, float(flops[room]))
+        yield Nesting(segments, self._peak_bytes(segments), kept, float(flops[room]), is_closed)
 
-  def _nodes(self, room: int) -> Iterator[Segment]:
+  def _nodes(self, first: list[np.ndarray], room: int, end: int) -> Iterator[Segment]:
     start = 0
     while start < self._chain.num_segments:
-      stop = int(self._first[start][room])
-      yield self._node(start, stop, room, is_wrapped=not self._is_plain[start])
+      stop = int(first[start][room])
+      yield self._node(start, stop, room, is_wrapped=not self._is_plain[start] and start < end)
       room -= self._kept[start, stop]
       start = stop
 
