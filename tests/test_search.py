@@ -28,6 +28,7 @@ class Invented:
   flops: float
   is_bare: bool = False
   aid: Aid | None = None
+  kin: str | None = None
 
 
 def run(invented, budget, baseline=1650, max_rounds=6, below_flops=math.inf):
@@ -37,7 +38,8 @@ def run(invented, budget, baseline=1650, max_rounds=6, below_flops=math.inf):
   for i, each in enumerate(invented):
     decisions = PolicyDecisions((Region(None, (Segment(0, i + 1, True),)),))
     compiled[decisions] = each
-    found.append(Candidate(lambda decisions=decisions: decisions, each.estimated, 0.0, each.flops, each.is_bare))
+    found.append(Candidate(
+      lambda decisions=decisions: decisions, each.estimated, 0.0, each.flops, each.is_bare, kin=each.kin))
   space = types.SimpleNamespace(found=found, forward_flops=FORWARD, baseline_bytes=1545.0)
   last = []
 
@@ -123,6 +125,18 @@ def test_what_the_hlo_engine_brings_within_the_budget_is_found_by_its_bytes_with
   # A candidate whose aid costs more than it spares is compiled, and not taken.
   plan, tried = run([NESTED_AIDED, dataclasses.replace(WHOLE_AIDED, aid=Aid(310, 100.0))], 207, baseline=1545)
   assert plan.temp_bytes == 206 and plan.recompute_flops == 265.0 and tried == [206, 203]
+
+
+def test_checkpoints_around_the_same_segments_err_alike():
+  # A decoder's layers under XLA for a TPU v5e, for 164: checkpoints around layers and around finer segments.
+  layers = [Invented(estimated, estimated - 120, flops, True, kin="layers")
+            for estimated, flops in ((304, 305.0), (288, 350.0), (272, 430.0), (256, 600.0))]
+  finer = [Invented(estimated, compiled, flops, True, kin="finer")
+           for estimated, compiled, flops in ((256, 275, 363.0), (240, 255, 413.0), (224, 230, 562.0), (208, 125, 1090.0))]
+  for error in (0, 4):
+    invented = [*(dataclasses.replace(each, compiled=each.compiled + error) for each in layers), *finer]
+    plan, tried = run(invented, 164, baseline=820, max_rounds=6)
+    assert plan.is_feasible and plan.recompute_flops == 430.0 and tried[0] == 184 + error
 
 
 def test_beside_a_plan_at_hand_only_what_repeats_less_is_compiled():

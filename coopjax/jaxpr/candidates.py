@@ -8,7 +8,7 @@ the segments, each with a curve of its own; inside segments, that repeat them wh
 wrote them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 import dataclasses
 import functools
 import itertools
@@ -44,8 +44,9 @@ class Candidate:
     is_bare: nothing is saved beyond what its segments need: the least memory for this segmentation.
     waiting_flops: the part of `flops` that is waiting.
     num_segments: that it cuts the function into.
-    is_closed: the last segment is under a checkpoint, too, though the backward pass follows at once: nothing that an
-      estimate shows, but XLA fuses otherwise.
+    kin: what the estimate's error depends on, beyond one level of segments: the segmentation around which checkpoints
+      stand, and whether the last segment is under one, too, though the backward pass follows at once (nothing that an
+      estimate shows, but XLA fuses otherwise). Between kin the difference is what passes between segments.
   """
 
   make_decisions: Callable[[], PolicyDecisions]
@@ -55,7 +56,7 @@ class Candidate:
   is_bare: bool
   waiting_flops: float = 0.0
   num_segments: int = 1
-  is_closed: bool = False
+  kin: Hashable = None
 
   @functools.cached_property
   def decisions(self) -> PolicyDecisions:
@@ -152,14 +153,12 @@ class Candidates:
     decided = frozenset(scan.position for scan in scans.scans)
     curves = _Curves(graph, _Measured(graph, self._profile, decided), host, self._ends_forward)
     cuts = cuts_for_offload if host else cut
-    nested: list[Candidate] = []
     for bounds in cuts(graph, alone) if is_cut else [_uncut(graph, alone)]:
       ladder = _Ladder(curves, bounds, scans, alone, is_cut)
       self.found += (one for one in ladder.candidates() if one.is_bare or self._planner != "coop")
       if not scans.may_offload:
         self.found += map(ladder.keeping, self._kept)
-        nested += ladder.beyond() if is_cut else ()
-    self.found += _useful(nested)
+        self.found += ladder.beyond() if is_cut else ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,15 +196,6 @@ class _Scans:
   def inside_flops(self) -> float:
     """What their bodies repeat, on top of what the segments around them do."""
     return 0.0 if self.are_alone else sum(scan.body(self.level).curve[0].flops for scan in self.scans)
-
-
-def _useful(candidates: Sequence[Candidate]) -> list[Candidate]:
-  """Those that no other beats in bytes and FLOPs, open and closed apart."""
-  found: list[Candidate] = []
-  for candidate in sorted(candidates, key=lambda one: (one.estimated_bytes, one.flops)):
-    if not any(one.is_closed == candidate.is_closed and one.flops <= candidate.flops for one in found):
-      found.append(candidate)
-  return found
 
 
 def _uncut(graph: ForwardGraph, alone: frozenset[int]) -> tuple[int, ...]:
@@ -339,7 +329,7 @@ class _Ladder:
     closed = [curve[0] for curve in self._curves]
     if self._closed is not None:
       closed[-1] = self._closed
-      yield dataclasses.replace(self._candidate(closed, is_bare=True), is_closed=True)
+      yield dataclasses.replace(self._candidate(closed, is_bare=True), kin="closed")
     if not self._is_scan.any():
       yield from map(self._nested, nestings(self._chain([point.flops for point in closed])))
 
@@ -353,7 +343,7 @@ class _Ladder:
     regions = (*self._scans.inside_regions, Region(None, _merged(nesting.segments)))
     return Candidate(
       lambda: PolicyDecisions(regions), nesting.peak_bytes - self._slack, nesting.kept_bytes,
-      nesting.flops + self._scans.inside_flops, True, num_segments=len(self._curves), is_closed=nesting.is_closed)
+      nesting.flops + self._scans.inside_flops, True, num_segments=len(self._curves), kin=(self._bounds, nesting.is_closed))
 
   def _candidate(self, points: list[CurvePoint], is_bare: bool) -> Candidate:
     kept = np.array([point.saved_bytes for point in points], np.float64)

@@ -109,9 +109,8 @@ class JointCandidate:
     return tuple(share.decisions.scan_bodies for share in self.decisions)
 
   @property
-  def is_closed(self) -> bool:
-    """Divisions are not told apart by what is under a checkpoint in the end."""
-    return False
+  def kin(self) -> None:
+    """None: divisions are not told apart by what their estimates' errors depend on."""
 
   @property
   def num_segments(self) -> int:

@@ -268,16 +268,17 @@ class _Search:
   def _predict(self, candidate: Candidate) -> float:
     """Compiled bytes, unaided: between two compiled candidates by the line through them, beyond them byte for byte.
 
-    The program without checkpoints is scheduled differently, so it lends its ratio only until there is a candidate.
+    Candidates of kin go by what was compiled of them, others by all. The program without checkpoints is scheduled
+    differently, so it lends its ratio only until there is a candidate.
     """
     num_bytes = candidate.estimated_bytes
     if not self._tried:
       return num_bytes * self._baseline / max(self._space.baseline_bytes, 1.0)
-    alike = [trial for trial in self._tried if trial.candidate.is_closed == candidate.is_closed] or self._tried
-    points = sorted((trial.candidate.estimated_bytes, trial.unaided_bytes) for trial in alike)
+    kin = [trial for trial in self._tried if trial.candidate.kin == candidate.kin]
+    points = sorted((trial.candidate.estimated_bytes, trial.unaided_bytes) for trial in kin or self._tried)
     estimated, compiled = zip(*points, strict=True)
     if estimated[0] < num_bytes < estimated[-1]:
       return float(np.interp(num_bytes, estimated, compiled))
     nearest = 0 if num_bytes <= estimated[0] else -1
-    slope = min(1.0, compiled[nearest] / max(estimated[nearest], 1.0))
+    slope = 1.0 if kin and candidate.kin else min(1.0, compiled[nearest] / max(estimated[nearest], 1.0))
     return compiled[nearest] + slope * (num_bytes - estimated[nearest])
