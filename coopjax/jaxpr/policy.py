@@ -4,15 +4,16 @@ The candidates (`candidates.Candidates`) carry estimated bytes: from a profile o
 one (`profile.Profile`; mostly within a few percent of what will be compiled), else JAX's own, before fusion, which only
 order candidates. The compiler's `temp_size_in_bytes` decides. Each compile is a point on a curve from estimated to
 compiled bytes, and the next try is the cheapest candidate that the curve puts inside the budget, or the most finely cut
-of those that cost nearly as little: a rule that similar models follow alike. Once a plan holds, a cheaper one that might
+of those that cost nearly as little: a rule that similar models follow alike. (Under checkpoints around checkpoints, the
+least finely cut: their pieces are small, and XLA does not fuse across a cut.) Once a plan holds, a cheaper one that might
 just fit is compiled, too; of those that hold, the one that repeats least is taken. A handful of compiles suffices.
 
 Where the HLO engine works under the checkpoints (`Aid`), the curve is of bytes without its help, and what it repeats
 counts like the rest. How far it helps is seen from compile to compile: once a plan holds, candidates that need somewhat
 more bytes than it does are worth a try, too.
 
-Known weaknesses: a `shard_map` or a user's own checkpoint is one equation that is not cut (put the remat inside it); the gradient is taken
-with respect to every floating argument, and one output less is scratch space less for XLA.
+Known weaknesses: a `shard_map` or a user's own checkpoint is one equation that is not cut (put the remat inside it);
+the gradient is taken with respect to every floating argument, and one output less is scratch space less for XLA.
 """
 
 from collections.abc import Callable, Sequence
@@ -199,8 +200,8 @@ class _Search:
       untried = [c for c in untried if c.flops < least - _TOLERANCE * self._space.forward_flops]
     fitting = [candidate for candidate in untried if self._predict(candidate) <= self._limit()]
     while fitting and (self._holds or not is_last):
-      found = self._first(self._nearly_cheapest(fitting),
-                          lambda candidate: (-candidate.num_segments, candidate.flops, candidate.estimated_bytes))
+      found = self._first(self._nearly_cheapest(fitting), lambda candidate: (
+        candidate.num_segments if candidate.kin else -candidate.num_segments, candidate.flops, candidate.estimated_bytes))
       if found is not None:
         return found
       fitting = [candidate for candidate in fitting if candidate not in self._passed]
