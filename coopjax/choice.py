@@ -36,6 +36,7 @@ from coopjax.xla.program import HeapResult, predict_memory
 
 _KEPT_CHOICES = 256
 _COMPILED_ROUNDS = 4  # each compiles for an accelerator
+_TRIAL_TIME = 0.15  # of the time limit, for the HLO engine under one of several trials
 _DEAR = 0.5  # of the forward pass repeated by the HLO engine alone: the policy engine is asked, too
 _log = logging.getLogger("coopjax.choice")
 _ADDRESS = re.compile(r"\b0x[0-9a-f]+\b")
@@ -305,26 +306,28 @@ def _decide_policy(
   budget_bytes = request.budget.resolve(baseline.temp_bytes, baseline.resident_bytes)
   if baseline.temp_bytes <= budget_bytes:
     return Decided(Choice(), outcome, baseline=known)
-  is_known, changes = traced.placement.is_known, traced.placement.is_spread or traced.placement.is_batched
-  mark = outcome and mark_of(
-    fingerprint, Budget(budget_bytes), request.planner, request.time_limit_s, request.speeds.name)
-  trials, found = Trials(request, mark), list[jaxpr_policy.PolicyPlan]()
+  is_known, is_spread = traced.placement.is_known, traced.placement.is_spread
+  mark, trial_mark = (outcome and mark_of(
+    fingerprint, Budget(budget_bytes), request.planner, share * request.time_limit_s, request.speeds.name)
+    for share in (1.0, _TRIAL_TIME if known is None else 1.0))  # elsewhere a trial's compile is the plan's
+  trials, found = Trials(request, trial_mark), list[jaxpr_policy.PolicyPlan]()
   below_flops = rival.outcome.recompute_flops if rival else math.inf
   link = host_offload.link(request.budget, request.device)
   with warnings.catch_warnings():
     warnings.simplefilter("ignore", BudgetExceededWarning)  # trials may miss the budget
-    # Straight-line code of a program that will be partitioned or batched is left to the hook.
-    for only_scans in (False,) if not mark else (True, False) if is_known or not changes else (True,):
+    # Straight-line code of a program that will be partitioned is left to the hook. One that will be batched is larger
+    # than this: what the HLO engine can't do for one example, it can't for many.
+    for only_scans in (False,) if not mark else (True, False) if is_known or not is_spread else (True,):
       if not found or not found[-1].is_feasible:
         found.append(jaxpr_policy.plan_policy(
-          traced, budget_bytes, trials.compile, baseline.temp_bytes, mark=mark, only_scans=only_scans,
+          traced, budget_bytes, trials.compile, baseline.temp_bytes, mark=trial_mark, only_scans=only_scans,
           profile=profile, link=link, planner=request.planner, aid_of=trials.aid,
           below_flops=below_flops))
     best = found[-1] if found[-1].is_feasible else min(found, key=lambda plan: plan.smallest_bytes)
     if rival and not (best.is_feasible and best.recompute_flops < below_flops):
       return rival
     if trials.smallest is None and not best.is_feasible:
-      trials.compile(*fn_and_gradient(traced, tagged_fn(traced, mark)))
+      trials.compile(*fn_and_gradient(traced, tagged_fn(traced, trial_mark)))
   if not is_known and (mark or traced.placement.is_spread):
     return _carry_over(traced, request, outcome, fingerprint, best if best.is_feasible else found[0])
   if not best.is_feasible:
@@ -332,7 +335,7 @@ def _decide_policy(
       _report_missed(traced, request, outcome, unplanned.module)
       return Decided(Choice(mark), outcome)
     _report_infeasible(traced, request, budget_bytes, best.smallest_bytes, module_of(trials.smallest))
-  measured = trials.measured(best.temp_bytes)
+  measured = trials.measured(best.temp_bytes) if mark == trial_mark else None
   return Decided(Choice(mark, best.decisions), outcome, best, baseline=known, measured=measured)
 
 
