@@ -1,12 +1,9 @@
 """Arguments of a call sorted by parameter: which are traced, and which are static."""
 
-import contextlib
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
-
-import jax
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -56,14 +53,3 @@ class StaticArguments:
     """The call's arguments with other values in place of the traced ones."""
     merged = {name: traced.get(name, value) for name, value in bound.arguments.items()}
     return inspect.BoundArguments(self.signature, merged)
-
-  @contextlib.contextmanager
-  def explained(self) -> Iterator[None]:
-    """Says in errors about traced values of which Python wants the value what can be done: make the argument static."""
-    try:
-      yield
-    except (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError) as error:
-      static = ", ".join(sorted(self.names)) or "none"
-      error.add_note(f"coopjax traces the arguments of {self.name} that are not static (static: {static}): a flag such "
-                     "as train= belongs into static_argnums or static_argnames")
-      raise

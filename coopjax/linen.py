@@ -143,8 +143,7 @@ def checkpoint(
       return fn(scopes, *call.args[1:], **call.kwargs), repack_fn(scopes)
 
     lifted.__name__ = arguments.name
-    with arguments.explained():
-      return fitted(lifted)(variable_groups, rng_groups, traced)
+    return fitted(lifted)(variable_groups, rng_groups, traced)
 
   packed = lift.pack(pure, (variables,), (variables,), (rngs,), name="remat", enable_kwargs=True)
 

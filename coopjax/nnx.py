@@ -95,7 +95,6 @@ def _lift(fn: Callable, fitted: Callable, statics: dict) -> Callable:
       return unbound(*owners, *call.args, **call.kwargs)
 
     lifted.__name__ = arguments.name
-    with arguments.explained():
-      return general.split_inputs(fitted(general.merge_inputs(lifted)))(owners, traced)
+    return general.split_inputs(fitted(general.merge_inputs(lifted)))(owners, traced)
 
   return rematerialized

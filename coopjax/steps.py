@@ -33,7 +33,7 @@ from coopjax.errors import PlanMismatchError, RematNoEffectWarning
 from coopjax.jaxpr import non_arrays
 from coopjax.jaxpr.division import Member
 from coopjax.jaxpr.placement import Spread, path_name
-from coopjax.jaxpr.trace import TracedFn
+from coopjax.jaxpr.trace import TracedFn, explained
 from coopjax.xla.targets import Target
 
 _REGION = re.compile(r"\bcoopregion(\d+)(?:_(\d+))?\b")
@@ -260,7 +260,7 @@ def find_step(fn: Callable, args: Sequence[Any], kwargs: dict[str, Any], target:
     args, kwargs = non_arrays.hidden((tuple(args), kwargs))
     jitted = jax.jit(_of_hidden(fn))
   collector, runs = _Collector(), _Runs()
-  with _directions(collector):
+  with _directions(collector), explained(getattr(fn, "__name__", type(fn).__name__)):
     traced = jitted.trace(*args, **kwargs)
     runs.visit(getattr(traced, "traced", traced).jaxpr, 1, 1)  # of Flax, around JAX's
   if not collector.regions or not runs.has_gradient:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import coopjax
 from coopjax.errors import NotDifferentiableError
 from coopjax.jaxpr.tags import parse_tag, tag_jaxpr, tagged_fn
 from coopjax.jaxpr.trace import fn_and_gradient, split_arguments, trace
@@ -140,3 +141,18 @@ def test_a_cached_jit_of_jax_gets_the_line_of_each_call():
   for jaxpr in (traced.jaxpr, traced.inlined):
     lines = {info.source.line for info in tag_jaxpr(jaxpr)[1] if info.primitive == "select_n"}
     assert lines == {start + 1, start + 2}
+
+
+@pytest.mark.parametrize("call, what", [
+  (lambda fn, x: coopjax.remat(fn, budget=0.5)(x, True), r"leaves\[1\] is args\[1\] of scaled"),
+  (lambda fn, x: coopjax.remat(fn, budget=0.5)(x, is_large=True), r"leaves\[1\] is kwargs\['is_large'\] of scaled"),
+  (lambda fn, x: coopjax.plan(fn, x, True, budget=0.5), "arguments of scaled"),
+])
+def test_flags_that_are_not_static_are_explained(call, what):
+  def scaled(x, is_large):
+    return (3.0 * x if is_large else x).sum()
+
+  with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
+    call(scaled, jnp.ones(4))
+  (note,) = [note for note in caught.value.__notes__ if "static_argnums" in note]
+  assert re.search(what, note) and "functools.partial" in note

@@ -5,10 +5,12 @@ stand as leading inputs of the jaxpr. So what is compiled for planning never tou
 call that the user makes passes them through.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+import contextlib
 import dataclasses
 import functools
 import inspect
+import re
 import warnings
 from typing import Any
 
@@ -20,6 +22,9 @@ from coopjax import compat
 from coopjax.errors import LostUpdateWarning, NotDifferentiableError, OrderedEffectError
 from coopjax.jaxpr import answers, non_arrays
 from coopjax.jaxpr.placement import Placement, path_name, place
+
+
+_LEAF = re.compile(r"\bleaves\[(\d+)\]")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -164,7 +169,8 @@ def trace(fn: Callable, args: Sequence[Any] = (), kwargs: dict[str, Any] | None 
     return non_arrays.hidden(outputs)
 
   flat_fn.__name__ = name
-  closed, out_shapes = jax.make_jaxpr(flat_fn, return_shape=True)(*split.leaves)
+  with explained(name, split):
+    closed, out_shapes = jax.make_jaxpr(flat_fn, return_shape=True)(*split.leaves)
   consts = tuple(closed.consts)
   jaxpr = compat.open_constants(closed)
   _refuse_ordered_effects(name, jaxpr)
@@ -180,6 +186,19 @@ def trace(fn: Callable, args: Sequence[Any] = (), kwargs: dict[str, Any] | None 
       in_tree=split.in_tree, out_avals=out_avals, out_tree=out_tree,
       is_differentiable=tuple(ok and is_floating(aval) for ok, aval in zip(is_candidate, in_avals, strict=True)),
       placement=placement, policy=answers.saving_names(jaxpr, policy))
+
+
+@contextlib.contextmanager
+def explained(name: str, split: SplitArguments | None = None) -> Iterator[None]:
+  """Says in errors about traced values of which Python wants the value what can be done: make the argument static."""
+  try:
+    yield
+  except (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError) as error:
+    found = split and _LEAF.search(str(error))
+    what = f"{found[0]} is {_names((), split)[int(found[1])]} of {name}. " if found else ""
+    error.add_note(f"{what}coopjax traces the arguments of {name} that are not static: a flag such as train= belongs into "
+                   "static_argnums or static_argnames, or is bound with functools.partial")
+    raise
 
 
 def _warn_of_changed_objects(name: str, given: Sequence[Any], arguments: Any) -> None:
