@@ -56,3 +56,17 @@ def test_what_a_loop_stacks_is_the_loops():
   with pytest.raises(coopjax.BudgetInfeasibleError) as caught:
     coopjax.plan(scanned, X, weights, budget="1MiB", engine="hlo")
   assert "while" in caught.value.op and caught.value.largest[0][1] == f"f32[4,256,{WIDE}]"
+
+
+def test_an_op_that_xla_made_without_a_line_is_named_with_what_leads_to_it():
+  def convolutions(weights, x):
+    for weight in weights:
+      x = jax.nn.relu(jax.lax.conv_general_dilated(x, weight, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
+    return x.mean()
+
+  weights, images = [models.normal(i, 3, 3, 16, 16) for i in range(4)], models.normal(9, 4, 32, 32, 16)
+  with pytest.raises(coopjax.BudgetInfeasibleError) as caught:
+    coopjax.plan(convolutions, weights, images, budget="64KiB", engine="hlo", time_limit_s=1.0)
+  (bound,) = [line for line in str(caught.value).splitlines() if line.startswith("no schedule whatever")]
+  (line,) = lines_of(convolutions, "conv_general_dilated")
+  assert re.search(rf"convolution\S* \(of \S+ \S*{re.escape(line)}\) needs them around it", bound)

@@ -116,5 +116,22 @@ def _live(program: StepProgram, value: int) -> Live:
 
 
 def _describe_op(program: StepProgram, op: int) -> str:
+  """Name and the user's line; where XLA made the op without one, of the nearest op before it that has one."""
   name = program.op_names[op] if program.op_names else f"op {op}"
-  return f"{name} {program.op_sources[op]}" if program.op_sources and program.op_sources[op] else name
+  near = _with_source(program, op) if program.op_sources else None
+  if near is None:
+    return name
+  return f"{name} {program.op_sources[op]}" if near == op else (
+    f"{name} (of {program.op_names[near]} {program.op_sources[near]})")
+
+
+def _with_source(program: StepProgram, op: int) -> int | None:
+  """The op itself, or the nearest one that leads to it, with a line of the user's; None if none has one."""
+  level, seen = [op], {op}
+  while level:
+    if found := [each for each in level if program.op_sources[each]]:
+      return found[0]
+    makers = [int(program.value_producer[value]) for each in level for value in program.inputs(each)]
+    level = [each for each in dict.fromkeys(makers) if each >= 0 and each not in seen]
+    seen.update(level)
+  return None
