@@ -51,10 +51,12 @@ def test_trials_take_a_small_part_of_the_time_limit(monkeypatch, is_plan):
   monkeypatch.setattr(hook, "_plan", recording)
   monkeypatch.setattr(choice, "_choices", choice.KeptChoices())
   monkeypatch.setenv("COOPJAX_CACHE_DIR", "")
-  rows = models.normal(51, 500, 64)
-  if is_plan:
-    coopjax.plan(loss, WEIGHTS, rows, budget=0.55, time_limit_s=3.0)
-  else:
-    jax.jit(jax.grad(coopjax.remat(loss, budget=0.55, time_limit_s=3.0))).lower(WEIGHTS, rows).compile()
+  rows, options = models.normal(51, 500, 64), {"budget": 0.4, "time_limit_s": 3.0, "on_infeasible": "best_effort"}
+  with warnings.catch_warnings():  # whether it is reached is not the question here
+    warnings.simplefilter("ignore", coopjax.BudgetExceededWarning)
+    if is_plan:
+      coopjax.plan(loss, WEIGHTS, rows, **options)
+    else:
+      jax.jit(jax.grad(coopjax.remat(loss, **options))).lower(WEIGHTS, rows).compile()
   *trials, last = given
   assert last == 3.0 and trials and sum(trials) <= 3.0
