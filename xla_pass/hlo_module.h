@@ -72,10 +72,6 @@ struct Instruction {
   std::string_view raw;                     // the serialized HloInstructionProto, inside the module's bytes
 };
 
-// Touches something besides its operands and its result (collectives, stateful random numbers, side effects, a TPU's
-// flags and other small memories), the computations that it calls aside. Unknown opcodes do.
-bool HasOwnEffects(const Instruction& instruction);
-
 // Stands for the index of a module's entry computation.
 inline constexpr int32_t kEntryComputation = -1;
 

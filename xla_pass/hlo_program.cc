@@ -5,6 +5,7 @@
 #include <span>
 
 #include "async_distance.h"
+#include "hlo_effects.h"
 #include "hlo_heap.h"
 
 namespace coopjax {
@@ -86,9 +87,6 @@ class ProgramBuilder {
   void AddDescription(int32_t i);
   void SetWorkspaces();
   void SetCanRecompute();
-  bool IsPure(int32_t i) const;
-  bool HasEffects(int32_t i) const;
-  bool WritesInPlace(int32_t i) const;
 
   const HloAlias& alias_;
   const HloGraph& graph_;
@@ -269,7 +267,7 @@ void ProgramBuilder::AddControl(int32_t i) {
       if (feeds_[op_of_[earlier]] != op_of_[i]) control.push_back(op_of_[earlier]);
     }
   }
-  if (HasEffects(i)) {
+  if (HasEffects(graph_, i)) {
     if (last_with_effects_ != kNoOp) control.push_back(last_with_effects_);
     last_with_effects_ = op_of_[i];
   }
@@ -355,33 +353,6 @@ void ProgramBuilder::SetWorkspaces() {
   }
 }
 
-bool ProgramBuilder::WritesInPlace(int32_t i) const {
-  const auto is_writer = [&](int32_t at) {
-    while (graph_.op(at) == Op::kBitcast) at = graph_.operands(at)[0];
-    return graph_.op(at) == Op::kDynamicUpdateSlice || graph_.op(at) == Op::kScatter;
-  };
-  if (!InPlacePairs(graph_, i).empty() || is_writer(i)) return true;
-  if (graph_.op(i) != Op::kFusion) return false;
-  const int32_t root = graph_.root(graph_.called(i)[0]);
-  return is_writer(root) || (graph_.op(root) == Op::kTuple && std::ranges::any_of(graph_.operands(root), is_writer));
-}
-
-bool ProgramBuilder::IsPure(int32_t i) const {
-  if (!graph_.opcode(i).is_pure) return false;
-  return std::ranges::all_of(graph_.called(i), [&](int32_t computation) {
-    return std::ranges::all_of(graph_.module().computations[computation].instructions,
-                               [&](int32_t inner) { return IsPure(inner); });
-  });
-}
-
-bool ProgramBuilder::HasEffects(int32_t i) const {
-  if (HasOwnEffects(graph_.instruction(i))) return true;
-  return std::ranges::any_of(graph_.called(i), [&](int32_t computation) {
-    return std::ranges::any_of(graph_.module().computations[computation].instructions,
-                               [&](int32_t inner) { return HasEffects(inner); });
-  });
-}
-
 void ProgramBuilder::SetCanRecompute() {
   PerInstruction<uint8_t> is_tied(own_, 0);
   for (const int32_t i : graph_.sequence(computation_)) {
@@ -389,7 +360,8 @@ void ProgramBuilder::SetCanRecompute() {
   }
   for (OpId op = 0; op < program_.num_ops(); ++op) {
     const int32_t i = op_instruction_[op];
-    bool can_recompute = !is_tied[i] && dependences_[i].empty() && IsPure(i) && !HasEffects(i) && !WritesInPlace(i);
+    bool can_recompute = !is_tied[i] && dependences_[i].empty() && IsPure(graph_, i) && !HasEffects(graph_, i) &&
+                         !WritesInPlace(graph_, i);
     for (const ValueId value : program_.op_outputs[op]) {
       can_recompute &= program_.value_kind[value] == ValueKind::kTemporary;
       can_recompute &= program_.value_in_place_of[value] == kNoValue;

@@ -9,6 +9,7 @@
 
 #include "async_distance.h"
 #include "buffer_order.h"
+#include "hlo_effects.h"
 #include "hlo_opcode.h"
 #include "wire.h"
 
