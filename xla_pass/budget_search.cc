@@ -4,6 +4,7 @@
 #include <limits>
 #include <set>
 
+#include "byte_bound.h"
 #include "liveness.h"
 #include "packed_module.h"
 #include "transform.h"
@@ -76,7 +77,7 @@ bool BudgetSearch::IsHopeless(const Tried& alone) const {
   StepProgram bound = hlo_->program;
   bound.op_workspace_bytes = least_workspaces_;
   const int64_t unseen_bytes = std::max<int64_t>(alone.peak_bytes - alone.rank.temp_bytes, 0);
-  return ComputeLowerBound(bound).bytes - unseen_bytes > options_.budget_bytes;
+  return ComputeByteBound(bound).bytes - unseen_bytes > options_.budget_bytes;
 }
 
 // Between the best split and the better of its neighbours.
@@ -184,7 +185,7 @@ int64_t BudgetSearch::Consider(const RematPlan& plan, double share) {
                        std::ssize(plan.schedule) > hlo_->program.num_ops()};
   if (tried.rank < tried_.at(share).rank) tried_.at(share) = tried;
   if (is_made) {
-    if (!planners_.is_large && !IsPacked(candidate.heap)) loose_.push_back(candidate);
+    if (!planners_.is_large && !IsPacked(candidate.heap)) KeepLoose(candidate);
     Keep(std::move(candidate));
   }
   return tried.rank.temp_bytes;
@@ -210,6 +211,15 @@ void BudgetSearch::Keep(Candidate candidate) {
   }
   std::erase_if(candidates_, [&](const Candidate& other) { return is_no_better(other, candidate); });
   candidates_.push_back(std::move(candidate));
+}
+
+// Of equals those that came first.
+void BudgetSearch::KeepLoose(const Candidate& candidate) {
+  const auto rank = [this](const Candidate& each) { return each.LeastRank(options_.budget_bytes); };
+  const auto place = std::ranges::upper_bound(loose_, rank(candidate), {}, rank);
+  if (place - loose_.begin() == kMaxRepacked) return;
+  loose_.insert(place, candidate);
+  if (std::ssize(loose_) > kMaxRepacked) loose_.pop_back();
 }
 
 // Moves the runs about inside, where something was planned there, then those of the entry, so that fewer bytes are lost.
@@ -243,21 +253,32 @@ bool BudgetSearch::MoveRuns(const PackedOrderOptions& options, Candidate* loose)
   return true;
 }
 
-// Plans that lose bytes between their buffers, and would be better than the best if they lost none: their runs are
-// moved about. Every one by a seed of its own, for the same may stand here twice.
+// Whether the plan would be taken if it lost no bytes between its buffers.
+bool BudgetSearch::MayGain(const Candidate& loose) const {
+  if (candidates_.empty()) return true;
+  const int64_t budget_bytes = options_.budget_bytes, least_bytes = loose.heap.least_temp_bytes;
+  const PlanRank least = loose.LeastRank(budget_bytes);
+  const auto is_as_good = [&](const Candidate& each) { return each.Rank(budget_bytes) <= least; };
+  if (std::ranges::any_of(candidates_, is_as_good)) return false;
+  const Candidate& chosen = *Chosen();
+  const bool would_fit = least_bytes <= budget_bytes && chosen.heap.temp_bytes > budget_bytes;
+  if (would_fit || chosen.cost_s > loose.cost_s) return true;
+  // A cheaper one stays the choice while it is near the smallest; of the same cost, what is as good as packed will do.
+  const double near = chosen.cost_s < loose.cost_s ? std::max(options_.near_smallest, kNearlyPacked) : kNearlyPacked;
+  return chosen.heap.temp_bytes > Times(near, least_bytes);
+}
+
+// Plans that lose bytes between their buffers: their runs are moved about. Every one by a seed of its own, for the same
+// may stand here twice.
 void BudgetSearch::Repack() {
   if (reader_.keeps_order) return;
   const Stopwatch stopwatch(&plan_s_);
   const int64_t budget_bytes = options_.budget_bytes;
-  const auto rank = [&](const Candidate& each) { return each.Rank(budget_bytes); };
-  std::ranges::stable_sort(loose_, {}, [&](const Candidate& each) { return each.LeastRank(budget_bytes); });
-  if (std::ssize(loose_) > kMaxRepacked) loose_.resize(kMaxRepacked);
-  for (uint64_t seed = 1; Candidate& loose : loose_) {
-    const auto best = std::ranges::min_element(candidates_, {}, rank);
-    const bool may_gain = best == candidates_.end() || loose.LeastRank(budget_bytes) < rank(*best);
-    if (deadline_.Left() == 0 || !may_gain) return;
+  for (size_t i = 0; i < loose_.size() && deadline_.Left() > 0; ++i) {
+    Candidate& loose = loose_[i];
+    if (!MayGain(loose)) continue;
     const PackedOrderOptions options = {.target_bytes = std::max(budget_bytes, loose.heap.least_temp_bytes),
-                                        .seed = seed++, .time_limit_s = deadline_.Left() / 4};
+                                        .seed = i + 1, .time_limit_s = deadline_.Left() / 4};
     if (!MoveRuns(options, &loose)) continue;
     StepProgram program = hlo_->program;
     program.op_workspace_bytes = loose.op_workspace_bytes;
@@ -268,15 +289,23 @@ void BudgetSearch::Repack() {
   }
 }
 
-std::optional<Candidate> BudgetSearch::TakeBest() {
-  Repack();
-  if (candidates_.empty()) return std::nullopt;
+// The one to take.
+std::vector<Candidate>::const_iterator BudgetSearch::Chosen() const {
   const auto bytes = [](const Candidate& each) { return each.heap.temp_bytes; };
+  if (candidates_.empty()) return candidates_.end();
   const int64_t smallest_bytes = bytes(*std::ranges::min_element(candidates_, {}, bytes));
   const int64_t most_bytes = smallest_bytes <= options_.budget_bytes ? options_.budget_bytes
                                                                      : Times(options_.near_smallest, smallest_bytes);
-  std::erase_if(candidates_, [&](const Candidate& each) { return bytes(each) > most_bytes; });
-  return std::move(*std::ranges::min_element(candidates_, {}, &Candidate::cost_s));
+  const auto cost_s = [&](const Candidate& each) {
+    return bytes(each) <= most_bytes ? each.cost_s : std::numeric_limits<double>::infinity();
+  };
+  return std::ranges::min_element(candidates_, {}, cost_s);
+}
+
+std::optional<Candidate> BudgetSearch::TakeBest() {
+  Repack();
+  const auto chosen = Chosen();
+  return chosen == candidates_.end() ? std::nullopt : std::optional(*chosen);
 }
 
 }  // namespace coopjax

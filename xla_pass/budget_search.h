@@ -116,6 +116,9 @@ class BudgetSearch {
   int64_t Consider(const RematPlan& plan, double share);
   void Log(const Candidate& candidate);
   void Keep(Candidate candidate);
+  void KeepLoose(const Candidate& candidate);
+  std::vector<Candidate>::const_iterator Chosen() const;
+  bool MayGain(const Candidate& loose) const;
   bool MoveRuns(const PackedOrderOptions& options, Candidate* loose);
   void Repack();
 
@@ -136,7 +139,7 @@ class BudgetSearch {
   std::shared_ptr<const std::vector<InnerPlan>> inner_plans_;
   std::optional<HloProgram> inner_hlo_;          // the entry, where something was planned inside
   std::vector<Candidate> candidates_;            // none of which is worse than another in all ways
-  std::vector<Candidate> loose_;                 // those that lose bytes between their buffers
+  std::vector<Candidate> loose_;                 // the best few that lose bytes between their buffers, by LeastRank
   std::vector<PlanRound> rounds_;
   std::vector<int64_t> least_workspaces_;
   std::string fault_;
