@@ -1,6 +1,7 @@
 #include "inner_planner.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "list_scheduler.h"
 #include "liveness.h"
@@ -20,7 +21,9 @@ int64_t PeakBytes(const StepProgram& program, const Schedule& schedule) {
 PlannedInside InnerPlanner::Plan(int64_t limit_bytes, double share) {
   share_ = share;
   planned_ = {};
-  Shrink(IdOf(analysis_.graph.module().entry), limit_bytes);
+  wanted_.clear();
+  Want(IdOf(analysis_.graph.module().entry), limit_bytes);
+  for (const auto& [_, level] : wanted_) Fit(level);
   return std::move(planned_);
 }
 
@@ -66,46 +69,74 @@ std::span<const int32_t> InnerPlanner::Callees(const Came& caller, OpId op) cons
   return runs ? graph.called(i) : std::span<const int32_t>();
 }
 
-// Plans what a computation's ops run, where it stands in the way of the limit.
-void InnerPlanner::Shrink(int64_t computation_id, int64_t limit_bytes) {
+// Notes what a computation's ops run, where it stands in the way of the limit; returns how many levels of that there are.
+int32_t InnerPlanner::Want(int64_t computation_id, int64_t limit_bytes) {
   Came& came = CameOf(computation_id);
   const StepProgram& program = came.hlo.program;
-  if (std::ranges::none_of(program.op_workspace_bytes, [](int64_t bytes) { return bytes > 0; })) return;
+  if (std::ranges::none_of(program.op_workspace_bytes, [](int64_t bytes) { return bytes > 0; })) return 0;
   if (came.order.empty()) came.order = ScheduleForMemory(program);
   const std::vector<int64_t> live_bytes = ComputeLiveness(program, came.order).live_bytes;
+  int32_t num_levels = 0;
   for (Step step = 0; step < program.num_ops(); ++step) {
     const OpId op = came.order[step];
     const int64_t workspace_bytes = program.op_workspace_bytes[op];
     if (live_bytes[step] <= limit_bytes || workspace_bytes == 0) continue;
     const int64_t around_bytes = live_bytes[step] - workspace_bytes;
+    const int64_t inner_limit_bytes = std::max<int64_t>(limit_bytes - around_bytes, 0);
     for (const int32_t callee : Callees(came, op)) {
-      Fit(IdOf(callee), came.hlo.op_names[op], std::max<int64_t>(limit_bytes - around_bytes, 0));
+      if (CameOf(IdOf(callee)).peak_bytes <= inner_limit_bytes) continue;
+      const int32_t level = Want(IdOf(callee), inner_limit_bytes);
+      wanted_[level].push_back({IdOf(callee), came.hlo.op_names[op], inner_limit_bytes});
+      num_levels = std::max(num_levels, level + 1);
     }
   }
+  return num_levels;
 }
 
-// Plans a computation, and before it what it runs.
-void InnerPlanner::Fit(int64_t computation_id, const std::string& name, int64_t least_bytes) {
-  if (CameOf(computation_id).peak_bytes <= least_bytes) return;
-  Shrink(computation_id, least_bytes);
-  std::optional<HloProgram> hlo = Current(computation_id);
-  if (!hlo) return;
-  int64_t limit_bytes = least_bytes;
-  const int64_t ordered_bytes = PeakBytes(hlo->program, ScheduleForMemory(hlo->program));
-  if (ordered_bytes > least_bytes) {
-    planned_.depends_on_share = true;
-    limit_bytes += static_cast<int64_t>(share_ * static_cast<double>(ordered_bytes - least_bytes));
+// Plans computations of which none runs another.
+void InnerPlanner::Fit(std::span<const Wanted> level) {
+  std::vector<InnerPlan> plans;
+  for (const Wanted& wanted : level) {
+    if (std::optional<InnerPlan> plan = Fitted(wanted)) plans.push_back(*std::move(plan));
   }
-  std::optional<RematPlan> plan = Planned(computation_id, *hlo, limit_bytes);
-  if (!plan || plan->peak_bytes >= PeakBytes(hlo->program, hlo->program.schedule)) return;
+  Apply(plans);
+}
+
+// Nothing where that does not become smaller.
+std::optional<InnerPlan> InnerPlanner::Fitted(const Wanted& wanted) {
+  std::optional<HloProgram> hlo = Current(wanted.computation_id);
+  if (!hlo) return std::nullopt;
+  int64_t limit_bytes = wanted.limit_bytes;
+  const int64_t ordered_bytes = PeakBytes(hlo->program, ScheduleForMemory(hlo->program));
+  if (ordered_bytes > limit_bytes) {
+    planned_.depends_on_share = true;
+    limit_bytes += static_cast<int64_t>(share_ * static_cast<double>(ordered_bytes - limit_bytes));
+  }
+  std::optional<RematPlan> plan = Planned(wanted.computation_id, *hlo, limit_bytes);
+  if (!plan || plan->peak_bytes >= PeakBytes(hlo->program, hlo->program.schedule)) return std::nullopt;
+  return InnerPlan{wanted.name, *std::move(hlo), *std::move(plan)};
+}
+
+// Carries the plans into the module: all of them, or, where they can't be, of each half what can.
+void InnerPlanner::Apply(std::span<InnerPlan> plans) {
+  if (plans.empty()) return;
   const HloModule& module = planned_.module ? *planned_.module->module : analysis_.graph.module();
-  const int32_t computation = module.computation_index.Find(computation_id);
+  std::vector<ComputationSchedule> schedules;
+  for (const InnerPlan& each : plans) {
+    const std::vector<int64_t>& ids = each.hlo.op_instruction_ids;
+    schedules.push_back({module.by_id(ids[0]).computation, ids, each.plan.schedule});
+  }
   std::string error;
-  TransformResult changed = ApplySchedule(module, hlo->op_instruction_ids, plan->schedule, computation);
+  TransformResult changed = ApplySchedules(module, schedules);
   std::optional<ReadModule> read = changed.error.empty() ? ReadBytes(std::move(changed.bytes), &error) : std::nullopt;
-  if (!read) return;
-  planned_.module = std::make_shared<const ReadModule>(*std::move(read));
-  planned_.plans.push_back({name, *std::move(hlo), *std::move(plan)});
+  if (read) {
+    planned_.module = std::make_shared<const ReadModule>(*std::move(read));
+    std::ranges::move(plans, std::back_inserter(planned_.plans));
+  } else if (plans.size() > 1) {
+    const size_t half = plans.size() / 2;
+    Apply(plans.first(half));
+    Apply(plans.subspan(half));
+  }
 }
 
 // The computation with what was planned inside it; nothing where it can't be read.

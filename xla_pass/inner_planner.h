@@ -6,7 +6,9 @@
 //  * 0: the caller does nothing, and the inside must do with what the caller's best order leaves;
 //  * 1: the inside is reordered, which costs nothing, and the caller does all the rest;
 //  * in between, the inside's limit lies that far between the two.
-// Nested loops are planned from the innermost on. Costs are those of all runs (hlo_program.h).
+// Nested loops are planned from the innermost on. What no other stands around is carried into the module at once: modules
+// have hundreds of loops, and reading one back takes longer than planning many. Costs are those of all runs
+// (hlo_program.h).
 #pragma once
 
 #include <cstdint>
@@ -59,12 +61,21 @@ class InnerPlanner {
     Schedule order;             // of least peak; empty until it is asked for
   };
 
+  // A computation that stands in the way of a limit.
+  struct Wanted {
+    int64_t computation_id = 0;
+    std::string name;           // of the op that runs it
+    int64_t limit_bytes = 0;    // that the op leaves it
+  };
+
   Came& CameOf(int64_t computation_id);
   std::span<const int32_t> Callees(const Came& caller, OpId op) const;
   int64_t IdOf(int32_t computation) const { return analysis_.graph.module().computations[computation].id; }
   std::vector<int64_t> LeastWorkspacesOf(int64_t computation_id, bool looks);
-  void Shrink(int64_t computation_id, int64_t limit_bytes);
-  void Fit(int64_t computation_id, const std::string& name, int64_t least_bytes);
+  int32_t Want(int64_t computation_id, int64_t limit_bytes);
+  void Fit(std::span<const Wanted> level);
+  std::optional<InnerPlan> Fitted(const Wanted& wanted);
+  void Apply(std::span<InnerPlan> plans);
   std::optional<HloProgram> Current(int64_t computation_id) const;
   std::optional<RematPlan> Planned(int64_t computation_id, const HloProgram& hlo, int64_t limit_bytes);
 
@@ -76,6 +87,7 @@ class InnerPlanner {
   std::map<std::pair<int64_t, double>, RematPlan> first_;          // by computation id and share
   bool hurries_ = false;
   double share_ = 1;
+  std::map<int32_t, std::vector<Wanted>> wanted_;                  // by levels of what is wanted inside
   PlannedInside planned_;
 };
 

@@ -82,6 +82,19 @@ TEST(the_innermost_loop_is_planned_first) {
   EXPECT_TRUE(inside.Workspace(planned) < inside.Workspace({}));
 }
 
+TEST(many_loops_are_planned_like_each_alone) {
+  for (const int depth : {1, 2}) {
+    Inside one(LoopModule(3, /*has_around=*/false, depth)), many(LoopModule(3, /*has_around=*/false, depth, /*num_loops=*/9));
+    const PlannedInside alone = one.planner.Plan(24 * kKib, 0), planned = many.planner.Plan(24 * kKib, 0);
+    EXPECT_EQ(planned.plans.size(), 9 * alone.plans.size());
+    for (size_t i = 0; i < planned.plans.size(); ++i) {
+      EXPECT_TRUE(planned.plans[i].plan.schedule == alone.plans.at(i / 9).plan.schedule);
+    }
+    EXPECT_EQ(many.Workspace(planned), one.Workspace(alone));
+    EXPECT_EQ(VerifyTransform(*many.came.module, *planned.module->module), "");
+  }
+}
+
 TEST(bounds_hold_whatever_is_planned) {
   Inside inside(LoopModule(3));
   EXPECT_EQ(Most(inside.planner.LeastWorkspaces(false)), 0);

@@ -63,8 +63,8 @@ class Pass {
   bool Read();
   void SearchOrder();
   void SearchInnerOrders();
-  std::vector<ComputationOrder> InnerOrder(int32_t computation) const;
-  void OrderInside(std::span<const ComputationOrder> orders);
+  std::vector<ComputationSchedule> InnerOrder(int32_t computation) const;
+  void OrderInside(std::span<const ComputationSchedule> orders);
   void PackOrder();
   void PlanOrder();
   int64_t OrderedBytes() const;
@@ -142,7 +142,7 @@ void Pass::SearchInnerOrders() {
     levels[level_of[c]].push_back(c);
   }
   for (const auto& [level, computations] : levels) {
-    std::vector<ComputationOrder> orders;
+    std::vector<ComputationSchedule> orders;
     for (const int32_t c : computations) {
       if (deadline_.Left() > 0) std::ranges::move(InnerOrder(c), std::back_inserter(orders));
     }
@@ -151,7 +151,7 @@ void Pass::SearchInnerOrders() {
 }
 
 // A computation's ops in the order of least peak; nothing where that is the order it has.
-std::vector<ComputationOrder> Pass::InnerOrder(int32_t computation) const {
+std::vector<ComputationSchedule> Pass::InnerOrder(int32_t computation) const {
   HloProgram inner;
   if (!BuildHloProgram(*analysis_, options_.roofline, &inner, computation).empty()) return {};
   if (inner.program.num_ops() < kLeastOrderedOps) return {};
@@ -163,10 +163,10 @@ std::vector<ComputationOrder> Pass::InnerOrder(int32_t computation) const {
 }
 
 // Takes the orders that take no more memory: all of them, or, where they do, of each half what it can.
-void Pass::OrderInside(std::span<const ComputationOrder> orders) {
+void Pass::OrderInside(std::span<const ComputationSchedule> orders) {
   if (orders.empty() || deadline_.Left() == 0) return;
   std::string error;
-  std::optional<ReadModule> ordered = ReadBytes(ApplyOrders(module(), orders).bytes, &error);
+  std::optional<ReadModule> ordered = ReadBytes(ApplySchedules(module(), orders).bytes, &error);
   HloProgram hlo;
   const bool is_better = ordered &&
                          ordered->Heap().temp_bytes <= AssignBuffers(*analysis_->alias, analysis_->ranges).temp_bytes &&

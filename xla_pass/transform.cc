@@ -66,8 +66,9 @@ class FreshIdentifiers {
 // Rewrites one computation. Instructions are named by their position in its list ("local").
 class Rewriter {
  public:
-  Rewriter(const HloModule& module, int32_t computation)
-      : module_(module), index_(computation), computation_(module.computations[computation]) {}
+  // `fresh` is made for the first clone, as it reads the whole module, and serves all that rewrite one module.
+  Rewriter(const HloModule& module, int32_t computation, std::optional<FreshIdentifiers>* fresh)
+      : module_(module), index_(computation), computation_(module.computations[computation]), fresh_(*fresh) {}
 
   // Empty, or why the schedule cannot be carried out.
   std::string Run(const std::vector<int64_t>& op_instruction_ids, const Schedule& schedule);
@@ -105,7 +106,7 @@ class Rewriter {
   const HloModule& module_;
   const int32_t index_;
   const Computation& computation_;
-  std::optional<FreshIdentifiers> fresh_;   // made for the first clone: it reads the whole module
+  std::optional<FreshIdentifiers>& fresh_;
 
   // Per local.
   std::vector<uint8_t> is_op_, is_placed_;
@@ -348,41 +349,36 @@ void Rewriter::AddEdits(std::vector<ComputationEdit>* edits) {
 
 }  // namespace
 
-TransformResult ApplySchedule(const HloModule& module, const std::vector<int64_t>& op_instruction_ids,
-                              const Schedule& schedule, int32_t computation) {
+TransformResult ApplySchedules(const HloModule& module, std::span<const ComputationSchedule> schedules) {
   TransformResult result;
-  if (computation == kEntryComputation) computation = module.entry;
-  if (computation < 0 || computation >= std::ssize(module.computations)) {
-    result.error = "there is no such computation";
-    return result;
-  }
-  Rewriter rewriter(module, computation);
-  result.error = rewriter.Run(op_instruction_ids, schedule);
-  if (!result.error.empty()) return result;
+  std::optional<FreshIdentifiers> fresh;
   std::vector<ComputationEdit> edits;
-  rewriter.AddEdits(&edits);
+  for (const ComputationSchedule& each : schedules) {
+    const int32_t computation = each.computation == kEntryComputation ? module.entry : each.computation;
+    if (computation < 0 || computation >= std::ssize(module.computations)) {
+      result.error = "there is no such computation";
+      return result;
+    }
+    Rewriter rewriter(module, computation, &fresh);
+    result.error = rewriter.Run(each.op_instruction_ids, each.schedule);
+    if (!result.error.empty()) return result;
+    rewriter.AddEdits(&edits);
+    result.num_clones += rewriter.num_clones();
+  }
   result.bytes = EmitHloModule(module, edits);
-  result.num_clones = rewriter.num_clones();
   return result;
 }
 
-TransformResult ApplyOrders(const HloModule& module, std::span<const ComputationOrder> orders) {
-  TransformResult result;
-  std::vector<ComputationEdit> edits;
-  for (const ComputationOrder& order : orders) {
-    Rewriter rewriter(module, order.computation);
-    result.error = rewriter.Run(order.op_instruction_ids, order.order);
-    if (result.error.empty() && rewriter.num_clones() > 0) result.error = "an order has an op twice";
-    if (!result.error.empty()) return result;
-    rewriter.AddEdits(&edits);
-  }
-  result.bytes = EmitHloModule(module, edits);
-  return result;
+TransformResult ApplySchedule(const HloModule& module, const std::vector<int64_t>& op_instruction_ids,
+                              const Schedule& schedule, int32_t computation) {
+  const ComputationSchedule alone = {computation, op_instruction_ids, schedule};
+  return ApplySchedules(module, {&alone, 1});
 }
 
 std::vector<int64_t> SequenceOf(const HloModule& module, const std::vector<int64_t>& op_instruction_ids,
                                 const Schedule& order, int32_t computation) {
-  Rewriter rewriter(module, computation == kEntryComputation ? module.entry : computation);
+  std::optional<FreshIdentifiers> fresh;
+  Rewriter rewriter(module, computation == kEntryComputation ? module.entry : computation, &fresh);
   if (!rewriter.Run(op_instruction_ids, order).empty()) return {};
   return rewriter.sequence();
 }

@@ -40,13 +40,13 @@ struct TransformResult {
 TransformResult ApplySchedule(const HloModule& module, const std::vector<int64_t>& op_instruction_ids,
                               const Schedule& schedule, int32_t computation = kEntryComputation);
 
-// Orders of several computations at once, none of them with a repeat.
-struct ComputationOrder {
-  int32_t computation = -1;
+// The same for several computations at once, each named once. What an op's clone brings along it has as the module came.
+struct ComputationSchedule {
+  int32_t computation = kEntryComputation;
   std::vector<int64_t> op_instruction_ids;
-  Schedule order;
+  Schedule schedule;
 };
-TransformResult ApplyOrders(const HloModule& module, std::span<const ComputationOrder> orders);
+TransformResult ApplySchedules(const HloModule& module, std::span<const ComputationSchedule> schedules);
 
 // The ids of the computation's instructions in the order that ApplySchedule gives them, for a schedule without repeats;
 // empty where it can't be carried out.

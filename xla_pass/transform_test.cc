@@ -63,7 +63,7 @@ TEST(the_given_order_changes_nothing) {
 }
 
 // callee: negate, exp, add of both; main: the same with a call of it.
-TEST(several_computations_are_ordered_at_once) {
+TEST(several_computations_at_once) {
   HloProtoBuilder builder;
   const auto add_ops = [&](int64_t p) {
     const int64_t negate = builder.Add("negate", F32({4}), {p}), exp = builder.Add("exp", F32({4}), {p});
@@ -75,13 +75,20 @@ TEST(several_computations_are_ordered_at_once) {
   const int64_t p = builder.Parameter(0, F32({4}));
   const std::vector<int64_t> outer = add_ops(builder.Add("call", F32({4}), {p}, {.called = {callee}}));
   const auto module = Parsed(builder.Build());
-  std::vector<ComputationOrder> orders = {{0, inner, {1, 0, 2}},
-                                          {1, {p + 1, outer[0], outer[1], outer[2]}, {0, 2, 1, 3}}};
-  const auto ordered = Parsed(ApplyOrders(*module, orders).bytes);
+  std::vector<ComputationSchedule> schedules = {{0, inner, {1, 0, 2}},
+                                                {1, {p + 1, outer[0], outer[1], outer[2]}, {0, 2, 1, 3}}};
+  const auto ordered = Parsed(ApplySchedules(*module, schedules).bytes);
   EXPECT_TRUE(ordered->computations[0].sequence == (std::vector<int64_t>{inner[0] - 1, inner[1], inner[0], inner[2]}));
   EXPECT_TRUE(ordered->computations[1].sequence == (std::vector<int64_t>{p, p + 1, outer[1], outer[0], outer[2]}));
-  orders[0].order = {0, 1, 0, 2};
-  EXPECT_EQ(ApplyOrders(*module, orders).error, "an order has an op twice");
+  // With repeats it is what comes of one after the other.
+  schedules[0].schedule = {0, 1, 0, 2};
+  schedules[1].schedule = {0, 1, 2, 1, 3};
+  const TransformResult both = ApplySchedules(*module, schedules);
+  EXPECT_EQ(both.num_clones, 2);
+  const auto one = Parsed(ApplySchedule(*module, schedules[0].op_instruction_ids, schedules[0].schedule, 0).bytes);
+  EXPECT_EQ(both.bytes, ApplySchedule(*one, schedules[1].op_instruction_ids, schedules[1].schedule).bytes);
+  schedules[1].computation = 2;
+  EXPECT_EQ(ApplySchedules(*module, schedules).error, "there is no such computation");
 }
 
 TEST(a_use_reads_the_most_recent_production) {
