@@ -9,6 +9,7 @@
   networks    ResNet-50, decoder, VGG-16, Inception V3 and DenseNet-121 at 50%, 25% and as small as it gets, next to the
               largest operands and results of one op (the last two need Keras: KERAS_BACKEND=jax)
   speed       a decoder of some 85,000 instructions (10 MB): parsed, planned and emitted
+  loops       150 loops one after the other, all of which are in the way of 60%: planned and emitted
 
   python benchmarks/hlo_pass.py corpus
   python benchmarks/hlo_pass.py corpus --names gpt_gradient fft
@@ -32,6 +33,7 @@ os.environ.setdefault("KERAS_BACKEND", "jax")
 
 import hlo_corpus
 import jax
+import jax.numpy as jnp
 import models
 import numpy as np
 import tables
@@ -68,6 +70,9 @@ COLUMNS = {
             "changes": "{changes}", "budget": "{budget:.0%}", "reached": "{share:.1%}", "parse s": "{parse_s:.2f}",
             "all s": "{seconds:.2f}", "CPU s": "{cpu_s:.2f}", "compile s": "{compile_s:.0f}",
             "of compile": "{of_compile:.1%}"},
+  "loops": {"program": "{program}", "instructions": "{instructions:,}", "budget": "{budget:.0%}", "reached": "{share:.1%}",
+            "loops\nplanned": "{planned}", "recompute": "{overhead:+.1%}", "plans": "{plans}", "s": "{seconds:.1f}",
+            "CPU s": "{cpu_s:.1f}"},
 }
 
 
@@ -273,6 +278,39 @@ def speed_rows(num_layers: int) -> Iterator[tables.Row]:
            "cpu_s": cpu_s, "compile_cpu_s": compile_cpu_s}
 
 
+def descents(num_loops: int, depth: int = 8, width: int = 64, batch_size: int = 512) -> jax.stages.Lowered:
+  """A network trained in loop after loop; each body holds all that its gradient reads."""
+
+  def loss(weights, x):
+    for weight in weights:
+      x = jnp.tanh(x @ weight)
+    return jnp.mean(x**2)
+
+  def fn(weights, batches):
+    for k in range(num_loops):
+      def step(weights, x, k=k):
+        gradient = jax.grad(loss)(weights, x + k)  # a body of its own
+        return jax.tree.map(lambda weight, change: weight - 0.1 * change, weights, gradient), None
+
+      weights, _ = jax.lax.scan(step, weights, batches)
+    return weights
+
+  weights = [jax.ShapeDtypeStruct((width, width), "float32")] * depth
+  return jax.jit(fn).lower(weights, jax.ShapeDtypeStruct((2, batch_size, width), "float32"))
+
+
+def loop_rows(num_loops: int = 150, share: float = 0.6) -> Iterator[tables.Row]:
+  module = parse_module(capture(descents(num_loops)))
+  cost_s = float(read_step_program(module)[0].op_cost_s.sum())
+  start, start_cpu = time.perf_counter(), time.process_time()
+  result = recompute_order(module, int(share * predict_memory(module).temp_bytes), time_limit_s=600.0)
+  seconds, cpu_s = time.perf_counter() - start, time.process_time() - start_cpu
+  yield {"part": "loops", "program": f"{num_loops} loops", "changes": "both", "budget": share,
+         "instructions": module.num_instructions, "share": result.after.temp_bytes / result.before.temp_bytes,
+         "planned": len(result.inner), "overhead": result.recompute_cost_s / cost_s, "plans": len(result.rounds),
+         "timing_s": result.timing_s, "seconds": seconds, "cpu_s": cpu_s}
+
+
 def summary(rows: list[tables.Row]) -> Iterator[str]:
   """What the rows of a part come to, a line each."""
   part = rows[0]["part"]
@@ -313,6 +351,7 @@ def main() -> None:
     "targets": lambda: target_rows(arguments.names or list(TARGET_PROGRAMS)),
     "networks": lambda: network_rows(arguments.names or list(NETWORKS)),
     "speed": lambda: speed_rows(arguments.layers),
+    "loops": loop_rows,
   }
   console = tables.console()
   for part in arguments.parts or parts:

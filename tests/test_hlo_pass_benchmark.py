@@ -38,6 +38,11 @@ def test_rows_are_kept_and_merged(benchmark, monkeypatch, tmp_path, capsys):
   assert "outputs differ in 0 cells" in capsys.readouterr().out
 
 
+def test_many_loops_are_all_planned(benchmark):
+  (row,) = benchmark.loop_rows(num_loops=3)
+  assert row["planned"] == 3 and 0 < row["share"] <= 0.6 and row["overhead"] > 0
+
+
 def test_the_largest_op_bounds_every_plan(benchmark):
   program = benchmark.hlo_corpus.PROGRAMS["mlp_gradient"]()
   module = benchmark.capture(program.lower())
