@@ -126,6 +126,7 @@ void BudgetSearch::PlanInside(int64_t limit_bytes, double share) {
   inside_ = inner_->Plan(std::max<int64_t>(limit_bytes, 0), share);
   inner_plans_.reset();
   inner_hlo_.reset();
+  carried_out_.clear();
   if (!inside_.module) return;
   HloProgram hlo;
   if (!reader_.Read(*inside_.module->analysis, &hlo).empty()) {
@@ -175,18 +176,24 @@ void BudgetSearch::Settle(const RematPlan& nearest, double share) {
 // Carries the plan out and returns the temporary bytes.
 int64_t BudgetSearch::Consider(const RematPlan& plan, double share) {
   const Stopwatch stopwatch(&emit_s_);
-  Candidate candidate = {.plan = plan, .inner = inner_plans_, .share = share,
-                         .cost_s = plan.cost_s + InnerCost(inner_plans_)};
-  candidate.heap.temp_bytes = temp_bytes_;
-  const bool changes = &analysis() != &original_ || plan.schedule != hlo_->program.schedule;
-  const bool is_made = changes && CarryOut(analysis(), hlo(), &candidate, &fault_);
+  const auto [known, is_new] = carried_out_.try_emplace(plan.schedule);
+  Candidate& candidate = known->second;
+  candidate.plan = plan;
+  candidate.inner = inner_plans_;
+  candidate.share = share;
+  candidate.cost_s = plan.cost_s + InnerCost(inner_plans_);
+  if (is_new) {
+    candidate.heap.temp_bytes = temp_bytes_;
+    const bool changes = &analysis() != &original_ || plan.schedule != hlo_->program.schedule;
+    if (changes) CarryOut(analysis(), hlo(), &candidate, &fault_);
+  }
   Log(candidate);
   const Tried tried = {candidate.Rank(options_.budget_bytes), plan.peak_bytes,
                        std::ssize(plan.schedule) > hlo_->program.num_ops()};
   if (tried.rank < tried_.at(share).rank) tried_.at(share) = tried;
-  if (is_made) {
+  if (candidate.module) {
     if (!planners_.is_large && !IsPacked(candidate.heap)) KeepLoose(candidate);
-    Keep(std::move(candidate));
+    Keep(candidate);
   }
   return tried.rank.temp_bytes;
 }
@@ -201,7 +208,7 @@ void BudgetSearch::Log(const Candidate& candidate) {
   }
 }
 
-void BudgetSearch::Keep(Candidate candidate) {
+void BudgetSearch::Keep(const Candidate& candidate) {
   const auto is_no_better = [](const Candidate& a, const Candidate& b) {
     return a.heap.temp_bytes >= b.heap.temp_bytes && a.cost_s >= b.cost_s;
   };
@@ -210,7 +217,7 @@ void BudgetSearch::Keep(Candidate candidate) {
     if (is_no_better(candidate, other)) return;
   }
   std::erase_if(candidates_, [&](const Candidate& other) { return is_no_better(other, candidate); });
-  candidates_.push_back(std::move(candidate));
+  candidates_.push_back(candidate);
 }
 
 // Of equals those that came first.
@@ -285,7 +292,7 @@ void BudgetSearch::Repack() {
     loose.plan.limit_bytes = options.target_bytes;
     loose.plan.peak_bytes = ComputeLiveness(program, loose.plan.schedule).peak_bytes;
     Log(loose);
-    Keep(std::move(loose));
+    Keep(loose);
   }
 }
 

@@ -115,7 +115,7 @@ class BudgetSearch {
   void Settle(const RematPlan& nearest, double share);
   int64_t Consider(const RematPlan& plan, double share);
   void Log(const Candidate& candidate);
-  void Keep(Candidate candidate);
+  void Keep(const Candidate& candidate);
   void KeepLoose(const Candidate& candidate);
   std::vector<Candidate>::const_iterator Chosen() const;
   bool MayGain(const Candidate& loose) const;
@@ -138,6 +138,7 @@ class BudgetSearch {
   PlannedInside inside_;
   std::shared_ptr<const std::vector<InnerPlan>> inner_plans_;
   std::optional<HloProgram> inner_hlo_;          // the entry, where something was planned inside
+  std::map<Schedule, Candidate> carried_out_;    // with that inside: planners often agree
   std::vector<Candidate> candidates_;            // none of which is worse than another in all ways
   std::vector<Candidate> loose_;                 // the best few that lose bytes between their buffers, by LeastRank
   std::vector<PlanRound> rounds_;
