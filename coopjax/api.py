@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from coopjax import kept_plans, modelled, steps
+from coopjax import compat, kept_plans, modelled, steps
 from coopjax.budget import Budget, format_bytes
 from coopjax.choice import Choice, choose, decide, fingerprint_of, warn_no_effect
 from coopjax.errors import BudgetExceededWarning, PlanMismatchError, RematNoEffectWarning
@@ -125,6 +125,8 @@ def remat(
 
   @functools.wraps(fn)
   def rematerialized(*args, **kwargs):
+    if plan is None and not steps.is_planned() and compat.is_eager() and not compat.has_backward_outside():
+      return fn(*args, **kwargs)  # operation by operation, and nothing is kept for a backward pass
     static = {"static_argnums": static_argnums, "static_argnames": static_argnames}
     with steps.inside_region():
       traced = trace(fn, args, kwargs, policy=policy, **static)
@@ -132,7 +134,7 @@ def remat(
     if flat_fn := steps.directed(traced):
       return traced.call(leaves, flat_fn)
     choice = choose(traced, request) if plan is None else _follow(traced, plan)
-    return traced.call(leaves, choice.flat_fn(traced))
+    return traced.call(leaves, choice.here(traced.name).flat_fn(traced))
 
   return rematerialized
 

@@ -73,7 +73,7 @@ def _wrap(request: Request, fn: Callable) -> Callable:
   def rematerialized(*args):
     with steps.inside_region():
       traced = trace(fn, args)
-    flat_fn = steps.directed(traced) or _choose(traced, request).flat_fn(traced)
+    flat_fn = steps.directed(traced) or _choose(traced, request).here(traced.name).flat_fn(traced)
     return traced.call(split_arguments(fn, args, {}).leaves, flat_fn)
 
   return rematerialized

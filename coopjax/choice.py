@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import logging
 import math
+import os
 import re
 import threading
 import warnings
@@ -38,7 +39,9 @@ _KEPT_CHOICES = 256
 _COMPILED_ROUNDS = 4  # each compiles for an accelerator
 _TRIAL_TIME = 0.15  # of the time limit, for the HLO engine under one of several trials
 _DEAR = 0.5  # of the forward pass repeated by the HLO engine alone: the policy engine is asked, too
+one_by_one = jax.make_user_context(False)  # whether what is being traced will run operation by operation
 _log = logging.getLogger("coopjax.choice")
+_LIBRARIES = tuple(os.path.dirname(file) + os.sep for file in (__file__, jax.__file__))  # a warning's line is not theirs
 _ADDRESS = re.compile(r"\b0x[0-9a-f]+\b")
 _FOLDED = re.compile(r"(random_fold_in \w+) \d+:")  # a module's path as a number, in Flax
 
@@ -68,6 +71,21 @@ class Choice:
     if self.decisions is not None:
       return rewrite.rewrite(traced, self.decisions, self.mark)
     return tagged_fn(traced, self.mark) if self.mark else traced.evaluate
+
+  def here(self, name: str) -> "Choice":
+    """The choice for a call that is made now: where operations run one by one, no mark asks anything of them.
+
+    Warns where forward and backward pass are not one program, so that the HLO engine can't recompute across them.
+    """
+    if self.mark is None:
+      return self
+    if compat.has_backward_outside():
+      what = f"the remat of {name}" if self.decisions is None else f"the HLO engine's part in the remat of {name}"
+      warnings.warn(
+        f"{what} has no effect: the gradient is taken outside of jax.jit, so the backward pass is not compiled together "
+        "with what it needs of the forward pass. Put jax.jit around the function that takes the gradient",
+        RematNoEffectWarning, skip_file_prefixes=_LIBRARIES)
+    return dataclasses.replace(self, mark=None) if one_by_one.value or compat.is_eager() else self
 
 
 @dataclasses.dataclass(frozen=True)

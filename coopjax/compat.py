@@ -7,6 +7,7 @@ and ``ClosedJaxpr`` are one class and a jaxpr carries the values of its constant
 
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
+import itertools
 import logging
 import os
 from typing import Any, NamedTuple
@@ -333,6 +334,26 @@ def is_batched(value: Any) -> bool:
   while isinstance(value, ad.JVPTracer | ad.LinearizeTracer):
     value = value.primal
   return isinstance(value, batching.BatchTracer)
+
+
+def is_eager() -> bool:
+  """Whether operations run one by one here, each a program of its own: nothing around is traced to be compiled."""
+  return not any(isinstance(trace, partial_eval.DynamicJaxprTrace) for trace in _traces())
+
+
+def has_backward_outside() -> bool:
+  """Whether a reverse-mode gradient of what runs here is taken outside of all that is compiled as one program."""
+  outside = itertools.takewhile(lambda trace: not isinstance(trace, partial_eval.DynamicJaxprTrace), _traces())
+  return any(isinstance(trace, ad.LinearizeTrace | partial_eval.JaxprTrace) for trace in outside)
+
+
+def _traces() -> list[core_internals.Trace]:
+  """The traces in progress here, the outermost first."""
+  trace, found = core_internals.trace_ctx.trace, []
+  while trace is not None:
+    found.insert(0, trace)
+    trace = getattr(trace, "parent_trace", None)
+  return found
 
 
 def is_on_one_device() -> bool:

@@ -28,7 +28,7 @@ import jax
 from jax.extend import core
 
 from coopjax import compat
-from coopjax.choice import Choice, fingerprint_of
+from coopjax.choice import Choice, fingerprint_of, one_by_one
 from coopjax.errors import PlanMismatchError, RematNoEffectWarning
 from coopjax.jaxpr import non_arrays
 from coopjax.jaxpr.division import Member
@@ -68,7 +68,7 @@ class Directions:
     for index, (known, choice) in enumerate(self.choices):
       if known == fingerprint:
         _met.add(self.digest)
-        return _scoped(choice.flat_fn(traced), f"coopregion{index}")
+        return _scoped(choice.here(traced.name).flat_fn(traced), f"coopregion{index}")
     raise PlanMismatchError(
       f"the plan of {self.step} has no remat region {traced.name} with fingerprint {fingerprint}, as the step has it "
       "now: the plan was made for another step, for other shapes or dtypes, or with other versions of its libraries")
@@ -104,7 +104,14 @@ _INSIDE = _Inside()  # one, so that functions jitted inside regions are traced o
 
 def inside_region() -> contextlib.AbstractContextManager:
   """For the time that a region is traced: what a planned step wants is asked of the outermost region."""
-  return contextlib.nullcontext() if _directions.value is None else _directions(_INSIDE)
+  if _directions.value is None:
+    return one_by_one(True) if compat.is_eager() else contextlib.nullcontext()
+  return _directions(_INSIDE)
+
+
+def is_planned() -> bool:
+  """Whether a step that says what its regions do is being traced or run."""
+  return _directions.value is not None
 
 
 def directed(traced: TracedFn) -> FlatFn | None:

@@ -202,10 +202,10 @@ def test_statistics_that_the_plain_function_loses_are_warned_of():
   loss = lambda module, x: jnp.mean(module.norm(x)**2)
   module = Normalized(nnx.Rngs(0))
   with pytest.warns(coopjax.LostUpdateWarning, match=r"changes args\[0\].norm.mean.* in place.*coopjax.nnx.remat"):
-    nnx.grad(coopjax.remat(loss, budget=1.0))(module, X)
+    nnx.grad(coopjax.remat(loss, budget=1.0, engine="policy"))(module, X)
   assert not module.norm.mean[...].any()
   module.eval()  # warnings are errors here: nothing changes, and nothing is said
-  nnx.grad(coopjax.remat(loss, budget=1.0))(module, X)
+  nnx.grad(coopjax.remat(loss, budget=1.0, engine="policy"))(module, X)
 
 
 @pytest.mark.parametrize("fn, options, error, message", [
