@@ -11,7 +11,8 @@ import jax
 
 from coopjax import compat, kept_plans, modelled, steps
 from coopjax.budget import Budget, format_bytes
-from coopjax.choice import Choice, choose, decide, fingerprint_of, warn_no_effect
+from coopjax.choice import Choice, fingerprint_of
+from coopjax.decision import choose, decide, warn_no_effect
 from coopjax.errors import BudgetExceededWarning, PlanMismatchError, RematNoEffectWarning
 from coopjax.jaxpr.trace import TracedFn, differentiable, fn_and_gradient, split_arguments, trace
 from coopjax.memory_profile import MemoryProfile

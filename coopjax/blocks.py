@@ -18,7 +18,7 @@ import jax
 
 from coopjax import compat, steps
 from coopjax.budget import Budget, format_bytes
-from coopjax.choice import Choice, KeptChoices, fingerprint_of, key_of, mark_of
+from coopjax.choice import Choice, KeptChoices, fingerprint_of, key_of
 from coopjax.errors import HostOffloadError, InvalidBudgetError, NotDifferentiableError, RematNoEffectWarning
 from coopjax.jaxpr.residuals import forward_graph
 from coopjax.jaxpr.rewrite import PolicyDecisions, Region
@@ -103,8 +103,7 @@ def decide(traced: TracedFn, request: Request, fingerprint: str) -> Choice:
   fn_and_gradient(traced)  # raises if there is no gradient
   if request.engine == "hlo":
     hook.install(compat.hook_platform(jax.default_backend()))
-    return Choice(mark_of(
-      fingerprint, request.budget, request.planner, request.time_limit_s, request.speeds.name))
+    return Choice(request.mark(fingerprint))
   graph = forward_graph(tag_jaxpr(traced.inlined)[0], traced.is_differentiable)
   kept_bytes = int(graph.residual_bytes().sum())
   budget_bytes = request.budget.resolve(kept_bytes)

@@ -14,12 +14,11 @@ from typing import Any
 
 from coopjax import cache, compat
 from coopjax.budget import Budget
-from coopjax.choice import mark_of
 from coopjax.jaxpr.tags import tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn
 from coopjax.memory_profile import MemoryProfile
 from coopjax.remat_plan import RematPlan
-from coopjax.request import Request
+from coopjax.request import Request, mark_of
 from coopjax.xla import hook, targets
 
 

@@ -1,11 +1,12 @@
 """What a user asks for, validated, and the compiles that answering it takes."""
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Sequence
 
 import jax
 
-from coopjax import host_offload
+from coopjax import __version__, host_offload
 from coopjax.budget import Budget
 from coopjax.jaxpr.policy import Aid
 from coopjax.memory_profile import MemoryProfile
@@ -49,6 +50,10 @@ class Request:
     """The function compiled for the device, whether it fits or not."""
     return compile_trial(fn, avals, self.device)
 
+  def mark(self, fingerprint: str, budget: Budget | None = None) -> str:
+    """The mark of a traced program, with a budget in place of the user's if one is given."""
+    return mark_of(fingerprint, budget or self.budget, self.planner, self.time_limit_s, self.speeds.name)
+
   @classmethod
   def checked(cls, budget, planner, engine, target, time_limit_s, on_infeasible) -> "Request":
     """The arguments of ``remat`` as a request; ``InvalidBudgetError`` or ``ValueError`` names what is wrong."""
@@ -68,6 +73,16 @@ class Request:
     base.check_time_limit(time_limit_s)
     budget, engine = host_offload.admit(Budget.parse(budget), engine, platform)
     return cls(budget, planner, engine, float(time_limit_s), on_infeasible, target)
+
+
+def mark_of(fingerprint: str, budget: Budget, planner: str, time_limit_s: float, target: str) -> str:
+  """The mark of a traced program: the same for the same program, request and coopjax, in every process.
+
+  Compilation caches key on it, so an executable that another version of coopjax planned is not taken for this one's.
+  """
+  text = f"{__version__} {fingerprint} {budget} {planner} {time_limit_s} {target}"
+  key = hashlib.sha256(text.encode()).hexdigest()[:16]
+  return hook.Request(budget, planner, time_limit_s, key, target).to_mark()
 
 
 class Trials:

@@ -9,7 +9,7 @@ import jax
 
 from coopjax import compat, host_offload, modelled, steps
 from coopjax.budget import Budget, format_bytes
-from coopjax.choice import Choice, mark_of
+from coopjax.choice import Choice
 from coopjax.errors import (
   BudgetExceededWarning, BudgetInfeasibleError, InvalidProgramError, RematNoEffectWarning,
 )
@@ -98,8 +98,7 @@ class _Planning:
     self._spread = step.spread(num_devices(unplanned.plain))
     self.baseline = self.best = unplanned.profile
     self.budget_bytes = request.budget.resolve(self.baseline.temp_bytes, self.baseline.resident_bytes)
-    self._mark = mark_of(step.fingerprint, Budget(self.budget_bytes), request.planner, request.time_limit_s,
-                         request.speeds.name)
+    self._mark = request.mark(step.fingerprint, Budget(self.budget_bytes))
     self._trials = Trials(request, self._mark, unplanned.plain)
 
   def search(self) -> None:

@@ -12,7 +12,7 @@ import jax
 import pytest
 
 import coopjax
-from coopjax import cache, choice
+from coopjax import cache, decision
 from coopjax.jaxpr.rewrite import PolicyDecisions, Region
 from coopjax.jaxpr.segments import Segment
 from tests import models
@@ -26,7 +26,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 def home(tmp_path, monkeypatch):
   """A directory of each test's own, and a process that remembers nothing."""
   monkeypatch.setenv("COOPJAX_CACHE_DIR", str(tmp_path / "kept"))
-  monkeypatch.setattr(choice, "_choices", choice.KeptChoices())
+  monkeypatch.setattr(decision, "_choices", decision.KeptChoices())
   return tmp_path / "kept"
 
 
@@ -49,11 +49,11 @@ def output_of(process):
 def test_a_second_process_makes_no_planning_compile(home):
   code = """
     import coopjax
-    from coopjax import choice
+    from coopjax import decision
     from tests import models
     from tests.test_remat import compile_step, temp_bytes
-    decide, calls = choice.decide, []
-    choice.decide = lambda *args, **kwargs: calls.append(1) or decide(*args, **kwargs)
+    decide, calls = decision.decide, []
+    decision.decide = lambda *args, **kwargs: calls.append(1) or decide(*args, **kwargs)
     loss, params, x = models.mlp(depth=8, batch=512)
     print(temp_bytes(compile_step(loss, params, x)))
     for engine in ("hlo", "policy"):
@@ -74,8 +74,8 @@ def test_a_kept_choice_is_carried_out_with_the_same_bits(home, monkeypatch):
   loss, params, x = models.mlp(depth=8, batch=512)
   fitted = coopjax.remat(loss, budget=0.7, engine="policy")
   first = compile_step(fitted, params, x)
-  monkeypatch.setattr(choice, "_choices", choice.KeptChoices())
-  monkeypatch.setattr(choice, "decide", lambda *args, **kwargs: pytest.fail("planned again"))
+  monkeypatch.setattr(decision, "_choices", decision.KeptChoices())
+  monkeypatch.setattr(decision, "decide", lambda *args, **kwargs: pytest.fail("planned again"))
   second = compile_step(fitted, params, x)
   plain = compile_step(loss, params, x)
   assert temp_bytes(second) == temp_bytes(first) <= 0.75 * temp_bytes(plain)
@@ -137,12 +137,12 @@ def test_a_kept_plan_that_no_longer_holds_is_made_anew(home):
 ])
 def test_corrupt_entries_are_ignored_with_a_warning(home, spoil):
   cache.store(KEY, {"mark": "m", "decisions": None})
-  assert cache.load(KEY, choice.Choice.from_json) == choice.Choice("m")
+  assert cache.load(KEY, decision.Choice.from_json) == decision.Choice("m")
   spoil(entry_of(home))
   with pytest.warns(coopjax.CacheWarning, match="planned anew"):
-    assert cache.load(KEY, choice.Choice.from_json) is None
+    assert cache.load(KEY, decision.Choice.from_json) is None
   cache.store(KEY, {"mark": "m", "decisions": None})
-  assert cache.load(KEY, choice.Choice.from_json) == choice.Choice("m")
+  assert cache.load(KEY, decision.Choice.from_json) == decision.Choice("m")
 
 
 def test_a_corrupt_entry_costs_a_plan_and_nothing_else(home, monkeypatch):
@@ -150,7 +150,7 @@ def test_a_corrupt_entry_costs_a_plan_and_nothing_else(home, monkeypatch):
   fitted = coopjax.remat(loss, budget=0.5)
   first = compile_step(fitted, params, x)
   entry_of(home).write_text("{")
-  monkeypatch.setattr(choice, "_choices", choice.KeptChoices())
+  monkeypatch.setattr(decision, "_choices", decision.KeptChoices())
   with pytest.warns(coopjax.CacheWarning, match="ignoring"):
     second = compile_step(fitted, params, x)
   assert temp_bytes(second) == temp_bytes(first)
@@ -159,12 +159,12 @@ def test_a_corrupt_entry_costs_a_plan_and_nothing_else(home, monkeypatch):
 
 def test_choices_survive_the_way_through_json(home):
   decisions = PolicyDecisions((Region(None, (Segment(0, 3, True, ((1, 0), (2, 1))), Segment(3, 9))), Region(4, ())))
-  Choice = choice.Choice
+  Choice = decision.Choice
   for kept in (Choice(), Choice("mark"), Choice(None, decisions), Choice("mark", decisions)):
-    request = choice.Request.checked(0.5, "auto", "auto", None, 10.0, "error")
-    choice.KeptChoices().put(("fingerprint", request), kept, holds_budget=True)
-    assert choice.KeptChoices().get(("fingerprint", request)) == kept
-    assert choice.KeptChoices().get(("other", request)) is None
+    request = decision.Request.checked(0.5, "auto", "auto", None, 10.0, "error")
+    decision.KeptChoices().put(("fingerprint", request), kept, holds_budget=True)
+    assert decision.KeptChoices().get(("fingerprint", request)) == kept
+    assert decision.KeptChoices().get(("other", request)) is None
 
 
 def test_only_what_holds_its_budget_is_kept(home):
@@ -186,11 +186,11 @@ def test_only_what_holds_its_budget_is_kept(home):
 def test_another_version_flag_or_device_is_another_key(monkeypatch, change):
   key = lambda: cache.Key("fingerprint", "request", cache.environment())
   cache.store(key(), {"mark": "m", "decisions": None})
-  assert cache.load(key(), choice.Choice.from_json)
+  assert cache.load(key(), decision.Choice.from_json)
   change(monkeypatch)
   with warnings.catch_warnings():
     warnings.simplefilter("error")  # such entries are strangers, not corrupt
-    assert cache.load(key(), choice.Choice.from_json) is None
+    assert cache.load(key(), decision.Choice.from_json) is None
 
 
 def test_processes_that_write_at_once_never_see_half_an_entry(home):

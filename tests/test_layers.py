@@ -9,7 +9,7 @@ PACKAGE = pathlib.Path(__file__).parent.parent / "coopjax"
 # A layer may import itself and those before it. Deferred imports (inside functions) count too, but for the one door
 # that RematPlan.apply and its policy decisions need.
 LAYERS = ["errors", "display", "budget", "memory_profile", "program", "planners", "remat_plan", "compat", "jaxpr", "xla",
-          "enabling", "cache", "request", "unplanned", "choice", "steps", "modelled", "step_plan", "api",
+          "enabling", "cache", "request", "unplanned", "choice", "decision", "steps", "modelled", "step_plan", "api",
           "references", "budget_frontier", "arguments", "blocks", "linen", "nnx", "report", "user_functions", "progress",
           "planning_commands", "cli"]
 FREE = {("remat_plan", "api"), ("remat_plan", "jaxpr")}

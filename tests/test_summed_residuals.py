@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import coopjax
-from coopjax import choice
+from coopjax import decision
 from coopjax.xla import hook
 from coopjax.xla.module_plan import Request
 from tests import models
@@ -49,7 +49,7 @@ def test_trials_take_a_small_part_of_the_time_limit(monkeypatch, is_plan):
     return plan(module_bytes, marks, asked_of_all)
 
   monkeypatch.setattr(hook, "_plan", recording)
-  monkeypatch.setattr(choice, "_choices", choice.KeptChoices())
+  monkeypatch.setattr(decision, "_choices", decision.KeptChoices())
   monkeypatch.setenv("COOPJAX_CACHE_DIR", "")
   rows, options = models.normal(51, 500, 64), {"budget": 0.4, "time_limit_s": 3.0, "on_infeasible": "best_effort"}
   with warnings.catch_warnings():  # whether it is reached is not the question here

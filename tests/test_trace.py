@@ -144,8 +144,8 @@ def test_a_cached_jit_of_jax_gets_the_line_of_each_call():
 
 
 @pytest.mark.parametrize("call, what", [
-  (lambda fn, x: coopjax.remat(fn, budget=0.5)(x, True), r"leaves\[1\] is args\[1\] of scaled"),
-  (lambda fn, x: coopjax.remat(fn, budget=0.5)(x, is_large=True), r"leaves\[1\] is kwargs\['is_large'\] of scaled"),
+  (lambda fn, x: jax.jit(coopjax.remat(fn, budget=0.5))(x, True), r"leaves\[1\] is args\[1\] of scaled"),
+  (lambda fn, x: jax.jit(coopjax.remat(fn, budget=0.5))(x, is_large=True), r"leaves\[1\] is kwargs\['is_large'\] of scaled"),
   (lambda fn, x: coopjax.plan(fn, x, True, budget=0.5), "arguments of scaled"),
 ])
 def test_flags_that_are_not_static_are_explained(call, what):
