@@ -26,6 +26,7 @@ from coopjax.jaxpr.segments import Segment
 MAX_PIECES = 48
 _GRID = 128
 _LEAST_STEP = 0.03  # of the forward FLOPs, between one nesting and the next
+_MAX_REPEATED = 4.0  # times the forward FLOPs: the program to compile is as much longer
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,7 +80,7 @@ class Nesting:
 
 
 def nestings(chain: Chain) -> Iterator[Nesting]:
-  """The cheapest nestings from much room to the least possible; those without a group left out."""
+  """The cheapest nestings from much room to the least that is reasonable; those without a group left out."""
   if 3 <= chain.num_segments <= MAX_PIECES:
     solver = _Solver(chain)
     yield from solver.found(is_closed=False)
@@ -141,11 +142,11 @@ class _Solver:
   def found(self, is_closed: bool) -> Iterator[Nesting]:
     end = self._chain.num_segments - (self._chain.is_open and not is_closed)
     flops, first = self._solve_top(end)
-    last = None
+    last, limit = None, _MAX_REPEATED * self._before[-1]
     for room in reversed(range(_GRID + 1)):
-      if not np.isfinite(flops[room]):
+      if flops[room] > limit:
         return
-      is_least = room == 0 or not np.isfinite(flops[room - 1])
+      is_least = room == 0 or flops[room - 1] > limit
       if last is not None and not is_least and flops[room] - last < _LEAST_STEP * self._before[-1]:
         continue
       last = flops[room]

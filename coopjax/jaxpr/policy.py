@@ -211,10 +211,10 @@ class _Search:
       min(trial.temp_bytes for trial in bare_tried) > _WITHIN_REACH * self._budget)
     if self._feasible() or is_hopeless or (self._holds and self._tried):
       return None
-    # Those that cut scans alike compile alike.
-    seen = {trial.candidate.scan_bodies for trial in bare_tried}
+    # Those that cut scans alike compile alike, and so do kin.
+    seen = {(trial.candidate.scan_bodies, trial.candidate.kin) for trial in bare_tried}
     return self._first(bare, lambda candidate: (
-      candidate.scan_bodies in seen, candidate.estimated_bytes, candidate.flops))
+      (candidate.scan_bodies, candidate.kin) in seen, candidate.estimated_bytes, candidate.flops))
 
   @property
   def _holds(self) -> bool:
