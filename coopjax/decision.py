@@ -31,7 +31,6 @@ from coopjax.xla.profiling import profile_of, profile_of_module
 from coopjax.xla.program import HeapResult, predict_memory
 
 _COMPILED_ROUNDS = 4  # each compiles for an accelerator
-_TRIAL_TIME = 0.15  # of the time limit, for the HLO engine under one of several trials
 _DEAR = 0.5  # of the forward pass repeated by the HLO engine alone: the policy engine is asked, too
 _log = logging.getLogger("coopjax.decision")
 
@@ -225,9 +224,8 @@ class _Case:
     if baseline.temp_bytes <= budget_bytes:
       return Decided(Choice(), outcome, baseline=known)
     is_known, is_spread = traced.placement.is_known, traced.placement.is_spread
-    mark, trial_mark = (outcome and dataclasses.replace(request, time_limit_s=share * request.time_limit_s).mark(
-      self.fingerprint, Budget(budget_bytes))
-      for share in (1.0, _TRIAL_TIME if known is None else 1.0))  # elsewhere a trial's compile is the plan's
+    on_trial = request.for_trials() if known is None else request  # elsewhere a trial's compile is the plan's
+    mark, trial_mark = (outcome and each.mark(self.fingerprint, Budget(budget_bytes)) for each in (request, on_trial))
     trials, found = Trials(request, trial_mark), list[jaxpr_policy.PolicyPlan]()
     below_flops = rival.outcome.recompute_flops if rival else math.inf
     link = host_offload.link(request.budget, request.device)

@@ -18,6 +18,7 @@ from coopjax.xla.targets import Target
 ENGINES = ("auto", "hlo", "policy")
 ON_INFEASIBLE = ("error", "best_effort")
 POLICY_PLANNERS = ("auto", "segments", "coop")
+_TRIAL_TIME = 0.15  # of the time limit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +50,10 @@ class Request:
   def compile(self, fn: Callable, avals: Sequence[jax.ShapeDtypeStruct]) -> jax.stages.Compiled | OversizedProgram:
     """The function compiled for the device, whether it fits or not."""
     return compile_trial(fn, avals, self.device)
+
+  def for_trials(self) -> "Request":
+    """The request that each of several trials makes of the HLO engine: a part of the time."""
+    return dataclasses.replace(self, time_limit_s=_TRIAL_TIME * self.time_limit_s)
 
   def mark(self, fingerprint: str, budget: Budget | None = None) -> str:
     """The mark of a traced program, with a budget in place of the user's if one is given."""
@@ -108,9 +113,10 @@ class Trials:
     """What the HLO engine did in the last program."""
     return self.outcome and Aid(self.outcome.baseline.temp_bytes, self.outcome.recompute_flops)
 
-  def compile(self, fn: Callable, avals: Sequence[jax.ShapeDtypeStruct]) -> jax.stages.Compiled | OversizedProgram:
-    """As `Request.compile`."""
-    with hook.outcomes(self._mark) as made:
+  def compile(self, fn: Callable, avals: Sequence[jax.ShapeDtypeStruct], mark: str | None = None,
+              ) -> jax.stages.Compiled | OversizedProgram:
+    """As `Request.compile`; `mark`: that the program carries, if not that of all trials."""
+    with hook.outcomes(mark or self._mark) as made:
       compiled = self._request.compile(fn, avals)
     self.outcome = max(made, key=lambda outcome: outcome.baseline.temp_bytes, default=None)
     if self.smallest is None or temp_bytes_of(compiled) < temp_bytes_of(self.smallest):

@@ -1,5 +1,6 @@
 """Plans whole steps: decides for all regions together, on compiles of the whole step, and reports what was compiled."""
 
+import dataclasses
 import math
 import time
 import warnings
@@ -99,7 +100,7 @@ class _Planning:
     self.baseline = self.best = unplanned.profile
     self.budget_bytes = request.budget.resolve(self.baseline.temp_bytes, self.baseline.resident_bytes)
     self._mark = request.mark(step.fingerprint, Budget(self.budget_bytes))
-    self._trials = Trials(request, self._mark, unplanned.plain)
+    self._trials = Trials(request, smallest=unplanned.plain)
 
   def search(self) -> None:
     """Tries the HLO engine, then, where that misses the budget or repeats much, the policy engine with it under it."""
@@ -131,7 +132,8 @@ class _Planning:
 
   def _measured(self, choices: tuple[Choice, ...]) -> MemoryProfile:
     """Of the step compiled with these choices."""
-    return measure(self._trials.compile(self._step.program(choices), ()), self._request.device)
+    mark = next((choice.mark for choice in choices if choice.mark), None)
+    return measure(self._trials.compile(self._step.program(choices), (), mark), self._request.device)
 
   def _outcome_of(self, platform: str) -> hook.Outcome | None:
     """What the HLO engine makes of the step; None where the hook does not run or can't read the module."""
@@ -157,9 +159,10 @@ class _Planning:
     """
     tried: dict[Any, tuple[MemoryProfile, hook.Outcome | None]] = {}
     below_flops = self._outcome.recompute_flops if self.holds else math.inf
+    trial_mark = mark and self._request.for_trials().mark(self._step.fingerprint, Budget(self.budget_bytes))
 
     def temp_bytes_of(shares: tuple[Share, ...]) -> int:
-      tried[shares] = self._measured(_choices(shares, mark)), self._trials.outcome
+      tried[shares] = self._measured(_choices(shares, trial_mark)), self._trials.outcome
       return tried[shares][0].temp_bytes
 
     for only_scans in (True, False) if mark else (False,):
@@ -170,10 +173,22 @@ class _Planning:
       if self.holds:
         is_better = found.is_feasible and found.recompute_flops < below_flops
       if found.rounds and is_better:
-        self._choices, self._found = _choices(found.decisions, mark), found
+        self._choices, self._found = _choices(found.decisions, trial_mark), found
         self.best, self._outcome = tried[found.decisions]
         if found.is_feasible:
+          self._spend_all_time(_choices(found.decisions, mark))
           return
+
+  def _spend_all_time(self, choices: tuple[Choice, ...]) -> None:
+    """The trial that was taken, with all of the time for the HLO engine, where that repeats less for it."""
+    if choices == self._choices or self._outcome is None:
+      return
+    measured, outcome = self._measured(choices), self._trials.outcome
+    spared_flops = self._outcome.recompute_flops - outcome.recompute_flops if outcome else 0.0
+    if spared_flops > 0 and measured.temp_bytes <= self.budget_bytes:
+      self._choices, self.best, self._outcome = choices, measured, outcome
+      self._found = dataclasses.replace(self._found, recompute_flops=self._found.recompute_flops - spared_flops,
+                                        temp_bytes=measured.temp_bytes)
 
   def infeasible(self) -> BudgetInfeasibleError:
     """The error that a missed budget deserves: the smallest reached, and what forces it."""
