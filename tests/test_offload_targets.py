@@ -1,5 +1,6 @@
 """Host offload on hardware that need not be there: where the bytes lie in what XLA compiles for a GPU and a TPU."""
 
+import dataclasses
 import re
 
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 import coopjax
+from coopjax import host_offload
 from coopjax.budget import Budget
 from coopjax.jaxpr import rewrite
 from coopjax.jaxpr.trace import fn_and_gradient, trace
@@ -51,17 +53,32 @@ def compiled(fn, plan, target):
   return compile_abstract(*fn_and_gradient(traced, rewrite.rewrite(traced, plan.policy)), targets.resolve(target))
 
 
-CASES = [(unrolled, GPU), (scanned, GPU), (scanned, TPU)]
-
-
-@pytest.mark.parametrize(("fn", "target"), CASES, ids=lambda case: getattr(case, "__name__", case))
-def test_offload_reaches_budgets_that_recompute_does_not(fn, target):
-  args, share = arguments(fn, target), 0.35
+@pytest.mark.parametrize("target", [GPU, TPU])
+def test_offload_reaches_budgets_that_recompute_does_not(target):
+  args, share = arguments(scanned, target), 0.35
   with pytest.raises(coopjax.BudgetInfeasibleError) as caught:
-    coopjax.plan(fn, *args, budget=share, engine="policy", target=target)
-  plan = coopjax.plan(fn, *args, budget=Budget(share, offload=True), target=target)
-  assert plan.fits and plan.engine == "policy"
-  assert plan.measured.temp_bytes <= plan.budget_bytes < caught.value.smallest_bytes
+    coopjax.plan(scanned, *args, budget=share, engine="policy", target=target)
+  plan = coopjax.plan(scanned, *args, budget=Budget(share, offload=True), target=target)
+  assert plan.budget_bytes < caught.value.smallest_bytes
+  check_offloaded(scanned, plan, target)
+
+
+def test_offload_is_chosen_where_it_costs_less_than_recompute(monkeypatch):
+  # Checkpoints around checkpoints go as low, and an H100 repeats these layers faster than they move; were the link free:
+  args, budget = arguments(unrolled, GPU), Budget(0.4, offload=True)
+  slow = coopjax.plan(unrolled, *args, budget=budget, target=GPU)
+  assert slow.fits and not any(decision.decision == "offloaded" for decision in slow.decisions)
+  link = host_offload.link
+  monkeypatch.setenv("COOPJAX_CACHE_DIR", "")
+  monkeypatch.setattr(host_offload, "link", lambda *of: dataclasses.replace(link(*of), bytes_per_s=1e15, start_s=0.0))
+  plan = coopjax.plan(unrolled, *args, budget=budget, target=GPU)
+  assert plan.recompute_flops < 0.7 * slow.recompute_flops
+  check_offloaded(unrolled, plan, GPU)
+
+
+def check_offloaded(fn, plan, target):
+  """What a plan that offloads says, and what is compiled of it."""
+  assert plan.fits and plan.engine == "policy" and plan.measured.temp_bytes <= plan.budget_bytes
   # What is offloaded lies on the host, but for values that no derivative reads after all: XLA drops their copies.
   offloaded = [decision for decision in plan.decisions if decision.decision == "offloaded"]
   planned_bytes, host_bytes = sum(decision.num_bytes for decision in offloaded), plan.measured.host_bytes
@@ -80,16 +97,17 @@ def test_offload_reaches_budgets_that_recompute_does_not(fn, target):
   assert "checkpoint" in text and "rematted_computation" in text
 
   if target == GPU:
-    weights, x = jax.tree.map(lambda shape: 0.05 * jax.random.normal(jax.random.key(0), shape.shape), args)
+    shapes = arguments(fn, target)
+    weights, x = jax.tree.map(lambda shape: 0.05 * jax.random.normal(jax.random.key(0), shape.shape), shapes)
     actual, expected = jax.jit(jax.grad(plan.apply(fn)))(weights, x), jax.jit(jax.grad(fn))(weights, x)
     for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
       np.testing.assert_allclose(a, e, rtol=1e-3, atol=1e-7)
 
 
-@pytest.mark.parametrize(("fn", "target"), CASES[1:], ids=lambda case: getattr(case, "__name__", case))
-def test_nothing_is_offloaded_where_saving_on_the_device_fits(fn, target):
+@pytest.mark.parametrize("target", [GPU, TPU])
+def test_nothing_is_offloaded_where_saving_on_the_device_fits(target):
   # A product takes 2 * 256 FLOPs for 4 bytes: a hundredth of what the device computes while these are transferred.
-  plan = coopjax.plan(fn, *arguments(fn, target), budget=Budget(0.85, offload=True), target=target)
+  plan = coopjax.plan(scanned, *arguments(scanned, target), budget=Budget(0.85, offload=True), target=target)
   assert plan.fits and plan.measured.host_bytes == 0
   assert {decision.decision for decision in plan.decisions} <= {"saved", "recomputed"}
 
