@@ -23,7 +23,7 @@ FUZZ_RUNS ?= 4000
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 # Rebuilt when the C++ or the package's own description changes; Python files are used where they lie.
 INSTALLED := $(VENV)/.installed-$(shell printf '%s' '$(JAX)' | tr -c 'A-Za-z0-9.' '-')
-BUILD_INPUTS := pyproject.toml .ci/make-venv $(wildcard xla_pass/*.cc xla_pass/*.h xla_pass/CMakeLists.txt)
+BUILD_INPUTS := pyproject.toml .ci/make-venv $(shell find xla_pass -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile

@@ -41,7 +41,8 @@ import tables
 from coopjax import compat
 from coopjax.jaxpr import cost
 from coopjax.jaxpr.trace import differentiable, fn_and_gradient, trace
-from coopjax.xla import hook, targets
+from coopjax.hlo_engine import hook
+from coopjax.xla import targets
 from coopjax.xla.compile import compile_trial, measure
 
 Row = tables.Row

@@ -37,7 +37,7 @@ import rich.box
 import rich.progress
 import rich.table
 import tables
-from coopjax.xla import hook
+from coopjax.hlo_engine import hook
 
 MIB = 2**20
 RESULTS = tables.RESULTS / "gpt_budget.json"

@@ -39,8 +39,8 @@ import numpy as np
 import tables
 from coopjax import _core
 from coopjax.xla import targets
-from coopjax.xla.program import parse_module, predict_memory, read_step_program
-from coopjax.xla.recompute_order import Changes, RecomputeOrderResult, recompute_order
+from coopjax.xla.module import parse_module, predict_memory, read_step_program
+from coopjax.hlo_engine.recompute_order import Changes, RecomputeOrderResult, recompute_order
 from jax.extend import xla as jax_xla
 
 MIB = 2**20

@@ -10,13 +10,13 @@ import zoo
 from tables import Row
 
 from coopjax import _core
-from coopjax.jaxpr.program import ProgramOptions, persistent_bytes
+from coopjax.jaxpr.step_program import ProgramOptions, persistent_bytes
 from coopjax.planners.auto import AutoPlanner
 from coopjax.planners.base import Planner, PlannerResult
 from coopjax.planners.coop import ABLATIONS, CoopPlanner
-from coopjax.planners.exact import STATUSES, ExactPlanner
+from coopjax.planners.exact.planner import ExactPlanner, STATUSES
 from coopjax.planners.fastsa import FastSAPlanner
-from coopjax.planners.model import ModelPlanner
+from coopjax.planners.model.planner import ModelPlanner
 from coopjax.planners.packing import pack
 from coopjax.planners.peak import PeakPlanner
 from coopjax.program import cost, liveness

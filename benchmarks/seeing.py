@@ -21,7 +21,7 @@ import jax
 import models
 import tables
 from coopjax.report import html
-from tests import browser, profiles
+from tests.support import browser, profiles
 
 NUM_LAYERS, NUM_BUFFERS, NUM_RUNS = 28, 20_000, 5
 MB = 1_000_000

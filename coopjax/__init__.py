@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 _HOMES = {
   "coopjax.api": ("plan", "remat"),
   "coopjax.budget": ("Budget",),
-  "coopjax.budget_frontier": ("Frontier", "FrontierPoint", "frontier"),
+  "coopjax.planning.budget_frontier": ("Frontier", "FrontierPoint", "frontier"),
   "coopjax.enabling": ("disable", "enable"),
   "coopjax.errors": (
     "BudgetExceededWarning", "BudgetInfeasibleError", "CacheWarning", "CompileMemoryError", "CoopjaxError",
@@ -19,7 +19,7 @@ _HOMES = {
     "PlanMismatchError", "RematNoEffectWarning", "ShardingUnknownWarning", "UnknownTargetError", "UserFunctionError",
   ),
   "coopjax.memory_profile": ("Buffer", "MemoryProfile"),
-  "coopjax.remat_plan": ("Decision", "RematPlan"),
+  "coopjax.planning.remat_plan": ("Decision", "RematPlan"),
   "coopjax.report.profile": ("inspect",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

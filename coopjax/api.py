@@ -9,17 +9,18 @@ from typing import Any
 
 import jax
 
-from coopjax import compat, kept_plans, modelled, steps
+from coopjax import compat
+from coopjax.planning import assemble, kept_plans, steps
 from coopjax.budget import Budget, format_bytes
-from coopjax.choice import Choice, fingerprint_of
-from coopjax.decision import choose, decide, warn_no_effect
+from coopjax.planning.choice import Choice, fingerprint_of
+from coopjax.planning.function_plan import choose, decide, warn_no_effect
 from coopjax.errors import BudgetExceededWarning, PlanMismatchError, RematNoEffectWarning
 from coopjax.jaxpr.trace import TracedFn, differentiable, fn_and_gradient, split_arguments, trace
 from coopjax.memory_profile import MemoryProfile
-from coopjax.remat_plan import RematPlan
-from coopjax.request import Request
-from coopjax.step_plan import directions_of, plan_step, unplanned_step
-from coopjax.unplanned import Unplanned
+from coopjax.planning.remat_plan import RematPlan
+from coopjax.planning.request import Request
+from coopjax.planning.step_plan import directions_of, plan_step, unplanned_step
+from coopjax.planning.baseline import Unplanned
 from coopjax.xla import targets
 from coopjax.xla.compile import compile_abstract, compile_trial, measure
 
@@ -153,7 +154,7 @@ def plan(
 ) -> RematPlan:
   """Plans ``fn`` with its gradient for a budget, compiles the plan, and reports the compiler's numbers.
 
-  A plan that holds its budget is kept on disk (see ``coopjax.cache``): where the same is planned again, in this process
+  A plan that holds its budget is kept on disk (see ``coopjax.planning.cache``): where the same is planned again, in this process
   or another, it is compiled once, to measure it.
 
   A whole training step, recognized by taking gradients of functions under :func:`remat` (or of Flax blocks under
@@ -331,11 +332,11 @@ def _make_plan(traced: TracedFn, unplanned: Unplanned, request: Request) -> Rema
       f"{format_bytes(budget_bytes)}: this backend's buffer assignment differs from the model", BudgetExceededWarning,
       stacklevel=3)
   policy = decided.choice.decisions
-  decisions = modelled.module_decisions(outcome) if policy is None else modelled.jaxpr_decisions(
+  decisions = assemble.module_decisions(outcome) if policy is None else assemble.jaxpr_decisions(
     traced, policy, request.speeds)
   return RematPlan(
     name=traced.name, budget=request.budget, budget_bytes=budget_bytes, planner=request.planner, target=request.target,
     engine=decided.choice.engine if is_planned else "none", fingerprint=fingerprint, baseline=baseline,
     measured=measured, decisions=decisions, policy=policy, planning_s=planning_s, time_limit_s=request.time_limit_s,
-    mesh=traced.placement.mesh, **modelled.fields(outcome, found, baseline),
+    mesh=traced.placement.mesh, **assemble.fields(outcome, found, baseline),
   )

@@ -9,7 +9,8 @@ from coopjax import compat
 from coopjax.budget import Budget
 from coopjax.errors import RematNoEffectWarning
 from coopjax.planners.base import check_time_limit, get_planner
-from coopjax.xla import hook, standing
+from coopjax.hlo_engine import hook
+from coopjax.xla import standing
 
 
 class Enabled:

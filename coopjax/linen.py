@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 
-from coopjax.arguments import StaticArguments
-from coopjax.blocks import block_remat
+from coopjax.jaxpr.static_arguments import StaticArguments
+from coopjax.planning.blocks import block_remat
 
 try:
   from flax import linen

@@ -5,8 +5,8 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from coopjax.arguments import StaticArguments
-from coopjax.blocks import block_remat
+from coopjax.jaxpr.static_arguments import StaticArguments
+from coopjax.planning.blocks import block_remat
 
 try:
   from flax import nnx

@@ -28,7 +28,7 @@ def disabled():
 @pytest.fixture
 def outcomes(monkeypatch):
   """What the hook did to each program, in order."""
-  from coopjax.xla import hook
+  from coopjax.hlo_engine import hook
 
   made, plan_module = [], hook.plan_module
 

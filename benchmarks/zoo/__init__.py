@@ -18,7 +18,7 @@ os.environ.setdefault("KERAS_BACKEND", "jax")  # read when Keras is imported
 from zoo import convolutional, dynamic, text, vision
 from zoo.step import Step
 
-from coopjax.jaxpr.program import ProgramOptions, step_program
+from coopjax.jaxpr.step_program import ProgramOptions, step_program
 from coopjax.program.step_program import StepProgram
 
 FASTSA, COOP, MODEL = "fastsa", "coop", "model"

@@ -5,7 +5,7 @@ import time
 
 import zoo
 
-from coopjax.jaxpr.program import persistent_bytes
+from coopjax.jaxpr.step_program import persistent_bytes
 from coopjax.program import liveness
 
 

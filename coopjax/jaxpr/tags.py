@@ -19,7 +19,7 @@ import jax
 from jax.extend import core
 
 from coopjax import compat
-from coopjax.jaxpr import answers
+from coopjax.jaxpr import user_policy
 from coopjax.jaxpr.trace import TracedFn
 
 MARK_ATTRIBUTE = "coopjax"
@@ -102,7 +102,7 @@ class _Tagger:
 
   def tag(self, jaxpr: core.Jaxpr, parent_id: int | None, call: core.JaxprEqn | None = None) -> core.Jaxpr:
     """Tags every equation; `call` is the nested jit, if any, that the jaxpr is the body of."""
-    kept = answers.kept_values(jaxpr, self._policy) if self._policy else set()
+    kept = user_policy.kept_values(jaxpr, self._policy) if self._policy else set()
     return compat.rebuild(jaxpr, [
       self._tag_equation(equation, parent_id, call, is_kept=not kept.isdisjoint(equation.outvars))
       for equation in jaxpr.eqns])

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from coopjax import compat
 from coopjax.errors import LostUpdateWarning, NotDifferentiableError, OrderedEffectError
-from coopjax.jaxpr import answers, non_arrays
+from coopjax.jaxpr import non_arrays, user_policy
 from coopjax.jaxpr.placement import Placement, path_name, place
 
 
@@ -174,7 +174,7 @@ def trace(fn: Callable, args: Sequence[Any] = (), kwargs: dict[str, Any] | None 
   consts = tuple(closed.consts)
   jaxpr = compat.open_constants(closed)
   _refuse_ordered_effects(name, jaxpr)
-  jaxpr = jaxpr if policy is None else answers.with_names(jaxpr, policy)
+  jaxpr = jaxpr if policy is None else user_policy.with_names(jaxpr, policy)
   out_tree = jax.tree.structure(out_shapes)
   placement = place((*consts, *split.leaves))
   in_avals = tuple(_abstract(var.aval, sharding)
@@ -185,7 +185,7 @@ def trace(fn: Callable, args: Sequence[Any] = (), kwargs: dict[str, Any] | None 
       name=name, jaxpr=jaxpr, consts=consts, in_avals=in_avals, in_names=_names(consts, split),
       in_tree=split.in_tree, out_avals=out_avals, out_tree=out_tree,
       is_differentiable=tuple(ok and is_floating(aval) for ok, aval in zip(is_candidate, in_avals, strict=True)),
-      placement=placement, policy=answers.saving_names(jaxpr, policy))
+      placement=placement, policy=user_policy.saving_names(jaxpr, policy))
 
 
 @contextlib.contextmanager

@@ -16,9 +16,9 @@ from coopjax.program.step_program import StepProgram
 _HOMES = {
   "auto": ("coopjax.planners.auto", "AutoPlanner"),
   "coop": ("coopjax.planners.coop", "CoopPlanner"),
-  "exact": ("coopjax.planners.exact", "ExactPlanner"),
+  "exact": ("coopjax.planners.exact.planner", "ExactPlanner"),
   "fastsa": ("coopjax.planners.fastsa", "FastSAPlanner"),
-  "model": ("coopjax.planners.model", "ModelPlanner"),
+  "model": ("coopjax.planners.model.planner", "ModelPlanner"),
   "peak": ("coopjax.planners.peak", "PeakPlanner"),
   "segments": ("coopjax.planners.segments", "SegmentPlanner"),
 }
@@ -86,7 +86,7 @@ class PlannerResult:
   def least_overhead(self, program: StepProgram) -> float:
     """A lower bound on the overhead of every plan, in any order, with the bytes that this one may or does take.
 
-    See ``xla_pass/cost_bound.h``. About as long as a quick plan: 0.1 s for 5,000 ops.
+    See ``xla_pass/planners/bounds/cost_bound.h``. About as long as a quick plan: 0.1 s for 5,000 ops.
     """
     from coopjax import _core
 

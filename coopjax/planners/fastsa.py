@@ -1,6 +1,6 @@
 """FastSA (Imanishi et al., "A fast heuristic to optimize time-space tradeoff for large models", NeurIPS 2023).
 
-The annealer is in ``xla_pass/anneal.h``, which says what the paper leaves open and what differs.
+The annealer is in ``xla_pass/planners/fastsa/anneal.h``, which says what the paper leaves open and what differs.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """Offsets for buffers whose live ranges are fixed, and for the values of a schedule.
 
 A heap can't be smaller than the bytes that are live together; what it has above them is fragmentation. Three packers,
-all in ``xla_pass/packing*``:
+all in ``xla_pass/packing/packing*``:
 
 * ``best_fit``: what XLA does for temporaries: best fit by falling size, and again by falling duration, the smaller
   heap.
@@ -169,7 +169,7 @@ def pack_schedule(
 ) -> SchedulePacking:
   """Offsets for every production of every temporary value, and for workspace.
 
-  The live ranges are those of ``xla_pass/liveness.h``. What is overwritten in place lies where its overwriter lies. A
+  The live ranges are those of ``xla_pass/program/liveness.h``. What is overwritten in place lies where its overwriter lies. A
   pair that may share, where the input dies at the op, either lies at one offset, or does not overlap at all: the
   second, which leaves the packer more freedom, where the step has room for both below the peak. Where that does not
   end at fragmentation 0, all pairs are tied as XLA does it, and the better packing is taken.

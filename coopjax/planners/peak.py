@@ -1,4 +1,4 @@
-"""Rematerialization on an exact model of live bytes; the algorithm is in ``xla_pass/peak_planner.h``."""
+"""Rematerialization on an exact model of live bytes; the algorithm is in ``xla_pass/planners/peak/planner.h``."""
 
 import dataclasses
 import time

@@ -1,6 +1,6 @@
 """Seconds of an op by a roofline: what makes a recompute of one op comparable with that of another.
 
-FLOPs, transcendentals and bytes are counted per instruction by ``xla_pass/hlo_cost.h``, as XLA counts them; a target
+FLOPs, transcendentals and bytes are counted per instruction by ``xla_pass/bridge/cost.h``, as XLA counts them; a target
 turns them into seconds. Planners need ratios, not a stopwatch: a matrix product against an exponential against a copy.
 """
 

@@ -1,4 +1,4 @@
-"""Live ranges and live bytes of a schedule, in numpy; the rules are those of ``xla_pass/step_program.h``."""
+"""Live ranges and live bytes of a schedule, in numpy; the rules are those of ``xla_pass/program/step_program.h``."""
 
 import numpy as np
 

@@ -1,7 +1,7 @@
 """A training step as ops, values and an order: what every planner takes.
 
 The meaning of the fields (live ranges, in-place pairs, recomputes) is specified once, in
-``xla_pass/step_program.h``; this is the same structure as numpy arrays, with the names and source
+``xla_pass/program/step_program.h``; this is the same structure as numpy arrays, with the names and source
 lines that explanations need.
 """
 

@@ -1,4 +1,4 @@
-"""Judges a schedule by the rules of ``xla_pass/step_program.h``, trusting nobody.
+"""Judges a schedule by the rules of ``xla_pass/program/step_program.h``, trusting nobody.
 
 Shares no code with any planner, with ``liveness.py`` or with the C++ core, and is written for obviousness: each rule is
 one pass over plain lists. O(steps x fan-in).

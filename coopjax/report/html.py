@@ -7,9 +7,9 @@ import json
 import math
 from typing import Any
 
-from coopjax.budget_frontier import Frontier
+from coopjax.planning.budget_frontier import Frontier
 from coopjax.memory_profile import MemoryProfile
-from coopjax.remat_plan import RematPlan
+from coopjax.planning.remat_plan import RematPlan
 
 _TEXTS = ("name", "type", "kind", "memory", "op", "source", "module_path")
 _NUMBERS = ("num_bytes", "padding_bytes", "allocation", "offset", "memory_space", "start", "end", "cost_s", "cost_rank")

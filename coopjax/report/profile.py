@@ -11,11 +11,11 @@ import numpy as np
 from coopjax import _core
 from coopjax.errors import DumpError
 from coopjax.memory_profile import Buffer, MemoryProfile, totals_of
-from coopjax.remat_plan import RematPlan
+from coopjax.planning.remat_plan import RematPlan
 from coopjax.report import dump
 from coopjax.xla.buffer_assignment import Allocation, BufferAssignment
 from coopjax.xla.compile import module_of
-from coopjax.xla.program import AllocationKind, HeapResult, parse_module, predict_memory, read_step_program
+from coopjax.xla.module import AllocationKind, HeapResult, parse_module, predict_memory, read_step_program
 
 _BACKWARD = "transpose("
 _MEMORY = {AllocationKind.TEMPORARY: "temporary", AllocationKind.PARAMETER: "parameter",

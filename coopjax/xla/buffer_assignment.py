@@ -12,7 +12,7 @@ import numpy as np
 
 from coopjax import _core
 from coopjax.program.step_program import TEMPORARY, StepProgram
-from coopjax.xla.program import AllocationKind, HeapResult
+from coopjax.xla.module import AllocationKind, HeapResult
 
 _HOST_COLOR = 5  # of allocations in the host's memory
 

@@ -16,7 +16,7 @@ from coopjax.memory_profile import MemoryProfile, totals_of
 from coopjax.program import liveness
 from coopjax.xla import standing, targets
 from coopjax.xla.buffer_assignment import BufferAssignment, Sizes, module_of_hlo_proto
-from coopjax.xla.program import parse_module, predict_memory, read_step_program
+from coopjax.xla.module import parse_module, predict_memory, read_step_program
 from coopjax.xla.targets import Target
 
 # JAX's switch does not reach XLA:TPU's rematerialization: with this, no value is large enough for it.

@@ -14,7 +14,7 @@ import jax
 from coopjax import __version__, compat
 from coopjax.budget import Budget
 from coopjax.xla import targets
-from coopjax.xla.module_plan import Request
+from coopjax.hlo_engine.module_plan import Request
 
 DEVICE = "device"  # as a budget: the memory of the device that a program is compiled for
 # Whose speeds price recomputation: a module does not tell its device, and only how ops compare matters.

@@ -10,15 +10,15 @@
 #include <string>
 #include <string_view>
 
-#include "buffer_assignment.h"
-#include "buffer_order.h"
+#include "buffers/buffer_assignment.h"
+#include "verify/buffer_order.h"
 #include "fuzz/proto_mutator.h"
-#include "hlo_analysis.h"
-#include "hlo_cost.h"
-#include "hlo_heap.h"
-#include "hlo_module.h"
-#include "hlo_program.h"
-#include "liveness.h"
+#include "buffers/analysis.h"
+#include "bridge/cost.h"
+#include "buffers/heap.h"
+#include "hlo/module.h"
+#include "bridge/hlo_program.h"
+#include "program/liveness.h"
 
 using namespace coopjax;
 

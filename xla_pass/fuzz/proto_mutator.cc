@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "wire.h"
+#include "hlo/wire.h"
 
 namespace coopjax::fuzz {
 namespace {

@@ -4,9 +4,9 @@
 #include <functional>
 #include <string_view>
 
-#include "hlo_module.h"
-#include "hlo_opcode.h"
-#include "wire.h"
+#include "hlo/module.h"
+#include "hlo/opcode.h"
+#include "hlo/wire.h"
 
 namespace coopjax::fuzz {
 namespace {

@@ -13,7 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "hlo_analysis.h"
+#include "buffers/analysis.h"
 
 namespace coopjax::fuzz {
 

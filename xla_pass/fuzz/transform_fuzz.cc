@@ -14,18 +14,18 @@
 #include <string_view>
 #include <vector>
 
-#include "coop_planner.h"
+#include "planners/coop/planner.h"
 #include "fuzz/proto_mutator.h"
 #include "fuzz/symbolic_run.h"
-#include "hlo_analysis.h"
-#include "hlo_heap.h"
-#include "hlo_module.h"
-#include "hlo_program.h"
-#include "liveness.h"
-#include "peak_planner.h"
-#include "transform.h"
-#include "verify.h"
-#include "wire.h"
+#include "buffers/analysis.h"
+#include "buffers/heap.h"
+#include "hlo/module.h"
+#include "bridge/hlo_program.h"
+#include "program/liveness.h"
+#include "planners/peak/planner.h"
+#include "bridge/transform.h"
+#include "verify/verify.h"
+#include "hlo/wire.h"
 
 using namespace coopjax;
 

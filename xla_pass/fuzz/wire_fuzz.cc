@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "wire.h"
+#include "hlo/wire.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view message(reinterpret_cast<const char*>(data), size);

@@ -10,9 +10,9 @@
 #include <optional>
 #include <string>
 
-#include "buffer_sizes.h"
-#include "module_bytes.h"
-#include "recompute_order_hlo_pass.h"
+#include "native/buffer_sizes.h"
+#include "native/module_bytes.h"
+#include "native/recompute_order_hlo_pass.h"
 #include "xla/service/hlo_verifier.h"
 
 namespace {

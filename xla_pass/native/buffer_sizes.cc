@@ -1,4 +1,4 @@
-#include "buffer_sizes.h"
+#include "native/buffer_sizes.h"
 
 #include <memory>
 #include <utility>

@@ -1,5 +1,5 @@
 // The memory that XLA's own BufferAssigner gives a scheduled module, set up as XLA:CPU sets it up: what our model of it
-// (hlo_heap.h) has to agree with, to the byte.
+// (buffers/heap.h) has to agree with, to the byte.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-#include "module_bytes.h"
+#include "native/module_bytes.h"
 
 #include "xla/xla.pb.h"
 

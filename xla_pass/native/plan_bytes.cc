@@ -1,11 +1,11 @@
-#include "plan_bytes.h"
+#include "native/plan_bytes.h"
 
 #include <memory>
 #include <utility>
 
-#include "hlo_analysis.h"
-#include "hlo_module.h"
-#include "recompute_order_pass.h"
+#include "buffers/analysis.h"
+#include "hlo/module.h"
+#include "pass/recompute_order.h"
 
 namespace coopjax {
 namespace {

@@ -1,4 +1,4 @@
-// The pass of recompute_order_pass.h on serialized modules, behind types that C++17 has: the core is C++20, XLA is not.
+// The pass of pass/recompute_order.h on serialized modules, behind types that C++17 has: the core is C++20, XLA is not.
 #pragma once
 
 #include <cstdint>

@@ -1,10 +1,10 @@
-#include "recompute_order_hlo_pass.h"
+#include "native/recompute_order_hlo_pass.h"
 
 #include <memory>
 #include <utility>
 #include <vector>
 
-#include "module_bytes.h"
+#include "native/module_bytes.h"
 #include "xla/hlo/ir/hlo_computation.h"
 #include "xla/hlo/ir/hlo_instruction.h"
 #include "xla/hlo/ir/hlo_schedule.h"

@@ -4,9 +4,9 @@
 // ones that XLA's buffer assignment packs smaller. Where that is not within `budget_bytes`, instructions are cloned
 // right before later uses, inside loops too: the clone of x is named "x.coop_remat1", the next "x.coop_remat2". The
 // module's configuration, aliasing and entry layout stay.
-// How it does it: the module goes as bytes through the project's core (recompute_order_pass.h), the same code that JAX
+// How it does it: the module goes as bytes through the project's core (pass/recompute_order.h), the same code that JAX
 // programs meet in the hook, and comes back with new computations. The outcome is proved equivalent from its bytes
-// (verify.h) before anything is replaced; pointers into the module's computations do not survive a change.
+// (verify/verify.h) before anything is replaced; pointers into the module's computations do not survive a change.
 // What it measures: temporary bytes as XLA:CPU's BufferAssigner gives them, alignment and fragmentation included.
 // Returns whether the module was changed. Where nothing is gained, or anything is in doubt, it is not; a budget out of
 // reach is no error: the result is the smallest found, and never larger than what came.
@@ -20,7 +20,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "plan_bytes.h"
+#include "native/plan_bytes.h"
 #include "xla/hlo/ir/hlo_module.h"
 #include "xla/hlo/pass/hlo_pass_interface.h"
 

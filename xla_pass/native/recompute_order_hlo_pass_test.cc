@@ -1,12 +1,12 @@
-#include "recompute_order_hlo_pass.h"
+#include "native/recompute_order_hlo_pass.h"
 
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 
-#include "buffer_sizes.h"
-#include "testing.h"
+#include "native/buffer_sizes.h"
+#include "testing/expect.h"
 #include "xla/hlo/ir/hlo_instruction.h"
 #include "xla/hlo/parser/hlo_parser.h"
 #include "xla/service/hlo_verifier.h"

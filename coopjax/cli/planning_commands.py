@@ -1,0 +1,117 @@
+"""The commands that plan: ``plan`` for one budget, ``frontier`` for a range of them."""
+
+import argparse
+import json
+import pathlib
+import warnings
+from typing import Any
+
+from coopjax.cli import progress
+from coopjax.budget import Budget
+from coopjax.errors import BudgetExceededWarning, BudgetInfeasibleError, InvalidBudgetError, RematNoEffectWarning
+
+PICTURES = (".png", ".svg", ".pdf")
+_EXAMPLES = """examples:
+  coopjax plan train.py:loss --args make_args --budget 6GiB -o plan.json   # make_args() returns the arguments of loss
+  coopjax plan train.py:step --shapes shapes.json --budget 16GiB --total   # a whole step: all that the device holds
+  coopjax plan train.py:loss --shapes shapes.json --budget 50% --target tpu:v5e:2x2
+  coopjax frontier train.py:loss --args make_args -o frontier.svg          # memory against recompute
+  coopjax frontier train.py:loss --args make_args --budget 75% 50% 25% --json > frontier.json
+
+A shapes file is JSON: a list of arguments, or {"args": [...], "kwargs": {...}}. An array is text as reports print it,
+"f32[8,128]"; objects and lists are pytrees of them:
+  [{"embed": "f32[512,64]", "blocks": ["bf16[64,64]", "bf16[64,64]"]}, "s32[8,128]"]
+"""
+
+
+def add_parsers(commands: Any) -> None:
+  """Adds the commands to a parser's subparsers."""
+  raw = argparse.RawDescriptionHelpFormatter
+  plan = commands.add_parser("plan", help="plan a function or a step for a budget, and compile the plan",
+                             epilog=_EXAMPLES, formatter_class=raw)
+  plan.add_argument("--budget", type=_budget, required=True, help="a size (6GiB), bytes, or a share (50%%, 0.5)")
+  plan.add_argument("--total", action="store_true",
+                    help="the budget is of arguments + outputs + temporaries - aliased, not of the temporaries alone")
+  plan.add_argument("--output", "-o", metavar="FILE", help="save the plan, for RematPlan.load, explain and report")
+  plan.add_argument("--top", type=int, default=20, metavar="N", help="decisions shown (20)")
+  plan.set_defaults(command=_plan)
+  frontier = commands.add_parser("frontier", help="memory against recompute, under a range of budgets",
+                                 epilog=_EXAMPLES, formatter_class=raw)
+  frontier.add_argument("--budget", type=_budget, nargs="+", help="budgets (shares from 100%% down to the least)")
+  frontier.add_argument("--output", "-o", metavar="FILE",
+                        help="a picture (.png, .svg, .pdf), or .json for report --frontier")
+  frontier.set_defaults(command=_frontier)
+  for command in (plan, frontier):
+    command.add_argument("function", help="path/to/module.py:function or package.module:function")
+    arguments = command.add_mutually_exclusive_group(required=True)
+    arguments.add_argument("--shapes", metavar="FILE", help="JSON with the shapes of the arguments (see below)")
+    arguments.add_argument("--args", metavar="FUNCTION", help="a function, beside the other or module.py:function, "
+                           "that returns the arguments as a tuple: arrays or jax.ShapeDtypeStruct")
+    command.add_argument("--planner", default="auto", help="auto, peak, segments, coop, fastsa, model or exact (auto)")
+    command.add_argument("--engine", default="auto", choices=("auto", "hlo", "policy"), help="(auto)")
+    command.add_argument("--target", help="hardware, there or not: gpu:h100, tpu:v5e:2x2, ... (the default backend)")
+    command.add_argument("--time-limit", type=float, default=10.0, metavar="SECONDS", help="of planning, a budget (10)")
+    command.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _plan(options: argparse.Namespace) -> int:
+  import coopjax
+
+  function, args, kwargs = _asked(options)
+  budget = Budget(options.budget.limit_bytes, options.budget.share, options.total)
+  try:
+    with progress.shown("planning"), warnings.catch_warnings():
+      for category in (RematNoEffectWarning, BudgetExceededWarning):  # what is printed says so
+        warnings.simplefilter("ignore", category)
+      plan = coopjax.plan(function, *args, budget=budget, **_settings(options), **kwargs)
+  except BudgetInfeasibleError as error:
+    print(json.dumps({"fits": False, "budget_bytes": error.budget_bytes, "smallest_bytes": error.smallest_bytes})
+          if options.json else f"OVER BUDGET: {error}")
+    return 1
+  if options.output:
+    plan.save(options.output)
+  print(plan.to_json() if options.json else plan.explain(options.top))
+  return 0 if plan.fits else 1
+
+
+def _frontier(options: argparse.Namespace) -> int:
+  import coopjax
+
+  function, args, kwargs = _asked(options)
+  suffix = pathlib.Path(options.output).suffix if options.output else ""
+  if options.output and suffix not in (*PICTURES, ".json"):
+    raise OSError(f"{options.output}: expected a name that ends in {', '.join(PICTURES)} or .json")
+  with progress.shown("frontier"):
+    found = coopjax.frontier(function, *args, budgets=options.budget, **_settings(options), **kwargs)
+  text = json.dumps(found.to_dict())
+  if suffix == ".json":
+    pathlib.Path(options.output).write_text(text)
+  elif suffix:
+    import matplotlib
+
+    matplotlib.use("agg")  # no window, no display
+    found.plot().figure.savefig(options.output, dpi=150)
+  print(text if options.json else found.table())
+  return 0
+
+
+def _asked(options: argparse.Namespace) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+  """The function with its arguments."""
+  from coopjax.cli import user_functions
+
+  return (user_functions.load_function(options.function),
+          *user_functions.load_arguments(options.function, options.shapes, options.args))
+
+
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+  return {"planner": options.planner, "engine": options.engine, "target": options.target,
+          "time_limit_s": options.time_limit}
+
+
+def _budget(text: str) -> Budget:
+  try:
+    if text.isdigit():
+      return Budget.parse(int(text))
+    return Budget.parse(float(text) if text.replace(".", "", 1).isdigit() else text)
+  except (InvalidBudgetError, ValueError) as error:
+    raise argparse.ArgumentTypeError(str(error)) from error

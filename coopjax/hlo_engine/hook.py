@@ -1,0 +1,169 @@
+"""The HLO engine: plans are made and carried out inside XLA's pipeline.
+
+``remat`` marks its equations; the mark travels as a frontend attribute to the POST_SCHEDULER stage of
+every program that contains them. There the hook has the module planned (`coopjax.hlo_engine.module_plan`) and hands
+the rewritten bytes back. While `coopjax.enable` is in force, so are modules without a mark
+(`coopjax.xla.standing`); else they are left alone after one search for the mark's bytes.
+
+The hook never fails a user's compile: on any doubt it returns None, and says why in the log.
+"""
+
+import contextlib
+import functools
+import logging
+import re
+import threading
+import uuid
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from jax.extend import xla as jax_xla
+
+from coopjax import compat
+from coopjax.budget import Budget, format_bytes
+from coopjax.errors import BudgetExceededWarning, InvalidProgramError
+from coopjax.xla import standing
+from coopjax.hlo_engine.module_plan import Outcome, Request, plan_module
+
+compat.log_as_jax_does("coopjax")
+_log = logging.getLogger("coopjax.hook")
+_MARK = re.compile(rb"coopjax-mark\([^()]*\)")
+# XLA:GPU tunes single instructions in modules of their own; the second field of a serialized module names its entry.
+_EXTRACTED, _HEAD_BYTES = b"\x12\x11entry_computation", 4096
+
+
+class _Hook:
+  """The callback that is registered with XLA, and who waits for a module or for what is done to it."""
+
+  def __init__(self):
+    self._lock = threading.Lock()
+    self._platforms: set[str] = set()
+    self._captures: dict[str, bytes | None] = {}
+    self._observed: set[str] = set()
+    self._recorders: list[tuple[str | None, list[Outcome]]] = []
+
+  def install(self, platform: str) -> None:
+    """Registers the callback for one platform, once per process."""
+    with self._lock:
+      if platform not in self._platforms:
+        stage, callback = jax_xla.PipelineStage.POST_SCHEDULER, functools.partial(self._callback, platform)
+        jax_xla.register_hlo_module_transformation(callback, name="coopjax", stage=stage, platforms=platform)
+        self._platforms.add(platform)
+
+  def capture(self, compile_marked: Callable[[str], object]) -> bytes:
+    """The module that a compile reaches POST_SCHEDULER with; code generation is skipped.
+
+    Args:
+      compile_marked: compiles the program of interest with the given mark on its equations.
+
+    Returns:
+      The serialized module.
+    """
+    key = uuid.uuid4().hex
+    with self._watching(key):
+      try:
+        compile_marked(_watching_mark(key))
+      except jax.errors.JaxRuntimeError:
+        if self._captures[key] is None:
+          raise
+      return self._captured(key)
+
+  def observe(self, compile_marked: Callable[[str], Any]) -> tuple[bytes, Any]:
+    """As :meth:`capture`, but lets the compile go on, and returns what it returns after the module."""
+    key = uuid.uuid4().hex
+    with self._watching(key):
+      self._observed.add(key)
+      compiled = compile_marked(_watching_mark(key))
+      return self._captured(key), compiled
+
+  @contextlib.contextmanager
+  def outcomes(self, mark: str | None) -> Iterator[list[Outcome]]:
+    """Collects, inside the block, what is done to modules that carry a mark; nothing without one."""
+    recorder = (None if mark is None else Request.from_mark(mark).key, list[Outcome]())
+    with self._lock:
+      self._recorders.append(recorder)
+    try:
+      yield recorder[1]
+    finally:
+      with self._lock:
+        self._recorders = [each for each in self._recorders if each is not recorder]
+
+  @contextlib.contextmanager
+  def _watching(self, key: str) -> Iterator[None]:
+    with self._lock:
+      self._captures[key] = None
+    try:
+      yield
+    finally:
+      with self._lock:
+        self._observed.discard(key)
+        del self._captures[key]
+
+  def _captured(self, key: str) -> bytes:
+    captured = self._captures[key]
+    if captured is None:
+      raise RuntimeError("the HLO hook did not run: the program was not compiled, or its mark was lost on the way")
+    return captured
+
+  def _callback(self, platform: str, module_bytes: bytes) -> bytes | None:
+    try:
+      if module_bytes.find(_EXTRACTED, 0, _HEAD_BYTES) >= 0:
+        return None
+      marks = {Request.from_mark(match.decode()) for match in set(_MARK.findall(module_bytes))}
+      for mark in marks:
+        if mark.key in self._captures:
+          self._captures[mark.key] = bytes(module_bytes)
+          if mark.key in self._observed:
+            return None
+          raise _CapturedError
+      outcome = _plan(module_bytes, marks, standing.request(platform))
+      keys = {mark.key for mark in marks}
+      for key, made in self._recorders:
+        if outcome is not None and key in keys:
+          made.append(outcome)
+      return outcome and outcome.module_bytes
+    except _CapturedError:
+      raise
+    except InvalidProgramError as error:
+      _log.info("a program on %s is left as it came: its module can't be read: %s", platform, error)
+    except Exception:  # the compile must stand whatever happens in here
+      _log.exception("planning failed; a program on %s is compiled as it came", platform)
+    return None
+
+
+def _plan(module_bytes: bytes, marks: set[Request], asked_of_all: Request | None) -> Outcome | None:
+  """The planned module, if it is to be planned; what a mark asks goes before what is asked of every program."""
+  if not marks and asked_of_all is None:
+    return None
+  outcome = plan_module(module_bytes, marks or {asked_of_all}, reorders=asked_of_all is not None)
+  for line in outcome.rounds:
+    _log.debug("%s: %s", outcome.name, line)
+  _log.info("%s", outcome)
+  if not outcome.fits:
+    _warn_over_budget(outcome)
+  return outcome
+
+
+def _warn_over_budget(outcome: Outcome) -> None:
+  message = (
+    f"the program {outcome.name} needs {format_bytes(outcome.predicted.temp_bytes)} of temporaries, over its budget of "
+    f"{format_bytes(outcome.budget_bytes)}. {outcome.reason}"
+  ).rstrip()
+  try:
+    warnings.warn(message, BudgetExceededWarning, stacklevel=2)
+  except BudgetExceededWarning:  # warnings are errors here, but an error in the callback would fail the compile
+    _log.warning(message)
+
+
+def _watching_mark(key: str) -> str:
+  return Request(Budget(share=1.0), key=key).to_mark()
+
+
+class _CapturedError(Exception):
+  """Ends a compile whose module was all that was wanted."""
+
+
+_hook = _Hook()
+install, capture, observe, outcomes = _hook.install, _hook.capture, _hook.observe, _hook.outcomes

@@ -1,0 +1,230 @@
+"""One scheduled module: what is asked of it, the plan that answers, and the rewritten bytes.
+
+The module is the very one that is about to be allocated (optimizer, donation and sharding included). It is read,
+planned and rewritten, and the outcome is verified; on any doubt the module stays as it came, with the reason.
+"""
+
+import dataclasses
+import time
+from collections.abc import Collection
+
+import numpy as np
+
+from coopjax import _core
+from coopjax.budget import Budget, format_bytes
+from coopjax.jaxpr.tags import KEPT_SCOPE
+from coopjax.planners.base import PlannerResult
+from coopjax.program.cost import Roofline
+from coopjax.program.step_program import StepProgram
+from coopjax.xla import targets
+from coopjax.xla.module import HeapResult, parse_module, predict_memory, read_step_program
+from coopjax.hlo_engine.recompute_order import (
+  Changes,
+  InnerPlan,
+  ORDERING_PLANNERS,
+  RecomputeOrderResult,
+  Round,
+  recompute_order,
+)
+
+_WORTH_REORDERING = 1 << 16  # bytes of temporaries; most programs of a process are single ops with less
+_NEAR_SMALLEST = 1.01  # temporaries that count as the smallest where the budget can't be reached: the last percent costs
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+  """What a mark, or `coopjax.enable`, asks of the hook.
+
+  Attributes:
+    budget: limit on the module's temporary memory; a share is of the module's own un-rematerialized temporaries. None
+      asks for a better order alone: nothing is recomputed.
+    planner: name of a planner.
+    time_limit_s: seconds that planning one module may take.
+    key: identifies program and request, so that compilation caches tell them apart.
+    target: whose speeds give ops their modelled seconds (`coopjax.xla.targets`); a CPU's by default.
+  """
+
+  budget: Budget | None
+  planner: str = "auto"
+  time_limit_s: float = 10.0
+  key: str = ""
+  target: str = "cpu"
+
+  def to_mark(self) -> str:
+    """The request as the value of a frontend attribute; a function of the request alone, so caches may key on it."""
+    limit = f"share={self.budget.share!r}" if self.budget.share is not None else f"bytes={self.budget.limit_bytes}"
+    total = ";total" if self.budget.is_total else ""
+    target = "" if self.target == "cpu" else f";target={self.target}"
+    return f"coopjax-mark({limit}{total};planner={self.planner};limit={self.time_limit_s!r};key={self.key}{target})"
+
+  @classmethod
+  def from_mark(cls, text: str) -> "Request":
+    """Reads what :meth:`to_mark` wrote."""
+    fields = dict(field.partition("=")[::2] for field in text[len("coopjax-mark(") : -1].split(";"))
+    share, limit_bytes = fields.get("share"), fields.get("bytes")
+    budget = Budget(int(limit_bytes) if limit_bytes else None, float(share) if share else None, "total" in fields)
+    return cls(budget, fields["planner"], float(fields["limit"]), fields["key"], fields.get("target", "cpu"))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Outcome:
+  """What the hook did to one module.
+
+  Attributes:
+    name: of the module.
+    request: what was asked.
+    program: the module's entry as it came, with the workspaces that the plan was made for.
+    bound_program: the same with a lower bound on each workspace: what holds for it holds for every plan.
+    baseline: predicted memory of the module as it came.
+    budget_bytes: temporary bytes allowed, None where only the order was asked for.
+    result: the plan of the entry, or None when none was needed or possible.
+    predicted: predicted memory of what was handed to XLA.
+    module_bytes: the rewritten module, None if it was left as it came.
+    reason: why it was left as it came, or "".
+    rounds: one line per plan tried.
+    seconds: time spent on the module, planning included.
+    planning_s: time spent in the planner.
+    inner: the plans of what the entry's loops, conditionals and calls run, the innermost first.
+  """
+
+  name: str
+  request: Request
+  program: StepProgram
+  bound_program: StepProgram
+  baseline: HeapResult
+  budget_bytes: int | None
+  result: PlannerResult | None
+  predicted: HeapResult
+  module_bytes: bytes | None = None
+  reason: str = ""
+  rounds: tuple[str, ...] = ()
+  seconds: float = 0.0
+  planning_s: float = 0.0
+  inner: tuple[InnerPlan, ...] = ()
+
+  @property
+  def fits(self) -> bool:
+    """Whether the predicted temporaries hold the budget, if there is one."""
+    return self.budget_bytes is None or self.predicted.temp_bytes <= self.budget_bytes
+
+  @property
+  def num_recomputed(self) -> int:
+    """How many repeats there are, in loops each once."""
+    return sum(result.num_recomputed for result in self._results)
+
+  @property
+  def overhead(self) -> float:
+    """Recompute cost, that of all runs of loops included, over the program's own cost."""
+    total_s = float(self.program.op_cost_s.sum())
+    return sum(result.recompute_cost_s for result in self._results) / total_s if total_s > 0 else 0.0
+
+  @property
+  def recompute_flops(self) -> float:
+    """Floating-point operations of all repeats."""
+    return sum(result.recompute_flops for result in self._results)
+
+  @property
+  def least_overhead(self) -> float:
+    """A lower bound on the overhead of every plan with the bytes that this one may or does take."""
+    return self.result.least_overhead(self.bound_program) if self.result else 0.0
+
+  @property
+  def _results(self) -> list[PlannerResult]:
+    return [inner.result for inner in self.inner] + ([self.result] if self.result else [])
+
+  def __str__(self) -> str:
+    """One line: the module, its temporaries before and after, what was done or why nothing was."""
+    budget = "" if self.budget_bytes is None else f", budget {format_bytes(self.budget_bytes)}"
+    what = f"{self.name}: temporaries {format_bytes(self.baseline.temp_bytes)}{budget}"
+    if self.module_bytes is None:
+      return f"{what}, left as it came in {self.seconds:.3f} s: {self.reason}"
+    done = f"now {format_bytes(self.predicted.temp_bytes)} in another order"
+    if self.num_recomputed:
+      done += f" with {self.num_recomputed} recomputed, cost {self.overhead:+.2%}"
+    return f"{what}, {done} ({self.result.planner}, {self.seconds:.3f} s)"
+
+
+def plan_module(module_bytes: bytes, requests: Collection[Request], *, reorders: bool = False) -> Outcome:
+  """Plans one scheduled module and carries the plan out.
+
+  Args:
+    module_bytes: a serialized ``HloModuleProto`` at POST_SCHEDULER.
+    requests: of the marks in the module, or of the process; the strictest is obeyed.
+    reorders: whether the order is improved where the budget is held, too, and before anything is recomputed. Always
+      so without a budget.
+
+  Returns:
+    The outcome; ``module_bytes`` is None with a reason where nothing is gained or anything is in doubt.
+
+  Raises:
+    coopjax.errors.InvalidProgramError: the bytes can't be read as a scheduled module.
+  """
+  start = time.perf_counter()
+  module = parse_module(module_bytes)
+  baseline = predict_memory(module)
+  roofline = targets.resolve(min(request.target for request in requests)).roofline
+  request, budget_bytes = _strictest(requests, baseline)
+  fits = budget_bytes is None or baseline.temp_bytes <= budget_bytes
+  reorders = reorders or budget_bytes is None
+  searches_order = reorders and baseline.temp_bytes >= _WORTH_REORDERING
+  if fits and not searches_order:
+    program, _ = read_step_program(module, roofline, kept_scope=KEPT_SCOPE)
+    bound_program = dataclasses.replace(program, op_workspace_bytes=np.zeros_like(program.op_workspace_bytes))
+    reason = ("there is little to gain" if reorders else
+              f"{format_bytes(baseline.temp_bytes)} of temporaries already fit {format_bytes(budget_bytes)}")
+    outcome = Outcome(module.name, request, program, bound_program, baseline, budget_bytes, None, baseline, reason=reason)
+  else:
+    time_limit_s = max(start + request.time_limit_s - time.perf_counter(), 0.0)
+    found = _search(module, request, None if fits else budget_bytes, searches_order, roofline, time_limit_s)
+    bound_program = dataclasses.replace(found.program, op_workspace_bytes=found.least_workspaces)
+    outcome = _told(
+      Outcome(module.name, request, found.program, bound_program, baseline, budget_bytes, None, baseline), found)
+  return dataclasses.replace(outcome, seconds=time.perf_counter() - start)
+
+
+def _strictest(requests: Collection[Request], baseline: HeapResult) -> tuple[Request, int | None]:
+  """The request that leaves the module least, and the bytes of temporaries that it leaves."""
+  resolved = {request: request.budget.resolve(baseline.temp_bytes, baseline.resident_bytes)
+              for request in requests if request.budget}
+  if not resolved:
+    return min(requests, key=repr), None
+  request = min(resolved, key=lambda request: (resolved[request], repr(request)))
+  return request, resolved[request]
+
+
+def _search(
+  module: _core.HloModule, request: Request, budget_bytes: int | None, searches_order: bool, roofline: Roofline,
+  time_limit_s: float,
+) -> RecomputeOrderResult:
+  """What is found within the bytes, or by a better order alone where None are given."""
+  planner = request.planner
+  if budget_bytes is None:
+    planner = planner if planner in ORDERING_PLANNERS else None
+    return recompute_order(
+      module, changes=Changes.ORDER, planner=planner, roofline=roofline, time_limit_s=time_limit_s)
+  return recompute_order(
+    module, budget_bytes, planner=planner, searches_order=searches_order, near_smallest=_NEAR_SMALLEST,
+    roofline=roofline, time_limit_s=time_limit_s)
+
+
+def _told(outcome: Outcome, found: RecomputeOrderResult) -> Outcome:
+  """The outcome with what was found in it."""
+  program = found.program
+  total_s = float(program.op_cost_s.sum())
+  orders = [f"order {name}: live {format_bytes(live_bytes)}, heap {format_bytes(temp_bytes)}"
+            for name, temp_bytes, live_bytes in found.orders]
+  rounds = [f"round {i}: {_round(each, total_s)}" for i, each in enumerate(found.rounds, 1)]
+  planning_s = found.timing_s["order"] + found.timing_s["plan"]
+  outcome = dataclasses.replace(outcome, rounds=(*orders, *rounds), planning_s=planning_s, reason=found.reason)
+  if found.module_bytes is None:
+    return outcome
+  result = PlannerResult.of(program, found.schedule, found.planner, found.limit_bytes, planning_s, found.order)
+  return dataclasses.replace(
+    outcome, result=result, inner=found.inner, predicted=found.after, module_bytes=found.module_bytes)
+
+
+def _round(made: Round, total_s: float) -> str:
+  inside = "".join(f", {name} {format_bytes(peak)} ({planner})" for name, peak, planner in made.inside)
+  return (f"live limit {format_bytes(made.limit_bytes)}, live {format_bytes(made.peak_live_bytes)}, heap "
+          f"{format_bytes(made.temp_bytes)}, cost {made.recompute_cost_s / max(total_s, 1e-30):+.2%} ({made.planner})"
+          + (f", share {made.share}{inside}" if inside else ""))

@@ -1,0 +1,59 @@
+"""A program without a plan, as XLA compiles it: looked at once, however many plans are made of it."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from coopjax.jaxpr.tags import tagged_fn
+from coopjax.jaxpr.trace import TracedFn, fn_and_gradient
+from coopjax.memory_profile import MemoryProfile
+from coopjax.hlo_engine import hook
+from coopjax.xla.compile import compile_trial, measure
+from coopjax.xla.targets import Target
+
+
+class Unplanned:
+  """What compiles of one program show, each made when it is first asked for.
+
+  Args:
+    compile_plain: compiles the program as it is, whether it fits the device or not.
+    compile_tagged: the same with tags on its equations and, if one is given, a mark for the HLO engine.
+    target: what is compiled for, None for the default backend.
+  """
+
+  def __init__(
+    self, compile_plain: Callable[[], Any], compile_tagged: Callable[[str | None], Any], target: Target | None,
+  ):
+    self._compile_plain, self._compile_tagged, self._target = compile_plain, compile_tagged, target
+
+  @classmethod
+  def of(cls, traced: TracedFn, target: Target | None) -> "Unplanned":
+    """A function with its gradient."""
+    return cls(lambda: compile_trial(*fn_and_gradient(traced), target),
+               lambda mark: compile_trial(*fn_and_gradient(traced, tagged_fn(traced, mark)), target), target)
+
+  @functools.cached_property
+  def plain(self) -> Any:
+    """The compiled program as it is."""
+    return self._compile_plain()
+
+  @functools.cached_property
+  def profile(self) -> MemoryProfile:
+    """Memory of the program as it is."""
+    return measure(self.plain, self._target)
+
+  @functools.cached_property
+  def tagged(self) -> Any:
+    """The compiled program with tags, which lead from its buffers to equations."""
+    return self._compile_tagged(None)
+
+  @functools.cached_property
+  def module(self) -> bytes:
+    """The module that XLA schedules, for a hook that is installed; no code is generated."""
+    return hook.capture(self._compile_tagged)
+
+  @functools.cached_property
+  def observed(self) -> tuple[bytes, MemoryProfile]:
+    """The module that XLA schedules, and memory of the program that it goes on to compile."""
+    module, compiled = hook.observe(self._compile_tagged)
+    return module, measure(compiled, self._target)

@@ -1,0 +1,278 @@
+"""Memory against recompute: what a program takes and costs under a range of budgets, beside what people do by hand."""
+
+import dataclasses
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from coopjax import display
+from coopjax.api import Plannable
+from coopjax.budget import Budget, format_bytes
+from coopjax.errors import BudgetExceededWarning, CompileMemoryError, InvalidPlanError, RematNoEffectWarning
+from coopjax.memory_profile import MemoryProfile
+from coopjax.planning.by_hand import Checkpointed, DOTS, NO_LAYERS, per_layer
+from coopjax.planning.remat_plan import RematPlan
+from coopjax.planning.request import Request
+
+SHARES = (1.0, 0.75, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08)
+COLUMNS = ("", "budget", "temporaries", "predicted", "total", "extra compute", "recomputed", "engine")
+_log = logging.getLogger("coopjax.frontier")
+
+
+@dataclasses.dataclass(frozen=True)
+class FrontierPoint:
+  """One way to run the program.
+
+  Attributes:
+    name: the budget as it was given ("50%", "6.00 GiB"), "least" for the smallest that was reached where one was out of
+      reach, or what was done by hand ("no remat").
+    budget_bytes: temporary bytes allowed; 0 for what was done by hand.
+    temp_bytes: compiled temporaries.
+    total_bytes: compiled arguments + outputs + temporaries - aliased.
+    predicted_bytes: temporaries as the plan's model expects them.
+    extra_compute: modelled seconds of the compiled program over those without remat, less 1; where the compiled
+      modules can't be read, the plan's own overhead, or None.
+    recompute_flops: floating-point operations of the compiled program beyond those without remat; as `extra_compute`.
+    engine: what carries the plan out; "" for what was done by hand.
+    plan: to be applied; None for what was done by hand, and after :meth:`Frontier.from_dict`.
+  """
+
+  name: str
+  budget_bytes: int
+  temp_bytes: int
+  total_bytes: int
+  predicted_bytes: int
+  extra_compute: float | None
+  recompute_flops: float | None
+  engine: str = ""
+  plan: RematPlan | None = dataclasses.field(default=None, repr=False, compare=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Frontier:
+  """What a program takes and costs under a range of budgets.
+
+  Attributes:
+    name: of the function.
+    target: planned for, None for the default backend.
+    points: a plan for each budget that is held, the largest budget first; temporaries only fall and extra compute only
+      rises.
+    references: without remat, and under `jax.checkpoint` in the usual places.
+    omitted: budgets out of reach and references that this program does not have, with the reason.
+  """
+
+  name: str
+  target: str | None
+  points: tuple[FrontierPoint, ...]
+  references: tuple[FrontierPoint, ...]
+  omitted: tuple[tuple[str, str], ...] = ()
+
+  def table(self) -> str:
+    """The points and the references as aligned text."""
+    lines = [f"{name}: {reason}" for name, reason in self.omitted]
+    return "\n".join([self._headline(), "", display.text_table(COLUMNS, self._rows()), *lines])
+
+  def plot(self, ax: Any = None) -> Any:
+    """Temporaries against extra compute: the plans as a line, the references as marks. Returns matplotlib's axes."""
+    ax = display.axes(ax, f"{self.name}: memory against recompute")
+    at = lambda each: (each.temp_bytes / display.MIB, 100 * each.extra_compute)
+    points = [each for each in self.points if each.extra_compute is not None]
+    ax.plot(*zip(*map(at, points)), "o-", color="tab:blue", label="coopjax")
+    for place, name in {at(each): each.name for each in points}.items():  # one plan for several budgets: the tightest
+      ax.annotate(name, place, textcoords="offset points", xytext=(6, 6), fontsize=8)
+    for each, marker in zip(self.references, "s^vD", strict=False):
+      if each.extra_compute is not None:
+        ax.plot(*at(each), marker, color="tab:orange", label=each.name)
+    ax.set(xlabel="compiled temporaries, MiB", ylabel="extra compute, % (modelled)", xlim=(0, None))
+    ax.grid(alpha=0.3)
+    ax.legend()
+    return ax
+
+  def to_dict(self) -> dict[str, Any]:
+    """Everything but the plans, ready for JSON."""
+    without_plan = lambda point: {name: value for name, value in vars(point).items() if name != "plan"}
+    return {"coopjax_frontier": 1, "name": self.name, "target": self.target,
+            "points": [without_plan(point) for point in self.points],
+            "references": [without_plan(point) for point in self.references],
+            "omitted": [list(pair) for pair in self.omitted]}
+
+  @classmethod
+  def from_dict(cls, fields: dict[str, Any]) -> "Frontier":
+    """The inverse of :meth:`to_dict`, after JSON; the plans are gone.
+
+    Raises:
+      coopjax.InvalidPlanError: something else.
+    """
+    try:
+      if fields["coopjax_frontier"] != 1:
+        raise InvalidPlanError(f"a frontier of format {fields['coopjax_frontier']}; this coopjax reads format 1")
+      points, references = (tuple(FrontierPoint(**point) for point in fields[key]) for key in ("points", "references"))
+      return cls(fields["name"], fields["target"], points, references, tuple(map(tuple, fields["omitted"])))
+    except (KeyError, TypeError) as error:
+      raise InvalidPlanError(f"not a coopjax frontier: expected what Frontier.to_dict makes ({error})") from error
+
+  def to_frame(self) -> Any:
+    """A row a point, the references last, as a ``pandas.DataFrame``."""
+    fields = self.to_dict()
+    return display.frame([*fields["points"], *fields["references"]])
+
+  def _repr_html_(self) -> str:
+    return display.html_table(self._headline(), COLUMNS, self._rows())
+
+  def _headline(self) -> str:
+    return f"{self.name}{f' on {self.target}' if self.target else ''}: compiled temporaries against extra compute"
+
+  def _rows(self) -> list[tuple[str, ...]]:
+    return [_row(point) for point in (*self.references, *self.points)]
+
+
+def frontier(
+  fn: Callable,
+  *args: Any,
+  budgets: Sequence[Any] | None = None,
+  planner: str = "auto",
+  engine: str = "auto",
+  target: str | None = None,
+  time_limit_s: float = 10.0,
+  **kwargs: Any,
+) -> Frontier:
+  """Plans `fn` with its gradient, or a whole step, for several budgets, and compiles each plan.
+
+  The program is traced once, and compiled once without a plan; each budget costs a plan and the compile of that plan.
+  A plan for a smaller budget also holds a larger one: where it happens to cost less, it stands for both.
+
+  Args:
+    fn: as for :func:`coopjax.plan`.
+    *args: its arguments; ``jax.ShapeDtypeStruct`` will do.
+    budgets: as for :func:`coopjax.plan`. By default shares from 1 down to the first that no plan reaches. Where one is
+      out of reach, the last point is the smallest that was reached.
+    planner: as for :func:`coopjax.remat`.
+    engine: as for :func:`coopjax.remat`.
+    target: as for :func:`coopjax.remat`.
+    time_limit_s: seconds that planning for one budget may take.
+    **kwargs: keyword arguments of ``fn``.
+
+  Returns:
+    The points, with bytes from compiled programs, beside those of no remat, of `jax.checkpoint` around all of `fn`, of
+    the same with ``dots_with_no_batch_dims_saveable``, and of one around each layer.
+
+  Raises:
+    InvalidBudgetError: a budget is not one.
+    NotDifferentiableError: ``fn`` has no floating input or output.
+
+  Example:
+    >>> import jax, jax.numpy as jnp, coopjax
+    >>> def loss(weights, x):
+    ...   for weight in weights:
+    ...     x = jnp.tanh(x @ weight)
+    ...   return jnp.mean(x**2)
+    >>> found = coopjax.frontier(loss, [jnp.eye(64)] * 8, jnp.ones((512, 64)), budgets=[0.8, 0.6])
+    >>> [point.name for point in found.points]
+    ['80%', '60%']
+    >>> fitted = found.points[1].plan.apply(loss)
+  """
+  requests = [Request.checked(budget, planner, engine, target, time_limit_s, "best_effort")
+              for budget in (SHARES if budgets is None else budgets)]
+  if not requests:
+    raise ValueError("budgets=[]: at least one budget, or None for shares from 1 down")
+  program = Plannable.of(fn, args, kwargs, requests[0].device)
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore", BudgetExceededWarning)
+    warnings.simplefilter("ignore", RematNoEffectWarning)
+    baseline = program.unplanned.profile
+    requests.sort(key=lambda each: each.budget.resolve(baseline.temp_bytes, baseline.resident_bytes), reverse=True)
+    points, unreached = _points(program, requests, stops=budgets is None)
+    references, omitted = _references(program, baseline)
+  return Frontier(program.name, requests[0].target, _undominated(points), references, unreached + omitted)
+
+
+def _points(
+  program: Plannable, requests: Sequence[Request], stops: bool,
+) -> tuple[list[FrontierPoint], tuple[tuple[str, str], ...]]:
+  """The plans that hold their budgets, and the budgets that none holds; with `stops`, only the first of those."""
+  points, missed = [], []
+  for number, request in enumerate(requests, 1):
+    _log.info("budget %s, %d of up to %d", _name(request.budget), number, len(requests))
+    plan = program.plan(request)
+    if plan.fits:
+      points.append(_point(_name(request.budget), plan))
+    else:
+      missed.append(plan)
+    if missed and stops:
+      break
+  if missed:
+    least_bytes = min(plan.measured.temp_bytes for plan in missed)
+    _log.info("the least that was reached, %s", format_bytes(least_bytes))
+    # A plan of its own: one made for a budget out of reach would be carried out with a warning.
+    plan = program.plan(dataclasses.replace(requests[0], budget=Budget(least_bytes)))
+    points += [_point("least", plan)] if plan.fits else []
+  return points, tuple((_name(plan.budget), f"out of reach, {format_bytes(plan.measured.temp_bytes)} was the least")
+                       for plan in missed)
+
+
+def _point(name: str, plan: RematPlan) -> FrontierPoint:
+  extra, flops = _extra(plan.measured, plan.baseline)
+  if extra is None:
+    extra, flops = plan.overhead, plan.recompute_flops
+  return FrontierPoint(
+    name, plan.budget_bytes, plan.measured.temp_bytes, plan.measured.total_bytes, plan.predicted.temp_bytes,
+    extra, flops, plan.engine, plan)
+
+
+def _references(
+  program: Plannable, baseline: MemoryProfile,
+) -> tuple[tuple[FrontierPoint, ...], tuple[tuple[str, str], ...]]:
+  """What is done by hand, and what of it this program does not have."""
+  found, omitted = [_reference("no remat", baseline, baseline)], []
+  for name, choose, absent in (
+    ("checkpoint", lambda traced: Checkpointed(), ""), ("dots saveable", lambda traced: Checkpointed(DOTS), ""),
+    ("checkpoint per layer", per_layer, NO_LAYERS),
+  ):
+    _log.info("reference: %s", name)
+    choices = [choose(traced) for traced in program.functions]
+    if all(choice is None for choice in choices):
+      omitted.append((name, absent))
+      continue
+    try:
+      found.append(_reference(name, program.measure_with(choices), baseline))
+    except CompileMemoryError as error:
+      omitted.append((name, str(error)))
+  return tuple(found), tuple(omitted)
+
+
+def _reference(name: str, measured: MemoryProfile, baseline: MemoryProfile) -> FrontierPoint:
+  temp_bytes = measured.temp_bytes
+  return FrontierPoint(name, 0, temp_bytes, measured.total_bytes, temp_bytes, *_extra(measured, baseline))
+
+
+def _extra(measured: MemoryProfile, baseline: MemoryProfile) -> tuple[float | None, float | None]:
+  """Modelled seconds beyond the baseline's, over them, and FLOPs; None where one of the modules was not read."""
+  if not measured.modelled_s or not baseline.modelled_s:
+    return None, None
+  return measured.modelled_s / baseline.modelled_s - 1, measured.flops - baseline.flops
+
+
+def _undominated(points: list[FrontierPoint]) -> tuple[FrontierPoint, ...]:
+  """For each budget the plan, of all, that holds it, or comes as near as its own, at the least extra compute."""
+  found = []
+  for point in points:
+    held = [other for other in points if other.temp_bytes <= max(point.budget_bytes, point.temp_bytes)]
+    best = min(held, key=lambda other: (other.extra_compute, other.temp_bytes))
+    found.append(dataclasses.replace(best, name=point.name, budget_bytes=point.budget_bytes))
+  return tuple(found)
+
+
+def _name(budget: Budget) -> str:
+  if budget.share is not None:
+    return f"{100 * budget.share:.4g}%"
+  return format_bytes(budget.limit_bytes) + (" in total" if budget.is_total else "")
+
+
+def _row(point: FrontierPoint) -> tuple[str, ...]:
+  is_known = point.extra_compute is not None
+  return (
+    point.name, format_bytes(point.budget_bytes) if point.budget_bytes else "", format_bytes(point.temp_bytes),
+    format_bytes(point.predicted_bytes), format_bytes(point.total_bytes),
+    f"{point.extra_compute:+.2%}" if is_known else "", f"{point.recompute_flops:.3g} FLOP" if is_known else "",
+    point.engine)

@@ -1,0 +1,185 @@
+"""Decisions and plans kept on disk, so that a program is planned once per machine and not once per process.
+
+An entry is one small JSON file, named by a hash of everything that the decision depends on, the versions and flags of
+the compiler included (`Key`). Entries are written to a temporary file and renamed, so that processes which share the
+directory see the old entry, the new one or none. What can't be read, or was made for another key, is ignored with a
+`CacheWarning`, and planned anew. The oldest entries go when the directory holds too many; a hit makes an entry new.
+
+The directory is ``COOPJAX_CACHE_DIR`` (empty: nothing is kept), else ``coopjax`` under ``XDG_CACHE_HOME`` or
+``~/.cache``.
+"""
+
+from collections.abc import Callable
+import contextlib
+import dataclasses
+import functools
+import hashlib
+from importlib import metadata
+import json
+import os
+import pathlib
+import re
+import tempfile
+import threading
+from typing import Any
+import warnings
+
+import jax
+
+import coopjax
+from coopjax import _core
+from coopjax.errors import CacheWarning
+
+FORMAT_VERSION = 1
+MAX_ENTRIES = 4096
+_OURS = re.compile(r"coopjax-v\d+-[0-9a-f]{32}\.json|\.coopjax-\w+\.tmp")
+_PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
+_SETTINGS = ("jax_remat3", "jax_remat_barrier_no_cotangents", "jax_compiler_enable_remat_pass", "jax_enable_x64",
+             "jax_default_matmul_precision", "jax_disable_most_optimizations")
+_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+  """What a decision depends on.
+
+  Attributes:
+    fingerprint: of the traced program.
+    request: what was asked, as text.
+    environment: versions, flags and devices, as text.
+  """
+
+  fingerprint: str
+  request: str
+  environment: str
+
+  def digest(self) -> str:
+    """Thirty-two hexadecimal digits: the name of the entry."""
+    return hashlib.sha256(json.dumps(dataclasses.astuple(self)).encode()).hexdigest()[:32]
+
+
+def environment() -> str:
+  """What besides program and request decides how a program compiles: code, versions, flags, devices. As JSON."""
+  device = jax.devices()[0]
+  return json.dumps({
+    "coopjax": _code_digest(), "packages": _package_versions(),
+    "settings": {name: str(getattr(jax.config, name, None)) for name in _SETTINGS},
+    "variables": {name: os.environ.get(name, "") for name in _VARIABLES},
+    "platform": f"{device.platform} {device.client.platform_version}", "device": device.device_kind,
+    "num_devices": jax.device_count(),
+  })
+
+
+@functools.cache
+def _code_digest() -> str:
+  """Of this package's files: a change to a planner makes a new version, released or not."""
+  digest = hashlib.sha256()
+  for path in (*sorted(pathlib.Path(coopjax.__file__).parent.rglob("*.py")), pathlib.Path(_core.__file__)):
+    digest.update(path.read_bytes())
+  return digest.hexdigest()[:16]
+
+
+@functools.cache
+def _package_versions() -> dict[str, str]:
+  versions = {}
+  for name in _PACKAGES:
+    with contextlib.suppress(metadata.PackageNotFoundError):
+      versions[name] = metadata.version(name)
+  return versions
+
+
+def directory() -> pathlib.Path | None:
+  """Where entries lie, by the environment of this moment; None where nothing is to be kept."""
+  named = os.environ.get("COOPJAX_CACHE_DIR")
+  if named is not None:
+    return pathlib.Path(named).expanduser() if named else None
+  base = os.environ.get("XDG_CACHE_HOME")
+  try:
+    return (pathlib.Path(base) if base else pathlib.Path.home() / ".cache") / "coopjax"
+  except RuntimeError:  # no home
+    return None
+
+
+def load[T](key: Key, parse: Callable[[dict[str, Any]], T]) -> T | None:
+  """The entry under a key; None when there is none that can be read.
+
+  Args:
+    key: what it was stored under.
+    parse: from the stored fields to what they stand for; a `KeyError`, `TypeError` or `ValueError` in it means that
+      the entry is corrupt.
+  """
+  if (home := directory()) is None:
+    return None
+  path = home / _name(key)
+  try:
+    entry = json.loads(path.read_bytes())
+    if entry["format"] != FORMAT_VERSION or entry["key"] != dataclasses.asdict(key):
+      raise ValueError("made for another program or by another version")
+    found = parse(entry["fields"])
+  except FileNotFoundError:
+    return None
+  except (OSError, KeyError, TypeError, ValueError) as error:
+    warnings.warn(f"ignoring {path}, which is not a decision that coopjax kept for this program: {error}; it is "
+                  "planned anew", CacheWarning, stacklevel=4)
+    return None
+  with contextlib.suppress(OSError):
+    os.utime(path)
+  return found
+
+
+def store(key: Key, fields: dict[str, Any]) -> None:
+  """Keeps JSON fields under a key; where that is impossible, one warning per directory says so."""
+  if (home := directory()) is None:
+    return
+  entry = {"format": FORMAT_VERSION, "key": dataclasses.asdict(key), "fields": fields}
+  try:
+    home.mkdir(parents=True, exist_ok=True)
+    _write(home / _name(key), json.dumps(entry))
+    _prune(home)
+  except OSError as error:
+    _warn_once(home, error)
+
+
+def _name(key: Key) -> str:
+  return f"coopjax-v{FORMAT_VERSION}-{key.digest()}.json"
+
+
+def _write(path: pathlib.Path, text: str) -> None:
+  """Writes a file as a whole: a reader sees what was there before or all of `text`."""
+  file, temporary = tempfile.mkstemp(dir=path.parent, prefix=".coopjax-", suffix=".tmp")
+  try:
+    with os.fdopen(file, "w") as out:
+      out.write(text)
+    os.replace(temporary, path)
+  except BaseException:
+    with contextlib.suppress(OSError):
+      os.unlink(temporary)
+    raise
+
+
+def _prune(home: pathlib.Path) -> None:
+  """Removes the entries used longest ago, if there are too many; another process may be doing the same."""
+  with os.scandir(home) as files:
+    names = [file.name for file in files if _OURS.fullmatch(file.name)]
+  if len(names) <= MAX_ENTRIES:
+    return
+  ages = []
+  for name in names:
+    with contextlib.suppress(FileNotFoundError):
+      ages.append((os.stat(home / name).st_mtime_ns, name))
+  for _, name in sorted(ages)[:len(ages) - MAX_ENTRIES]:
+    with contextlib.suppress(FileNotFoundError):
+      os.unlink(home / name)
+
+
+_warned: set[pathlib.Path] = set()
+_warned_lock = threading.Lock()
+
+
+def _warn_once(home: pathlib.Path, error: OSError) -> None:
+  with _warned_lock:
+    is_known = home in _warned
+    _warned.add(home)
+  if not is_known:
+    warnings.warn(f"can't keep decisions in {home}: {error}. Every process plans anew; set COOPJAX_CACHE_DIR to a "
+                  "directory that can be written, or to nothing", CacheWarning, stacklevel=4)

@@ -1,0 +1,118 @@
+"""How a traced function is carried out, and where what was decided once is kept."""
+
+import collections
+import dataclasses
+import hashlib
+import os
+import re
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+import coopjax
+from coopjax import compat
+from coopjax.planning import cache
+from coopjax.errors import RematNoEffectWarning
+from coopjax.policy_engine import rewrite
+from coopjax.jaxpr.tags import tag_jaxpr, tagged_fn
+from coopjax.jaxpr.trace import TracedFn
+from coopjax.planning.request import Request
+
+LIBRARIES = tuple(os.path.dirname(file) + os.sep for file in (coopjax.__file__, jax.__file__))  # whose lines no warning names
+one_by_one = jax.make_user_context(False)  # whether what is being traced will run operation by operation
+_KEPT_CHOICES = 256
+_ADDRESS = re.compile(r"\b0x[0-9a-f]+\b")
+_FOLDED = re.compile(r"(random_fold_in \w+) \d+:")  # a module's path as a number, in Flax
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+  """How a traced function is carried out: under a mark for the HLO engine, rewritten, both, or as it is."""
+
+  mark: str | None = None
+  decisions: rewrite.PolicyDecisions | None = None
+
+  @property
+  def engine(self) -> str:
+    """The engines at work: "hlo", "policy", "policy+hlo" or "none"."""
+    return "+".join(name for name, used in (("policy", self.decisions), ("hlo", self.mark)) if used) or "none"
+
+  @classmethod
+  def from_json(cls, fields: dict[str, Any]) -> "Choice":
+    """The inverse of `dataclasses.asdict`, whether or not it went through JSON."""
+    mark, decisions = fields["mark"], fields["decisions"]
+    if not isinstance(mark, str | None):
+      raise TypeError(f"a mark is text, not {mark!r}")
+    return cls(mark, None if decisions is None else rewrite.PolicyDecisions.from_json(decisions))
+
+  def flat_fn(self, traced: TracedFn) -> Callable[..., list[Any]]:
+    """The function carried out this way, in place of ``traced.evaluate``."""
+    if self.decisions is not None:
+      return rewrite.rewrite(traced, self.decisions, self.mark)
+    return tagged_fn(traced, self.mark) if self.mark else traced.evaluate
+
+  def here(self, name: str) -> "Choice":
+    """The choice for a call that is made now: where operations run one by one, no mark asks anything of them.
+
+    Warns where forward and backward pass are not one program, so that the HLO engine can't recompute across them.
+    """
+    if self.mark is None:
+      return self
+    if compat.has_backward_outside():
+      what = f"the remat of {name}" if self.decisions is None else f"the HLO engine's part in the remat of {name}"
+      warnings.warn(
+        f"{what} has no effect: the gradient is taken outside of jax.jit, so the backward pass is not compiled together "
+        "with what it needs of the forward pass. Put jax.jit around the function that takes the gradient",
+        RematNoEffectWarning, skip_file_prefixes=LIBRARIES)
+    return dataclasses.replace(self, mark=None) if one_by_one.value or compat.is_eager() else self
+
+
+class KeptChoices:
+  """Choices by fingerprint and request: in memory the latest so many of this process, on disk those that hold their
+  budget; safe under threads and processes."""
+
+  def __init__(self):
+    self._choices: collections.OrderedDict[tuple[str, Request], Choice] = collections.OrderedDict()
+    self._lock = threading.Lock()
+
+  def get(self, key: tuple[str, Request]) -> Choice | None:
+    with self._lock:
+      found = self._choices.get(key)
+    if found is None and (found := cache.load(_cache_key(key), Choice.from_json)):
+      self._remember(key, found)
+    return found
+
+  def put(self, key: tuple[str, Request], choice: Choice, holds_budget: bool) -> None:
+    self._remember(key, choice)
+    if holds_budget:
+      cache.store(_cache_key(key), dataclasses.asdict(choice))
+
+  def _remember(self, key: tuple[str, Request], choice: Choice) -> None:
+    with self._lock:
+      self._choices[key] = choice
+      while len(self._choices) > _KEPT_CHOICES:
+        self._choices.popitem(last=False)
+
+
+def _cache_key(key: tuple[str, Request]) -> cache.Key:
+  return cache.Key(key[0], repr(key[1]), cache.environment())
+
+
+def key_of(traced: TracedFn, request: Request) -> tuple[str, Request]:
+  """What a choice is kept under: program, placement of its inputs on devices, and request."""
+  return f"{fingerprint_of(traced)} {traced.placement.key()}", request
+
+
+def fingerprint_of(traced: TracedFn) -> str:
+  """A hash of the traced program that is the same in every process: its text, without object addresses.
+
+  Constants folded into random keys don't count: a plan for one layer's dropout is a plan for another's. Shardings count
+  as far as types state them (Explicit axes): of others a trace knows nothing, and a plan must fit the trace.
+  """
+  text = _FOLDED.sub(r"\1 _:", _ADDRESS.sub("", str(traced.jaxpr)))
+  if traced.policy is not None:
+    text += str([info.id for info in tag_jaxpr(traced.jaxpr, policy=traced.policy)[1] if info.is_kept])
+  return hashlib.sha256(text.encode()).hexdigest()[:16]

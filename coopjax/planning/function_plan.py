@@ -1,0 +1,336 @@
+"""Decides how a traced function is carried out, once per program and request, on the module that XLA schedules."""
+
+import dataclasses
+import logging
+import math
+import warnings
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from coopjax import compat
+from coopjax.planning import host_offload
+from coopjax.budget import Budget, format_bytes
+from coopjax.planning.choice import Choice, KeptChoices, LIBRARIES, fingerprint_of, key_of
+from coopjax.errors import (
+  BudgetExceededWarning, CompileMemoryError, InvalidProgramError, NotDifferentiableError, RematNoEffectWarning,
+  ShardingUnknownWarning,
+)
+from coopjax.jaxpr import cost
+from coopjax.policy_engine import rewrite
+from coopjax.policy_engine import search as jaxpr_policy
+from coopjax.policy_engine.compiled_profile import Profile
+from coopjax.jaxpr.tags import tagged_fn
+from coopjax.jaxpr.trace import TracedFn, differentiable, fn_and_gradient
+from coopjax.memory_profile import MemoryProfile
+from coopjax.planning.request import Request, Trials
+from coopjax.planning.baseline import Unplanned
+from coopjax.hlo_engine import hook
+from coopjax.xla.compile import compile_abstract, measure, module_of
+from coopjax.planning.infeasible import infeasible
+from coopjax.policy_engine.profiling import profile_of, profile_of_module
+from coopjax.xla.module import HeapResult, predict_memory
+
+_COMPILED_ROUNDS = 4  # each compiles for an accelerator
+_DEAR = 0.5  # of the forward pass repeated by the HLO engine alone: the policy engine is asked, too
+_log = logging.getLogger("coopjax.planning")
+
+
+@dataclasses.dataclass(frozen=True)
+class Decided:
+  """A choice together with what the planning module showed."""
+
+  choice: Choice
+  outcome: hook.Outcome | None = None
+  policy_plan: jaxpr_policy.PolicyPlan | None = None
+  is_certain: bool = True
+  baseline: MemoryProfile | None = None
+  measured: MemoryProfile | None = None
+
+  @property
+  def temp_bytes(self) -> int:
+    """Of what was compiled last, at an accelerator."""
+    return (self.measured or self.baseline).temp_bytes
+
+  @property
+  def holds_budget(self) -> bool:
+    """The planning module fits; False where only a warning let a larger one pass, or nothing needed to be done."""
+    if not self.is_certain:
+      return False
+    if self.policy_plan is not None:
+      return self.policy_plan.is_feasible
+    return self.outcome is not None and self.outcome.fits and self.outcome.module_bytes is not None
+
+
+_choices = KeptChoices()
+
+
+def choose(traced: TracedFn, request: Request) -> Choice:
+  """The choice for this program and request, made once per process, and kept on disk for the next one.
+
+  A program that can't be planned because it has no gradient is left as it is, with a warning. One whose sizes are
+  symbols (`jax.export`) can't be compiled yet: what it is compiled to when they are known, the hook plans.
+  """
+  fingerprint, key = fingerprint_of(traced), key_of(traced, request)
+  if traced.has_symbolic_sizes:
+    return _choose_for_any_size(traced, request, fingerprint)
+  if choice := _choices.get(key):
+    if choice.mark is not None:
+      hook.install(compat.hook_platform(request.platform))
+    return choice
+  if request.engine == "auto" and request.target and not request.device.is_running:
+    request = dataclasses.replace(request, engine="policy")  # no hook of the running backend plans for another
+  try:
+    traced = differentiable(traced)
+    unplanned = Unplanned.of(traced, request.device)
+    decided = decide(traced, unplanned, request, fingerprint, planners=("peak", request.planner))
+  except NotDifferentiableError as error:
+    warnings.warn(f"coopjax.remat has no effect: {error}", RematNoEffectWarning, skip_file_prefixes=LIBRARIES)
+    return Choice()
+  outcome = decided.outcome
+  if outcome and outcome.baseline.temp_bytes <= outcome.budget_bytes and request.budget.share is None:
+    warn_no_effect(traced, outcome.baseline, outcome.budget_bytes, outcome)
+  elif decided.baseline and decided.choice == Choice() and request.budget.share is None:
+    baseline = decided.baseline
+    warn_no_effect(traced, baseline, request.budget.resolve(baseline.temp_bytes, baseline.resident_bytes), None)
+  _choices.put(key, decided.choice, decided.holds_budget)
+  return decided.choice
+
+
+def _choose_for_any_size(traced: TracedFn, request: Request, fingerprint: str) -> Choice:
+  platform = compat.hook_platform(request.platform)
+  if request.engine == "policy" or platform is None:
+    warnings.warn(f"coopjax.remat has no effect: {traced.name} is traced for symbolic sizes, for which nothing can be "
+                  "compiled, and so nothing is known of its memory", RematNoEffectWarning, skip_file_prefixes=LIBRARIES)
+    return Choice()
+  hook.install(platform)
+  return Choice(request.mark(fingerprint))
+
+
+def decide(
+  traced: TracedFn, unplanned: Unplanned, request: Request, fingerprint: str, planners: Sequence[str],
+) -> Decided:
+  """Plans fn with its gradient on the module that XLA schedules for it, without generating code.
+
+  Args:
+    traced: the function.
+    unplanned: it with its gradient, compiled.
+    request: what is asked.
+    fingerprint: of the function.
+    planners: tried in turn until one reaches the budget. Where only that matters, because the hook will plan the
+      user's own program, a fast one comes first.
+
+  Raises:
+    BudgetInfeasibleError: no plan reaches the budget and the request says "error".
+  """
+  request = dataclasses.replace(request, engine=host_offload.engine_for(traced, request.engine, request.platform))
+  platform = compat.hook_platform(request.platform)
+  if request.engine == "hlo" and platform is None:
+    raise ValueError(f"engine='hlo': JAX {jax.__version__} has no HLO hook on {request.platform}; use 'policy'")
+  case = _Case(traced, unplanned, request, fingerprint, planners)
+  # What XLA:TPU moves to vector memory after the hook, no mark of a budget can foresee for the user's own program.
+  if request.engine == "policy" or platform is None or (request.engine == "auto" and platform == "tpu"):
+    return case.decide_policy()
+  if platform != "cpu":
+    return case.decide_compiled(platform)
+  hook.install(platform)
+  return case.decide_scheduled()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Case:
+  """What `decide` is asked, and the ways to decide it."""
+
+  traced: TracedFn
+  unplanned: Unplanned
+  request: Request
+  fingerprint: str
+  planners: Sequence[str]
+
+  def decide_scheduled(self) -> Decided:
+    """Plans on the module alone, where the compiled program takes what the model predicts."""
+    request, module = self.request, self.unplanned.module
+    outcome = self._planned_module(module, request.budget)
+    decided = Decided(Choice(request.mark(self.fingerprint)), outcome)
+    if request.engine == "auto" and (not outcome.fits or self._is_dear(outcome)):
+      profile = profile_of_module(self.traced, module)
+      return self.decide_policy(outcome, profile=profile, rival=decided if outcome.fits else None)
+    if not outcome.fits and self.traced.placement.is_known:  # else the hook, which sees one device's program, decides
+      self._report_missed(outcome)
+    return decided
+
+  def decide_compiled(self, platform: str) -> Decided:
+    """Plans for an accelerator, where the compiled program need not take what the model predicts.
+
+    XLA:TPU moves values into vector memory after the hook. So a share is of what is compiled, and a plan of the HLO
+    engine counts if it holds the budget when compiled: the model's limit follows from what that took, in a few rounds.
+    """
+    request = self.request
+    try:
+      if request.device is not None:
+        request.device.load()
+      hook.install(platform)
+      module, baseline = self.unplanned.observed
+    except RuntimeError:  # the hook did not run
+      if request.engine == "hlo":
+        raise
+      return self.decide_policy()
+    budget = Budget(request.budget.resolve(baseline.temp_bytes, baseline.resident_bytes))
+    if baseline.temp_bytes <= budget.limit_bytes:
+      return Decided(Choice(), baseline=baseline)
+    try:
+      limit_bytes = budget.limit_bytes + max(predict_memory(module).temp_bytes - baseline.temp_bytes, 0)
+    except InvalidProgramError as error:
+      if request.engine == "hlo":
+        raise InvalidProgramError(f"engine='hlo' can't read the modules of XLA:{platform.upper()}: {error}") from error
+      return self.decide_policy(baseline=baseline)
+    best = None
+    for _ in range(_COMPILED_ROUNDS):
+      limit = Budget(limit_bytes)
+      outcome, mark = self._planned_module(module, limit), request.mark(self.fingerprint, limit)
+      measured = self._measure_marked(mark) if outcome.fits or request.engine == "hlo" else None
+      if best is None or (measured and measured.temp_bytes < best.temp_bytes):
+        best = Decided(Choice(mark), outcome, baseline=baseline, measured=measured)
+      if measured and measured.temp_bytes <= budget.limit_bytes:
+        if request.engine == "auto" and self._is_dear(outcome):
+          profile = profile_of_module(self.traced, module, baseline.temp_bytes)
+          return self.decide_policy(outcome, baseline, profile, rival=best)
+        return best
+      if not (measured and outcome.fits):
+        break
+      excess_bytes = measured.temp_bytes - budget.limit_bytes
+      in_proportion = int(limit_bytes * budget.limit_bytes / measured.temp_bytes)
+      limit_bytes = max(min(limit_bytes - excess_bytes, in_proportion), 1)
+    if request.engine == "auto":
+      return self.decide_policy(
+        best.outcome, baseline, profile_of_module(self.traced, module, baseline.temp_bytes))
+    self._report_infeasible(budget.limit_bytes, best.temp_bytes, module)
+    return best
+
+  def decide_policy(
+    self, outcome: hook.Outcome | None = None, baseline: MemoryProfile | None = None, profile: Profile | None = None,
+    rival: Decided | None = None,
+  ) -> Decided:
+    """Plans checkpoint segments; every round is a compile. With an outcome, the HLO engine works under them.
+
+    A rival holds the budget by the HLO engine alone, and is what is decided if no segments take fewer FLOPs. A share is
+    settled here, in bytes: the hook will not see the un-rematerialized program again.
+    """
+    traced, request = self.traced, self.request
+    if outcome is None and baseline is None:
+      tagged = self.unplanned.tagged
+      baseline, profile = measure(tagged, request.device), profile_of(traced, tagged)
+    known, baseline = baseline, baseline or outcome.baseline
+    budget_bytes = request.budget.resolve(baseline.temp_bytes, baseline.resident_bytes)
+    if baseline.temp_bytes <= budget_bytes:
+      return Decided(Choice(), outcome, baseline=known)
+    is_known, is_spread = traced.placement.is_known, traced.placement.is_spread
+    on_trial = request.for_trials() if known is None else request  # elsewhere a trial's compile is the plan's
+    mark, trial_mark = (outcome and each.mark(self.fingerprint, Budget(budget_bytes)) for each in (request, on_trial))
+    trials, found = Trials(request, trial_mark), list[jaxpr_policy.PolicyPlan]()
+    below_flops = rival.outcome.recompute_flops if rival else math.inf
+    link = host_offload.link(request.budget, request.device)
+    with warnings.catch_warnings():
+      warnings.simplefilter("ignore", BudgetExceededWarning)  # trials may miss the budget
+      # Straight-line code of a program that will be partitioned is left to the hook. One that will be batched is larger
+      # than this: what the HLO engine can't do for one example, it can't for many.
+      for only_scans in (False,) if not mark else (True, False) if is_known or not is_spread else (True,):
+        if not found or not found[-1].is_feasible:
+          found.append(jaxpr_policy.plan_policy(
+            traced, budget_bytes, trials.compile, baseline.temp_bytes, mark=trial_mark, only_scans=only_scans,
+            profile=profile, link=link, planner=request.planner, aid_of=trials.aid, below_flops=below_flops))
+      best = found[-1] if found[-1].is_feasible else min(found, key=lambda plan: plan.smallest_bytes)
+      if rival and not (best.is_feasible and best.recompute_flops < below_flops):
+        return rival
+      if trials.smallest is None and not best.is_feasible:
+        trials.compile(*fn_and_gradient(traced, tagged_fn(traced, trial_mark)))
+    if not is_known and (mark or is_spread):
+      return self._carry_over(outcome, best if best.is_feasible else found[0])
+    if not best.is_feasible:
+      if known is None and outcome.predicted.temp_bytes < best.smallest_bytes:  # the HLO engine alone comes nearer
+        self._report_missed(outcome)
+        return Decided(Choice(mark), outcome)
+      self._report_infeasible(budget_bytes, best.smallest_bytes, module_of(trials.smallest))
+    measured = trials.measured(best.temp_bytes) if mark == trial_mark else None
+    return Decided(Choice(mark, best.decisions), outcome, best, baseline=known, measured=measured)
+
+  def _carry_over(self, outcome: hook.Outcome | None, found: jaxpr_policy.PolicyPlan) -> Decided:
+    """The choice for a program whose partitioning the trace does not show, from a plan for all devices together.
+
+    One device's program is no larger, so bytes that all hold together each one holds, and what can't be reached here
+    may be reached there. A share is carried over in proportion, as it is from one example to all of a `vmap`. The hook,
+    if it is at work, has the last word.
+    """
+    traced, request = self.traced, self.request
+    decisions, budget = found.decisions if found.decisions.regions else None, request.budget
+    if outcome and decisions and budget.share is not None:
+      alone = measure(request.compile(*fn_and_gradient(traced, rewrite.rewrite(traced, decisions))))
+      budget = Budget(share=min(1.0, budget.share * outcome.baseline.temp_bytes / max(alone.temp_bytes, 1)))
+    mark = outcome and request.mark(self.fingerprint, budget)
+    is_certain = budget.share is not None or not decisions or not traced.placement.is_spread
+    if not is_certain:
+      warnings.warn(
+        f"the sharding of {traced.name}'s arguments is not known while it is traced, so the policy engine planned for "
+        f"all devices together: {budget} cost more recompute than one device needs. Plan the function or the whole step "
+        "for shapes with shardings (coopjax.plan(step, *shapes, budget=...).apply(step)), or use Explicit axes",
+        ShardingUnknownWarning, skip_file_prefixes=LIBRARIES)
+    return Decided(Choice(mark, decisions), outcome, found, is_certain)
+
+  def _planned_module(self, module: bytes, budget: Budget) -> hook.Outcome:
+    """What the HLO engine makes of the module: by the first planner whose plan fits and is not dear, or by the last."""
+    for planner in dict.fromkeys(self.planners):
+      asked = hook.Request(budget, planner, self.request.time_limit_s, target=self.request.speeds.name)
+      outcome = hook.plan_module(module, [asked])
+      if outcome.fits and not self._is_dear(outcome):
+        break
+    return outcome
+
+  def _is_dear(self, outcome: hook.Outcome) -> bool:
+    """Whether the HLO engine repeats so much that the policy engine, whose compiles say what they take, may do better."""
+    return self.traced.placement.is_known and outcome.recompute_flops > _DEAR * cost.jaxpr_flops(self.traced.inlined)
+
+  def _measure_marked(self, mark: str) -> MemoryProfile | None:
+    """The program that the HLO engine makes, compiled; None where XLA does not take it."""
+    device, program = self.request.device, fn_and_gradient(self.traced, tagged_fn(self.traced, mark))
+    with warnings.catch_warnings():
+      warnings.simplefilter("ignore", BudgetExceededWarning)  # what does not hold the budget is not taken
+      try:
+        return measure(compile_abstract(*program, device), device)
+      except (jax.errors.JaxRuntimeError, CompileMemoryError) as error:
+        _log.info("the HLO engine's program for %s does not compile: %s", self.traced.name, error)
+        return None
+
+  def _report_missed(self, outcome: hook.Outcome) -> None:
+    """As `_report_infeasible`, of what the HLO engine alone made of the module."""
+    schedule = None if outcome.result is None else outcome.result.schedule
+    self._report_infeasible(outcome.budget_bytes, outcome.predicted.temp_bytes, self.unplanned.module, schedule)
+
+  def _report_infeasible(
+    self, budget_bytes: int, smallest_bytes: int, module_bytes: bytes, schedule: np.ndarray | None = None,
+  ) -> None:
+    """Raises, or warns for a best effort, with the smallest reachable bytes and what forces them."""
+    name, request = self.traced.name, self.request
+    error = infeasible(
+      module_bytes,
+      f"no plan brings {name} and its gradient within the budget of {request.budget.allows(budget_bytes)}; the smallest "
+      f"reached is {format_bytes(smallest_bytes)} (planner {request.planner}, engine {request.engine})",
+      schedule=schedule, budget_bytes=budget_bytes, smallest_bytes=smallest_bytes)
+    error.add_note("try a larger budget, a smaller batch, or on_infeasible='best_effort'")
+    if request.on_infeasible == "error":
+      raise error
+    warnings.warn(str(error), BudgetExceededWarning, skip_file_prefixes=LIBRARIES)
+
+
+def warn_no_effect(
+  traced: TracedFn, baseline: MemoryProfile | HeapResult, budget_bytes: int, outcome: hook.Outcome | None,
+) -> None:
+  """Warns that nothing was changed in the compiled program, and why."""
+  if baseline.temp_bytes <= budget_bytes:
+    cause = (
+      f"{traced.name} and its gradient take {format_bytes(baseline.temp_bytes)} of temporaries, within the budget of "
+      f"{format_bytes(budget_bytes)} as they are"
+    )
+  else:
+    cause = outcome.reason if outcome and outcome.reason else "the compiled program takes no less than without it"
+  warnings.warn(f"the remat of {traced.name} has no effect: {cause}", RematNoEffectWarning, skip_file_prefixes=LIBRARIES)

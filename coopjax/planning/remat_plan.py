@@ -1,0 +1,281 @@
+"""The result of planning: what to keep, what to recompute, what it costs, and the compiler's own numbers."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from coopjax import display
+from coopjax.budget import Budget, format_bytes
+from coopjax.errors import InvalidPlanError
+from coopjax.memory_profile import MemoryProfile
+
+FORMAT_VERSION = 3
+_SHOWN = 20  # decisions in a notebook
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+  """What happens to one value.
+
+  Attributes:
+    value: name of the op that makes it, and which of its outputs.
+    type: dtype and shape.
+    source: the user's ``file:line``, or "".
+    scope: name-scope path, or "".
+    num_bytes: size of its buffer; if the policy engine decided, of the whole array, whatever its sharding.
+    decision: "saved", "recomputed" or "offloaded".
+    times: how often it is recomputed.
+    cost_s: modelled seconds of one run of the op that makes it.
+  """
+
+  value: str
+  type: str
+  source: str
+  scope: str
+  num_bytes: int
+  decision: str
+  times: int
+  cost_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class RegionPlan:
+  """What one remat region of a whole step does.
+
+  Attributes:
+    fingerprint: of the region, by which :meth:`RematPlan.apply` knows it.
+    name: of its function.
+    num_runs: how often the step runs it, a ``while`` counted as one turn.
+    policy: the policy engine's decisions for each run, or None.
+    saved_bytes: its share of the budget: what it keeps for the backward pass, modelled; if the policy engine decided,
+      of whole arrays, whatever their shardings.
+    recompute_flops: floating-point operations added by all runs, modelled.
+  """
+
+  fingerprint: str
+  name: str
+  num_runs: int
+  policy: Any = dataclasses.field(repr=False)
+  saved_bytes: int
+  recompute_flops: float
+
+
+@dataclasses.dataclass(frozen=True)
+class RematPlan:
+  """A plan for one program and one budget; frozen, JSON, versioned.
+
+  ``baseline`` and ``measured`` are the compiler's numbers (buffer assignment of a compiled
+  executable); ``predicted`` and ``overhead`` are modelled.
+
+  Attributes:
+    name: name of the function planned.
+    budget: the budget asked for.
+    budget_bytes: temporary bytes that it allows this program.
+    planner: what made the plan.
+    engine: what carries it out: "hlo", "policy", "policy+hlo", or "none" if the program fits as it is.
+    target: target planned for, None for the default backend.
+    fingerprint: hash of the traced program; :meth:`apply` checks it.
+    baseline: memory of the program without remat.
+    predicted: memory that the model expects of the plan.
+    measured: memory of the compiled plan.
+    overhead: cost of recompute, and of waiting for the host, over baseline cost, modelled.
+    recompute_flops: floating-point operations added, modelled.
+    least_overhead: overhead that no schedule of the program's instructions avoids with the live bytes that this one was
+      allowed, modelled; 0 where the policy engine changed the instructions.
+    lower_bound_bytes: peak live bytes that no schedule of the program's instructions goes below; 0 where the policy
+      engine changed the instructions. XLA puts some temporaries into output buffers that are not written yet: they
+      count here, but not among the compiled temporaries.
+    decisions: one per value that was recomputed or that is kept across the peak, largest first.
+    policy: the policy engine's decisions, or None.
+    rounds: trace of the verify-and-replan loop, one line each.
+    regions: of a whole step, what each remat region in it does; () for a function with its gradient.
+    time_limit_s: seconds that the HLO engine may plan one program when the plan is carried out.
+    planning_s: seconds spent planning, compiles excluded.
+    mesh: axes that the arguments are spread over, "data=4,model=2" for one, "" for one device; bytes are one device's.
+    num_devices: that a whole step runs on.
+    shards: of a whole step on several devices, ``(path, shape)`` of what one of them has of each argument that was put
+      somewhere; :meth:`apply` checks them.
+  """
+
+  name: str
+  budget: Budget
+  budget_bytes: int
+  planner: str
+  engine: str
+  target: str | None
+  fingerprint: str
+  baseline: MemoryProfile
+  predicted: MemoryProfile
+  measured: MemoryProfile
+  overhead: float
+  recompute_flops: float
+  lower_bound_bytes: int
+  decisions: tuple[Decision, ...] = dataclasses.field(repr=False)
+  policy: Any = dataclasses.field(default=None, repr=False)
+  rounds: tuple[str, ...] = dataclasses.field(default=(), repr=False)
+  planning_s: float = dataclasses.field(default=0.0, compare=False)
+  least_overhead: float = 0.0
+  mesh: str = ""
+  num_devices: int = 1
+  shards: tuple[tuple[str, tuple[int, ...]], ...] = dataclasses.field(default=(), repr=False)
+  regions: tuple[RegionPlan, ...] = dataclasses.field(default=(), repr=False)
+  time_limit_s: float = 10.0
+
+  @property
+  def fits(self) -> bool:
+    """Whether the compiled plan holds the budget, a total one with all that the program holds."""
+    if self.budget.is_total:
+      return self.measured.total_bytes <= self.budget.limit_bytes
+    return self.measured.temp_bytes <= self.budget_bytes
+
+  @property
+  def gap(self) -> float:
+    """Proven distance to the best plan: the overhead less what no plan avoids."""
+    return max(self.overhead - self.least_overhead, 0.0)
+
+  def apply(self, fn: Callable) -> Callable:
+    """``fn`` with this plan carried out; the same function that was planned.
+
+    A whole step comes back as it is, its jit, donation and shardings included, with the plan's decisions carried out in
+    the remat regions inside.
+
+    Raises:
+      coopjax.PlanMismatchError: when called with arguments that trace to another program.
+    """
+    from coopjax import api
+
+    return api.remat(fn, plan=self)
+
+  def headline(self) -> str:
+    """The plan as text without its decisions: bytes, cost, bounds, regions and rounds."""
+    lines = [
+      f"{self.name}{' on each device of ' + self.mesh if self.mesh else ''}: "
+      f"{format_bytes(self.baseline.temp_bytes)} of temporaries without remat, budget "
+      f"{format_bytes(self.budget_bytes)}, compiled {format_bytes(self.measured.temp_bytes)} "
+      f"({'fits' if self.fits else 'OVER BUDGET'})"
+      + (f", {format_bytes(self.measured.host_bytes)} in the host's memory" if self.measured.host_bytes else ""),
+      f"  engine {self.engine}, planner {self.planner}: {self.overhead:+.2%} modelled cost"
+      f"{', waiting for the host included' if self.measured.host_bytes else ''}, "
+      f"{self.recompute_flops:.3g} FLOPs recomputed"
+      + (f"; no plan costs less than {self.least_overhead:+.2%}" if self.least_overhead else "")
+      + (f"; no schedule has fewer than {format_bytes(self.lower_bound_bytes)} live, scratch in output buffers included"
+         if self.lower_bound_bytes else ""),
+    ]
+    if self.budget.is_total:
+      lines.insert(
+        1, f"  {format_bytes(self.baseline.total_bytes)} in total without remat, budget {self.budget}, compiled "
+        f"{format_bytes(self.measured.total_bytes)}, {format_bytes(self.measured.resident_bytes)} of it arguments and "
+        "outputs")
+    together = " on all devices together" if self.mesh and "policy" in self.engine else ""
+    lines += [
+      f"  region {region.name}, {region.num_runs} a step: keeps {format_bytes(region.saved_bytes)}{together}, recomputes "
+      f"{region.recompute_flops:.3g} FLOPs" for region in self.regions]
+    return "\n".join([*lines, *(f"  {line}" for line in self.rounds)])
+
+  def explain(self, top: int = 20) -> str:
+    """The plan as text: the headline, then the ``top`` largest decisions with their source lines."""
+    lines = [self.headline()]
+    for decision in self.decisions[:top]:
+      times = f" {decision.times}x" if decision.times > 1 else ""
+      lines.append(
+        f"  {decision.decision + times:<14} {format_bytes(decision.num_bytes):>10}  {decision.cost_s * 1e6:>9.1f} us  "
+        f"{decision.type:<22} {decision.source or decision.scope or decision.value}"
+      )
+    if len(self.decisions) > top:
+      lines.append(f"  ... and {len(self.decisions) - top} smaller ones")
+    return "\n".join(lines)
+
+  def plot(self, ax: Any = None) -> Any:
+    """Live bytes over the schedule before and after, or the totals where they are not known, with the budget.
+
+    Returns matplotlib's axes.
+    """
+    title = f"{self.name}: budget {format_bytes(self.budget_bytes)}, compiled {format_bytes(self.measured.temp_bytes)}"
+    if self.baseline.live_bytes and self.measured.live_bytes:
+      curves = {"no remat": self.baseline.live_bytes, "planned": self.measured.live_bytes}
+      return display.plot_live_bytes(ax, title, curves, self.budget_bytes)
+    return display.plot_totals(ax, title, {
+      "no remat": self.baseline.temp_bytes, "planned": self.measured.temp_bytes, "budget": self.budget_bytes})
+
+  def to_frame(self) -> Any:
+    """A row a decision, as a ``pandas.DataFrame``."""
+    return display.frame([vars(decision) for decision in self.decisions])
+
+  def _repr_html_(self) -> str:
+    columns = ("decision", "bytes", "one recompute", "type", "line", "scope")
+    rows = [(each.decision + (f" {each.times}x" if each.times > 1 else ""), format_bytes(each.num_bytes),
+             f"{each.cost_s * 1e6:.1f} us", each.type, each.source, each.scope) for each in self.decisions[:_SHOWN]]
+    return display.html_table(self.headline(), columns if rows else (), rows, len(self.decisions) - _SHOWN)
+
+  def to_dict(self) -> dict[str, Any]:
+    """What :meth:`to_json` writes, as a dictionary."""
+    return json.loads(self.to_json())
+
+  def to_json(self) -> str:
+    """The plan as JSON text, with its format version."""
+    return json.dumps({"coopjax_plan": FORMAT_VERSION, **dataclasses.asdict(self)}, default=_jsonable)
+
+  def save(self, path: str | os.PathLike) -> None:
+    """Writes the plan as JSON, atomically: a reader sees the old file or the new one."""
+    path = pathlib.Path(path)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
+      file.write(self.to_json())
+    os.replace(file.name, path)
+
+  @classmethod
+  def load(cls, path: str | os.PathLike) -> "RematPlan":
+    """Reads a plan that :meth:`save` wrote.
+
+    Raises:
+      coopjax.InvalidPlanError: not a plan, or one of another format version.
+    """
+    try:
+      return cls.from_json(pathlib.Path(path).read_text())
+    except InvalidPlanError as error:
+      raise InvalidPlanError(f"{path}: {error}") from error
+
+  @classmethod
+  def from_json(cls, text: str) -> "RematPlan":
+    """Reads what :meth:`to_json` wrote; ``InvalidPlanError`` as for :meth:`load`."""
+    try:
+      fields = json.loads(text)
+      version = fields.pop("coopjax_plan")
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+      raise InvalidPlanError("not a coopjax plan: expected JSON with a 'coopjax_plan' field") from error
+    if version != FORMAT_VERSION:
+      raise InvalidPlanError(f"a plan of format {version}; this coopjax reads format {FORMAT_VERSION}")
+    try:
+      return cls._from_fields(fields)
+    except (TypeError, KeyError, AttributeError) as error:
+      raise InvalidPlanError(f"a coopjax plan with missing or unknown fields: {error}") from error
+
+  @classmethod
+  def _from_fields(cls, fields: dict) -> "RematPlan":
+    from coopjax.policy_engine.rewrite import PolicyDecisions
+
+    fields["budget"] = Budget(**fields["budget"])
+    for key in ("baseline", "predicted", "measured"):
+      fields[key] = MemoryProfile.from_fields(fields[key])
+    fields["decisions"] = tuple(Decision(**decision) for decision in fields["decisions"])
+    fields["rounds"] = tuple(fields["rounds"])
+    fields["shards"] = tuple((path, tuple(shape)) for path, shape in fields.get("shards", ()))
+    fields["regions"] = tuple(
+      RegionPlan(**{**region, "policy": region["policy"] and PolicyDecisions.from_json(region["policy"])})
+      for region in fields["regions"])
+    if fields["policy"] is not None:
+      fields["policy"] = PolicyDecisions.from_json(fields["policy"])
+    return cls(**fields)
+
+
+def _jsonable(value: Any) -> Any:
+  if isinstance(value, np.integer):
+    return int(value)
+  if isinstance(value, np.floating):
+    return float(value)
+  raise TypeError(f"{type(value).__name__} does not belong into a plan")

@@ -1,0 +1,256 @@
+"""Plans whole steps: decides for all regions together, on compiles of the whole step, and reports what was compiled."""
+
+import dataclasses
+import math
+import time
+import warnings
+from typing import Any
+
+import jax
+
+from coopjax import compat
+from coopjax.planning import assemble, host_offload, steps
+from coopjax.budget import Budget, format_bytes
+from coopjax.planning.choice import Choice
+from coopjax.errors import (
+  BudgetExceededWarning, BudgetInfeasibleError, InvalidProgramError, RematNoEffectWarning,
+)
+from coopjax.jaxpr import cost
+from coopjax.policy_engine import search
+from coopjax.policy_engine.division import Division, Share
+from coopjax.jaxpr.placement import Spread
+from coopjax.memory_profile import MemoryProfile
+from coopjax.program import explain
+from coopjax.planning.remat_plan import RegionPlan, RematPlan
+from coopjax.planning.request import Request, Trials
+from coopjax.planning.steps import Step
+from coopjax.planning.baseline import Unplanned
+from coopjax.hlo_engine import hook
+from coopjax.xla.compile import compile_scheduled, compile_trial, measure, module_of, num_devices
+from coopjax.planning.infeasible import infeasible
+from coopjax.xla.targets import Target
+
+_DEAR = 0.1  # of the forward pass repeated by the HLO engine alone: a division is looked for that repeats less
+
+
+def unplanned_step(step: Step, target: Target | None) -> Unplanned:
+  """The step as it is, compiled; what `plan_step` needs, for any number of requests."""
+  return Unplanned(
+    lambda: compile_trial(step.program(marked(step, None)), (), target),
+    lambda mark: compile_scheduled(step.program(marked(step, mark)), (), target), target)
+
+
+def marked(step: Step, mark: str | None) -> tuple[Choice, ...]:
+  """All regions carry one mark, whose budget is the step's: the hook plans the very module that will run."""
+  return (Choice(mark),) * len(step.members)
+
+
+def plan_step(step: Step, request: Request, unplanned: Unplanned) -> RematPlan:
+  """Plans a step for a budget: on all that it holds, or on its temporaries.
+
+  Args:
+    step: from `steps.find_step`.
+    request: what is asked.
+    unplanned: from `unplanned_step`.
+
+  Raises:
+    BudgetInfeasibleError: no plan reaches the budget and the request says "error".
+    ValueError: the policy engine is asked for Coop's windows, which are of one function.
+  """
+  if request.engine == "policy" and request.planner == "coop":
+    raise ValueError("planner='coop' looks at one function's buffers, and engine='policy' divides a step between its "
+                     "regions: use planner='auto'")
+  start = time.perf_counter()
+  planning = _Planning(step, request, unplanned)
+  if planning.holds:
+    warnings.warn(
+      f"the plan of {step.name} has no effect: it takes {format_bytes(planning.best.total_bytes)}, "
+      f"{format_bytes(planning.best.temp_bytes)} of them temporaries, within the budget of {request.budget} as it is",
+      RematNoEffectWarning, stacklevel=3)
+    return planning.plan(time.perf_counter() - start)
+  planning.search()
+  if not planning.holds:
+    error = planning.infeasible()
+    if request.on_infeasible == "error":
+      raise error
+    warnings.warn(str(error), BudgetExceededWarning, stacklevel=3)
+  return planning.plan(time.perf_counter() - start)
+
+
+def directions_of(plan: RematPlan, mark: str | None) -> steps.Directions:
+  """What a finished plan of a step wants of its regions."""
+  return steps.Directions(
+    plan.name, tuple((region.fingerprint, Choice(mark, region.policy)) for region in plan.regions),
+    Spread(plan.mesh, plan.num_devices, plan.shards))
+
+
+class _Planning:
+  """A step being planned: what has been compiled of it, and the best of that.
+
+  Attributes:
+    budget_bytes: for the step's temporaries; negative where arguments and outputs alone exceed a total.
+    baseline: memory of the step as it is.
+    best: memory of the best plan so far.
+  """
+
+  def __init__(self, step: Step, request: Request, unplanned: Unplanned):
+    self._step, self._request, self._unplanned = step, request, unplanned
+    self._choices = marked(step, None)
+    self._outcome: hook.Outcome | None = None
+    self._found: search.PolicyPlan | None = None
+    self._spread = step.spread(num_devices(unplanned.plain))
+    self.baseline = self.best = unplanned.profile
+    self.budget_bytes = request.budget.resolve(self.baseline.temp_bytes, self.baseline.resident_bytes)
+    self._mark = request.mark(step.fingerprint, Budget(self.budget_bytes))
+    self._trials = Trials(request, smallest=unplanned.plain)
+
+  def search(self) -> None:
+    """Tries the HLO engine, then, where that misses the budget or repeats much, the policy engine with it under it."""
+    request, platform = self._request, compat.hook_platform(self._request.platform)
+    if request.engine == "hlo" and platform is None:
+      raise ValueError(f"engine='hlo': JAX {jax.__version__} has no HLO hook on {request.platform}; use 'policy'")
+    outcome = None
+    with warnings.catch_warnings():
+      warnings.simplefilter("ignore", BudgetExceededWarning)  # trials may miss the budget
+      if request.engine != "policy" and platform is not None:
+        outcome = self._outcome_of(platform)
+        if outcome and (request.engine == "hlo" or outcome.fits or platform != "cpu"):  # elsewhere the model may be off
+          self._try_hlo(outcome)
+      if request.engine != "hlo" and not (self.holds and self._is_cheap):
+        self._try_policy(self._mark if outcome and platform != "tpu" else None)
+        if not self.holds and outcome:
+          self._try_hlo(outcome)
+
+  @property
+  def holds(self) -> bool:
+    """Whether the best is within the budget."""
+    return self.best.temp_bytes <= self.budget_bytes
+
+  @property
+  def _is_cheap(self) -> bool:
+    """Whether what the HLO engine alone repeats is too little for the policy engine to be asked, too."""
+    flops = sum(member.num_runs * cost.jaxpr_flops(member.traced.inlined) for member in self._step.members)
+    return self._outcome.recompute_flops <= _DEAR * flops
+
+  def _measured(self, choices: tuple[Choice, ...]) -> MemoryProfile:
+    """Of the step compiled with these choices."""
+    mark = next((choice.mark for choice in choices if choice.mark), None)
+    return measure(self._trials.compile(self._step.program(choices), (), mark), self._request.device)
+
+  def _outcome_of(self, platform: str) -> hook.Outcome | None:
+    """What the HLO engine makes of the step; None where the hook does not run or can't read the module."""
+    hook.install(platform)
+    try:
+      return hook.plan_module(self._unplanned.module, [hook.Request.from_mark(self._mark)])
+    except (RuntimeError, InvalidProgramError):
+      if self._request.engine == "hlo" or platform == "cpu":
+        raise
+      return None
+
+  def _try_hlo(self, outcome: hook.Outcome) -> None:
+    choices = marked(self._step, self._mark)
+    measured = self._measured(choices)
+    if measured.temp_bytes < self.best.temp_bytes:
+      self._choices, self.best, self._found = choices, measured, None
+      self._outcome = self._trials.outcome or outcome  # none of a program that JAX's compilation cache kept
+
+  def _try_policy(self, mark: str | None) -> None:
+    """Divides the budget between the regions; scans alone first where the HLO engine does the rest.
+
+    If the HLO engine alone holds the budget, a division is taken that repeats less; else the first that holds it.
+    """
+    tried: dict[Any, tuple[MemoryProfile, hook.Outcome | None]] = {}
+    below_flops = self._outcome.recompute_flops if self.holds else math.inf
+    trial_mark = mark and self._request.for_trials().mark(self._step.fingerprint, Budget(self.budget_bytes))
+
+    def temp_bytes_of(shares: tuple[Share, ...]) -> int:
+      tried[shares] = self._measured(_choices(shares, trial_mark)), self._trials.outcome
+      return tried[shares][0].temp_bytes
+
+    for only_scans in (True, False) if mark else (False,):
+      found = search.search(
+        Division(self._step.members, only_scans, host_offload.link(self._request.budget, self._request.device)),
+        self.budget_bytes, temp_bytes_of, self.baseline.temp_bytes, aid_of=self._trials.aid, below_flops=below_flops)
+      is_better = found.temp_bytes < self.best.temp_bytes
+      if self.holds:
+        is_better = found.is_feasible and found.recompute_flops < below_flops
+      if found.rounds and is_better:
+        self._choices, self._found = _choices(found.decisions, trial_mark), found
+        self.best, self._outcome = tried[found.decisions]
+        if found.is_feasible:
+          self._spend_all_time(_choices(found.decisions, mark))
+          return
+
+  def _spend_all_time(self, choices: tuple[Choice, ...]) -> None:
+    """The trial that was taken, with all of the time for the HLO engine, where that repeats less for it."""
+    if choices == self._choices or self._outcome is None:
+      return
+    measured, outcome = self._measured(choices), self._trials.outcome
+    spared_flops = self._outcome.recompute_flops - outcome.recompute_flops if outcome else 0.0
+    if spared_flops > 0 and measured.temp_bytes <= self.budget_bytes:
+      self._choices, self.best, self._outcome = choices, measured, outcome
+      self._found = dataclasses.replace(self._found, recompute_flops=self._found.recompute_flops - spared_flops,
+                                        temp_bytes=measured.temp_bytes)
+
+  def infeasible(self) -> BudgetInfeasibleError:
+    """The error that a missed budget deserves: the smallest reached, and what forces it."""
+    request, best = self._request, self.best
+    reached = f"{format_bytes(best.temp_bytes)} of temporaries"
+    if request.budget.is_total:
+      reached = (f"{format_bytes(best.total_bytes)} in total, {reached} and {format_bytes(best.resident_bytes)} of "
+                 "arguments and outputs")
+    lines = [f"no plan brings {self._step.name} within the budget of {request.budget}; the smallest reached is "
+             f"{reached} (planner {request.planner}, engine {request.engine})"]
+    arguments = self._step.largest_arguments() if self.budget_bytes <= 0 else ()
+    if arguments:
+      lines += ["arguments and outputs alone exceed it; the largest arguments are:"]
+      lines += [f"  {format_bytes(num_bytes):>10}  {kind} {path}" for num_bytes, kind, path in arguments]
+    error = infeasible(module_of(self._trials.smallest), "\n".join(lines), budget_bytes=max(self.budget_bytes, 0),
+                       smallest_bytes=best.temp_bytes)
+    if request.budget.is_total:
+      error.budget_bytes, error.smallest_bytes = request.budget.limit_bytes, best.total_bytes
+    if arguments:
+      error.op, error.largest = "arguments and outputs", arguments
+    error.add_note("try a larger budget, a smaller batch, donated arguments, or on_infeasible='best_effort'")
+    return error
+
+  def plan(self, planning_s: float) -> RematPlan:
+    """What was decided, and what the compiler says of it."""
+    request, members, spread = self._request, self._step.members, self._spread
+    decisions = tuple(
+      decision for member, choice in zip(members, self._choices, strict=True) if choice.decisions is not None
+      for decision in assemble.jaxpr_decisions(
+        member.traced, choice.decisions, request.speeds, member.traced.name))
+    decisions = decisions or assemble.module_decisions(self._outcome)
+    engine = max((choice.engine for choice in self._choices), key=len)  # not all regions need the policy engine
+    return RematPlan(
+      name=self._step.name, budget=request.budget, budget_bytes=self.budget_bytes, planner=request.planner,
+      target=request.target, engine=engine, fingerprint=self._step.fingerprint, baseline=self.baseline,
+      measured=self.best, decisions=decisions, regions=self._regions(), planning_s=planning_s,
+      time_limit_s=request.time_limit_s,
+      mesh=spread.mesh, num_devices=spread.num_devices, shards=spread.shards,
+      **assemble.fields(self._outcome, self._found, self.baseline))
+
+  def _regions(self) -> tuple[RegionPlan, ...]:
+    """What each region does, and its share of the budget."""
+    members, found = self._step.members, self._found
+    saved, flops = [0.0] * len(members), [0.0] * len(members)
+    if found is not None:
+      saved, flops = [s.saved_bytes for s in found.decisions], [s.flops for s in found.decisions]
+    for program, schedule in assemble.schedules(self._outcome):
+      times = explain.times_recomputed(program, schedule)
+      at = [steps.region_of(scope) for scope in program.op_scopes]
+      for op, region in enumerate(at):
+        if region is not None:
+          flops[region] += float(times[op] * program.op_flops[op])
+      for value in explain.decided_values(program, schedule) if found is None else ():
+        op = int(program.value_producer[value])
+        if at[op] is not None and not times[op]:
+          saved[at[op]] += int(program.value_bytes[value])
+    return tuple(
+      RegionPlan(member.key, member.traced.name, member.num_runs, choice.decisions, int(num_bytes), num_flops)
+      for member, choice, num_bytes, num_flops in zip(members, self._choices, saved, flops, strict=True))
+
+
+def _choices(shares: tuple[Share, ...], mark: str | None) -> tuple[Choice, ...]:
+  return tuple(Choice(mark, share.decisions if share.decisions.regions else None) for share in shares)

@@ -1,0 +1,158 @@
+"""What XLA made of a function and its gradient, by the jaxpr equations that it came from.
+
+One compile of the tagged function gives the scheduled program: which values have memory after fusion, how much with
+layout and padding, when they are live and where they lie. Tags lead from each of its ops back to a position in the
+function's jaxpr (`tags`). A residual is a temporary that a forward op makes and a backward op reads; what XLA fuses
+away is none, so it costs nothing to recompute and frees nothing.
+
+Coop's rule over XLA's own offsets (``xla_pass/planners/coop/window_planner.h``) evicts residuals from this very program until a limit
+holds; what is left of them, by position, is one start for the policy engine. The other is the ladder of saved values
+(`candidates`), on the same bytes. Compared at equal estimated bytes, the ladder mostly repeats fewer FLOPs: the rule
+looks at the past of a value, a ladder knows the whole backward pass.
+
+Known weaknesses: a residual that a fusion makes together with others is one position's; where XLA keeps a fused value in
+place of the one that JAX would, names are chosen by JAX's graph; what is inside a scan's body is not looked at.
+"""
+
+from collections.abc import Collection
+import dataclasses
+import functools
+
+import numpy as np
+
+from coopjax import _core, compat
+from coopjax.jaxpr.tags import parse_tag, tag_jaxpr
+from coopjax.jaxpr.trace import TracedFn, inline_jits
+from coopjax.program import liveness
+from coopjax.program.step_program import OUTPUT, TEMPORARY, StepProgram
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Profile:
+  """A compiled function with its gradient.
+
+  Attributes:
+    program: the scheduled module.
+    offsets: of its values among the temporaries, int64 ``[num_values]``; -1 where they have none.
+    op_position: the equation of `TracedFn.inlined` that each op came from, int32 ``[num_ops]``; -1 for none.
+    op_is_backward: whether the op belongs to the transposed pass, bool ``[num_ops]``.
+    num_positions: equations of `TracedFn.inlined`.
+    temp_bytes: compiled temporaries.
+  """
+
+  program: StepProgram
+  offsets: np.ndarray
+  op_position: np.ndarray
+  op_is_backward: np.ndarray
+  num_positions: int
+  temp_bytes: int
+
+  @functools.cached_property
+  def residuals(self) -> np.ndarray:
+    """Ids of the values that the forward pass keeps for the backward pass, int32."""
+    program = self.program
+    is_read = np.zeros(program.num_values, bool)
+    for op in np.flatnonzero(self.op_is_backward):
+      is_read[program.inputs(int(op))] = True
+    producer = program.value_producer
+    is_made = (program.value_kind == TEMPORARY) & (producer >= 0)
+    is_forward = is_made & ~self.op_is_backward[producer] & (self.op_position[producer] >= 0)
+    return np.flatnonzero(is_read & is_forward).astype(np.int32)
+
+  @functools.cached_property
+  def residual_bytes(self) -> np.ndarray:
+    """Bytes of residuals by the position that makes them, int64 ``[num_positions]``."""
+    return self._by_position(self.residuals)
+
+  def kept_bytes(self, limit_bytes: int) -> np.ndarray | None:
+    """`residual_bytes` less what Coop's windows evict until live bytes hold a limit; None where they can't."""
+    found = _core.plan_windows(self.program.core, self.program.schedule, self.offsets, int(limit_bytes))
+    if not found["is_feasible"]:
+      return None
+    runs = np.bincount(found["schedule"], minlength=self.program.num_ops)
+    return self._by_position(self.residuals[runs[self.program.value_producer[self.residuals]] == 1])
+
+  @functools.cached_property
+  def slack_bytes(self) -> int:
+    """By how much `inside_bytes` of everything exceeds the temporaries: residuals that lie in free output buffers."""
+    return max(0, self.inside_bytes(0, self.num_positions) - self.temp_bytes)
+
+  @property
+  def explained(self) -> float:
+    """The share of the temporaries that equations account for, about 1 but where copies in other layouts prevail."""
+    return self.inside_bytes(0, self.num_positions) / max(self.temp_bytes, 1)
+
+  @functools.cached_property
+  def _transient(self) -> np.ndarray:
+    """Live bytes at each step without residuals, int64 ``[steps]``.
+
+    What XLA puts into output buffers is not counted, nor what belongs to no equation: copies of parameters in other
+    layouts, say, made long before they are read, which checkpoints put in another place.
+    """
+    producer = self.program.value_producer
+    is_counted = (self.offsets >= 0) & (producer >= 0) & (self.op_position[producer] >= 0)
+    is_residual = np.zeros(self.program.num_values, bool)
+    is_residual[self.residuals] = True
+    # What a stack of residuals starts as has its memory already.
+    for value in np.argsort(self.program.value_producer, kind="stable")[::-1]:
+      before = self.program.value_in_place_of[value]
+      if is_residual[value] and before >= 0:
+        is_residual[before] = True
+    kind = np.where(is_residual | ~is_counted, OUTPUT, self.program.value_kind).astype(np.uint8)
+    return liveness.live_bytes(dataclasses.replace(self.program, value_kind=kind), self.program.schedule)
+
+  @functools.cached_property
+  def _residual_ranges(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Of each residual: position, bytes, first step and end."""
+    program = self.program
+    values, starts, ends = liveness.live_ranges(program, program.schedule)
+    chosen = np.isin(values, self.residuals)
+    values = values[chosen]
+    return (self.op_position[program.value_producer[values]], program.value_bytes[values], starts[chosen], ends[chosen])
+
+  def inside_bytes(self, start: int, stop: int, left_out: Collection[int] = ()) -> int:
+    """The most bytes live while an op of positions ``[start, stop)`` runs, residuals of other positions not counted.
+
+    Args:
+      start: first position.
+      stop: behind the last.
+      left_out: positions whose residuals are not counted either.
+    """
+    position, num_bytes, starts, ends = self._residual_ranges
+    chosen = (start <= position) & (position < stop) & ~np.isin(position, list(left_out))
+    change = np.zeros(self.program.num_ops + 1, np.int64)
+    np.add.at(change, starts[chosen], num_bytes[chosen])
+    np.subtract.at(change, ends[chosen], num_bytes[chosen])
+    at = self.op_position[self.program.schedule]
+    return int((np.cumsum(change[:-1]) + self._transient)[(start <= at) & (at < stop)].max(initial=0))
+
+  def _by_position(self, values: np.ndarray) -> np.ndarray:
+    positions = self.op_position[self.program.value_producer[values]]
+    return np.bincount(positions, self.program.value_bytes[values], self.num_positions).astype(np.int64)
+
+
+def read_profile(traced: TracedFn, program: StepProgram, offsets: np.ndarray, temp_bytes: int) -> Profile:
+  """The profile of a function from what was compiled of it.
+
+  Args:
+    traced: the function.
+    program: the scheduled module of it with its gradient, compiled from ``tagged_fn(traced)``.
+    offsets: of its values among the temporaries, -1 for none.
+    temp_bytes: compiled temporaries.
+  """
+  position_of = _positions(traced)
+  tags = [parse_tag(scope) for scope in program.op_scopes]
+  op_position = np.array([-1 if tag is None else position_of[tag.equation_id] for tag in tags], np.int32)
+  is_backward = np.array([tag is not None and tag.is_backward for tag in tags], bool)
+  return Profile(program, offsets, op_position, is_backward, len(traced.inlined.eqns), temp_bytes)
+
+
+def _positions(traced: TracedFn) -> list[int]:
+  """Per id of `tag_jaxpr`, the equation of `TracedFn.inlined` that it is or stands in; -1 for none."""
+  tagged, table = tag_jaxpr(traced.jaxpr)
+  at = {parse_tag(compat.name_scopes(equation)).equation_id: position
+        for position, equation in enumerate(inline_jits(tagged).eqns)}
+  positions: list[int] = []
+  for info in table:  # parents first
+    positions.append(at.get(info.id, -1 if info.parent_id is None else positions[info.parent_id]))
+  return positions

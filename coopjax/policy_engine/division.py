@@ -1,0 +1,225 @@
+"""Divides one budget between the rematerialized regions of a program.
+
+A region has a ladder of ways to be carried out (`candidates.Candidates`). The backward pass meets the regions in reverse
+order: while region r is differentiated, what it and the regions before it keep is there, and what one run of r holds on
+top. The division for peak T is therefore
+
+    min sum_r flops_r   such that   saved_1 + ... + saved_r + inside_r <= T   for all r,
+
+a knapsack that is solved exactly on a grid of bytes: one pass over the regions with the bytes kept so far as the state,
+O(regions * grid * rungs) for each of a few dozen T. So the region that is cheapest to repeat per byte repeats first.
+
+Weaknesses: equal calls get equal decisions; regions that take turns count as one after the other; the regions' own
+estimates know nothing of the rest of the step, so the search over T goes by compiled bytes (`policy.search`).
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import functools
+import math
+
+import numpy as np
+
+from coopjax.errors import NotDifferentiableError
+from coopjax.policy_engine.candidates import Candidates, summary_of
+from coopjax.policy_engine.offload import HostLink
+from coopjax.policy_engine.rewrite import PolicyDecisions, Region
+from coopjax.jaxpr.trace import TracedFn, differentiable
+
+_NUM_PEAKS = 64
+_GRID = 512  # steps from nothing to the peak
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Member:
+  """A region that takes part.
+
+  Attributes:
+    key: names it in the decisions.
+    traced: the region.
+    num_runs: how often a step runs it.
+    num_kept: how many of these runs are kept at once: in a loop that holds the backward pass, too, one per turn.
+  """
+
+  key: str
+  traced: TracedFn
+  num_runs: int
+  num_kept: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+  """What one region does, and what of the budget that takes.
+
+  Attributes:
+    decisions: in each run.
+    saved_bytes: estimated, kept for the backward pass.
+    flops: repeated, modelled.
+  """
+
+  decisions: PolicyDecisions
+  saved_bytes: float = dataclasses.field(compare=False)
+  flops: float = dataclasses.field(compare=False)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rung:
+  """One way to carry all runs of a region out.
+
+  Attributes:
+    saved_bytes: kept for the backward pass, of all runs that are kept at once.
+    inside_bytes: held on top of that while one run is differentiated.
+    flops: repeated, of all runs.
+    is_bare: nothing is saved beyond what its segments need.
+    make_decisions: what is done in each run.
+    waiting_flops: the part of `flops` that is waiting for the host.
+  """
+
+  saved_bytes: float
+  inside_bytes: float
+  flops: float
+  is_bare: bool
+  make_decisions: Callable[[], PolicyDecisions] = dataclasses.field(repr=False)
+  waiting_flops: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class JointCandidate:
+  """A rung for every region: to the search what `candidates.Candidate` is for one function."""
+
+  rungs: tuple[Rung, ...]
+  names: tuple[str, ...]
+  estimated_bytes: float
+  flops: float
+  is_bare: bool
+
+  @functools.cached_property
+  def decisions(self) -> tuple[Share, ...]:
+    """Per region; made when first asked for."""
+    return tuple(Share(rung.make_decisions(), rung.saved_bytes, rung.flops - rung.waiting_flops) for rung in self.rungs)
+
+  @property
+  def waiting_flops(self) -> float:
+    """The part of `flops` that is waiting for the host."""
+    return sum(rung.waiting_flops for rung in self.rungs)
+
+  @property
+  def scan_bodies(self) -> tuple[tuple[Region, ...], ...]:
+    """The decisions for scan bodies, per region."""
+    return tuple(share.decisions.scan_bodies for share in self.decisions)
+
+  @property
+  def kin(self) -> None:
+    """None: divisions are not told apart by what their estimates' errors depend on."""
+
+  @property
+  def num_segments(self) -> int:
+    """One: divisions are not told apart by how fine they are."""
+    return 1
+
+  @property
+  def summary(self) -> str:
+    """One line for the trace of rounds."""
+    return "; ".join(f"{name}: {summary_of(share.decisions)}" for name, share in zip(self.names, self.decisions))
+
+
+class Division:
+  """All joint candidates for some regions.
+
+  Attributes:
+    found: the candidates.
+    forward_flops: of all runs of the regions, modelled.
+    baseline_bytes: what the regions keep as they are.
+  """
+
+  def __init__(self, members: Sequence[Member], only_scans: bool, link: HostLink | None = None):
+    self.forward_flops, self.baseline_bytes, ladders = 0.0, 0.0, []
+    for i, member in enumerate(members):
+      try:
+        member = dataclasses.replace(member, traced=differentiable(member.traced))
+      except NotDifferentiableError:
+        ladders.append([Rung(0.0, 0.0, 0.0, True, PolicyDecisions)])  # it keeps nothing
+        continue
+      ends_forward = i == len(members) - 1 and member.num_kept == 1
+      space = Candidates(member.traced, only_scans, link=link, ends_forward=ends_forward)
+      self.forward_flops += member.num_runs * space.forward_flops
+      self.baseline_bytes += member.num_kept * space.baseline_bytes
+      ladders.append(_rungs(member, space))
+    names = tuple(member.traced.name for member in members)
+    useful = [_pareto(rungs) for rungs in ladders]
+    divided = [_divide(useful, peak_bytes) for peak_bytes in _peaks(useful)]
+    self.found = [_joint(rungs, names) for rungs in dict.fromkeys([*divided, *_barest(ladders)])
+                  if rungs and any(rung.flops for rung in rungs)]
+
+
+def _rungs(member: Member, space: Candidates) -> list[Rung]:
+  """All ways to carry a region out, the user's own among them."""
+  kept_bytes = member.num_kept * space.baseline_bytes
+  rungs = [Rung(kept_bytes, 0.0, 0.0, not kept_bytes, PolicyDecisions)]
+  for candidate in space.found:
+    rungs.append(Rung(
+      member.num_kept * candidate.kept_bytes, candidate.estimated_bytes - candidate.kept_bytes,
+      member.num_runs * candidate.flops, candidate.is_bare, functools.partial(getattr, candidate, "decisions"),
+      member.num_runs * candidate.waiting_flops))
+  return rungs
+
+
+def _pareto(rungs: Sequence[Rung]) -> list[Rung]:
+  """Those that no other beats in kept bytes, bytes held while differentiated, and FLOPs."""
+  best: list[Rung] = []
+  for rung in sorted(rungs, key=lambda rung: (rung.saved_bytes, rung.inside_bytes, rung.flops)):
+    if not any(other.inside_bytes <= rung.inside_bytes and other.flops <= rung.flops for other in best):
+      best.append(rung)
+  return best
+
+
+def _barest(ladders: Sequence[Sequence[Rung]]) -> list[tuple[Rung, ...]]:
+  """The least that the regions can do with, in several ways: estimates are least certain there."""
+  bare = [sorted((rung for rung in rungs if rung.is_bare), key=lambda rung: rung.saved_bytes + rung.inside_bytes)
+          or [min(rungs, key=lambda rung: rung.saved_bytes + rung.inside_bytes)] for rungs in ladders]
+  return [tuple(rungs[min(i, len(rungs) - 1)] for rungs in bare) for i in range(max(map(len, bare)))]
+
+
+def _peak(rungs: Sequence[Rung]) -> float:
+  """Most bytes there at once in the backward pass over regions in this order."""
+  kept = np.cumsum([rung.saved_bytes for rung in rungs])
+  return float((kept + [rung.inside_bytes for rung in rungs]).max())
+
+
+def _peaks(ladders: Sequence[Sequence[Rung]]) -> np.ndarray:
+  """Peaks to divide for, from less than any division reaches to that of the regions as they are."""
+  least = max(min(rung.saved_bytes + rung.inside_bytes for rung in rungs) for rungs in ladders)
+  most = sum(max(rung.saved_bytes for rung in rungs) for rungs in ladders)
+  return np.geomspace(max(least, 1.0), max(least, most, 1.0), _NUM_PEAKS)
+
+
+def _divide(ladders: Sequence[Sequence[Rung]], peak_bytes: float) -> tuple[Rung, ...] | None:
+  """The rungs with the fewest FLOPs whose peak is within `peak_bytes`; None if there are none."""
+  unit = peak_bytes / _GRID
+  flops = np.full(_GRID + 1, np.inf)  # by the bytes that the regions so far keep
+  flops[0], origins = 0.0, []
+  for rungs in ladders:
+    reached, origin = np.full(_GRID + 1, np.inf), np.zeros((_GRID + 1, 2), np.int64)
+    for i, rung in enumerate(rungs):
+      saved, inside = (math.ceil(num_bytes / unit - 1e-9) for num_bytes in (rung.saved_bytes, rung.inside_bytes))
+      num_states = _GRID + 1 - saved - inside
+      if num_states > 0:
+        total, there = flops[:num_states] + rung.flops, slice(saved, saved + num_states)
+        is_better = total < reached[there]
+        reached[there][is_better] = total[is_better]
+        origin[there][is_better] = np.stack([np.full(num_states, i), np.arange(num_states)], 1)[is_better]
+    flops = reached
+    origins.append(origin)
+  state = int(flops.argmin())
+  if not np.isfinite(flops[state]):
+    return None
+  chosen = []
+  for rungs, origin in zip(reversed(ladders), reversed(origins), strict=True):
+    i, state = origin[state]
+    chosen.append(rungs[i])
+  return tuple(reversed(chosen))
+
+
+def _joint(rungs: tuple[Rung, ...], names: tuple[str, ...]) -> JointCandidate:
+  return JointCandidate(
+    rungs, names, _peak(rungs), sum(rung.flops for rung in rungs), all(rung.is_bare for rung in rungs))

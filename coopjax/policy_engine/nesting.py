@@ -1,0 +1,202 @@
+"""Checkpoints around checkpoints: below what the boundaries between segments take.
+
+One level of segments keeps what passes between them for the whole backward pass. A checkpoint around some of them keeps
+only its own input; when its turn comes it is run forward once more, and what passes between its pieces is there only
+until it is done. Pieces may hold pieces in turn, down to a chain that keeps nothing and starts anew for every segment.
+With room for M bytes, the fewest FLOPs to differentiate segments [i, j) whose input is there are
+
+    cost(i, j, M) = min over m of  forward(i, m) + cost(m, j, M - out(i, m)) + cost(i, m, M),
+    cost(i, i+1, M) = repeated(i) if inside(i) <= M,
+
+the recursion of Griewank and Walther ("Revolve", 2000, section 2) with bytes and FLOPs of each segment in place of unit
+steps. At the top forward(i, m) is free: that is the forward pass. Solved on a grid of bytes for every M at once,
+O(segments^3 * grid).
+
+Weaknesses: nothing is saved by name inside (save what fits, and nothing need be nested); what leaves a group counts as
+read until the end.
+"""
+
+from collections.abc import Iterator, Sequence
+import dataclasses
+
+import numpy as np
+
+from coopjax.policy_engine.cuts import Segment
+
+MAX_PIECES = 48
+_GRID = 128
+_LEAST_STEP = 0.03  # of the forward FLOPs, between one nesting and the next
+_MAX_REPEATED = 4.0  # times the forward FLOPs: the program to compile is as much longer
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Chain:
+  """The segments of a region, as they would be without nesting.
+
+  Attributes:
+    bounds: of the segments.
+    out_bytes: ``[i, j]``: made in segments [i, j) and read behind them.
+    inside_bytes: per segment, held while it is repeated and differentiated.
+    forward_flops: per segment, of one run.
+    repeated_flops: per segment, of what a checkpoint around it repeats.
+    plain_bytes: per segment that is not under a checkpoint, what it keeps; -1 for one that is.
+    is_open: the last segment is not under a checkpoint, but could be.
+  """
+
+  bounds: tuple[int, ...]
+  out_bytes: np.ndarray
+  inside_bytes: np.ndarray
+  forward_flops: np.ndarray
+  repeated_flops: np.ndarray
+  plain_bytes: np.ndarray
+  is_open: bool
+
+  @property
+  def num_segments(self) -> int:
+    return len(self.bounds) - 1
+
+  def kept_bytes(self, start: int, stop: int) -> int:
+    """Of segments [start, stop), once they have run forward."""
+    return int(self.out_bytes[start, stop] + np.maximum(self.plain_bytes[start:stop], 0).sum())
+
+
+@dataclasses.dataclass(frozen=True)
+class Nesting:
+  """One way to nest a chain.
+
+  Attributes:
+    segments: at the top.
+    peak_bytes: of the backward pass.
+    kept_bytes: when the forward pass ends.
+    flops: repeated.
+    is_closed: the last segment is under a checkpoint, where it could be without.
+  """
+
+  segments: tuple[Segment, ...]
+  peak_bytes: int
+  kept_bytes: int
+  flops: float
+  is_closed: bool
+
+
+def nestings(chain: Chain) -> Iterator[Nesting]:
+  """The cheapest nestings from much room to the least that is reasonable; those without a group left out."""
+  if 3 <= chain.num_segments <= MAX_PIECES:
+    solver = _Solver(chain)
+    yield from solver.found(is_closed=False)
+    if chain.is_open:
+      yield from solver.found(is_closed=True)
+
+
+class _Solver:
+
+  def __init__(self, chain: Chain):
+    self._chain = chain
+    num = chain.num_segments
+    flat = max(sum(chain.kept_bytes(i, i + 1) for i in range(j)) + int(chain.inside_bytes[j]) for j in range(num))
+    unit = max(flat / _GRID, 1.0)
+    self._inside = np.ceil(chain.inside_bytes / unit).astype(int)
+    self._kept = np.array([[int(np.ceil(chain.kept_bytes(i, j) / unit)) if i < j else 0 for j in range(num + 1)]
+                           for i in range(num)])
+    self._before = np.concatenate([[0.0], np.cumsum(chain.forward_flops)])
+    self._is_plain = chain.plain_bytes >= 0
+    if chain.is_open:
+      self._is_plain[-1] = False
+    self._cost: dict[tuple[int, int], np.ndarray] = {}  # by room
+    self._split: dict[tuple[int, int], np.ndarray] = {}
+    for length in range(1, num + 1):
+      for start in range(num - length + 1):
+        if not self._is_plain[start:start + length].any():
+          self._solve(start, start + length)
+
+  def _solve(self, start: int, stop: int) -> None:
+    """A group that is under a checkpoint, or one segment that is."""
+    if stop == start + 1:
+      self._cost[start, stop] = self._leaf(start, self._chain.repeated_flops[start])
+      return
+    best, split = np.full(_GRID + 1, np.inf), np.zeros(_GRID + 1, int)
+    for middle in range(start + 1, stop):
+      again = self._before[middle] - self._before[start]
+      _improve(best, split, middle, again + self._cost[start, middle], self._cost[middle, stop], self._kept[start, middle])
+    self._cost[start, stop], self._split[start, stop] = best, split
+
+  def _solve_top(self, end: int) -> tuple[np.ndarray, list[np.ndarray]]:
+    """At the top, where segments from `end` on are not under checkpoints: the fewest FLOPs by room, and where the node ends
+    that begins at a segment."""
+    num = self._chain.num_segments
+    top = [np.zeros(_GRID + 1) for _ in range(num + 1)]
+    first = [np.zeros(_GRID + 1, int) for _ in range(num)]
+    for start in reversed(range(num)):
+      top[start] = np.full(_GRID + 1, np.inf)
+      if self._is_plain[start] or start >= end:
+        nodes = {start + 1: self._leaf(start, 0.0)}
+      else:
+        nodes = {stop: self._cost[start, stop] for stop in range(start + 1, end + 1) if (start, stop) in self._cost}
+      for stop, cost in nodes.items():
+        _improve(top[start], first[start], stop, cost, top[stop], self._kept[start, stop] if stop < num else 0)
+    return top[0], first
+
+  def _leaf(self, segment: int, flops: float) -> np.ndarray:
+    return np.where(np.arange(_GRID + 1) >= self._inside[segment], flops, np.inf)
+
+  def found(self, is_closed: bool) -> Iterator[Nesting]:
+    end = self._chain.num_segments - (self._chain.is_open and not is_closed)
+    flops, first = self._solve_top(end)
+    last, limit = None, _MAX_REPEATED * self._before[-1]
+    for room in reversed(range(_GRID + 1)):
+      if flops[room] > limit:
+        return
+      is_least = room == 0 or flops[room - 1] > limit
+      if last is not None and not is_least and flops[room] - last < _LEAST_STEP * self._before[-1]:
+        continue
+      last = flops[room]
+      segments = tuple(self._nodes(first, room, end))
+      if any(segment.inner for segment in segments):
+        kept = sum(self._kept_bytes(segment) for segment in segments[:-1])
+        yield Nesting(segments, self._peak_bytes(segments), kept, float(flops[room]), is_closed)
+
+  def _nodes(self, first: list[np.ndarray], room: int, end: int) -> Iterator[Segment]:
+    start = 0
+    while start < self._chain.num_segments:
+      stop = int(first[start][room])
+      yield self._node(start, stop, room, is_wrapped=not self._is_plain[start] and start < end)
+      room -= self._kept[start, stop]
+      start = stop
+
+  def _node(self, start: int, stop: int, room: int, is_wrapped: bool = True) -> Segment:
+    bounds = self._chain.bounds
+    pieces = self._pieces(start, stop, room) if stop > start + 1 else ()
+    return Segment(bounds[start], bounds[stop], is_wrapped, inner=tuple(pieces))
+
+  def _pieces(self, start: int, stop: int, room: int) -> Iterator[Segment]:
+    """Of a group. The last one is repeated with the group."""
+    while stop > start + 1:
+      middle = int(self._split[start, stop][room])
+      yield self._node(start, middle, room)
+      room -= self._kept[start, middle]
+      start = middle
+    yield self._node(start, stop, room, is_wrapped=False)
+
+  def _peak_bytes(self, segments: Sequence[Segment]) -> int:
+    held, peak = 0, 0
+    for segment in segments:
+      own = self._peak_bytes(segment.inner) if segment.inner else int(self._chain.inside_bytes[self._index(segment.start)])
+      peak = max(peak, held + own)
+      held += self._kept_bytes(segment)
+    return peak
+
+  def _kept_bytes(self, segment: Segment) -> int:
+    return self._chain.kept_bytes(self._index(segment.start), self._index(segment.stop))
+
+  def _index(self, position: int) -> int:
+    return self._chain.bounds.index(position)
+
+
+def _improve(best: np.ndarray, choice: np.ndarray, option: int, first: np.ndarray, then: np.ndarray, kept: int) -> None:
+  """Takes an option where it costs less: `first` with all of the room, `then` without what is kept for it."""
+  if kept > _GRID:
+    return
+  total = first[kept:] + then[:_GRID + 1 - kept]
+  is_better = total < best[kept:]
+  best[kept:][is_better] = total[is_better]
+  choice[kept:][is_better] = option

@@ -1,0 +1,252 @@
+"""Host offload: when a residual is worth a trip to the host's memory and back.
+
+A residual that is offloaded takes no memory of the device between its forward and its backward pass. What that costs is
+waiting, as far as no compute hides the transfers. The model is the one that the compiled programs show:
+
+- Out: a copy starts when the value is made, and has to be over when its segment ends (in a scan: the step). The link is
+  one queue. What is left in it at the end of the segment is waited for.
+- Back: all copies of a segment start when its backward pass does, the one needed first first. A value is needed when
+  its position has been reached by the recompute. The wait is the largest lateness, and no other order has a smaller one
+  (Jackson's rule of earliest due dates, 1955). Inputs of the segment are needed at once, so nothing hides them.
+
+Seconds of compute are a lower bound (`cost.fused_seconds`), so that a transfer counts as hidden only where there is
+certainly enough to do. Offload is chosen where the wait costs less than the recompute, the value's own and that of all
+its ancestors that nothing else needs. Values kept on the device after that, offloaded ones among them, are those that
+spare the most per byte.
+
+Weaknesses: copies back are not started a segment ahead; values are considered in one order, of FLOPs spared per byte;
+an input that the segment only adds to something may count as needed, and XLA drops its copies.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+
+from jax.extend import core
+import numpy as np
+
+from coopjax.jaxpr import cost
+from coopjax.jaxpr.user_policy import is_nameable
+from coopjax.policy_engine.residuals import ForwardGraph, Value
+from coopjax.policy_engine.save_curves import Choices, CurvePoint
+from coopjax.policy_engine.cuts import cut
+from coopjax.program.cost import Roofline
+
+_MIN_BYTES = 4096  # of an input: smaller ones are not worth a transfer of their own
+
+
+@dataclasses.dataclass(frozen=True)
+class HostLink:
+  """The way between a device and its host's memory.
+
+  Attributes:
+    bytes_per_s: in one direction; the two directions don't disturb each other.
+    start_s: seconds before the first byte moves.
+    roofline: of the device.
+    is_for_loops: only what a scan's body makes can be offloaded. XLA:TPU copies a value of straight-line code back at
+      once, whatever the copy is tied to, and so it frees nothing.
+  """
+
+  bytes_per_s: float
+  start_s: float
+  roofline: Roofline
+  is_for_loops: bool = False
+
+  def seconds(self, num_bytes: int) -> float:
+    """Of one transfer."""
+    return self.start_s + num_bytes / self.bytes_per_s
+
+  def flops(self, seconds: float) -> float:
+    """What the device would compute in the time: waiting in the unit of recompute."""
+    return seconds * self.roofline.flops_per_s
+
+
+@dataclasses.dataclass(frozen=True)
+class Trip:
+  """One value's way to the host and back, in seconds since its segment's forward and backward pass began.
+
+  Attributes:
+    num_bytes: one way.
+    birth_s: the value is there.
+    need_s: the backward pass needs it, if it never waits.
+  """
+
+  num_bytes: int
+  birth_s: float
+  need_s: float
+
+
+def waiting_s(trips: Sequence[Trip], link: HostLink, end_s: float) -> float:
+  """Seconds that one run of a segment waits for its transfers.
+
+  Args:
+    trips: of its values.
+    link: to the host.
+    end_s: the segment's forward pass is over, and with it the time to copy out.
+
+  Example:
+    >>> link = HostLink(bytes_per_s=10.0, start_s=0.0, roofline=None)
+    >>> waiting_s([Trip(20, birth_s=1.0, need_s=2.0)], link, end_s=3.0)  # out from 1 to 3, back from 0 to 2
+    0.0
+    >>> waiting_s([Trip(20, birth_s=1.0, need_s=1.5)], link, end_s=2.5)  # half a second late, both ways
+    1.0
+  """
+  is_free_s = 0.0
+  for trip in sorted(trips, key=lambda trip: trip.birth_s):
+    is_free_s = max(is_free_s, trip.birth_s) + link.seconds(trip.num_bytes)
+  arrival_s = lateness_s = 0.0
+  for trip in sorted(trips, key=lambda trip: trip.need_s):
+    arrival_s += link.seconds(trip.num_bytes)
+    lateness_s = max(lateness_s, arrival_s - trip.need_s)
+  return max(is_free_s - end_s, 0.0) + lateness_s
+
+
+Input = tuple[Value, int]  # a value that a segment reads, and its bytes
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HostTrips:
+  """What a region needs to weigh offload.
+
+  Attributes:
+    link: to the host.
+    forward_s: modelled seconds of the forward pass, by position.
+  """
+
+  link: HostLink
+  forward_s: np.ndarray
+
+  @classmethod
+  def of(cls, link: HostLink, jaxpr: core.Jaxpr) -> "HostTrips":
+    """For the region with this jaxpr."""
+    return cls(link, np.array([cost.fused_seconds(equation, link.roofline) for equation in jaxpr.eqns]))
+
+  def choices(self, graph: ForwardGraph, start: int, stop: int, inputs: Sequence[Input] = ()) -> "OffloadChoices":
+    """For `segments.save_curve`: one segment with everything offloaded that is worth it, and its inputs besides."""
+    return OffloadChoices(self, graph, start, stop, inputs)
+
+
+def cuts_for_offload(graph: ForwardGraph, alone: frozenset[int]) -> list[tuple[int, ...]]:
+  """Segmentations as `segments.cut` makes them, with few bytes across each cut.
+
+  On the device a value is kept once, however many segments it passes. To the host goes only what a single later segment
+  reads, so here a value counts at every cut that it crosses.
+  """
+  crossed = np.zeros(graph.num_positions + 1, np.int64)
+  for made, read, num_bytes in graph.crossing:
+    crossed[made] += num_bytes
+    crossed[read] -= num_bytes
+  at_cuts = enumerate(np.cumsum(crossed)[:-2].tolist())
+  return cut(dataclasses.replace(graph, crossing=tuple((p, p + 1, num_bytes) for p, num_bytes in at_cuts)), alone)
+
+
+def inputs_between(jaxpr: core.Jaxpr, bounds: Sequence[int]) -> list[tuple[Input, ...]]:
+  """Per segment of straight-line code, the values made before it that no other later segment reads."""
+  made = {var: (position, index) for position, equation in enumerate(jaxpr.eqns)
+          for index, var in enumerate(equation.outvars)}
+  return _sole_inputs(jaxpr, bounds, made)
+
+
+def carried_inputs(body: core.Jaxpr, bounds: Sequence[int], carried: Sequence[core.Var]) -> tuple[Input, ...]:
+  """The carries of a scan that only the first segment of its body reads; as values of position -1.
+
+  Args:
+    body: of the scan.
+    bounds: of its segments.
+    carried: those of its inputs that are carries.
+  """
+  made = {var: (-1, index) for index, var in enumerate(body.invars) if var in carried}
+  return _sole_inputs(body, bounds, made)[0]
+
+
+def _sole_inputs(jaxpr: core.Jaxpr, bounds: Sequence[int], made: dict[core.Var, Value]) -> list[tuple[Input, ...]]:
+  readers: dict[core.Var, set[int]] = {var: set() for var in made}
+  for position, equation in enumerate(jaxpr.eqns):
+    segment = int(np.searchsorted(bounds, position, side="right")) - 1
+    for atom in equation.invars:
+      if isinstance(atom, core.Var) and atom in made and made[atom][0] < bounds[segment]:
+        readers[atom].add(segment)
+  found: list[list[Input]] = [[] for _ in bounds[1:]]
+  returned = {atom for atom in jaxpr.outvars if isinstance(atom, core.Var) and made.get(atom, (-1, 0))[0] >= 0}
+  for var, segments in readers.items():
+    num_bytes = cost.num_bytes(var.aval)
+    if len(segments) == 1 and num_bytes >= _MIN_BYTES and is_nameable(var) and var not in returned:
+      found[segments.pop()].append((made[var], num_bytes))
+  return [tuple(inputs) for inputs in found]
+
+
+class OffloadChoices(Choices):
+  """What a segment keeps, starting from all offloads that are worth it; items below 0 are inputs."""
+
+  def __init__(self, region: HostTrips, graph: ForwardGraph, start: int, stop: int, inputs: Sequence[Input]):
+    super().__init__(graph, start, stop)
+    self._region = region
+    self._starts_s = np.concatenate([[0.0], np.cumsum(region.forward_s[start:stop])])
+    self._repeated_for = -1.0  # FLOPs: what `_repeated_starts_s` was made for
+    self._inputs = inputs = self._needed(inputs)
+    self._on_host = {-1 - k for k in range(len(inputs))}
+    self.saved_bytes = -sum(num_bytes for _, num_bytes in inputs)
+    for value in super().candidates():
+      self._offload_if_worth(value)
+
+  def _needed(self, inputs: Sequence[Input]) -> list[Input]:
+    """Those that the backward pass reads, or what it repeats; carries are taken to be."""
+    needed = {named for value, named in enumerate(self.graph.named)
+              if value in self.graph.residuals or self.repeated.reads(value)}
+    return [(value, num_bytes) for value, num_bytes in inputs if value[0] < 0 or value in needed]
+
+  def _offload_if_worth(self, value: int) -> None:
+    link, before_s = self._region.link, self._waiting_s(self._on_host)
+    wait = link.flops(self._waiting_s(self._on_host | {value}) - before_s)
+    if self.repeated.spared(value) > wait:
+      self._on_host.add(value)
+      self.repeated.save(value)
+
+  def candidates(self) -> list[int]:
+    """What is on the host, and what could be saved."""
+    return [*sorted(self._on_host), *(value for value in super().candidates() if value not in self._on_host)]
+
+  @property
+  def waiting_flops(self) -> float:
+    return self._region.link.flops(self._waiting_s(self._on_host))
+
+  @property
+  def flops(self) -> float:
+    return self.repeated.flops + self.waiting_flops
+
+  def num_bytes(self, item: int) -> int:
+    return self._inputs[-1 - item][1] if item < 0 else self.graph.value_bytes[item]
+
+  def gain(self, item: int) -> float:
+    if item not in self._on_host:
+      return super().gain(item)
+    return self.waiting_flops - self._region.link.flops(self._waiting_s(self._on_host - {item}))
+
+  def keep(self, item: int) -> None:
+    if item >= 0:
+      super().keep(item)
+    else:
+      self.saved_bytes += self.num_bytes(item)
+    self._on_host.discard(item)
+
+  def point(self) -> CurvePoint:
+    offloaded = [self._inputs[-1 - item][0] if item < 0 else self.graph.named[item] for item in self._on_host]
+    return dataclasses.replace(super().point(), offloaded=tuple(sorted(offloaded)), waiting_flops=self.waiting_flops)
+
+  def _waiting_s(self, items: set[int]) -> float:
+    return waiting_s([self._trip(item) for item in items], self._region.link, float(self._starts_s[-1]))
+
+  def _trip(self, item: int) -> Trip:
+    if item < 0:
+      return Trip(self.num_bytes(item), 0.0, 0.0)
+    position = self.graph.value_position[item]
+    return Trip(self.num_bytes(item), float(self._starts_s[position + 1 - self._start]), self._repeated_s(position))
+
+  def _repeated_s(self, position: int) -> float:
+    """Seconds of what is repeated before a position."""
+    if self._repeated_for != self.repeated.flops:
+      flops, repeated = (np.array([of(p) for p in range(self._start, self._stop)], np.float64)
+                         for of in (self.graph.flops.__getitem__, self.repeated.flops_at))
+      seconds = self._region.forward_s[self._start:self._stop] * repeated / np.maximum(flops, 1.0)
+      self._repeated_starts_s = np.concatenate([[0.0], np.cumsum(seconds)])
+      self._repeated_for = self.repeated.flops
+    return float(self._repeated_starts_s[position - self._start])

@@ -1,0 +1,59 @@
+"""Where a region repeats itself: the blocks of an unrolled model, found in its forward graph.
+
+A block is what comes again, op by op with the same FLOPs and bytes, right behind itself. Of all stretches that do so, the
+one with the most residual bytes counts first, in its shortest period; then those on either side of it (the stages of a
+network, an encoder and a decoder). The stretch may begin anywhere in a block, so the boundaries are put where the fewest
+bytes cross them.
+
+O(gaps * positions), a gap being the distance between an op and the next one like it: a block needs one op that it does
+not have twice.
+"""
+
+import numpy as np
+
+from coopjax.policy_engine.residuals import ForwardGraph
+
+_LEAST_SHARE = 1 / 8  # of the region's residual bytes: a stretch with fewer is not looked for
+
+
+def repeated_blocks(graph: ForwardGraph) -> tuple[int, ...]:
+  """Boundaries of the blocks that a region repeats, in order; none where it repeats nothing that counts.
+
+  Each stretch gives both of its ends and all boundaries between.
+  """
+  kinds: dict[tuple, int] = {}
+  keys = np.array([kinds.setdefault(
+    tuple((op.flops, *(graph.value_bytes[value] for value in op.outputs)) for op in ops), len(kinds)) for ops in graph.ops])
+  residuals = np.concatenate([[0], np.cumsum(graph.residual_bytes())])
+  crossed, least = graph.crossed_bytes(), max(1, _LEAST_SHARE * residuals[-1])
+  boundaries, pieces = set[int](), [(0, graph.num_positions)]
+  while pieces:
+    start, stop = pieces.pop()
+    found = _longest(keys, residuals, start, stop) if residuals[stop] - residuals[start] >= least else None
+    if found is None or residuals[found[1]] - residuals[found[0]] < least:
+      continue
+    first, last, period = found
+    num_blocks = (last - first) // period
+    starts = np.arange(first, last - num_blocks * period + 1)
+    inner = starts[:, None] + period * np.arange(num_blocks + 1)
+    blocks = inner[crossed[inner].sum(axis=1).argmin()].tolist()
+    boundaries.update(blocks)
+    pieces += [(start, blocks[0]), (blocks[-1], stop)]
+  return tuple(sorted(boundaries))
+
+
+def _longest(keys: np.ndarray, residuals: np.ndarray, start: int, stop: int) -> tuple[int, int, int] | None:
+  """The stretch of a piece that repeats itself and has the most residual bytes: its ends and its period."""
+  keys = keys[start:stop]
+  order = np.argsort(keys, kind="stable")
+  gaps = np.diff(order)[np.diff(keys[order]) == 0]
+  best, most = None, 0
+  for period in np.unique(gaps[2 * gaps <= len(keys)]).tolist():
+    differs = np.flatnonzero(np.concatenate([[True], keys[:-period] != keys[period:], [True]]))
+    lengths = np.diff(differs) - 1
+    longest = int(lengths.argmax())
+    first, last = start + int(differs[longest]), start + int(differs[longest] + lengths[longest]) + period
+    num_bytes = residuals[last] - residuals[first]
+    if lengths[longest] >= period and num_bytes > most:
+      best, most = (first, last, period), num_bytes
+  return best

@@ -1,0 +1,335 @@
+"""Carries a policy plan out: segments under `jax.checkpoint`, chosen values saved by name.
+
+The recompute of a segment is tied to that segment's cotangents, so the backward pass runs R_n B_n R_{n-1} B_{n-1} ...
+One policy around the whole function would recompute everything at once (see `compat.pinned_checkpoint` for the case
+where JAX drops the tie). Every equation is bound under its own source line, and tags and mark are those of
+`tags.tag_jaxpr`, so the HLO engine and the reports see the rewritten program as they see the original.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+import dataclasses
+import hashlib
+import itertools
+import json
+from typing import Any
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+from jax.extend import core
+
+from coopjax import compat
+from coopjax.errors import PlanMismatchError
+from coopjax.jaxpr import cost, user_policy
+from coopjax.policy_engine import host_copies
+from coopjax.policy_engine.cuts import Segment
+from coopjax.jaxpr.tags import EquationInfo, tag_jaxpr
+from coopjax.jaxpr.trace import TracedFn
+
+
+@dataclasses.dataclass(frozen=True)
+class Region:
+  """How one region is carried out.
+
+  Attributes:
+    equation_id: the scan whose body it is, by the id of `tags.tag_jaxpr`; None for the top of the jaxpr.
+    segments: of the region's equations, in order and without gaps.
+  """
+
+  equation_id: int | None
+  segments: tuple[Segment, ...]
+
+  @property
+  def leaves(self) -> Iterator[tuple[Segment, bool]]:
+    """As of `Segment`."""
+    for segment in self.segments:
+      yield from segment.leaves
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyDecisions:
+  """What the policy engine does to a function; a region that is not named stays as the user wrote it.
+
+  Frozen, hashable and, through `dataclasses.asdict`, JSON.
+  """
+
+  regions: tuple[Region, ...] = ()
+
+  @classmethod
+  def from_json(cls, fields: dict[str, Any]) -> "PolicyDecisions":
+    """The inverse of `dataclasses.asdict`, whether or not it went through JSON."""
+    def values(entries):
+      return tuple((int(position), int(index)) for position, index in entries)
+
+    def segment(entry):
+      return Segment(int(entry["start"]), int(entry["stop"]), bool(entry["is_wrapped"]), values(entry["saved"]),
+                     values(entry["offloaded"]), tuple(map(segment, entry["inner"])))
+
+    return cls(tuple(Region(entry["equation_id"], tuple(map(segment, entry["segments"])))
+                     for entry in fields["regions"]))
+
+  @property
+  def scan_bodies(self) -> tuple[Region, ...]:
+    """The regions that are bodies of scans."""
+    return tuple(region for region in self.regions if region.equation_id is not None)
+
+  def digest(self) -> str:
+    """Eight hexadecimal digits that name these decisions."""
+    return hashlib.sha256(json.dumps(dataclasses.asdict(self)).encode()).hexdigest()[:8]
+
+
+def rewrite(traced: TracedFn, decisions: PolicyDecisions, mark: str | None = None) -> Callable[..., list[Any]]:
+  """The traced function with its decisions carried out, from the flat inputs of its jaxpr to its flat outputs.
+
+  It stands in for `traced.evaluate` (``traced.call(leaves, rewrite(traced, decisions))``), under any transformation.
+
+  Args:
+    traced: from `trace`.
+    decisions: made for this jaxpr.
+    mark: set on every equation for the HLO engine, recomputed ones included.
+
+  Raises:
+    PlanMismatchError: the decisions don't fit the jaxpr.
+  """
+  jaxpr, _ = tag_jaxpr(traced.inlined, mark, traced.policy)
+  return evaluator(apply_to_scans(jaxpr, decisions, traced.policy), decisions, traced.policy)
+
+
+def evaluator(jaxpr: core.Jaxpr, decisions: PolicyDecisions, policy: Callable | None = None
+              ) -> Callable[..., list[Any]]:
+  """Evaluates a jaxpr in the segments of the top region, whose checkpoints keep what `policy` saves, too."""
+  top = next((region for region in decisions.regions if region.equation_id is None), None)
+  if top is None:
+    return lambda *inputs: jax.core.eval_jaxpr(jaxpr, (), *inputs)
+  region = _Evaluator(jaxpr, top, _Checkpoints(decisions.digest(), policy), prevent_cse=True)
+  return lambda *inputs: region.evaluate(inputs)
+
+
+def apply_to_scans(jaxpr: core.Jaxpr, decisions: PolicyDecisions, policy: Callable | None = None) -> core.Jaxpr:
+  """The jaxpr with the decisions for scan bodies, nested ones included, carried out inside the bodies."""
+  regions = {region.equation_id: region for region in decisions.scan_bodies}
+  if not regions:
+    return jaxpr
+  applied = _ScanRewriter(regions, _Checkpoints(decisions.digest(), policy))
+  jaxpr = applied.transform(jaxpr)
+  if regions:
+    raise PlanMismatchError(f"the plan names scans {sorted(regions)} that this function does not have")
+  return jaxpr
+
+
+@dataclasses.dataclass(frozen=True)
+class ValueDecision:
+  """What happens to one value between the forward and the backward pass.
+
+  Attributes:
+    equation_id: the equation that makes it.
+    index: which of its outputs.
+    type: "float32[8,128]".
+    source: where the user wrote it, "model.py:12 (block)".
+    num_bytes: in JAX's layout; of all steps for a value inside a scan.
+    flops: to make it again from its inputs; of all steps.
+    decision: "saved", "recomputed" or "offloaded".
+  """
+
+  equation_id: int
+  index: int
+  type: str
+  source: str
+  num_bytes: int
+  flops: float
+  decision: str
+
+
+def describe(traced: TracedFn, decisions: PolicyDecisions) -> tuple[ValueDecision, ...]:
+  """The decisions value by value, largest first: all values made by work in wrapped segments."""
+  _, table = tag_jaxpr(traced.inlined)
+  found = []
+  for region in decisions.regions:
+    equations = [info for info in table if info.parent_id == region.equation_id]
+    steps, parent_id = 1, region.equation_id
+    while parent_id is not None:
+      steps *= table[parent_id].equation.params.get("length", 1)
+      parent_id = table[parent_id].parent_id
+    kept = {value: "saved" for leaf, _ in region.leaves for value in leaf.saved}
+    kept |= {value: "offloaded" for leaf, _ in region.leaves for value in leaf.offloaded}
+    wrapped = [p for leaf, is_repeated in region.leaves if is_repeated for p in range(leaf.start, leaf.stop)]
+    for position in sorted({*wrapped, *(position for position, _ in kept if position >= 0)}):
+      found += _value_decisions(equations[position], steps, {i: kept[p, i] for p, i in kept if p == position})
+    found += [_carry_decision(table[region.equation_id], index, steps) for position, index in kept if position < 0]
+  return tuple(sorted(found, key=lambda decision: -decision.num_bytes))
+
+
+def _value_decisions(info: EquationInfo, steps: int, kept: dict[int, str]) -> list[ValueDecision]:
+  flops = cost.equation_flops(info.equation)
+  return [
+    ValueDecision(info.id, index, var.aval.str_short(), _source(info), steps * cost.num_bytes(var.aval), steps * flops,
+                  kept.get(index, "recomputed"))
+    for index, var in enumerate(info.equation.outvars)
+    if (flops or index in kept) and not isinstance(var, core.DropVar)]
+
+
+def _carry_decision(scan: EquationInfo, index: int, steps: int) -> ValueDecision:
+  """Of what is carried into each step; `index` counts inputs of the body, the outputs of a scan begin with carries."""
+  (body,) = compat.sub_jaxprs(scan.equation)
+  var = body.invars[index]
+  return ValueDecision(scan.id, list(compat.scan_carries(scan.equation)).index(var), var.aval.str_short(),
+                       _source(scan), steps * cost.num_bytes(var.aval), 0.0, "offloaded")
+
+
+def _source(info: EquationInfo) -> str:
+  return "" if info.source is None else f"{info.source.file}:{info.source.line} ({info.source.function})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Checkpoints:
+  """What all checkpoints of one rewrite share.
+
+  Attributes:
+    digest: of the decisions; a part of the names given to saved values.
+    policy: the user's, or None.
+  """
+
+  digest: str
+  policy: Callable | None
+
+  def is_offloaded(self, equation: core.JaxprEqn) -> bool:
+    """Whether the user's policy offloads what the equation makes: there it stays, whatever else is saved."""
+    return self.policy is not None and user_policy.is_offloaded(user_policy.answer(equation, self.policy))
+
+  def saving(self, saved: Sequence[str], offloaded: Sequence[str] = ()) -> Callable | None:
+    """The policy that saves and offloads these names besides what the user's does; what the user's offloads stays so."""
+    users = self.policy
+    if not saved and not offloaded:
+      return users
+    ours = jax.checkpoint_policies.save_and_offload_only_these_names(
+      names_which_can_be_saved=saved, names_which_can_be_offloaded=offloaded, offload_src="device",
+      offload_dst="pinned_host")
+    if users is None:
+      return ours
+
+    def both(*args, **params):
+      answer, theirs = ours(*args, **params), users(*args, **params)
+      return answer if user_policy.is_kept(answer) and not user_policy.is_offloaded(theirs) else theirs
+
+    return both
+
+
+class _ScanRewriter:
+  """Walks a jaxpr in the order in which `tag_jaxpr` numbers its equations."""
+
+  def __init__(self, regions: dict[int, Region], checkpoints: _Checkpoints):
+    self._regions = regions
+    self._checkpoints = checkpoints
+    self._ids = itertools.count()
+
+  def transform(self, jaxpr: core.Jaxpr) -> core.Jaxpr:
+    return compat.rebuild(jaxpr, [self._equation(equation) for equation in jaxpr.eqns])
+
+  def _equation(self, equation: core.JaxprEqn) -> core.JaxprEqn:
+    region = self._regions.pop(next(self._ids), None)
+    if region is None:
+      return compat.map_sub_jaxprs(equation, self.transform, lambda rule: rule)
+    if equation.primitive.name != "scan":
+      raise PlanMismatchError(f"the plan wants a scan as equation {region.equation_id}, the function has "
+                              f"{equation.primitive.name}")
+    # The loop itself keeps XLA from merging a recompute with the forward pass, if it stays a loop and the
+    # recompute is one piece.
+    is_loop = equation.params["length"] > 1 and equation.params["unroll"] == 1
+    prevent_cse = len(list(region.leaves)) > 1 or not is_loop
+    return compat.map_sub_jaxprs(
+      equation, lambda body: self._body(self.transform(body), region, prevent_cse), lambda rule: rule)
+
+  def _body(self, body: core.Jaxpr, region: Region, prevent_cse: bool) -> core.Jaxpr:
+    segmented = _Evaluator(body, region, self._checkpoints, prevent_cse)
+    return jax.make_jaxpr(lambda *inputs: segmented.evaluate(inputs))(*[var.aval for var in body.invars])
+
+
+class _Evaluator:
+  """Evaluates one region in segments."""
+
+  def __init__(self, jaxpr: core.Jaxpr, region: Region, checkpoints: _Checkpoints, prevent_cse: bool):
+    bounds = [0, *(leaf.stop for leaf, _ in region.leaves)]
+    if bounds[:-1] != [leaf.start for leaf, _ in region.leaves] or bounds[-1] != len(jaxpr.eqns):
+      raise PlanMismatchError(f"the plan's segments end at {bounds[1:]}, the region has {len(jaxpr.eqns)} equations")
+    self._jaxpr = jaxpr
+    self._region = region
+    self._checkpoints = checkpoints
+    self._prefix = f"coopjax:{checkpoints.digest}:{'' if region.equation_id is None else region.equation_id}"
+    self._prevent_cse = prevent_cse
+    # Copies to and from the host must not drift away from the segments that they belong to (`host_copies`).
+    self._is_paced = region.equation_id is None and any(segment.offloaded for segment in region.segments)
+
+  def evaluate(self, inputs: Sequence[Any]) -> list[Any]:
+    env = dict(zip(self._jaxpr.invars, inputs, strict=True))
+    for segment in self._region.segments:
+      if self._is_paced:
+        invars, _ = self._interface(segment)
+        env |= zip(invars, jax.lax.optimization_barrier([env[var] for var in invars]), strict=True)
+      self._run_segment(segment, env)
+    return [_read(env, atom) for atom in self._jaxpr.outvars]
+
+  def _run_segment(self, segment: Segment, env: dict[core.Var, Any]) -> None:
+    if self._is_paced and segment.offloaded:
+      self._run_offloaded(segment, env)
+    elif segment.is_wrapped:
+      self._run_wrapped(segment, env)
+    else:
+      self._run(segment, env)
+
+  def _run(self, segment: Segment, env: dict[core.Var, Any], known: dict[core.Var, Any] | None = None) -> None:
+    """Binds the segment's equations, naming the values to keep, and leaves their outputs, or known values, in `env`."""
+    for piece in segment.inner:
+      self._run_segment(piece, env)
+    if segment.inner:
+      return
+    kept = frozenset((*segment.saved, *segment.offloaded)) if known is None else ()
+    for position in range(segment.start, segment.stop):
+      equation = self._jaxpr.eqns[position]
+      outputs = compat.bind(equation, [_read(env, atom) for atom in equation.invars])
+      is_ours = not self._checkpoints.is_offloaded(equation)
+      for index, (var, out) in enumerate(zip(equation.outvars, outputs, strict=True)):
+        is_named = is_ours and (position, index) in kept
+        env[var] = checkpoint_name(out, self._name((position, index))) if is_named else out
+      host_copies.replace(env, known or {}, equation.outvars)
+
+  def _run_wrapped(self, segment: Segment, env: dict[core.Var, Any]) -> None:
+    invars, outvars = self._interface(segment)
+    named = {self._variable(value): self._name(value) for value in segment.offloaded if value[0] < segment.start}
+
+    def run(*inputs):
+      inner = {var: checkpoint_name(value, named[var]) if var in named else value
+               for var, value in zip(invars, inputs, strict=True)}
+      self._run(segment, inner)
+      return [inner[var] for var in outvars]
+
+    policy = self._checkpoints.saving(*([self._name(value) for value in values]
+                                        for values in (segment.saved, segment.offloaded)))
+    checkpointed = compat.pinned_checkpoint(run, policy=policy, prevent_cse=self._prevent_cse)
+    env.update(zip(outvars, checkpointed(*[env[var] for var in invars]), strict=True))
+
+  def _run_offloaded(self, segment: Segment, env: dict[core.Var, Any]) -> None:
+    invars, outvars = self._interface(segment)
+    env.update(host_copies.run(
+      lambda inner, known: self._run(segment, inner, known), {var: env[var] for var in invars}, outvars,
+      kept=[self._variable(value) for value in segment.saved],
+      offloaded=[self._variable(value) for value in segment.offloaded]))
+
+  def _variable(self, value: tuple[int, int]) -> core.Var:
+    position, index = value
+    return self._jaxpr.invars[index] if position < 0 else self._jaxpr.eqns[position].outvars[index]
+
+  def _name(self, value: tuple[int, int]) -> str:
+    return f"{self._prefix}:{value[0]}.{value[1]}"
+
+  def _interface(self, segment: Segment) -> tuple[list[core.Var], list[core.Var]]:
+    """The variables that a segment reads from outside, and those of its own that somebody reads later."""
+    equations = self._jaxpr.eqns
+    made = {var: None for equation in equations[segment.start:segment.stop] for var in equation.outvars}
+    read = {atom: None for equation in equations[segment.start:segment.stop] for atom in equation.invars
+            if isinstance(atom, core.Var) and atom not in made}
+    later = {atom for equation in equations[segment.stop:] for atom in equation.invars if isinstance(atom, core.Var)}
+    later.update(atom for atom in self._jaxpr.outvars if isinstance(atom, core.Var))
+    return list(read), [var for var in made if var in later]
+
+
+def _read(env: dict[core.Var, Any], atom: Any) -> Any:
+  return atom.val if isinstance(atom, core.Literal) else env[atom]

@@ -1,0 +1,174 @@
+"""Scans as regions of their own.
+
+The backward pass of a scan stacks the residuals of its body, once per step, before it starts. A policy outside the
+loop can only keep or repeat the whole stack; a checkpoint around the body keeps the carry of every step and repeats
+one step at a time. So each scan whose body has residuals is a region with curves of its own: what is kept inside
+counts `length` times, in bytes and in FLOPs spared. Cutting the body, too, trades more stacked bytes for fewer held
+while one step is repeated; with one more checkpoint around the pieces nothing more is stacked, and each step is run
+once more.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+
+from jax.extend import core
+import numpy as np
+
+from coopjax import compat
+from coopjax.policy_engine.offload import HostLink, HostTrips, Input, carried_inputs
+from coopjax.policy_engine.residuals import ForwardGraph, Value, forward_graph
+from coopjax.policy_engine.rewrite import PolicyDecisions, Region, apply_to_scans
+from coopjax.policy_engine.save_curves import CurvePoint, climb, save_curve
+from coopjax.policy_engine.cuts import Segment, bytes_between, cut
+from coopjax.jaxpr.tags import EquationInfo
+from coopjax.jaxpr.trace import is_floating
+
+_MAX_CUTTINGS = 4
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Body:
+  """One cutting of a scan's body.
+
+  Attributes:
+    bounds: of its segments.
+    stacked_bytes: passed between the segments, of all steps.
+    inside_bytes: held while one segment of one step is repeated and differentiated.
+    curve: bytes and FLOPs of all steps; the first point keeps nothing but the segments' inputs, the last may leave
+      the scan as the user wrote it.
+    offload_curve: the same with values offloaded; empty where nothing can be.
+    is_nested: what passes between the segments is repeated, too, step by step: they lie in one more (`Segment.inner`).
+  """
+
+  bounds: tuple[int, ...]
+  stacked_bytes: int
+  inside_bytes: int
+  curve: tuple[CurvePoint, ...]
+  offload_curve: tuple[CurvePoint, ...] = ()
+  is_nested: bool = False
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Scan:
+  """A scan that takes a policy.
+
+  Attributes:
+    equation_id: its tag.
+    position: in the region that holds it.
+    bodies: cuttings of its body, the first in one piece.
+    nested: decisions for scans inside the body, carried out whenever the body is wrapped.
+  """
+
+  equation_id: int
+  position: int
+  bodies: tuple[Body, ...]
+  nested: tuple[Region, ...]
+
+  def body(self, level: int) -> Body:
+    """The cutting at this level of fineness, or the finest."""
+    return self.bodies[min(level, len(self.bodies) - 1)]
+
+  def regions(self, body: Body, choice: CurvePoint) -> tuple[Region, ...]:
+    """The decisions that carry a choice out; none for a scan left as it is."""
+    if not choice.is_wrapped:
+      return ()
+    segments = tuple(
+      Segment(start, stop, True, _made_in(choice.saved, start, stop), _made_in(choice.offloaded, start, stop))
+      for start, stop in zip(body.bounds, body.bounds[1:], strict=False))
+    if body.is_nested:
+      segments = (Segment(0, body.bounds[-1], True, inner=segments),)
+    return (Region(self.equation_id, segments), *self.nested)
+
+  def barest(self, level: int = 0) -> tuple[Region, ...]:
+    """The decisions that keep nothing but inputs of the body's segments."""
+    return self.regions(self.body(level), self.body(level).curve[0])
+
+
+def _made_in(values: tuple[Value, ...], start: int, stop: int) -> tuple[Value, ...]:
+  """The values made in a segment; what is carried into the body belongs to the first."""
+  return tuple(value for value in values if start <= max(value[0], 0) < stop)
+
+
+def find_scans(jaxpr: core.Jaxpr, table: tuple[EquationInfo, ...], parent_id: int | None = None,
+               link: HostLink | None = None) -> list[Scan]:
+  """The scans at the top of a region that would stack residuals.
+
+  Args:
+    jaxpr: the region.
+    table: of the whole program, from `tags.tag_jaxpr`.
+    parent_id: the scan whose body the region is; None for the top.
+    link: to the host, if values may be offloaded.
+  """
+  ids = [info.id for info in table if info.parent_id == parent_id]
+  return [scan for position, equation in enumerate(jaxpr.eqns) if equation.primitive.name == "scan"
+          if (scan := _as_scan(equation, ids[position], position, table, link)) is not None]
+
+
+def _as_scan(equation: core.JaxprEqn, equation_id: int, position: int, table: tuple[EquationInfo, ...],
+             link: HostLink | None) -> Scan | None:
+  (body,) = compat.sub_jaxprs(equation)
+  is_differentiable = [is_floating(var.aval) for var in body.invars]
+  has_gradient = any(is_differentiable) and any(is_floating(atom.aval) for atom in body.outvars)
+  if not has_gradient or not compat.may_repeat(equation):
+    return None
+  nested = tuple(region for scan in find_scans(body, table, equation_id) for region in scan.barest())
+  graph = forward_graph(_carry_out(body, nested, equation_id), is_differentiable)
+  if not graph.residual_bytes().sum():
+    return None
+  length = equation.params["length"]
+  cuttings = sorted(cut(graph), key=len)
+  cuttings = [cuttings[i] for i in sorted({*np.linspace(0, len(cuttings) - 1, _MAX_CUTTINGS, dtype=int).tolist()})]
+  bodies = [_body(graph, bounds, length) for bounds in cuttings]
+  if link is not None:
+    region, carried = HostTrips.of(link, body), compat.scan_carries(equation)
+    bodies = [dataclasses.replace(
+      piece, offload_curve=_offload_curve(graph, piece, length, region, carried_inputs(body, piece.bounds, carried)))
+      for piece in bodies]
+  bodies += [_nested(graph, piece, length) for piece in bodies[1:]]
+  return Scan(equation_id, position, tuple(bodies), nested)
+
+
+def _carry_out(body: core.Jaxpr, nested: tuple[Region, ...], equation_id: int) -> core.Jaxpr:
+  """The body with its own scans' decisions; ids inside a body start behind the id of its scan."""
+  shifted = tuple(dataclasses.replace(region, equation_id=region.equation_id - equation_id - 1) for region in nested)
+  return apply_to_scans(body, PolicyDecisions(shifted))
+
+
+def _body(graph: ForwardGraph, bounds: tuple[int, ...], length: int) -> Body:
+  residuals = graph.residual_bytes()
+  pieces = list(zip(bounds, bounds[1:], strict=False))
+  curves = [save_curve(graph, start, stop) for start, stop in pieces]
+  return Body(bounds, int(length * bytes_between(graph, bounds).sum()),
+              max(int(residuals[start:stop].sum()) for start, stop in pieces), _joint_curve(graph, curves, length))
+
+
+def _nested(graph: ForwardGraph, body: Body, length: int) -> Body:
+  """A cutting with a checkpoint around it: each step keeps its carry, and is run twice more, first as far as the last
+  piece's inputs, then by pieces."""
+  between_bytes = body.stacked_bytes // length
+  bare = CurvePoint(0, body.curve[0].flops + length * sum(graph.flops[:body.bounds[-2]]), True, ())
+  curve = (bare, body.curve[-1])
+  return Body(body.bounds, 0, between_bytes + body.inside_bytes, curve, curve, is_nested=True)
+
+
+def _offload_curve(graph: ForwardGraph, body: Body, length: int, region: HostTrips, inputs: tuple[Input, ...]
+                   ) -> tuple[CurvePoint, ...]:
+  curves = [save_curve(graph, start, stop, choices=region.choices(graph, start, stop, () if start else inputs))
+            for start, stop in zip(body.bounds, body.bounds[1:], strict=False)]
+  return _joint_curve(graph, curves, length)
+
+
+def _joint_curve(graph: ForwardGraph, curves: Sequence[Sequence[CurvePoint]], length: int) -> tuple[CurvePoint, ...]:
+  """The choices for all pieces of a body together, of all steps; the last leaves the scan as it is."""
+  wrapped = [[point for point in points if point.is_wrapped] for points in curves]
+  rungs = {rung.saved_bytes: rung for rung in (_joined(points, length) for points in climb(wrapped))}
+  as_it_is = CurvePoint(int(length * graph.residual_bytes().sum()), 0.0, False, ())
+  return (*(rungs[saved] for saved in sorted(rungs) if saved < as_it_is.saved_bytes), as_it_is)
+
+
+def _joined(points: Sequence[CurvePoint], length: int) -> CurvePoint:
+  return CurvePoint(
+    length * sum(point.saved_bytes for point in points), length * sum(point.flops for point in points), True,
+    tuple(sorted(value for point in points for value in point.saved)),
+    tuple(sorted(value for point in points for value in point.offloaded)),
+    length * sum(point.waiting_flops for point in points))

@@ -1,0 +1,285 @@
+"""Plans the policy engine: the least recompute whose compiled temporaries hold the budget.
+
+The candidates (`candidates.Candidates`) carry estimated bytes: from a profile of the compiled function where there is
+one (`profile.Profile`; mostly within a few percent of what will be compiled), else JAX's own, before fusion, which only
+order candidates. The compiler's `temp_size_in_bytes` decides. Each compile is a point on a curve from estimated to
+compiled bytes, and the next try is the cheapest candidate that the curve puts inside the budget, or the most finely cut
+of those that cost nearly as little: a rule that similar models follow alike. (Under checkpoints around checkpoints, the
+least finely cut: their pieces are small, and XLA does not fuse across a cut.) Once a plan holds, a cheaper one that might
+just fit is compiled, too; of those that hold, the one that repeats least is taken. A handful of compiles suffices.
+
+Where the HLO engine works under the checkpoints (`Aid`), the curve is of bytes without its help, and what it repeats
+counts like the rest. How far it helps is seen from compile to compile: once a plan holds, candidates that need somewhat
+more bytes than it does are worth a try, too.
+
+Known weaknesses: a `shard_map` or a user's own checkpoint is one equation that is not cut (put the remat inside it);
+the gradient is taken with respect to every floating argument, and one output less is scratch space less for XLA.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+from coopjax.policy_engine.candidates import Candidate, Candidates
+from coopjax.policy_engine.offload import HostLink
+from coopjax.policy_engine.compiled_profile import Profile
+from coopjax.policy_engine.rewrite import PolicyDecisions, rewrite
+from coopjax.jaxpr.trace import TracedFn, fn_and_gradient
+
+_MARGIN = 0.02  # of the budget: how far predictions err, once there has been a compile
+_MAX_BARE = 3  # tries at the least memory before the budget counts as out of reach
+_WITHIN_REACH = 1.1  # of the budget: worth more tries
+_AIDED_MARGIN = 0.25  # of what the best plan takes unaided: the HLO engine may help out with more
+_MAX_AIDED_MISSES = 3  # tries at that
+_TOLERANCE = 0.03  # of the forward FLOPs: what is no reason to prefer a candidate, or to compile once more
+
+CompileFn = Callable[[Callable, Sequence[jax.ShapeDtypeStruct]], jax.stages.Compiled]
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyRound:
+  """One compile of the verify-and-replan loop: what was tried, bytes estimated and compiled, and FLOPs repeated."""
+
+  summary: str
+  estimated_bytes: int
+  temp_bytes: int
+  recompute_flops: float
+
+  def __str__(self) -> str:
+    return (f"{self.summary}: {self.temp_bytes:,} bytes compiled, {self.estimated_bytes:,} estimated, "
+            f"{self.recompute_flops:.3g} FLOPs repeated")
+
+
+@dataclasses.dataclass(frozen=True)
+class Aid:
+  """What the HLO engine did to a program under checkpoints.
+
+  Attributes:
+    unaided_bytes: temporaries without it.
+    recompute_flops: that it repeats on top of the checkpoints.
+  """
+
+  unaided_bytes: int
+  recompute_flops: float
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyPlan:
+  """The outcome.
+
+  Attributes:
+    decisions: of the best candidate that holds the budget; of the smallest one if none does.
+    rounds: the compiles made, in order.
+    temp_bytes: compiled temporaries of fn and its gradient under `decisions`.
+    recompute_flops: work repeated, modelled; what the HLO engine repeats included.
+    forward_flops: forward work, modelled.
+    is_feasible: `temp_bytes` is within the budget.
+    smallest_bytes: the smallest compiled temporaries seen.
+    waiting_flops: what could be computed while transfers to and from the host are waited for, modelled.
+  """
+
+  decisions: PolicyDecisions
+  rounds: tuple[PolicyRound, ...]
+  temp_bytes: int
+  recompute_flops: float
+  forward_flops: float
+  is_feasible: bool
+  smallest_bytes: int
+  waiting_flops: float = 0.0
+
+
+def plan_policy(traced: TracedFn, budget_bytes: int, compile_fn: CompileFn, baseline_temp_bytes: int,
+                max_rounds: int = 6, *, mark: str | None = None, only_scans: bool = False,
+                profile: Profile | None = None, link: HostLink | None = None, planner: str = "auto",
+                aid_of: Callable[[], Aid | None] = lambda: None, below_flops: float = math.inf) -> PolicyPlan:
+  """Finds checkpoint segments and saved values that make fn and its gradient fit.
+
+  Args:
+    traced: the function.
+    budget_bytes: for the temporaries of fn and its gradient compiled together.
+    compile_fn: from a function of flat arrays and their types to the compiled program.
+    baseline_temp_bytes: compiled temporaries of the function as it is.
+    max_rounds: compiles at most.
+    mark: for the HLO engine; with one, each compile is of both engines' combined work.
+    only_scans: decide on scan bodies alone and leave straight-line code to the HLO engine.
+    profile: what was compiled of the function as it is.
+    link: to the host, if values may be offloaded.
+    planner: "coop" and "segments" say how saved values are found (`candidates.Candidates`).
+    aid_of: as for `search`.
+    below_flops: as for `search`.
+
+  Returns:
+    The plan; without decisions if the function fits as it is or nothing can be decided.
+
+  Raises:
+    NotDifferentiableError: no gradient.
+  """
+  fn_and_gradient(traced)  # raises here, with the function's name, rather than inside the planner
+
+  def temp_bytes_of(decisions: PolicyDecisions) -> int:
+    fn, avals = fn_and_gradient(traced, rewrite(traced, decisions, mark))
+    return compile_fn(fn, avals).memory_analysis().temp_size_in_bytes
+
+  space = Candidates(traced, only_scans, profile, link, planner=planner)
+  return search(space, budget_bytes, temp_bytes_of, baseline_temp_bytes, max_rounds, aid_of=aid_of,
+                below_flops=below_flops)
+
+
+def search(space: Any, budget_bytes: int, temp_bytes_of: Callable[[Any], int], baseline_temp_bytes: int,
+           max_rounds: int = 6, *, aid_of: Callable[[], Aid | None] = lambda: None,
+           below_flops: float = math.inf) -> PolicyPlan:
+  """The verify-and-replan loop: the least recompute whose compiled temporaries hold the budget.
+
+  Args:
+    space: the candidates of one function (`Candidates`), or of all regions of a step (`division.Division`).
+    budget_bytes: for the temporaries.
+    temp_bytes_of: compiles the program with a candidate's decisions.
+    baseline_temp_bytes: compiled temporaries of the program as it is.
+    max_rounds: compiles at most.
+    aid_of: what the HLO engine did in the last compile; None where it was not at work.
+    below_flops: that a plan at hand repeats: others are only of interest if they repeat less.
+
+  Returns:
+    The plan; without decisions if the program fits as it is or nothing can be decided.
+  """
+  if baseline_temp_bytes <= budget_bytes or not space.found:
+    return PolicyPlan(PolicyDecisions(), (), baseline_temp_bytes, 0.0, space.forward_flops,
+                      baseline_temp_bytes <= budget_bytes, baseline_temp_bytes)
+  progress = _Search(space, budget_bytes, baseline_temp_bytes, below_flops)
+  for rounds_left in range(max_rounds, 0, -1):
+    candidate = progress.next_candidate(is_last=rounds_left == 1)
+    if candidate is None:
+      break
+    progress.record(_Trial(candidate, temp_bytes_of(candidate.decisions), aid_of()))
+  return progress.result()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Trial:
+  """A candidate, compiled: its temporaries, and the HLO engine's part in them."""
+
+  candidate: Candidate
+  temp_bytes: int
+  aid: Aid | None
+
+  @property
+  def unaided_bytes(self) -> int:
+    return self.aid.unaided_bytes if self.aid else self.temp_bytes
+
+  @property
+  def flops(self) -> float:
+    return self.candidate.flops + (self.aid.recompute_flops if self.aid else 0.0)
+
+
+class _Search:
+  """Chooses what to compile next, from the compiles so far."""
+
+  def __init__(self, space: Any, budget_bytes: int, baseline_temp_bytes: int, below_flops: float):
+    self._space = space
+    self._budget = budget_bytes
+    self._below_flops = below_flops
+    self._tried: list[_Trial] = []
+    self._misses = 0  # since a plan holds: tries that made nothing better
+    self._passed: set[Candidate] = set()
+    self._baseline = float(baseline_temp_bytes)
+
+  def record(self, trial: _Trial) -> None:
+    is_first = not self._holds
+    self._tried.append(trial)
+    self._misses += not is_first and self._best() is not trial
+
+  def next_candidate(self, is_last: bool) -> Candidate | None:
+    """The cheapest candidate that should fit; before the first that does, and on the last try, the smallest."""
+    untried = [candidate for candidate in self._space.found if candidate not in self._passed]
+    if self._holds:
+      least = min([self._below_flops, *(trial.flops for trial in self._feasible())])
+      untried = [c for c in untried if c.flops < least - _TOLERANCE * self._space.forward_flops]
+    fitting = [candidate for candidate in untried if self._predict(candidate) <= self._limit()]
+    while fitting and (self._holds or not is_last):
+      found = self._first(self._nearly_cheapest(fitting), lambda candidate: (
+        candidate.num_segments if candidate.kin else -candidate.num_segments, candidate.flops, candidate.estimated_bytes))
+      if found is not None:
+        return found
+      fitting = [candidate for candidate in fitting if candidate not in self._passed]
+    bare = [candidate for candidate in untried if candidate.is_bare]
+    bare_tried = [trial for trial in self._tried if trial.candidate.is_bare]
+    is_hopeless = len(bare_tried) >= _MAX_BARE and (
+      min(trial.temp_bytes for trial in bare_tried) > _WITHIN_REACH * self._budget)
+    if self._feasible() or is_hopeless or (self._holds and self._tried):
+      return None
+    # Those that cut scans alike compile alike, and so do kin.
+    seen = {(trial.candidate.scan_bodies, trial.candidate.kin) for trial in bare_tried}
+    return self._first(bare, lambda candidate: (
+      (candidate.scan_bodies, candidate.kin) in seen, candidate.estimated_bytes, candidate.flops))
+
+  @property
+  def _holds(self) -> bool:
+    """There is a plan within the budget, of these or at hand."""
+    return self._below_flops < math.inf or bool(self._feasible())
+
+  def _feasible(self) -> list[_Trial]:
+    return [trial for trial in self._tried if trial.temp_bytes <= self._budget]
+
+  def _limit(self) -> float:
+    """What a prediction may use: cautious before a plan holds, then as much as might just fit, less for each miss.
+
+    Nothing was tried where a plan is at hand: the HLO engine's alone, which will work under the first try, too.
+    """
+    if not self._holds:
+      return self._budget * (1 - _MARGIN * bool(self._tried))
+    if any(trial.aid for trial in self._tried) or not self._tried:
+      best = self._best()
+      reach = max(self._budget, best.unaided_bytes if best else 0)
+      return reach * (1 + _AIDED_MARGIN) if self._misses < _MAX_AIDED_MISSES else 0.0
+    return self._budget * (1 + _MARGIN * (1 - self._misses))
+
+  def _nearly_cheapest(self, candidates: list[Candidate]) -> list[Candidate]:
+    """Those not worth telling apart from the cheapest: among them decides a rule that similar models follow alike."""
+    limit = min(candidate.flops for candidate in candidates) + _TOLERANCE * self._space.forward_flops
+    return [candidate for candidate in candidates if candidate.flops <= limit]
+
+  def _first(self, candidates: list[Candidate], key: Callable) -> Candidate | None:
+    """The first by `key` that decides something, and something new: different ladders share rungs."""
+    tried = {trial.candidate.decisions for trial in self._tried} | {PolicyDecisions()}
+    for candidate in sorted(candidates, key=key):
+      self._passed.add(candidate)
+      if candidate.decisions not in tried:
+        return candidate
+    return None
+
+  def result(self) -> PolicyPlan:
+    rounds = tuple(PolicyRound(trial.candidate.summary, int(trial.candidate.estimated_bytes), trial.temp_bytes,
+                               trial.flops - trial.candidate.waiting_flops) for trial in self._tried)
+    if not self._tried:
+      return PolicyPlan(PolicyDecisions(), (), int(self._baseline), 0.0, self._space.forward_flops, False,
+                        int(self._baseline))
+    smallest = min(self._tried, key=lambda trial: trial.temp_bytes)
+    taken = self._best() or smallest
+    waiting_flops = taken.candidate.waiting_flops
+    return PolicyPlan(taken.candidate.decisions, rounds, taken.temp_bytes, taken.flops - waiting_flops,
+                      self._space.forward_flops, taken.temp_bytes <= self._budget, smallest.temp_bytes, waiting_flops)
+
+  def _best(self) -> _Trial | None:
+    return min(self._feasible(), key=lambda trial: trial.flops, default=None)
+
+  def _predict(self, candidate: Candidate) -> float:
+    """Compiled bytes, unaided: between two compiled candidates by the line through them, beyond them byte for byte.
+
+    Candidates of kin go by what was compiled of them, others by all. The program without checkpoints is scheduled
+    differently, so it lends its ratio only until there is a candidate.
+    """
+    num_bytes = candidate.estimated_bytes
+    if not self._tried:
+      return num_bytes * self._baseline / max(self._space.baseline_bytes, 1.0)
+    kin = [trial for trial in self._tried if trial.candidate.kin == candidate.kin]
+    points = sorted((trial.candidate.estimated_bytes, trial.unaided_bytes) for trial in kin or self._tried)
+    estimated, compiled = zip(*points, strict=True)
+    if estimated[0] < num_bytes < estimated[-1]:
+      return float(np.interp(num_bytes, estimated, compiled))
+    nearest = 0 if num_bytes <= estimated[0] else -1
+    slope = 1.0 if kin and candidate.kin else min(1.0, compiled[nearest] / max(estimated[nearest], 1.0))
+    return compiled[nearest] + slope * (num_bytes - estimated[nearest])

@@ -1,0 +1,113 @@
+"""A small change to a model is a small change to its plan: with one layer more, two others do something else at most.
+
+At the same share of the temporaries. The layers are alike, so any of the thirteen may count as the new one.
+"""
+
+import functools
+
+import numpy as np
+import pytest
+
+from coopjax.budget import Budget
+from coopjax.policy_engine.candidates import Candidates
+from coopjax.policy_engine.search import search
+from coopjax.policy_engine.compiled_profile import read_profile
+from coopjax.policy_engine.rewrite import rewrite
+from coopjax.jaxpr.tags import tagged_fn
+from coopjax.jaxpr.trace import differentiable, fn_and_gradient, trace
+from coopjax.program import explain
+from coopjax.hlo_engine import hook
+from coopjax.xla.compile import compile_abstract
+from coopjax.hlo_engine.module_plan import Request, plan_module
+from coopjax.policy_engine.profiling import profile_of
+from tests.support import models
+from tests.support.policy_models import temp_bytes
+
+DEPTHS = (12, 13)
+FIRST_LAYER = 5  # equations before it: the embedding
+
+
+@functools.cache
+def decoder(depth):
+  loss, *args = models.gpt(depth, width=32, batch=2, length=32)
+  traced = differentiable(trace(loss, args))
+  assert traced.inlined.eqns[FIRST_LAYER - 1].primitive.name == "gather"
+  return traced
+
+
+@functools.cache
+def space(depth):
+  """Profile and candidates."""
+  traced = decoder(depth)
+  profile = profile_of(traced, compile_abstract(*fn_and_gradient(traced, tagged_fn(traced))))
+  return profile, Candidates(traced, False, profile)
+
+
+@functools.cache
+def module(depth):
+  hook.install("cpu")
+  traced = decoder(depth)
+  return hook.capture(lambda mark: compile_abstract(*fn_and_gradient(traced, tagged_fn(traced, mark))))
+
+
+def by_layer(depth, decided):
+  """What is decided per position, layer by layer."""
+  few, many = (len(decoder(each).inlined.eqns) for each in DEPTHS)
+  period = many - few
+  starts = [FIRST_LAYER + i * period for i in range(depth)]
+  return [tuple(decided.get(position) for position in range(start, start + period)) for start in starts]
+
+
+def num_changed(old, new):
+  """Layers of `old` that do something else in `new`, which has one more."""
+  return min(sum(a != b for a, b in zip(old, new[:i] + new[i + 1:], strict=True)) for i in range(len(new)))
+
+
+def states(decisions):
+  """Per position, what the policy engine does: inside which segments, and saved or not."""
+  (top,) = decisions.regions
+  return {position: (segment.is_wrapped, position == segment.start,
+                     tuple(index for at, index in segment.saved if at == position))
+          for segment, _ in top.leaves for position in range(segment.start, segment.stop)}
+
+
+@pytest.mark.parametrize(("share", "is_compiled"), [
+  *((share, False) for share in (0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6)), (0.5, True)])
+def test_checkpoints_and_saved_values(share, is_compiled):
+  # By a compiler that takes 5% more than estimated, or by XLA.
+  decided = []
+  for depth in DEPTHS:
+    profile, candidates = space(depth)
+
+    def temp_bytes_of(decisions, traced=decoder(depth), candidates=candidates):
+      if is_compiled:
+        return temp_bytes(compile_abstract(*fn_and_gradient(traced, rewrite(traced, decisions))))
+      return int(1.05 * next(each.estimated_bytes for each in candidates.found if each.decisions == decisions))
+
+    limit = int(share * profile.temp_bytes)
+    plan = search(candidates, limit, temp_bytes_of, profile.temp_bytes)
+    assert plan.is_feasible and plan.temp_bytes <= limit and len(plan.rounds) <= 4
+    decided.append(by_layer(depth, states(plan.decisions)))
+  assert num_changed(*decided) <= 2
+
+
+def test_recomputed_values():
+  # With time enough for all its stages: what a time limit cuts off is cut off anywhere. The HLO engine looks for the
+  # least cost, of whatever pattern: with little room (a half and less) layers may swap what they do.
+  decided = []
+  for depth in DEPTHS:
+    outcome = plan_module(module(depth), [Request(Budget(share=0.6), "auto", 300.0)])
+    assert outcome.fits
+    decided.append(by_layer(depth, recomputed(decoder(depth), outcome)))
+    assert any(any(layer) for layer in decided[-1])
+  assert num_changed(*decided) <= 2
+
+
+def recomputed(traced, outcome):
+  """Per position, the kinds of ops that the HLO engine repeats of its forward pass."""
+  program, kinds = outcome.program, {}
+  read = read_profile(traced, program, np.full(program.num_values, -1), temp_bytes=0)
+  times = explain.times_recomputed(program, outcome.result.schedule)
+  for op in np.flatnonzero((np.array(times) > 0) & ~read.op_is_backward):
+    kinds.setdefault(int(read.op_position[op]), []).append(program.op_kinds[op])
+  return {position: tuple(sorted(each)) for position, each in kinds.items()}

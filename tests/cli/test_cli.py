@@ -1,0 +1,109 @@
+"""The command line, as a user runs it."""
+
+import json
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import coopjax
+from coopjax.cli import main
+from coopjax.report import tables
+
+
+@pytest.fixture(scope="module")
+def dumped(tmp_path_factory):
+  directory = tmp_path_factory.mktemp("dump")
+  fn = lambda weight, x: jnp.tanh(jnp.tanh(x @ weight) @ weight).sum()
+  lowered = jax.jit(jax.value_and_grad(fn)).lower(jnp.eye(64), jnp.ones((512, 64)))
+  options = {"xla_dump_to": str(directory), "xla_dump_hlo_as_proto": True}
+  return directory, lowered.compile(compiler_options=options).memory_analysis()
+
+
+def run(capsys, *arguments):
+  status = main.main([str(argument) for argument in arguments])
+  return status, *capsys.readouterr()
+
+
+def test_inspect_shows_totals_and_the_buffers_at_the_peak(dumped, capsys):
+  directory, stats = dumped
+  status, out, _ = run(capsys, "inspect", directory, "--units", "B")
+  assert status == 0
+  assert f"temporaries {stats.temp_size_in_bytes:,} B" in out
+  assert f"{__file__}:" in out and "f32[512,64]" in out
+
+
+@pytest.mark.parametrize("by", ["line", "scope", "layer", "op", "dtype", "kind"])
+def test_inspect_groups(dumped, capsys, by):
+  status, out, _ = run(capsys, "inspect", dumped[0], "--group-by", by)
+  assert status == 0 and all(column in out for column in tables.GROUP_COLUMNS)
+
+
+@pytest.mark.parametrize("sort", tables.SORTS)
+def test_inspect_sorts_and_cuts(dumped, capsys, sort):
+  status, out, _ = run(capsys, "inspect", dumped[0], "--sort", sort, "--top", 1)
+  assert status == 0 and "more (--top)" in out
+
+
+def test_inspect_as_json_holds_every_buffer(dumped, capsys):
+  directory, stats = dumped
+  status, out, _ = run(capsys, "inspect", directory, "--json")
+  fields = json.loads(out)
+  assert status == 0 and fields["temp_bytes"] == stats.temp_size_in_bytes
+  assert {"num_bytes", "offset", "start", "source", "cost_s"} <= set(fields["buffers"][0])
+
+
+def test_check_is_a_gate(dumped, capsys):
+  directory, stats = dumped
+  total = stats.argument_size_in_bytes + stats.output_size_in_bytes + stats.temp_size_in_bytes
+  assert run(capsys, "check", directory, "--budget", total)[0] == 0
+  status, out, _ = run(capsys, "check", directory, "--budget", total - 1)
+  assert status == 1 and "OVER BUDGET by 1 B" in out and __file__ in out
+  assert run(capsys, "check", directory, "--budget", stats.temp_size_in_bytes, "--temp")[0] == 0
+  status, out, _ = run(capsys, "check", directory, "--budget", stats.temp_size_in_bytes - 1, "--temp", "--json")
+  assert status == 1 and json.loads(out)["taken_bytes"] == stats.temp_size_in_bytes
+
+
+def test_diff_shows_what_changed_line_by_line(dumped, capsys, tmp_path):
+  directory, stats = dumped
+  lowered = jax.jit(lambda x: jnp.tanh(x).sum()).lower(jnp.ones((512, 64)))
+  small = lowered.compile(compiler_options={"xla_dump_to": str(tmp_path), "xla_dump_hlo_as_proto": True}).memory_analysis()
+  status, out, _ = run(capsys, "diff", directory, tmp_path, "--units", "B")
+  change = small.temp_size_in_bytes - stats.temp_size_in_bytes
+  (temp,) = (line for line in out.splitlines() if line.endswith("  temp"))
+  assert status == 0 and f"{change:,} B" in temp
+  assert f"{__file__}:" in out
+  status, out, _ = run(capsys, "diff", directory, directory)
+  assert status == 0 and len(out.splitlines()) == 7 and "+" not in out
+
+
+def test_explain_and_diff_read_saved_plans(dumped, capsys, tmp_path):
+  def loss(weight, x):
+    return jnp.tanh(jnp.tanh(jnp.tanh(x @ weight) @ weight) @ weight).sum()
+
+  plan = coopjax.plan(loss, jnp.eye(64), jnp.ones((512, 64)), budget=0.9)
+  plan.save(tmp_path / "plan.json")
+  status, out, _ = run(capsys, "explain", tmp_path / "plan.json")
+  assert status == 0 and out.strip() == plan.explain()
+  status, out, _ = run(capsys, "diff", dumped[0], tmp_path / "plan.json", "--units", "B")
+  assert status == 0 and f"{plan.measured.temp_bytes:,} B" in out
+
+
+@pytest.mark.parametrize("arguments, message", [
+  (("explain", "pyproject.toml"), "not a coopjax plan"), (("diff", "nowhere", "nowhere"), "nowhere does not exist"),
+  (("inspect", "nowhere"), "nowhere does not exist"), (("check", "nowhere", "--budget", "1GiB"), "does not exist"),
+  (("check", ".", "--budget", "12 bananas"), "12 bananas"), (("check", ".", "--budget", "0.5"), "0.5"),
+  (("check", ".", "--budget", "50%"), "50% is a share"),
+  (("inspect", ".", "--top", "0"), "'0'"), (("inspect", ".", "--group-by", "mood"), "mood"),
+])
+def test_bad_input_is_two(arguments, message):
+  done = subprocess.run([sys.executable, "-m", "coopjax.cli", *arguments], capture_output=True, text=True)
+  assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_help_has_examples(capsys):
+  with pytest.raises(SystemExit):
+    main.main(["--help"])
+  assert "xla_dump_to" in capsys.readouterr().out

@@ -1,0 +1,150 @@
+"""The commands that plan, as a user runs them, and completion by a shell."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import coopjax
+from coopjax.cli import main, progress, user_functions
+from coopjax.planners.auto import AutoPlanner, Incumbent
+from tests.support import programs
+
+SCRIPT = """
+import jax
+import jax.numpy as jnp
+
+def loss(weights, x, scale=1.0):
+  for weight in weights:
+    x = jnp.tanh(x @ weight) * scale
+  return jnp.mean(x**2)
+
+def make_args():
+  return [jnp.eye(64)] * 6, jax.ShapeDtypeStruct((512, 64), jnp.float32)
+
+def broken():
+  raise KeyError("weights")
+"""
+SHAPES = {"args": [["f32[64, 64]"] * 6, "float32[512,64]"], "kwargs": {"scale": 2.0}}
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+  monkeypatch.setattr(sys, "path", sys.path[:])
+  (tmp_path / "fit_me.py").write_text(SCRIPT)
+  (tmp_path / "shapes.json").write_text(json.dumps(SHAPES))
+  yield tmp_path / "fit_me.py"
+  sys.modules.pop("fit_me", None)
+
+
+def run(capsys, *arguments):
+  status = main.main([str(argument) for argument in arguments])
+  return status, *capsys.readouterr()
+
+
+def test_plan_shows_and_saves_what_holds_the_budget(script, capsys):
+  saved = script.with_name("plan.json")
+  status, out, err = run(capsys, "plan", f"{script}:loss", "--args", "make_args", "--budget", "50%", "-o", saved)
+  plan = coopjax.RematPlan.load(saved)
+  assert status == 0 and out.strip() == plan.explain() and not err  # no bars where there is no terminal
+  assert plan.measured.temp_bytes <= plan.budget_bytes == plan.baseline.temp_bytes // 2
+  fitted = plan.apply(user_functions.load_function(f"{script}:loss"))
+  compiled = jax.jit(jax.value_and_grad(fitted, argnums=(0, 1))).lower([jnp.eye(64)] * 6, jnp.ones((512, 64))).compile()
+  assert compiled.memory_analysis().temp_size_in_bytes == plan.measured.temp_bytes
+
+
+def test_plan_takes_a_shapes_file_and_prints_json(script, capsys):
+  shapes = script.with_name("shapes.json")
+  status, out, _ = run(capsys, "plan", f"{script}:loss", "--shapes", shapes, "--budget", "1MiB", "--total", "--json")
+  plan = coopjax.RematPlan.from_json(out)
+  assert status == 0 and plan.budget == coopjax.Budget.total("1MiB") and plan.measured.total_bytes <= 2**20
+
+
+def test_a_budget_out_of_reach_is_one(script, capsys):
+  common = "plan", f"{script}:loss", "--args", "make_args", "--engine", "hlo", "--planner", "peak", "--budget", "1KiB"
+  status, out, _ = run(capsys, *common)
+  assert status == 1 and "OVER BUDGET" in out and "fit_me.py:7" in out
+  status, out, _ = run(capsys, *common, "--json")
+  assert status == 1 and json.loads(out)["smallest_bytes"] > json.loads(out)["budget_bytes"] == 1024
+
+
+def test_frontier_prints_a_table_and_draws(script, capsys):
+  common = "frontier", f"{script}:loss", "--args", "make_args", "--budget", "60%", "50%", "--planner", "peak"
+  status, out, _ = run(capsys, *common, "-o", script.with_name("frontier.png"))
+  assert status == 0 and "no remat" in out and "60%" in out and "checkpoint per layer: " in out
+  assert script.with_name("frontier.png").read_bytes().startswith(b"\x89PNG")
+  status, out, _ = run(capsys, *common, "--json", "-o", script.with_name("frontier.json"))
+  assert json.loads(out) == json.loads(script.with_name("frontier.json").read_text())
+  assert len(coopjax.Frontier.from_dict(json.loads(out)).points) == 2
+
+
+@pytest.mark.parametrize("arguments, message", [
+  (("nowhere.py:loss", "--args", "make_args"), "nowhere.py does not exist"),
+  (("{script}:los", "--args", "make_args"), "it has broken, loss, make_args"),
+  (("{script}", "--args", "make_args"), "names no function"),
+  (("{script}:loss", "--args", "broken"), "KeyError: 'weights'"),
+  (("{script}:loss", "--shapes", "{script}"), "is not JSON"),
+  (("{script}:loss", "--shapes", "{directory}/odd.json"), "'f32[8' is no array"),
+  (("{script}:loss", "--args", "make_args", "--planner", "best"), "unknown planner 'best'"),
+  (("{script}:loss", "--args", "make_args", "--target", "gpu:h1000"), "Did you mean 'gpu:h100'"),
+])
+def test_what_can_not_be_planned_is_two(script, capsys, arguments, message):
+  script.with_name("odd.json").write_text('["f32[8"]')
+  filled = [argument.format(script=script, directory=script.parent) for argument in arguments]
+  status, _, err = run(capsys, "plan", *filled, "--budget", "0.5")
+  assert status == 2 and message in err
+
+
+def test_shapes_are_pytrees_of_arrays(script):
+  shapes = script.with_name("shapes.json")
+  shapes.write_text('[{"a": ["bf16[2,3]", "s32[]"], "b": 3}, null]')
+  (first, second), kwargs = user_functions.load_arguments("", str(shapes), None)
+  assert first == {"a": [jax.ShapeDtypeStruct((2, 3), jnp.bfloat16), jax.ShapeDtypeStruct((), jnp.int32)], "b": 3}
+  assert second is None and kwargs == {}
+  shapes.write_text('{"arguments": []}')
+  with pytest.raises(coopjax.UserFunctionError, match="args and kwargs"):
+    user_functions.load_arguments("", str(shapes), None)
+
+
+def test_incumbents_are_told_with_bound_and_gap(caplog):
+  program = programs.forward_backward(12)
+  with caplog.at_level(logging.DEBUG, "coopjax.planners"):
+    result = AutoPlanner().plan(program, int(0.6 * programs.peak_of(program)))
+  told = [record.args[0] for record in caplog.records if isinstance(record.args[0], Incumbent)]
+  assert told and told[-1].overhead == pytest.approx(result.overhead(program))
+  assert [each.overhead for each in told] == sorted((each.overhead for each in told), reverse=True)
+  assert all(each.least_overhead <= each.overhead + 1e-12 for each in told) and "gap" in str(told[0])
+
+
+def test_bars_show_what_is_logged_on_a_terminal(monkeypatch):
+  shown = []
+  monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+  monkeypatch.setattr("rich.progress.Progress.update", lambda self, task, **fields: shown.append(fields))
+  with progress.shown("planning"):
+    logging.getLogger("coopjax.planners").debug("%s", Incumbent(0.05, 0.04))
+    logging.getLogger("coopjax.frontier").info("budget %s", "50%")
+  assert shown[0]["incumbent"] == "incumbent +5.00%, bound +4.00%, gap 1.00%" and "50%" in shown[1]["description"]
+  assert not logging.getLogger("coopjax").handlers
+
+
+@pytest.mark.parametrize("typed, offered", [
+  ("coopjax ins", ["inspect"]), ("coopjax inspect --group-by li", ["line"]),
+  ("coopjax completion b", ["bash"]), ("coopjax plan --eng", ["--engine"])])
+def test_a_shell_gets_completions(tmp_path, typed, offered):
+  environment = {**os.environ, "_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "COMP_LINE": typed, "COMP_TYPE": "9",
+                 "COMP_POINT": str(len(typed)), "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "out")}
+  subprocess.run([sys.executable, "-m", "coopjax.cli"], env=environment, check=True)
+  assert sorted(word.strip() for word in (tmp_path / "out").read_text().split("\n")) == offered
+
+
+@pytest.mark.parametrize("shell", main.SHELLS)
+def test_completion_is_a_script_for_the_shell(capsys, shell):
+  status, out, _ = run(capsys, "completion", shell)
+  assert status == 0 and "coopjax" in out
+  if shell == "bash":
+    subprocess.run(["bash", "-c", f"{out}\ncomplete -p coopjax"], check=True, stdout=subprocess.DEVNULL)

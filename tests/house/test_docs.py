@@ -1,0 +1,60 @@
+"""The pages of ``docs/`` do what they say: their scripts and commands are run, in order, in an empty directory."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+from tests.support import ROOT
+
+DOCS = ROOT / "docs"
+_BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.M | re.S)
+
+
+def run_page(page, directory):
+  """Runs a page: the python block is ``train.py``, sh blocks are run. Returns what the commands printed, one by one."""
+  scripts = pathlib.Path(sys.executable).parent
+  environment = {**os.environ, "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}", "JAX_PLATFORMS": "cpu"}
+  printed = []
+  for language, text in _BLOCK.findall((DOCS / page).read_text()):
+    if language == "python":
+      (directory / "train.py").write_text(text)
+      continue
+    for command in text.splitlines():
+      done = subprocess.run(command, shell=True, cwd=directory, env=environment, capture_output=True, text=True)
+      assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+      printed.append(done.stdout)
+  return printed
+
+
+def test_from_an_out_of_memory_error_to_the_lines(tmp_path):
+  _, lines, _, _, _, diff, check = run_page("out_of_memory.md", tmp_path)
+  rows = [line for line in lines.splitlines() if "train.py:" in line]
+  assert [row.rpartition(":")[2] for row in rows] == ["10", "6", "9"]  # gelu, softmax, projections
+  assert (tmp_path / "report.html").stat().st_size > 10_000
+  assert "train.py:6" in diff and "fits" in check
+
+
+def test_reading_a_dump(tmp_path):
+  printed = run_page("reading_a_dump.md", tmp_path)
+  _, headline, lines, scopes, ops, dtypes, costs, _, frontier, plan, explained, _ = printed
+  page = (DOCS / "reading_a_dump.md").read_text()
+  shown = "\n".join(headline.splitlines()[:3])
+  assert shown in page, shown
+  assert "train.py:7" in lines and "block_0" in scopes and "fusion" in ops and "f32" in dtypes and "rank" in costs
+  assert "75%" in frontier and "(fits)" in plan and explained.splitlines()[0] == plan.splitlines()[0]
+  data = (tmp_path / "report.html").read_text()
+  assert '"frontier":{' in data and '"decisions":[' in data
+
+
+def test_how_the_hlo_pass_works(tmp_path):
+  run, _, clones = run_page("how_the_hlo_pass_works.md", tmp_path)
+  before, after = map(int, re.search(r"temporaries (\d+) -> (\d+)", run).groups())
+  assert after <= 0.5 * before
+  assert int(clones.rpartition(":")[2]) > 0
+
+
+def test_every_page_links_to_what_is_there():
+  for page in DOCS.glob("*.md"):
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
+      assert (DOCS / target).exists(), f"{page.name}: {target}"

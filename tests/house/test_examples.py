@@ -1,0 +1,83 @@
+"""The demo and the benchmark at small sizes: what they print and write holds, and faults are told."""
+
+import importlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import rich.progress
+from tests.support import ROOT
+
+SMALL = ["--num-layers", "6", "--width", "64", "--num-heads", "2", "--context", "64", "--batch-size", "4",
+         "--steps", "3"]
+
+
+def train_gpt(directory: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess:
+  command = [sys.executable, str(ROOT / "examples" / "train_gpt.py"), *SMALL, *arguments]
+  return subprocess.run(command, capture_output=True, text=True, cwd=directory, env={**os.environ, "COLUMNS": "120"})
+
+
+@pytest.fixture
+def scripts(monkeypatch):
+  """Makes the modules of examples/ and benchmarks/ importable."""
+  for directory in ("examples", "benchmarks"):
+    monkeypatch.syspath_prepend(ROOT / directory)
+
+
+def test_demo_holds_its_budgets_with_the_same_bits(tmp_path):
+  done = train_gpt(tmp_path, "--budget", "0.5", "0.3")
+  assert done.returncode == 0, done.stdout + done.stderr
+  plain, *budgeted = json.loads((tmp_path / "out" / "train_gpt.json").read_text())["runs"]
+  assert [run["name"] for run in budgeted] == ["50%", "30%"]
+  for run, share in zip(budgeted, (0.5, 0.3)):
+    assert run["temp_bytes"] <= share * plain["temp_bytes"]
+    assert run["losses"] == plain["losses"] and len(run["losses"]) == 3
+    assert run["faults"] == []
+    assert run["name"] in done.stdout
+  picture = (tmp_path / "out" / "train_gpt.png").read_bytes()
+  assert picture.startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("budget, message", [("0.001", "budget"), ("12 bananas", "12 bananas"), ("1.5", "1.5")])
+def test_demo_fails_with_a_message_on_a_budget_that_cannot_be_held(tmp_path, budget, message):
+  done = train_gpt(tmp_path, "--num-layers", "1", "--budget", budget)
+  assert done.returncode != 0
+  assert message in done.stderr
+
+
+def test_llama_holds_a_budget_on_each_of_eight_devices(tmp_path):
+  small = ["--layers", "4", "--width", "32", "--context", "32", "--batch", "8", "--heads", "4", "--key-heads", "2"]
+  command = [sys.executable, str(ROOT / "examples" / "scan_llama.py"), *small, "--steps", "2", "--budget", "0.5"]
+  done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+  assert done.returncode == 0, done.stdout + done.stderr
+  plain, checkpointed, fitted = (line.rsplit("  ", 1)[0].split() for line in done.stdout.splitlines()[-3:])
+  budget, temp = map(float, fitted[2:4])
+  assert fitted[:2] == ["coopjax", "50%"] and temp <= budget < float(plain[2]) and checkpointed[0] == "jax.checkpoint"
+  assert "on each device of data=4,model=2" in done.stdout and "recomputed" in done.stdout
+
+
+def test_batches_are_excerpts_of_the_corpus_and_repeat(scripts):
+  gpt = importlib.import_module("gpt")
+  config = gpt.GPTConfig(num_layers=1, width=32, num_heads=2, context=16, batch_size=2)
+  corpus = gpt.read_corpus()
+  assert corpus.dtype == "uint8" and len(corpus) > 1_000_000
+  first, again = (next(gpt.batches(corpus, config)) for _ in range(2))
+  assert first.shape == (2, 17) and (first == again).all()
+
+
+@pytest.mark.filterwarnings("ignore::coopjax.BudgetExceededWarning")  # 12% of so small a model is out of reach
+def test_benchmark_measures_every_variant_of_a_model(scripts):
+  models, bench = importlib.import_module("models"), importlib.import_module("gpt_budget")
+  model = models.decoder(num_layers=6, width=64, context=64, batch_size=4, num_heads=2, vocab_size=64)
+  with rich.progress.Progress(disable=True) as progress:
+    rows = bench.measure(bench.gradient_case(model), rounds=1, progress=progress)
+  plain = rows[0]
+  assert plain["variant"] == "no remat" and plain["time_ratio"] == 1 and plain["recomputed_flops"] == 0
+  assert len(rows) == 3 + 2 * (len(bench.BUDGETS) + 1)
+  half = next(row for row in rows if row["variant"] == "coopjax hlo 50%")
+  assert half["within_budget"] and half["is_bit_identical"] and half["plan_s"] > 0 and half["hook_s"] > 0
+  assert "coopjax hlo 50%" in str(list(bench.table(rows).columns[0].cells))
+  json.dumps(rows)

@@ -1,0 +1,52 @@
+"""The HLO pass's benchmark on one small program: rows are what XLA compiles, are kept, and sum up."""
+
+import importlib
+import json
+import sys
+
+import pytest
+from tests.support import ROOT
+
+BENCHMARKS = ROOT / "benchmarks"
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+  monkeypatch.syspath_prepend(BENCHMARKS)
+  module = importlib.import_module("hlo_pass")
+  monkeypatch.setattr(module.hlo_corpus, "use_virtual_devices", lambda: None)
+  monkeypatch.setattr(module, "BUDGETS", (0.9, 0.5))
+  yield module
+  for name in [name for name in sys.modules if name == "hlo_pass" or name.split(".")[0] == "hlo_corpus"]:
+    sys.modules.pop(name)
+
+
+def test_rows_are_kept_and_merged(benchmark, monkeypatch, tmp_path, capsys):
+  out = tmp_path / "rows.json"
+  for name in ("cumulative", "sort_gradient", "cumulative"):
+    monkeypatch.setattr(sys, "argv", ["hlo_pass.py", "corpus", "schedulers", "--names", name, "--out", str(out)])
+    benchmark.main()
+  rows = json.loads(out.read_text())["rows"]
+  assert len(rows) == 2 * (2 * 2 + 1)
+  corpus = [row for row in rows if row["part"] == "corpus"]
+  assert all(row["same_bits"] for row in corpus)
+  for row in corpus:
+    assert row["temp_kib"] == row["predicted_kib"] <= row["before_kib"]
+    assert (row["verdict"] == "holds") == (row["temp_kib"] <= row["budget_kib"])
+  schedulers = [row for row in rows if row["part"] == "schedulers"]
+  assert all(row["temp_kib"] < row["default_kib"] for row in schedulers)
+  assert "outputs differ in 0 cells" in capsys.readouterr().out
+
+
+def test_many_loops_are_all_planned(benchmark):
+  (row,) = benchmark.loop_rows(num_loops=3)
+  assert row["planned"] == 3 and 0 < row["share"] <= 0.6 and row["overhead"] > 0
+
+
+def test_the_largest_op_bounds_every_plan(benchmark):
+  program = benchmark.hlo_corpus.PROGRAMS["mlp_gradient"]()
+  module = benchmark.capture(program.lower())
+  largest = benchmark.largest_op_bytes(module)
+  result = benchmark.recompute_order(module, 0)
+  assert 0 < largest <= 1.5 * result.after.temp_bytes
+  assert result.after.temp_bytes < result.before.temp_bytes

@@ -1,0 +1,153 @@
+"""Frontiers: every point's bytes are a compiled program's, budgets hold, more memory never costs more."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import coopjax
+from coopjax.planning import baseline, by_hand
+from coopjax.jaxpr.trace import trace
+from tests.support import models
+
+
+def loss(weights, x):
+  for i, weight in enumerate(weights):
+    with jax.named_scope(f"block_{i}"):
+      x = jnp.tanh(x @ weight)
+  return jnp.mean(x**2)
+
+
+WEIGHTS, X = [models.normal(i, 64, 64) for i in range(8)], models.normal(99, 256, 64)
+
+
+def compiled(fn):
+  return jax.jit(jax.value_and_grad(fn, argnums=(0, 1))).lower(WEIGHTS, X).compile()
+
+
+@pytest.fixture(scope="module")
+def captures():
+  return []
+
+
+@pytest.fixture(scope="module")
+def found(captures):
+  patch = pytest.MonkeyPatch()
+  for name in ("capture", "observe"):
+    original = getattr(baseline.hook, name)
+    patch.setattr(baseline.hook, name, lambda *args, original=original: captures.append(1) or original(*args))
+  yield coopjax.frontier(loss, WEIGHTS, X, time_limit_s=60.0)
+  patch.undo()
+
+
+def test_points_are_monotone_hold_their_budgets_and_end_at_the_least(found):
+  temps, extra = ([getattr(point, name) for point in found.points] for name in ("temp_bytes", "extra_compute"))
+  assert temps == sorted(temps, reverse=True) and extra == sorted(extra) and len(set(temps)) >= 3
+  assert all(point.temp_bytes <= point.budget_bytes for point in found.points)
+  assert found.points[-1].name == "least" and "out of reach" in dict(found.omitted).popitem()[1]
+
+
+def test_the_program_is_captured_once_for_all_budgets(found, captures):
+  assert len(found.points) >= 4 and len(captures) == 1
+
+
+def test_a_point_is_a_compiled_program_with_the_same_gradients(found):
+  plain = compiled(loss)
+  point = next(point for point in found.points if point.name == "50%")
+  fitted = compiled(point.plan.apply(loss))
+  assert fitted.memory_analysis().temp_size_in_bytes == point.temp_bytes <= point.budget_bytes
+  assert point.budget_bytes == plain.memory_analysis().temp_size_in_bytes // 2
+  dots = lambda program: program.as_text().count(" dot(")
+  assert point.recompute_flops > 0 and dots(fitted) > dots(plain)
+  jax.tree.map(np.testing.assert_array_equal, fitted(WEIGHTS, X), plain(WEIGHTS, X))
+
+
+def test_references_are_what_a_user_would_write(found):
+  def layered(weights, x):
+    for weight in weights:
+      x = jax.checkpoint(lambda x, weight: jnp.tanh(x @ weight))(x, weight)
+    return jnp.mean(x**2)
+
+  dots = jax.checkpoint(loss, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable)
+  written = {"no remat": loss, "checkpoint": jax.checkpoint(loss), "dots saveable": dots,
+             "checkpoint per layer": layered}
+  assert [point.name for point in found.references] == list(written)
+  for point, fn in zip(found.references, written.values(), strict=True):
+    assert point.temp_bytes == compiled(fn).memory_analysis().temp_size_in_bytes, point.name
+  plain, whole, *_ = found.references
+  assert plain.extra_compute == 0 < whole.extra_compute and whole.recompute_flops > 0
+
+
+def test_layers_are_scans_and_the_largest_family_of_numbered_scopes():
+  def nested(weights, x):
+    with jax.named_scope("stem_0"):
+      x = x * 2.0
+    for i, weight in enumerate(weights):
+      with jax.named_scope(f"encoder/block_{i}"):
+        for part in range(2):
+          with jax.named_scope(f"dense_{part}"):
+            x = jnp.tanh(x @ weight)
+    return x.sum()
+
+  (region,) = by_hand.per_layer(trace(nested, (WEIGHTS, X))).decisions.regions
+  assert [segment.is_wrapped for segment in region.segments] == [False] + [True] * 8 + [False]
+  scanned, params, ids = models.gpt(scan=True)
+  (region,) = by_hand.per_layer(trace(scanned, (params, ids))).decisions.regions
+  assert region.equation_id is not None and all(segment.is_wrapped for segment in region.segments)
+  unnamed, *arguments = models.mlp(depth=3)
+  assert by_hand.per_layer(trace(unnamed, arguments)) is None
+
+
+def test_a_step_is_divided_between_its_regions_within_totals():
+  optimizer = optax.sgd(0.1)
+
+  @jax.jit
+  def step(weights, state, x):
+    value, grads = jax.value_and_grad(coopjax.remat(loss, budget=0.5))(weights, x)
+    updates, state = optimizer.update(grads, state)
+    return optax.apply_updates(weights, updates), state, value
+
+  arguments = WEIGHTS, optimizer.init(WEIGHTS), X
+  plain = coopjax.frontier(step, *arguments, budgets=[1.0])
+  total = coopjax.Budget.total(plain.points[0].total_bytes - 2**17)
+  (point,) = coopjax.frontier(step, *arguments, budgets=[total], planner="peak").points
+  assert point.total_bytes <= total.limit_bytes and "in total" in point.name
+  fitted = point.plan.apply(step).lower(*arguments).compile()
+  assert fitted.memory_analysis().temp_size_in_bytes == point.temp_bytes
+  assert [reference.name for reference in plain.references][-1] == "checkpoint per layer"
+
+
+def test_what_is_shown_and_kept(found, tmp_path):
+  table = found.table()
+  assert all(point.name in table for point in (*found.points, *found.references)) and "out of reach" in table
+  again = coopjax.Frontier.from_dict(json.loads(json.dumps(found.to_dict())))
+  assert again == found and again.points[0].plan is None
+  assert "<table>" in found._repr_html_() and "dots saveable" in found._repr_html_()
+  axes = found.plot()
+  assert {text.get_text() for text in axes.texts} >= {"50%"} and len(axes.get_lines()) == 5
+  axes.figure.savefig(tmp_path / "frontier.svg")
+  assert len(found.to_frame()) == len(found.points) + len(found.references)
+
+
+def test_what_is_no_frontier_is_refused():
+  with pytest.raises(ValueError, match="at least one budget"):
+    coopjax.frontier(loss, WEIGHTS, X, budgets=[])
+  with pytest.raises(coopjax.InvalidBudgetError):
+    coopjax.frontier(loss, WEIGHTS, X, budgets=[2.0])
+  for fields, message in (({}, "not a coopjax frontier"), ({"coopjax_frontier": 9}, "format 9")):
+    with pytest.raises(coopjax.InvalidPlanError, match=message):
+      coopjax.Frontier.from_dict(fields)
+
+
+@pytest.mark.targets
+@pytest.mark.parametrize("target", ["gpu:h100", "tpu:v5e:2x2"])
+def test_hardware_that_is_not_there(target):
+  shapes = jax.eval_shape(lambda: WEIGHTS), jax.ShapeDtypeStruct((2**18, 64), jnp.float32)
+  found = coopjax.frontier(loss, *shapes, budgets=[0.7], planner="peak", target=target)
+  (point,), (plain, *_, layered) = found.points, found.references
+  assert point.temp_bytes <= point.budget_bytes == int(0.7 * plain.temp_bytes) and found.target == target
+  assert plain.extra_compute == 0 < point.extra_compute and point.recompute_flops > 0 < layered.recompute_flops
+  assert layered.name == "checkpoint per layer" and not found.omitted

@@ -1,0 +1,72 @@
+"""A budget that nothing reaches: the error names the op that forces it, with the user's line, in a loop's body too."""
+
+import inspect
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import coopjax
+from tests.support import models
+
+X = models.normal(1, 256, 64)
+WIDE = 2048  # columns of the one large product
+
+
+def large_product(x, weight):
+  x = jnp.tanh(x @ weight)
+  large = x @ jnp.tile(x.T, (1, WIDE // 256))  # the large one
+  return x + jnp.sin(large).mean(1, keepdims=True)  # and its cosine
+
+
+def straight(x, weights):
+  return jnp.mean(large_product(x, weights[0]) ** 2)
+
+
+def scanned(x, weights):
+  return jnp.mean(jax.lax.scan(lambda x, weight: (large_product(x, weight), None), x, weights)[0] ** 2)
+
+
+def lines_of(fn, *comments):
+  lines, first = inspect.getsourcelines(fn)
+  return [f"test_infeasible.py:{first + i}" for i, line in enumerate(lines) if any(each in line for each in comments)]
+
+
+@pytest.mark.parametrize(("fn", "engine", "is_step"), [
+  (straight, "hlo", False), (straight, "policy", False), (straight, "auto", True), (scanned, "policy", False),
+  (scanned, "policy", True), (scanned, "auto", False)])
+def test_a_single_op_over_the_budget_is_named_with_its_line(fn, engine, is_step):
+  weights, is_scanned = models.normal(2, 4, 64, 64), fn is scanned
+  if is_step:
+    loss = coopjax.remat(fn, budget=0.9)
+    fn = jax.jit(lambda x, weights: jax.grad(loss, argnums=(0, 1))(x, weights))
+  with pytest.raises(coopjax.BudgetInfeasibleError, match="what forces the smallest is") as caught:
+    coopjax.plan(fn, X, weights, budget="1MiB", engine=engine)
+  error = caught.value
+  assert "test_infeasible.py:" in error.op  # a fusion has one line of several
+  num_bytes, kind, source = error.largest[0]
+  assert (num_bytes, kind) == (256 * WIDE * 4, f"f32[256,{WIDE}]")
+  assert any(line in source for line in lines_of(large_product, "the large one", "its cosine"))
+  assert is_scanned == bool(re.search(r"inside while\S* \S*test_infeasible.py", str(error)))
+
+
+def test_what_a_loop_stacks_is_the_loops():
+  weights = models.normal(2, 4, 64, 64)
+  with pytest.raises(coopjax.BudgetInfeasibleError) as caught:
+    coopjax.plan(scanned, X, weights, budget="1MiB", engine="hlo")
+  assert "while" in caught.value.op and caught.value.largest[0][1] == f"f32[4,256,{WIDE}]"
+
+
+def test_an_op_that_xla_made_without_a_line_is_named_with_what_leads_to_it():
+  def convolutions(weights, x):
+    for weight in weights:
+      x = jax.nn.relu(jax.lax.conv_general_dilated(x, weight, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
+    return x.mean()
+
+  weights, images = [models.normal(i, 3, 3, 16, 16) for i in range(4)], models.normal(9, 4, 32, 32, 16)
+  with pytest.raises(coopjax.BudgetInfeasibleError) as caught:
+    coopjax.plan(convolutions, weights, images, budget="64KiB", engine="hlo", time_limit_s=1.0)
+  (bound,) = [line for line in str(caught.value).splitlines() if line.startswith("no schedule whatever")]
+  (line,) = lines_of(convolutions, "conv_general_dilated")
+  assert re.search(rf"convolution\S* \(of \S+ \S*{re.escape(line)}\) needs them around it", bound)

@@ -1,0 +1,149 @@
+"""The policy engine's cost model: XLA's own sizes and offsets, by the equations that they came from."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import coopjax
+from coopjax import _core
+from coopjax.policy_engine.search import plan_policy
+from coopjax.jaxpr.tags import tagged_fn
+from coopjax.jaxpr.trace import differentiable, fn_and_gradient, trace
+from coopjax.program import liveness
+from coopjax.xla.buffer_assignment import BufferAssignment, value_offsets
+from coopjax.xla.compile import compile_abstract, module_of
+from coopjax.policy_engine.profiling import profile_of
+from coopjax.xla.module import predict_memory, read_step_program
+from tests.support import models
+from tests.api.test_remat import compile_step, temp_bytes
+
+
+@functools.cache
+def profiled(name, **shape):
+  """``(traced, profile)`` of a model."""
+  loss, *args = getattr(models, name)(**shape)
+  traced = differentiable(trace(loss, args))
+  compiled = compile_abstract(*fn_and_gradient(traced, tagged_fn(traced)))
+  return traced, profile_of(traced, compiled)
+
+
+def primitives(traced, positions):
+  return [traced.inlined.eqns[position].primitive.name for position in positions]
+
+
+def test_residuals_of_an_mlp_are_those_that_have_memory():
+  # Each of 12 layers keeps the output of its tanh, 1024 x 64 floats. The dot in front of it is fused with it, and
+  # 1 - y^2 is made where it is read: they take nothing.
+  traced, profile = profiled("mlp")
+  kept = np.flatnonzero(profile.residual_bytes)
+  assert primitives(traced, kept) == ["tanh"] * 12
+  assert set(profile.residual_bytes[kept].tolist()) == {1024 * 64 * 4}
+
+
+@pytest.mark.parametrize(("name", "shape"), [("mlp", ()), ("gpt", ()), ("gpt", (("scan", True),))])
+def test_the_profile_adds_up_to_the_compiled_temporaries(name, shape):
+  _, profile = profiled(name, **dict(shape))
+  total = profile.inside_bytes(0, profile.num_positions)
+  assert profile.temp_bytes <= total <= 1.1 * profile.temp_bytes and profile.explained >= 1
+  assert total - profile.slack_bytes == profile.temp_bytes
+  assert profile.residual_bytes.sum() >= 0.8 * profile.temp_bytes  # such are these models
+
+
+def test_a_nested_jit_and_a_scan_lead_to_the_equation_that_holds_them():
+  @jax.jit
+  def inner(x, weight):
+    return jnp.tanh(x @ weight)
+
+  def loss(weights, x):
+    x = inner(x, weights[0])
+    x, _ = jax.lax.scan(lambda x, weight: (inner(x, weight), None), x, weights)
+    return jnp.sum(inner(x, weights[0]) ** 2)
+
+  traced = trace(loss, (models.normal(0, 6, 64, 64), models.normal(1, 256, 64)))
+  profile = profile_of(traced, compile_abstract(*fn_and_gradient(traced, tagged_fn(traced))))
+  kept = np.flatnonzero(profile.residual_bytes >= 256 * 64 * 4)
+  assert "scan" in primitives(traced, kept) and "tanh" in primitives(traced, kept)
+  (scan,) = [position for position in kept if primitives(traced, [position]) == ["scan"]]
+  assert profile.residual_bytes[scan] >= 6 * 256 * 64 * 4  # stacked
+
+
+def test_offsets_are_those_of_the_backend_and_our_packing_agrees():
+  loss, *args = models.gpt(depth=2)
+  traced = trace(loss, args)
+  compiled = compile_abstract(*fn_and_gradient(traced, tagged_fn(traced)))
+  program, ids = read_step_program(module_of(compiled))
+  assignment = BufferAssignment.from_bytes(compiled.memory_analysis().serialized_buffer_assignment_proto)
+  offsets = value_offsets(program, ids, assignment)
+  np.testing.assert_array_equal(offsets, value_offsets(program, ids, predict_memory(module_of(compiled))))
+  has_place = offsets >= 0
+  assert has_place.sum() > 0.7 * (program.value_kind == 0).sum()
+  assert (offsets + program.value_bytes)[has_place].max() <= assignment.temp_bytes
+  # What is live at one step lies apart; in-place values share the place of what they overwrite.
+  values, starts, ends = liveness.live_ranges(program, program.schedule)
+  for step in range(0, program.num_ops, 7):
+    live = [v for v in values[(starts <= step) & (step < ends)] if has_place[v]]
+    spans = sorted((int(offsets[v]), int(offsets[v] + program.value_bytes[v])) for v in live)
+    assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
+
+
+def test_windows_evict_residuals_until_the_limit_holds():
+  traced, profile = profiled("gpt")
+  for share in (0.8, 0.5):
+    limit = int(share * profile.temp_bytes)
+    found = _core.plan_windows(profile.program.core, profile.program.schedule, profile.offsets, limit)
+    assert found["is_feasible"] and found["num_evicted"] >= found["num_windows"] > 0
+    assert _core.check_schedule(profile.program.core, found["schedule"]) == ""
+    assert _core.live_bytes(profile.program.core, found["schedule"]).max() <= limit
+    kept = profile.kept_bytes(limit)
+    assert (kept <= profile.residual_bytes).all() and 0 < kept.sum() < profile.residual_bytes.sum()
+
+
+@pytest.mark.parametrize(("name", "shape", "most_rounds", "most_off"), [
+  ("mlp", (("depth", 24), ("batch", 256)), 1, 0.02), ("gpt", (), 2, 0.06),
+  ("gpt", (("scan", True),), 3, 0.2),  # what a body stacks is JAX's estimate
+])
+def test_estimates_are_near_the_compiled_bytes(name, shape, most_rounds, most_off):
+  traced, profile = profiled(name, **dict(shape))
+  limit = profile.temp_bytes // 2
+  plan = plan_policy(traced, limit, compile_abstract, profile.temp_bytes, profile=profile)
+  assert plan.is_feasible and plan.temp_bytes <= limit
+  assert len(plan.rounds) <= most_rounds and 0 < plan.recompute_flops < 0.75 * plan.forward_flops
+  assert abs(plan.rounds[0].estimated_bytes - plan.rounds[0].temp_bytes) <= most_off * profile.temp_bytes
+
+
+def test_a_profile_never_takes_more_recompute_or_compiles():
+  traced, profile = profiled("gpt")
+  limit = int(0.5 * profile.temp_bytes)
+  plans = [plan_policy(traced, limit, compile_abstract, profile.temp_bytes, profile=each) for each in (None, profile)]
+  assert all(plan.is_feasible for plan in plans)
+  assert plans[1].recompute_flops <= plans[0].recompute_flops and len(plans[1].rounds) <= len(plans[0].rounds)
+
+
+@pytest.mark.parametrize("engine", ["hlo", "policy", "auto"])
+def test_where_a_single_op_is_over_the_budget_the_error_names_it_and_its_line(engine):
+  def loss(weight, x):
+    x = jnp.tanh(x @ weight)
+    table = jnp.sort(x[:, :, None] * x[:, None, :], axis=-1)  # the one that is too large
+    return jnp.sum(jnp.sum(table, axis=-1) @ weight)
+
+  line = loss.__code__.co_firstlineno + 2
+  args = models.normal(0, 64, 64), models.normal(1, 128, 64)
+  with pytest.raises(coopjax.BudgetInfeasibleError) as caught:
+    coopjax.plan(loss, *args, budget="1 MiB", engine=engine)  # the table has 2 MiB
+  assert f"test_profile.py:{line}" in caught.value.op
+  assert f"test_profile.py:{line}" in str(caught.value)
+  assert caught.value.smallest_bytes >= 128 * 64 * 64 * 4
+
+
+def test_the_public_door_uses_the_profile_and_shows_its_rounds():
+  loss, params, ids = models.gpt()
+  plan = coopjax.plan(loss, params, ids, budget=0.5, engine="policy")
+  plain, fitted = compile_step(loss, params, ids), compile_step(plan.apply(loss), params, ids)
+  assert plan.fits and 1 <= len(plan.rounds) <= 2 and temp_bytes(fitted) <= 0.55 * temp_bytes(plain)
+  assert all("compiled" in line and "estimated" in line for line in plan.rounds)
+  assert fitted.as_text().count(" dot(") > plain.as_text().count(" dot(")
+  close = functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-7)
+  jax.tree.map(close, fitted(params, ids), plain(params, ids))

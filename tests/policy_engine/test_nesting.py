@@ -1,0 +1,128 @@
+"""Checkpoints around checkpoints: the fewest FLOPs for the room there is, and compiled programs that show it."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+import coopjax
+from coopjax.policy_engine.candidates import Candidates
+from coopjax.policy_engine.nesting import Chain, nestings
+from coopjax.jaxpr.trace import differentiable, trace
+from tests.support import models
+from tests.support.policy_models import assert_close, num_dots, temp_bytes
+
+
+def random_chain(rng, num, is_open):
+  """Small whole bytes, so that the grid is exact."""
+  out = rng.integers(1, 6, num)
+  plain = np.full(num, -1)
+  if is_open:
+    plain[-1] = 5
+  if num > 4:
+    plain[2] = 1  # side effects
+  made = [[int(out[j - 1]) if i < j else 0 for j in range(num + 1)] for i in range(num + 1)]
+  forward = rng.integers(1, 9, num).astype(float)
+  return Chain(tuple(range(0, 3 * num + 1, 3)), np.array(made), rng.integers(3, 12, num), forward,
+               forward, plain, is_open)
+
+
+def trees(start, stop):
+  """All ways to run segments [start, stop) in pieces: tuples of segments and, in turn, groups of them."""
+  yield from ((piece,) for piece in pieces(start, stop))
+  for middle in range(start + 1, stop):
+    for first, rest in itertools.product(pieces(start, middle), trees(middle, stop)):
+      yield (first, *rest)
+
+
+def pieces(start, stop):
+  """One segment, or the groups of several."""
+  if stop == start + 1:
+    return [start]
+  return [(first, *rest) for middle in range(start + 1, stop)
+          for first, rest in itertools.product(pieces(start, middle), trees(middle, stop))]
+
+
+def ends(piece):
+  return (piece, piece + 1) if isinstance(piece, int) else (ends(piece[0])[0], ends(piece[-1])[1])
+
+
+def run_backward(chain, tree, plain, is_top=True):
+  """Bytes at the peak and FLOPs repeated, by going through it: forward to the last piece, then back, piece by piece."""
+  held, flops, peak = [], 0.0, 0
+  for piece in tree:
+    start, stop = ends(piece)
+    if plain[start:stop].any() and not (is_top and isinstance(piece, int)):
+      return np.inf, np.inf  # must not be repeated
+    held.append(chain.kept_bytes(start, stop))
+    if not is_top and piece != tree[-1]:
+      flops += chain.forward_flops[start:stop].sum()
+  while held:
+    held.pop()
+    piece = tree[len(held)]
+    if isinstance(piece, int):
+      own, again = chain.inside_bytes[piece], 0.0 if plain[piece] else chain.repeated_flops[piece]
+    else:
+      own, again = run_backward(chain, piece, plain, is_top=False)
+    flops, peak = flops + again, max(peak, sum(held) + own)
+  return peak, flops
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_other_nesting_repeats_less_in_as_many_bytes(seed):
+  rng = np.random.default_rng(seed)
+  chain = random_chain(rng, 3 + seed % 4, is_open=seed % 3 > 0)
+  for is_closed in {False, chain.is_open}:
+    plain = chain.plain_bytes >= 0
+    plain[-1] &= not is_closed
+    every = [run_backward(chain, tree, plain) for tree in trees(0, chain.num_segments)]
+    found = [nesting for nesting in nestings(chain) if nesting.is_closed == is_closed]
+    for nesting in found:
+      assert nesting.flops == min(flops for peak, flops in every if peak <= nesting.peak_bytes)
+      assert any(peak == nesting.peak_bytes and flops == nesting.flops for peak, flops in every)
+    least = min(peak for peak, flops in every if flops <= 4 * chain.forward_flops.sum())
+    flat, _ = run_backward(chain, tuple(range(chain.num_segments)), plain)
+    assert min((nesting.peak_bytes for nesting in found), default=flat) == least
+
+
+def test_no_nesting_repeats_more_than_four_forward_passes():
+  num = 40
+  out = np.triu(np.ones((num + 1, num + 1)), 1)
+  chain = Chain(tuple(range(num + 1)), out, np.ones(num), np.ones(num), np.ones(num), np.full(num, -1), False)
+  found = list(nestings(chain))
+  assert max(nesting.flops for nesting in found) <= 4 * num
+  # With one boundary at a time it would be twenty; with a few it is four.
+  assert min(nesting.peak_bytes for nesting in found) <= 8
+
+
+def test_groups_and_their_pieces_cover_the_region_and_effects_stay_outside():
+  chain = random_chain(np.random.default_rng(3), 8, is_open=True)
+  found = list(nestings(chain))
+  assert found
+  for nesting in found:
+    leaves = [leaf for segment in nesting.segments for leaf in segment.leaves]
+    assert [leaf.start for leaf, _ in leaves] == list(chain.bounds[:-1])
+    plain = chain.plain_bytes >= 0
+    plain[-1] &= not nesting.is_closed
+    assert [is_repeated for _, is_repeated in leaves] == (~plain).tolist()
+
+
+def test_an_unrolled_model_goes_below_what_one_level_of_segments_takes():
+  loss, *arguments = models.mlp(depth=32, width=128, batch=2048)
+  traced = differentiable(trace(loss, arguments))
+  bare = [one for one in Candidates(traced, False).found if one.is_bare]
+  is_flat = lambda one: not any(segment.inner for region in one.decisions.regions for segment in region.segments)
+  flat = min(one.estimated_bytes for one in bare if is_flat(one))
+  assert min(one.estimated_bytes for one in bare) < 0.5 * flat
+  plain = jax.jit(jax.value_and_grad(loss, (0, 1))).lower(*arguments).compile()
+  # 33 activations of 1 MiB as it is, 11 or so in the best segments of one level.
+  plan = coopjax.plan(loss, *arguments, budget="7 MiB", engine="policy")
+  assert plan.fits and plan.measured.temp_bytes <= 7 * 2**20 < 0.25 * temp_bytes(plain)
+  (region,) = plan.policy.regions
+  assert any(segment.inner for segment in region.segments)
+  assert coopjax.RematPlan.from_json(plan.to_json()) == plan
+  fitted = jax.jit(jax.value_and_grad(plan.apply(loss), (0, 1))).lower(*arguments).compile()
+  assert temp_bytes(fitted) <= 7 * 2**20
+  assert num_dots(fitted) >= num_dots(plain) + 40  # more than once for every layer
+  assert_close(fitted(*arguments), plain(*arguments))

@@ -1,0 +1,92 @@
+"""The policy engine from plan to compiled bytes.
+
+Gradients are compared with the original's, compiled temporaries with the budget, and the dots of the optimized HLO
+are counted: a plan that recomputes must have more of them.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from coopjax import compat
+from coopjax.jaxpr import cost
+from coopjax.policy_engine.search import plan_policy
+from coopjax.policy_engine.rewrite import PolicyDecisions, rewrite
+from coopjax.jaxpr.trace import differentiable, fn_and_gradient, trace
+from coopjax.xla.compile import compile_abstract
+from tests.support import models
+from tests.support.policy_models import assert_close, baseline, call_with, decoder, num_dots, temp_bytes
+
+
+@pytest.mark.parametrize(("form", "share"), [
+  ("mlp", 0.75), ("mlp", 0.5), ("unrolled", 0.6), ("unrolled", 0.3), ("scan", 0.6), ("scan", 0.35),
+  ("checkpoint", 0.75)])
+def test_a_plan_holds_its_budget_with_the_same_gradients(form, share):
+  loss, args, traced, plain = baseline(form)
+  budget = int(share * temp_bytes(plain))
+  plan = plan_policy(traced, budget, compile_abstract, temp_bytes(plain))
+  assert plan.is_feasible and plan.temp_bytes <= budget and 1 <= len(plan.rounds) <= 6
+  assert plan.smallest_bytes <= plan.temp_bytes
+  assert 0 < plan.recompute_flops < 1.5 * plan.forward_flops
+  fn, avals = fn_and_gradient(traced, rewrite(traced, plan.decisions))
+  compiled = compile_abstract(fn, avals)
+  assert temp_bytes(compiled) == plan.temp_bytes
+  assert "rematted_computation" in compiled.as_text()
+  if share < 0.6:  # above, repeating elementwise work is enough
+    assert num_dots(compiled) > num_dots(plain)
+  # As the user calls it, with the gradients that were planned for: an output more is scratch space for XLA.
+  with_gradient = functools.partial(jax.value_and_grad, argnums=(0, 1) if traced.is_differentiable[-1] else 0)
+  step = jax.jit(with_gradient(call_with(traced, rewrite(traced, plan.decisions))))
+  assert temp_bytes(step.lower(*args).compile()) <= budget
+  assert_close(step(*args), jax.jit(with_gradient(loss))(*args))
+
+
+@pytest.mark.parametrize("form", ["unrolled", "scan"])
+def test_no_more_recompute_than_a_checkpoint_around_every_block_at_its_bytes(form):
+  loss, args, traced, plain = baseline(form)
+  by_hand_loss, *_ = decoder(form=f"{form} by_hand")
+  by_hand = fn_and_gradient(differentiable(trace(by_hand_loss, args)))
+  budget = temp_bytes(compile_abstract(*by_hand))
+  plan = plan_policy(traced, budget, compile_abstract, temp_bytes(plain))
+  ours = fn_and_gradient(traced, rewrite(traced, plan.decisions))
+  assert plan.is_feasible and temp_bytes(compile_abstract(*ours)) <= budget
+  repeated = [flops_of(*program) - flops_of(*fn_and_gradient(traced)) for program in (ours, by_hand)]
+  assert 0 < repeated[0] <= repeated[1]
+
+
+def flops_of(fn, avals):
+  """FLOPs as traced, loops with all their steps; without what nothing reads."""
+  return cost.jaxpr_flops(compat.dce(jax.make_jaxpr(fn)(*avals).jaxpr))
+
+
+def test_nested_scans_and_only_scans():
+  def loss(weights, x):
+    def inner(x, weight):
+      return jnp.tanh(x @ weight), None
+
+    def outer(x, _):
+      x, _ = jax.lax.scan(inner, x, weights)
+      return jax.nn.gelu(x), None
+
+    x, _ = jax.lax.scan(outer, jnp.sin(x), None, length=4)
+    return jnp.mean(jnp.cos(x) ** 2)
+
+  args = (models.normal(3, 4, 32, 32), models.normal(4, 256, 32))
+  traced = trace(loss, args)
+  fn, avals = fn_and_gradient(traced)
+  plain = compile_abstract(fn, avals)
+  plan = plan_policy(traced, int(0.6 * temp_bytes(plain)), compile_abstract, temp_bytes(plain), only_scans=True)
+  assert plan.is_feasible and all(region.equation_id is not None for region in plan.decisions.regions)
+  rewritten = call_with(traced, rewrite(traced, plan.decisions))
+  assert_close(jax.jit(jax.value_and_grad(rewritten))(*args), jax.jit(jax.value_and_grad(loss))(*args))
+
+
+def test_fits_as_it_is_and_out_of_reach():
+  _, _, traced, plain = baseline("mlp")
+  roomy = plan_policy(traced, temp_bytes(plain), compile_abstract, temp_bytes(plain))
+  assert roomy.is_feasible and roomy.decisions == PolicyDecisions() and not roomy.rounds
+  tight = plan_policy(traced, 1000, compile_abstract, temp_bytes(plain))
+  assert not tight.is_feasible and 1000 < tight.smallest_bytes < temp_bytes(plain)
+  assert tight.temp_bytes == tight.smallest_bytes

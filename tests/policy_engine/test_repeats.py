@@ -1,0 +1,55 @@
+"""Blocks that a region repeats, and cuts between them."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from coopjax.policy_engine.repeats import repeated_blocks
+from coopjax.policy_engine.residuals import forward_graph
+from coopjax.policy_engine.cuts import cut
+from coopjax.jaxpr.trace import differentiable, trace
+from tests.support import models
+
+
+def graph_of(loss, *args):
+  traced = differentiable(trace(loss, args))
+  names = [equation.primitive.name for equation in traced.inlined.eqns]
+  return forward_graph(traced.inlined, traced.is_differentiable), names
+
+
+def test_layers_of_an_mlp():
+  # 12 layers of dot and tanh; the loss is what is left.
+  graph, names = graph_of(*models.mlp())
+  assert names[:4] == ["dot_general", "tanh"] * 2
+  assert repeated_blocks(graph) == tuple(range(0, 25, 2))
+
+
+@pytest.mark.parametrize("depth", [2, 5])
+def test_blocks_of_a_decoder(depth):
+  graph, names = graph_of(*models.gpt(depth))
+  first = names.index("gather") + 1  # behind the embedding
+  blocks = repeated_blocks(graph)
+  assert len(blocks) == depth + 1 and blocks[0] == first
+  period = blocks[1] - first
+  assert blocks == tuple(range(first, first + depth * period + 1, period))
+  # Between blocks a single value crosses, 4 x 64 tokens of width 64.
+  assert set(graph.crossed_bytes()[list(blocks[1:])].tolist()) == {4 * 64 * 64 * 4}
+  # One segment per block; the embedding, which leaves nothing, goes with the first.
+  assert (0, *blocks[1:], graph.num_positions) in cut(graph)
+
+
+def test_two_stacks_and_none():
+  def stacks(wide, narrow, x):
+    for weight in wide:
+      x = jnp.tanh(x @ weight)
+    x = x[:, :32]
+    for weight in narrow:
+      x = jax.nn.gelu(x @ weight)
+    return jnp.sum(x**2)
+
+  graph, names = graph_of(stacks, models.normal(0, 6, 64, 64), models.normal(1, 6, 32, 32), models.normal(2, 256, 64))
+  blocks = repeated_blocks(graph)
+  # Of the first six layers, 64 wide, and of the six behind them.
+  between = names.index("erf" if "erf" in names else "integer_pow")
+  assert sum(boundary < between for boundary in blocks) >= 6 and sum(boundary > between for boundary in blocks) >= 5
+  assert repeated_blocks(graph_of(lambda x: jnp.sum(jnp.sin(x)), models.normal(0, 8))[0]) == ()

@@ -1,0 +1,115 @@
+"""Decisions carried out: under every implementation of `jax.checkpoint` and every transformation, with their sources."""
+
+import dataclasses
+import inspect
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from coopjax.errors import PlanMismatchError
+from coopjax.policy_engine.search import plan_policy
+from coopjax.policy_engine.rewrite import PolicyDecisions, Region, describe, rewrite
+from coopjax.policy_engine.cuts import Segment
+from coopjax.jaxpr.tags import parse_tag
+from coopjax.jaxpr.trace import fn_and_gradient, trace
+from coopjax.xla.compile import compile_abstract
+from tests.support import models, policy_models
+from tests.support.policy_models import assert_close, baseline, call_with, num_dots, temp_bytes
+
+
+def mlp_decisions(traced):
+  """Three wrapped segments of three layers, one saved value, and the rest as it is."""
+  return PolicyDecisions((Region(None, (
+    Segment(0, 6, True), Segment(6, 12, True, ((8, 0),)), Segment(12, 18, True),
+    Segment(18, len(traced.jaxpr.eqns)))),))
+
+
+def nested_decisions(traced):
+  """The same three segments, a checkpoint around the first two, and one around all."""
+  first_two = Segment(0, 12, True, inner=(Segment(0, 6, True), Segment(6, 12)))
+  return PolicyDecisions((Region(None, (
+    Segment(0, 18, True, inner=(first_two, Segment(12, 18))), Segment(18, len(traced.jaxpr.eqns)))),))
+
+
+@pytest.mark.parametrize("no_cotangents", [False, True])
+@pytest.mark.parametrize("remat3", [False, True])
+# 12 layers keep 12 outputs; segments keep 3 boundaries, one saved value and 3 outputs at a time, the rest too. Layers 0-2,
+# 3, 5, 6-8 are repeated; that of the saved dot is not. Nested, 3 outputs at a time, but layers 3-5 twice more, 0-2 thrice.
+@pytest.mark.parametrize(("decide", "share", "more_dots"), [(mlp_decisions, 0.85, 8), (nested_decisions, 0.72, 18)])
+def test_holds_under_every_implementation_of_checkpoint(decide, share, more_dots, remat3, no_cotangents):
+  loss, *args = models.mlp()
+  jax.config.update("jax_remat3", remat3)
+  jax.config.update("jax_remat_barrier_no_cotangents", no_cotangents)
+  try:
+    traced = trace(loss, args)
+    plain = compile_abstract(*fn_and_gradient(traced))
+    fn, avals = fn_and_gradient(traced, rewrite(traced, decide(traced), mark="m"))
+    compiled = compile_abstract(fn, avals)
+    assert temp_bytes(compiled) <= share * temp_bytes(plain)
+    assert num_dots(compiled) == num_dots(plain) + more_dots
+    assert_close(compiled(*jax.tree.leaves(args)), plain(*jax.tree.leaves(args)))
+  finally:
+    jax.config.update("jax_remat3", False)
+    jax.config.update("jax_remat_barrier_no_cotangents", False)
+
+
+def test_source_lines_tags_and_mark_survive_the_rewrite():
+  loss, *args = models.mlp()
+  traced = trace(loss, args)
+  fn, avals = fn_and_gradient(traced, rewrite(traced, mlp_decisions(traced), mark="m"))
+  text = compile_abstract(fn, avals).as_text()
+  lines, first = inspect.getsourcelines(models.mlp)
+  tanh_line = first + next(i for i, line in enumerate(lines) if "jnp.tanh" in line)
+  assert models.__file__ in text and re.search(rf"line={tanh_line}\b", text)
+  assert "coopjax/policy_engine/rewrite.py" not in text
+  recomputed = [line for line in text.splitlines() if "rematted_computation" in line and " dot(" in line]
+  assert recomputed and all('coopjax="m"' in line for line in recomputed)
+  ids = {parse_tag(re.search(r'op_name="([^"]*)"', line)[1]).equation_id for line in recomputed}
+  assert ids <= {0, 2, 4, 6, 10, 12, 14, 16}
+
+
+@pytest.mark.parametrize("decide", [mlp_decisions, nested_decisions])
+def test_transformations_compose(decide):
+  loss, weights, x = models.mlp(depth=12, width=16, batch=32)
+  traced = trace(loss, (weights, x))
+  fn = call_with(traced, rewrite(traced, decide(traced)))
+  tangents = jax.tree.map(jnp.ones_like, (weights, x))
+  for transform in (
+      lambda f: f(weights, x),
+      lambda f: jax.jit(f)(weights, x),
+      lambda f: jax.value_and_grad(f, argnums=(0, 1))(weights, x),
+      lambda f: jax.jvp(f, (weights, x), tangents),
+      lambda f: jax.jvp(jax.grad(f), (weights, x), tangents),
+      lambda f: jax.vmap(jax.jit(jax.grad(f)), in_axes=(None, 0))(weights, jnp.stack([x, 2 * x])),
+      lambda f: jax.grad(lambda w: jax.vmap(lambda x: f(w, x))(jnp.stack([x, -x])).sum())(weights),
+      lambda f: jax.lax.scan(
+        lambda w, _: (jax.tree.map(jnp.subtract, w, jax.grad(f)(w, x)), None), weights, None, 2)[0],
+      lambda f: jax.grad(jax.checkpoint(f))(weights, x),
+  ):
+    assert_close(transform(fn), transform(loss))
+
+
+def test_decisions_are_described_with_their_source():
+  _, _, traced, plain = baseline("scan")
+  plan = plan_policy(traced, int(0.6 * temp_bytes(plain)), compile_abstract, temp_bytes(plain), max_rounds=1)
+  described = describe(traced, plan.decisions)
+  saved = [value for value in described if value.decision == "saved"]
+  assert len(saved) == sum(len(segment.saved) for region in plan.decisions.regions for segment in region.segments)
+  scores = next(value for value in described if value.type == "float32[8,2,64,64]")
+  assert scores.num_bytes == 4 * 8 * 2 * 64 * 64 * 4  # of all four steps
+  assert all(policy_models.__file__ in value.source or models.__file__ in value.source for value in described)
+
+
+def test_decisions_are_values():
+  _, _, traced, _ = baseline("mlp")
+  decisions = mlp_decisions(traced)
+  text = json.dumps(dataclasses.asdict(decisions))
+  assert PolicyDecisions.from_json(json.loads(text)) == decisions
+  assert hash(PolicyDecisions.from_json(json.loads(text))) == hash(decisions)
+  with pytest.raises(PlanMismatchError, match="segments end"):
+    rewrite(traced, PolicyDecisions((Region(None, (Segment(0, 3, True),)),)))(*traced.consts, *baseline("mlp")[1])
+  with pytest.raises(PlanMismatchError, match="scan"):
+    rewrite(traced, PolicyDecisions((Region(2, (Segment(0, 3, True),)),)))

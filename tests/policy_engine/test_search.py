@@ -1,0 +1,150 @@
+"""The policy engine's search: which candidates it compiles, on invented candidates and compilers.
+
+The obvious version compiles every candidate and takes the one with the fewest repeated FLOPs among those that hold the
+budget; the search may be dearer than that by what it doesn't count as a reason for another compile.
+"""
+
+import dataclasses
+import math
+import types
+
+import numpy as np
+import pytest
+
+from coopjax.policy_engine.candidates import Candidate
+from coopjax.policy_engine.search import Aid, search
+from coopjax.policy_engine.rewrite import PolicyDecisions, Region
+from coopjax.policy_engine.cuts import Segment
+
+FORWARD = 200.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Invented:
+  """A candidate's estimated and compiled bytes, what it repeats, and what the HLO engine does to it, if it is there."""
+
+  estimated: float
+  compiled: int
+  flops: float
+  is_bare: bool = False
+  aid: Aid | None = None
+  kin: str | None = None
+
+
+def run(invented, budget, baseline=1650, max_rounds=6, below_flops=math.inf):
+  """The plan, and the bytes compiled in turn."""
+  compiled = {}
+  found = []
+  for i, each in enumerate(invented):
+    decisions = PolicyDecisions((Region(None, (Segment(0, i + 1, True),)),))
+    compiled[decisions] = each
+    found.append(Candidate(
+      lambda decisions=decisions: decisions, each.estimated, 0.0, each.flops, each.is_bare, kin=each.kin))
+  space = types.SimpleNamespace(found=found, forward_flops=FORWARD, baseline_bytes=1545.0)
+  last = []
+
+  def temp_bytes_of(decisions):
+    last[:] = [compiled[decisions]]
+    return last[0].compiled
+
+  plan = search(
+    space, budget, temp_bytes_of, baseline, max_rounds, aid_of=lambda: last[0].aid, below_flops=below_flops)
+  return plan, [entry.temp_bytes for entry in plan.rounds]
+
+
+# A decoder's scan under XLA for an H100: two pieces, one, and a checkpoint around two.
+PIECES = Invented(136.0, 2375, 159.0, True)
+WHOLE = Invented(132.1, 2295, 176.0, True)
+NESTED = Invented(104.0, 2060, 335.0, True)
+
+
+def test_what_just_fits_is_compiled_and_kept_where_it_repeats_less():
+  plan, tried = run([PIECES, WHOLE, NESTED], 2295, baseline=16490)
+  assert plan.is_feasible and plan.temp_bytes == 2295 and plan.recompute_flops == 176.0
+  assert len(tried) <= 4 and min(tried) >= 2060
+  # A byte less: the try was in vain, and the plan before it stands.
+  plan, tried = run([PIECES, WHOLE, NESTED], 2294, baseline=16490)
+  assert plan.is_feasible and plan.temp_bytes == 2060 and 2295 in tried
+
+
+def test_no_further_try_for_a_gain_that_is_not_worth_a_compile():
+  # The first fits; the next repeats 2% of the forward pass less.
+  plan, tried = run([Invented(100, 100, 50.0), Invented(101, 101, 46.0)], 100, baseline=1545)
+  assert tried == [100] and plan.recompute_flops == 50.0
+  # 10% less: tried, and over the budget.
+  plan, tried = run([Invented(100, 100, 50.0), Invented(101, 101, 30.0)], 100, baseline=1545)
+  assert tried == [100, 101] and plan.recompute_flops == 50.0
+
+
+def ladder(rng, num, error):
+  """Candidates from little memory to much; the compiler is off by up to `error`, and 7% above."""
+  estimated = np.sort(rng.uniform(100, 1500, num))
+  flops = FORWARD * np.sort(rng.random(num))[::-1]
+  factor = 1.07 * (1 + error * rng.uniform(-1, 1, num))
+  return [Invented(e, int(e * f), g, i == 0) for i, (e, f, g) in enumerate(zip(estimated, factor, flops, strict=True))]
+
+
+@pytest.mark.parametrize("error", [0.0, 0.02])
+@pytest.mark.parametrize("seed", range(20))
+def test_the_search_is_close_to_compiling_everything(seed, error):
+  invented = ladder(np.random.default_rng(seed), 60, error)
+  for budget in (300, 600, 1200):
+    plan, tried = run(invented, budget)
+    fitting = [each.flops for each in invented if each.compiled <= budget]
+    best = min(fitting, default=None)
+    assert plan.is_feasible == (best is not None) and len(tried) <= 6
+    if best is not None:
+      assert plan.temp_bytes <= budget and best <= plan.recompute_flops
+      assert plan.recompute_flops == min(each.flops for each in invented if each.compiled in tried
+                                         and each.compiled <= budget)
+      allowed = 0.03 if not error else 0.15
+      assert plan.recompute_flops <= best + allowed * FORWARD
+
+
+def test_the_last_try_before_anything_fits_is_the_least_memory():
+  invented = [Invented(100 + i, 500 - i, 100.0 - i, i == 0) for i in range(10)]
+  plan, tried = run(invented, 499, max_rounds=1)
+  assert tried == [500] and not plan.is_feasible
+  assert plan.smallest_bytes == 500
+
+
+def aided(unaided, compiled, flops, more_flops):
+  """A candidate under both engines; estimates are those of the program without the HLO engine's help."""
+  return Invented(float(unaided), compiled, flops, unaided == 268, Aid(unaided, more_flops))
+
+
+# A decoder's scan under both engines, for 207: a checkpoint around two pieces, two pieces, one, and one that keeps a value.
+NESTED_AIDED, PIECES_AIDED = aided(268, 206, 265.0, 0.0), aided(300, 228, 159.0, 120.0)
+WHOLE_AIDED, KEEPS_AIDED = aided(310, 203, 176.0, 18.0), aided(390, 320, 108.0, 140.0)
+
+
+def test_what_the_hlo_engine_brings_within_the_budget_is_found_by_its_bytes_without_it_and_its_part_counts():
+  plan, tried = run([NESTED_AIDED, PIECES_AIDED, WHOLE_AIDED, KEEPS_AIDED], 207, baseline=1545)
+  assert plan.is_feasible and plan.temp_bytes == 203 and plan.recompute_flops == 194.0
+  assert tried[0] == 206 and len(tried) <= 4  # what fits without it, or is the least, comes first
+  # A candidate whose aid costs more than it spares is compiled, and not taken.
+  plan, tried = run([NESTED_AIDED, dataclasses.replace(WHOLE_AIDED, aid=Aid(310, 100.0))], 207, baseline=1545)
+  assert plan.temp_bytes == 206 and plan.recompute_flops == 265.0 and tried == [206, 203]
+
+
+def test_checkpoints_around_the_same_segments_err_alike():
+  # A decoder's layers under XLA for a TPU v5e, for 164: checkpoints around layers and around finer segments.
+  layers = [Invented(estimated, estimated - 120, flops, True, kin="layers")
+            for estimated, flops in ((304, 305.0), (288, 350.0), (272, 430.0), (256, 600.0))]
+  finer = [Invented(estimated, compiled, flops, True, kin="finer")
+           for estimated, compiled, flops in ((256, 275, 363.0), (240, 255, 413.0), (224, 230, 562.0), (208, 125, 1090.0))]
+  for error in (0, 4):
+    invented = [*(dataclasses.replace(each, compiled=each.compiled + error) for each in layers), *finer]
+    plan, tried = run(invented, 164, baseline=820, max_rounds=6)
+    assert plan.is_feasible and plan.recompute_flops == 430.0 and tried[0] == 184 + error
+
+
+def test_beside_a_plan_at_hand_only_what_repeats_less_is_compiled():
+  everything = [NESTED_AIDED, PIECES_AIDED, WHOLE_AIDED, KEEPS_AIDED]
+  plan, tried = run(everything, 260, baseline=1545, below_flops=200.0)
+  assert 206 not in tried and plan.is_feasible and plan.recompute_flops == 194.0
+  plan, tried = run(everything, 260, baseline=1545, below_flops=100.0)
+  assert not tried and not plan.is_feasible
+  # Where none should fit, the smallest gets one try: the HLO engine may do more under it than alone.
+  plan, tried = run(everything, 206, baseline=1650, below_flops=300.0)
+  assert tried[0] == 206 and plan.recompute_flops < 300.0

@@ -1,0 +1,67 @@
+"""Layers that XLA:CPU fuses into one op that reads them all: no order helps, a checkpoint between layers does."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import coopjax
+from coopjax.planning import function_plan
+from coopjax.hlo_engine import hook
+from coopjax.hlo_engine.module_plan import Request
+from tests.support import models
+
+WEIGHTS = [models.normal(i, 64, 64) for i in range(12)]
+
+
+def loss(weights, x):
+  for weight in weights:
+    x = 1.1 * (jnp.tanh(x @ weight) + 0.1 * x)
+  return jnp.mean(x**2)
+
+
+def test_what_the_hlo_engine_can_not_do_for_one_example_is_left_to_checkpoints_under_vmap():
+  examples = models.normal(50, 8, 512, 64)
+
+  def compiled(fn):
+    of_all = lambda weights, x: jax.vmap(fn, in_axes=(None, 0))(weights, x).mean()
+    return jax.jit(jax.value_and_grad(of_all)).lower(WEIGHTS, examples).compile()
+
+  plain = compiled(loss)
+  with warnings.catch_warnings():  # all examples together take somewhat more than in proportion
+    warnings.simplefilter("ignore", coopjax.BudgetExceededWarning)
+    fitted = compiled(coopjax.remat(loss, budget=0.5, time_limit_s=4.0))
+  plain_bytes, fitted_bytes = (each.memory_analysis().temp_size_in_bytes for each in (plain, fitted))
+  assert fitted_bytes <= 0.6 * plain_bytes  # the HLO engine alone: 0.92
+  assert "rematted_computation" in fitted.as_text()
+  expected = plain(WEIGHTS, examples)
+  jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=1e-5, atol=1e-8), fitted(WEIGHTS, examples), expected)
+
+
+@pytest.mark.parametrize("what", ["remat", "plan", "step"])
+def test_trials_take_a_small_part_of_the_time_limit(monkeypatch, what):
+  given, plan = [], hook._plan
+
+  def recording(module_bytes, marks, asked_of_all):
+    given.extend(mark.time_limit_s for mark in marks if isinstance(mark, Request))
+    return plan(module_bytes, marks, asked_of_all)
+
+  monkeypatch.setattr(hook, "_plan", recording)
+  monkeypatch.setattr(function_plan, "_choices", function_plan.KeptChoices())
+  monkeypatch.setenv("COOPJAX_CACHE_DIR", "")
+  rows, options = models.normal(51, 500, 64), {"budget": 0.4, "time_limit_s": 3.0, "on_infeasible": "best_effort"}
+  with warnings.catch_warnings():  # whether it is reached is not the question here
+    warnings.simplefilter("ignore", coopjax.BudgetExceededWarning)
+    if what == "plan":
+      coopjax.plan(loss, WEIGHTS, rows, **options)
+    elif what == "remat":
+      jax.jit(jax.grad(coopjax.remat(loss, **options))).lower(WEIGHTS, rows).compile()
+    else:
+      region = coopjax.remat(loss, budget=0.5)
+      step = lambda weights, x: jax.tree.map(jnp.subtract, weights, jax.grad(region)(weights, x))
+      assert "policy" in coopjax.plan(step, WEIGHTS, rows, **options).engine
+  trials = [limit_s for limit_s in given if limit_s != 3.0]
+  assert trials and sum(trials) <= 3.0 and len(given) - len(trials) <= 1
+  assert given[-1] == 3.0 or what == "step"  # whose last compile is a trial if the budget is not reached

@@ -1,0 +1,154 @@
+"""The report in a real browser: no console errors, and what is clicked, typed and pressed does what it says.
+
+`make test-browser` runs this, and installs a browser if it must.
+"""
+
+import jax
+import pytest
+
+import coopjax
+from coopjax.budget import format_bytes
+from coopjax.planning.budget_frontier import Frontier, FrontierPoint
+from coopjax.report.html import to_html
+from tests.support import models
+from tests.support.browser import browsing
+from tests.support.profiles import profile_with
+
+pytestmark = pytest.mark.browser
+# On the screen, of the buffer that is live longest.
+MIDDLE_OF_A_BUFFER = """(() => {
+  const map = document.getElementById('map');
+  const b = program.inHeap.reduce((p, q) => q.end - q.start > p.end - p.start ? q : p);
+  map.scrollIntoView({ block: 'center' });
+  const box = map.getBoundingClientRect();
+  return [box.left + (b.start + b.end) / 2 / program.steps * box.width,
+          box.bottom - (b.offset + b.bytes / 2) / program.top * box.height];
+})()"""
+COLOURS_DRAWN = """(() => {
+  const map = document.getElementById('map'), found = new Set();
+  const data = map.getContext('2d').getImageData(0, 0, map.width, map.height).data;
+  for (let i = 0; i < data.length; i += 4) if (data[i + 3] === 255) found.add(String(data.slice(i, i + 3)));
+  return found.size;
+})()"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+  with browsing(tmp_path_factory.mktemp("profile")) as found:
+    yield found
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+  loss, *arguments = models.mlp(depth=8, batch=256)
+  plan = coopjax.plan(loss, *arguments, budget=0.6, planner="peak")
+  profiles = [coopjax.inspect(jax.jit(jax.value_and_grad(fn, argnums=(0, 1))).lower(*arguments).compile())
+              for fn in (loss, plan.apply(loss))]
+  point = lambda name, temp, extra: FrontierPoint(name, temp, temp, temp + 2**20, temp, extra, 1e6, "hlo")
+  frontier = Frontier("loss", None, (point("75%", 3 * 2**20, 0.02), point("50%", 2**21, 0.1)),
+                      (point("no remat", 2**22, 0.0), point("checkpoint", 2**22, 0.3)), (("per layer", "no layers"),))
+  path = tmp_path_factory.mktemp("report") / "report.html"
+  path.write_text(to_html(*profiles, plan=plan, frontier=frontier))
+  return path, profiles, plan
+
+
+@pytest.fixture
+def opened(page, report):
+  page.errors.clear()
+  page.requests.clear()
+  page.open(report[0])
+  yield page
+  assert not page.errors
+  assert all(url == report[0].as_uri() for url in page.requests), page.requests
+
+
+def picture(page):
+  return page.run("document.getElementById('map').toDataURL()")
+
+
+def rows(page, table="buffers"):
+  return page.run(f"[...document.querySelectorAll('#{table} tbody tr')].map(r => [...r.cells].map(c => c.textContent))")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_draws_in_light_and_in_dark(page, report, scheme):
+  page.errors.clear()
+  page.open(report[0], scheme)
+  paper = page.run("getComputedStyle(document.body).backgroundColor")
+  assert (paper == "rgb(255, 255, 255)") == (scheme == "light")
+  assert page.run(COLOURS_DRAWN) >= 3 and not page.errors
+
+
+def test_the_toggle_shows_the_other_program(opened, report):
+  _, (before, after), _ = report
+  first, cards = picture(opened), "document.getElementById('cards').textContent"
+  assert f"{format_bytes(before.temp_bytes)}temporaries" in opened.run(cards)
+  opened.run("document.querySelectorAll('#toggle button')[1].click()")
+  opened.settle()
+  assert picture(opened) != first and f"{format_bytes(after.temp_bytes)}temporaries" in opened.run(cards)
+  assert opened.run("document.querySelectorAll('#toggle button')[1].ariaPressed") == "true"
+  opened.press("t")
+  assert picture(opened) == first
+
+
+def test_search_and_sort(opened, report):
+  shown = rows(opened)
+  opened.press("/")
+  assert opened.run("document.activeElement.id") == "search"
+  opened.call("Input.insertText", text="residual f32")
+  found = rows(opened)
+  assert 0 < len(found) < len(shown) and all(row[1] == "residual" for row in found)
+  opened.run("document.querySelector('#buffers th button[data-key=start]').click()")
+  starts = [int(row[3].partition("..")[0]) for row in rows(opened)]
+  assert starts == sorted(starts) and len(starts) == len(found)
+  assert opened.run("document.querySelector('#buffers th[aria-sort=ascending]').textContent") == "live"
+
+
+def test_keyboard_and_mouse_move_the_map(opened):
+  whole = picture(opened)
+  opened.run("document.getElementById('map').focus()")
+  for key in ("+", "ArrowRight", "ArrowUp"):
+    before = picture(opened)
+    opened.press(key)
+    assert picture(opened) != before, key
+  opened.press("0")
+  assert picture(opened) == whole
+  middle = opened.run(MIDDLE_OF_A_BUFFER)
+  opened.mouse("mouseMoved", *middle)
+  assert "models.py" in opened.run("document.getElementById('tip').textContent")
+  opened.mouse("mouseWheel", *middle, deltaX=0, deltaY=-100)
+  assert picture(opened) != whole
+  opened.run("document.getElementById('reset').click()")
+  opened.run("document.querySelector('#buffers tbody tr').focus()")
+  opened.press("ArrowDown")
+  opened.press("Enter")
+  assert opened.run("document.querySelectorAll('#buffers tbody tr')[1].className") == "picked"
+  assert opened.run("document.activeElement.rowIndex") == 2
+
+
+def test_decisions_and_frontier_are_there(opened, report):
+  _, _, plan = report
+  decided = rows(opened, "plan")
+  assert [row[0].partition(" ")[0] for row in decided] == [each.decision for each in plan.decisions]
+  opened.run("document.querySelector('#plan th button').click()")
+  ordered = [row[0] for row in rows(opened, "plan")]
+  assert ordered == sorted(ordered)
+  labels = opened.run("[...document.querySelectorAll('#frontier svg text')].map(t => t.textContent)")
+  assert {"75%", "50%", "no remat", "checkpoint"} <= set(labels)
+  assert [row[0] for row in rows(opened, "frontier")] == ["no remat", "checkpoint", "75%", "50%"]
+  assert "no layers" in opened.run("document.getElementById('frontier').textContent")
+
+
+def test_twenty_thousand_buffers_are_fluent(page, tmp_path):
+  path = tmp_path / "large.html"
+  path.write_text(to_html(profile_with(20_000)))
+  page.errors.clear()
+  page.open(path)
+  whole = picture(page)
+  page.run("document.getElementById('map').focus()")
+  page.press("+")
+  assert picture(page) != whole
+  page.run("document.getElementById('peak').click(); document.getElementById('search').value = 'model.py:17 ';"
+           "document.getElementById('search').oninput()")
+  assert 0 < len(rows(page)) <= 67 and all("model.py:17" in row[6] for row in rows(page))
+  assert not page.errors

@@ -1,0 +1,69 @@
+#include "base/min_cut.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace coopjax {
+
+void MinCut::AddEdge(int32_t from, int32_t to, double capacity) {
+  edges_.push_back({to, first_[from], capacity});
+  first_[from] = static_cast<int32_t>(edges_.size()) - 1;
+  edges_.push_back({from, first_[to], 0});
+  first_[to] = static_cast<int32_t>(edges_.size()) - 1;
+}
+
+bool MinCut::FindLevels(int32_t source, int32_t sink) {
+  level_.assign(first_.size(), -1);
+  level_[source] = 0;
+  std::vector<int32_t> frontier = {source};
+  for (size_t i = 0; i < frontier.size() && level_[sink] < 0; ++i) {  // what is no nearer than the sink is on no path
+    for (int32_t e = first_[frontier[i]]; e >= 0; e = edges_[e].next) {
+      if (edges_[e].capacity <= epsilon_ || level_[edges_[e].to] >= 0) continue;
+      level_[edges_[e].to] = level_[frontier[i]] + 1;
+      frontier.push_back(edges_[e].to);
+    }
+  }
+  return level_[sink] >= 0;
+}
+
+// One augmenting path along the levels; 0 when there is none left. Iterative: chains are deep.
+double MinCut::Push(int32_t source, int32_t sink) {
+  std::vector<int32_t> path;
+  int32_t node = source;
+  while (node != sink) {
+    int32_t& e = current_[node];
+    while (e >= 0 && (edges_[e].capacity <= epsilon_ || level_[edges_[e].to] != level_[node] + 1)) e = edges_[e].next;
+    if (e >= 0) {
+      path.push_back(e);
+      node = edges_[e].to;
+    } else if (node == source) {
+      return 0;
+    } else {
+      node = edges_[path.back() ^ 1].to;
+      current_[node] = edges_[path.back()].next;
+      path.pop_back();
+    }
+  }
+  double flow = std::numeric_limits<double>::infinity();
+  for (int32_t edge : path) flow = std::min(flow, edges_[edge].capacity);
+  for (int32_t edge : path) {
+    edges_[edge].capacity -= flow;
+    edges_[edge ^ 1].capacity += flow;
+  }
+  return flow;
+}
+
+void MinCut::Solve(int32_t source, int32_t sink) {
+  double largest = 0;
+  for (const Edge& edge : edges_) {
+    if (edge.capacity < std::numeric_limits<double>::infinity()) largest = std::max(largest, edge.capacity);
+  }
+  epsilon_ = 1e-12 * largest;
+  while (FindLevels(source, sink)) {
+    current_ = first_;
+    while (Push(source, sink) > 0) {
+    }
+  }
+}
+
+}  // namespace coopjax

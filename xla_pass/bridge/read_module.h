@@ -1,0 +1,36 @@
+// Modules that are made on the way to a plan, and the programs that planners see of them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "buffers/analysis.h"
+#include "buffers/heap.h"
+#include "bridge/hlo_program.h"
+
+namespace coopjax {
+
+// A module with what was derived from it.
+struct ReadModule {
+  std::unique_ptr<const HloModule> module;
+  std::unique_ptr<const HloAnalysis> analysis;
+
+  HeapResult Heap() const { return AssignBuffers(*analysis->alias, analysis->ranges); }
+};
+
+// Nothing, and a sentence in `error`, when the bytes are no such module.
+std::optional<ReadModule> ReadBytes(std::string bytes, std::string* error);
+
+// Reads computations as planners may see them.
+struct ProgramReader {
+  Roofline roofline;
+  std::string kept_scope = "";    // ops with this name in their scope are not recomputed
+  bool keeps_order = false;       // every op's first run comes right after that of the op before it
+
+  // As BuildHloProgram.
+  std::string Read(const HloAnalysis& analysis, HloProgram* hlo, int32_t computation = kEntryComputation) const;
+};
+
+}  // namespace coopjax

@@ -1,0 +1,183 @@
+#include "buffers/alias.h"
+
+#include <algorithm>
+#include <iterator>
+#include <numeric>
+
+namespace coopjax {
+
+HloAlias::HloAlias(const HloDataflow& dataflow)
+    : dataflow_(dataflow), rules_(RulesFor(PlatformOf(dataflow.graph().module()))) {
+  const HloGraph& graph = dataflow.graph();
+  FindInPlacePairs();
+  const int32_t entry = graph.module().entry, root = graph.root(entry);
+  aliased_parameter_.assign(graph.node_end(root) - graph.node_base(root), HloGraph::kNoNode);
+  is_donated_.assign(graph.num_nodes(), 0);
+  for (const InputOutputAlias& alias : graph.module().input_output_aliases) {
+    const int32_t parameter = graph.parameter(entry, alias.parameter_number);
+    const Node output = graph.NodeAt(root, alias.output_index);
+    if (parameter < 0 || output == HloGraph::kNoNode) continue;
+    const Node input = graph.NodeAt(parameter, alias.parameter_index);
+    if (input == HloGraph::kNoNode) continue;
+    aliased_parameter_[output - graph.node_base(root)] = input;
+    is_donated_[input] = 1;
+  }
+  MergeValues();
+  MeasureBytes();
+  SortBuffers();
+}
+
+void HloAlias::FindInPlacePairs() {
+  in_place_offsets_ = {0};
+  in_place_offsets_.reserve(graph().num_instructions() + 1);
+  for (int32_t i = 0; i < graph().num_instructions(); ++i) {
+    const bool is_analysed = graph().is_control_flow(graph().instruction(i).computation) && !graph().is_dropped(i);
+    if (is_analysed) std::ranges::copy(InPlacePairs(graph(), i), std::back_inserter(in_place_));
+    in_place_offsets_.push_back(static_cast<int32_t>(in_place_.size()));
+  }
+}
+
+// Once: the heap asks for each many times.
+void HloAlias::MeasureBytes() {
+  buffer_bytes_.assign(num_buffers(), 0);
+  for (int32_t value = 0; value < dataflow_.num_values(); ++value) {
+    value_bytes_.push_back(rules_.Bytes(graph().shape(dataflow_.definition(value))));
+    int64_t& bytes = buffer_bytes_[buffer_of(value)];
+    bytes = std::max(bytes, value_bytes_.back());
+  }
+}
+
+void HloAlias::SortBuffers() {
+  std::vector<int32_t> position(graph().num_instructions(), 0);  // in XLA's post-order of the whole program
+  int32_t next = 0;
+  const std::vector<int32_t> computations = graph().CallGraphPostOrder();
+  for (auto computation = computations.rbegin(); computation != computations.rend(); ++computation) {
+    for (const int32_t i : graph().PostOrder(*computation)) position[i] = next++;
+  }
+  struct Key {
+    int64_t negative_bytes;
+    bool stays_inside;
+    int32_t position;
+    int32_t buffer;
+    auto operator<=>(const Key&) const = default;
+  };
+  std::vector<Key> keys;
+  for (int32_t buffer = 0; buffer < num_buffers(); ++buffer) {
+    int32_t first = INT32_MAX;
+    for (const int32_t value : values(buffer)) {
+      first = std::min(first, position[dataflow_.defining_instruction(value)]);
+    }
+    keys.push_back({-buffer_bytes(buffer), !lives_out(buffer), first, buffer});
+  }
+  std::ranges::sort(keys);
+  for (const Key& key : keys) largest_first_.push_back(key.buffer);
+}
+
+// Joins values into buffers. Buffers are numbered by the slot of the largest set at each merge (the
+// lowest value id among equals), because XLA breaks ties between buffers by that number.
+void HloAlias::MergeValues() {
+  const int32_t num_values = dataflow_.num_values();
+  std::vector<int32_t> slot_of(num_values);
+  std::iota(slot_of.begin(), slot_of.end(), 0);
+  std::vector<std::vector<int32_t>> slots(num_values);
+  for (int32_t v = 0; v < num_values; ++v) slots[v] = {v};
+  for (int32_t v = 0; v < num_values; ++v) {
+    const std::vector<int32_t> shared = MustShare(v);  // ascending
+    int32_t target = slot_of[v];
+    size_t target_size = 0;
+    for (const int32_t other : shared) {
+      if (slots[slot_of[other]].size() <= target_size) continue;
+      target = slot_of[other];
+      target_size = slots[target].size();
+    }
+    for (const int32_t other : shared) {
+      const int32_t slot = slot_of[other];
+      if (slot == target) continue;
+      for (const int32_t moved : slots[slot]) slot_of[moved] = target;
+      slots[target].insert(slots[target].end(), slots[slot].begin(), slots[slot].end());
+      slots[slot].clear();
+    }
+  }
+  buffer_of_.resize(num_values);
+  for (auto& members : slots) {
+    if (members.empty()) continue;
+    std::ranges::sort(members);
+    bool lives_out = false;
+    for (const int32_t value : members) {
+      buffer_of_[value] = num_buffers();
+      lives_out |= dataflow_.lives_out(value);
+    }
+    buffers_.AddRow(members);
+    lives_out_.push_back(lives_out);
+  }
+}
+
+std::vector<int32_t> HloAlias::MustShare(int32_t value) const {
+  std::vector<int32_t> shared = {value};
+  AddOutputAliases(value, &shared);
+  AddControlFlowAliases(value, &shared);
+  AddInPlaceAliases(value, &shared);
+  std::erase(shared, HloDataflow::kNoValue);
+  std::ranges::sort(shared);
+  shared.erase(std::ranges::unique(shared).begin(), shared.end());
+  return shared;
+}
+
+void HloAlias::AddOutputAliases(int32_t value, std::vector<int32_t>* shared) const {
+  if (!dataflow_.lives_out(value)) return;
+  const int32_t root = graph().root(graph().module().entry);
+  for (const Node node : dataflow_.positions(value)) {
+    if (graph().owner(node) != root) continue;
+    const Node parameter = aliased_parameter_[node - graph().node_base(root)];
+    if (parameter != HloGraph::kNoNode) shared->push_back(dataflow_.value_at(parameter));
+  }
+}
+
+// A loop's initial value, the parameters of its body and condition, the body's result and the final
+// value are one buffer, element by element; so are the results of a conditional's branches.
+void HloAlias::AddControlFlowAliases(int32_t value, std::vector<int32_t>* shared) const {
+  const HloGraph& g = graph();
+  const auto same_element_of = [&](int32_t instruction, Node node) {
+    return dataflow_.value_at(g.node_base(instruction) + (node - g.node_base(g.owner(node))));
+  };
+  dataflow_.ForEachUse(value, [&](int32_t user, int32_t, Node node) {
+    if (g.op(user) == Op::kWhile) shared->push_back(same_element_of(user, node));
+  });
+  const Node definition = dataflow_.definition(value);
+  const int32_t definer = g.owner(definition);
+  if (g.op(definer) == Op::kParameter) {
+    for (const int32_t caller : g.callers(g.instruction(definer).computation)) {
+      if (g.op(caller) == Op::kWhile) shared->push_back(same_element_of(caller, definition));
+    }
+  }
+  for (const Node node : dataflow_.positions(value)) {
+    const int32_t holder = g.owner(node);
+    if (!g.is_root(holder)) continue;
+    const int32_t computation = g.instruction(holder).computation;
+    for (const int32_t caller : g.callers(computation)) {
+      const bool is_body = g.op(caller) == Op::kWhile && g.called(caller)[0] == computation;
+      if (is_body || g.op(caller) == Op::kConditional) shared->push_back(same_element_of(caller, node));
+    }
+  }
+}
+
+void HloAlias::AddInPlaceAliases(int32_t value, std::vector<int32_t>* shared) const {
+  const HloGraph& g = graph();
+  for (const Node node : dataflow_.positions(value)) {
+    const int32_t holder = g.owner(node);
+    for (const InPlacePair& pair : in_place(holder)) {
+      if (g.node_base(holder) + pair.output_offset != node) continue;
+      const int32_t operand = g.operands(holder)[pair.operand_number];
+      shared->push_back(dataflow_.value_at(g.node_base(operand) + pair.operand_offset));
+    }
+  }
+  dataflow_.ForEachUse(value, [&](int32_t user, int32_t operand_number, Node node) {
+    for (const InPlacePair& pair : in_place(user)) {
+      const bool is_pair = pair.operand_number == operand_number &&
+                           pair.operand_offset == node - g.node_base(g.owner(node));
+      if (is_pair) shared->push_back(dataflow_.value_at(g.node_base(user) + pair.output_offset));
+    }
+  });
+}
+
+}  // namespace coopjax

@@ -1,0 +1,38 @@
+// What differs between XLA's backends in how a scheduled module gets its memory.
+//
+// A module does not say what it was compiled for; its instructions do: only XLA:TPU tiles the layouts
+// of the entry computation, only XLA:GPU gives instructions an operation queue. The rules below were
+// read off buffer assignments that XLA dumped (JAX 0.11.2 and 0.12, H100 and TPU v5e), where public source is silent.
+#pragma once
+
+#include <cstdint>
+
+#include "hlo/module.h"
+
+namespace coopjax {
+
+enum class HloPlatform : uint8_t { kCpu, kGpu, kTpu };
+
+HloPlatform PlatformOf(const HloModule& module);
+
+struct HeapRules {
+  HloPlatform platform = HloPlatform::kCpu;
+  int64_t alignment = 64;              // of every buffer in the heap, and of temporary allocations
+  int64_t granule_bytes = 1;           // sizes are rounded up to a multiple of this
+  bool can_reuse_allocations = true;   // temporaries may lie in the allocations of outputs and donated parameters
+  // memory_analysis() adds what is lost between buffers to the heap, which holds it already, and says 0 where nothing
+  // but tables is left.
+  bool counts_fragmentation_twice = false;
+
+  // Whether a value of this shape (of a tuple, its table) lies in the device's main memory: not on TPU in a small
+  // memory, nor, but for CPUs, on the host.
+  bool IsInMainMemory(const Shape& shape) const;
+  // What it takes there.
+  int64_t Bytes(const Shape& shape) const;
+};
+
+HeapRules RulesFor(HloPlatform platform);
+
+inline int64_t RoundUp(int64_t bytes, int64_t multiple) { return (bytes + multiple - 1) / multiple * multiple; }
+
+}  // namespace coopjax

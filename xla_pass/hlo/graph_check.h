@@ -1,0 +1,15 @@
+// The structural facts that the analyses of an HloModule rely on.
+#pragma once
+
+#include <string>
+
+#include "hlo/graph.h"
+
+namespace coopjax {
+
+// Empty when operands, shapes and called computations fit together as each opcode demands, and every
+// control-flow computation is scheduled and has one caller. Otherwise one sentence that names the
+// first fault. The analyses must not see a module that fails.
+std::string CheckHloGraph(const HloGraph& graph);
+
+}  // namespace coopjax

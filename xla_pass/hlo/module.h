@@ -1,0 +1,150 @@
+// A lossless view of a serialized xla.HloModuleProto.
+//
+// The view parses only what planning needs; everything else stays as the bytes it came in, so a
+// module that is emitted unchanged is identical to the byte, and an instruction that is cloned keeps
+// every field that this project has never heard of. Field numbers are those of xla/service/hlo.proto.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <ranges>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "hlo/opcode.h"
+#include "base/id_index.h"
+
+namespace coopjax {
+
+// Of a layout; others are small memories on the device, such as a TPU's vector memory (1) and flags (2).
+inline constexpr int64_t kMainMemorySpace = 0, kHostMemorySpace = 5;
+
+// An xla::Shape. Tuples have `is_tuple` and children; arrays have dimensions and a layout.
+struct Shape {
+  int32_t element_type = 0;                 // xla::PrimitiveType; 13 = TUPLE, 17 = TOKEN, 14 = OPAQUE
+  std::vector<int64_t> dimensions;
+  std::vector<int64_t> minor_to_major;
+  int64_t memory_space = kMainMemorySpace;  // layout.memory_space
+  bool has_layout_extras = false;           // tiles, element_size_in_bits and the like: sizes need care
+  int64_t element_size_in_bits = 0;         // 0: that of the type
+  int64_t tail_alignment_elements = 1;      // the padded element count is a multiple of this
+  bool is_dynamic = false;                  // some dimension is only an upper bound
+  std::vector<std::vector<int64_t>> tiles;
+  std::vector<Shape> tuple_shapes;
+
+  bool is_tuple() const { return element_type == 13; }
+  bool is_token() const { return element_type == 17; }
+  bool is_array() const { return !is_tuple() && !is_token() && element_type != 14 && element_type != 0; }
+  int64_t num_elements() const;
+  // Bytes of the buffer at this node alone: an array's padded bytes, 8 per element of a tuple (its
+  // table of pointers), 0 for a token. Sub-byte types (s4, u4, s2 ...) are as XLA:CPU stores them.
+  int64_t byte_size() const;
+};
+
+// Edges are indices: of instructions (`operands`, `control_predecessors`) and of computations (`called`), all of which
+// stand before. An HloModule keeps the lists, as it keeps the shapes.
+struct Instruction {
+  int64_t id = 0;                           // unique in the module
+  std::string_view name;
+  std::string_view opcode;                  // "fusion", "dot", "get-tuple-element", ...
+  OpcodeInfo info;                          // of the opcode
+  int32_t computation = -1;                 // index into HloModule::computations
+  const Shape* shape = nullptr;
+  std::span<const int32_t> operands;
+  std::span<const int32_t> control_predecessors;
+  std::span<const int32_t> called;
+  int64_t parameter_number = -1;
+  int64_t tuple_index = -1;                 // of get-tuple-element
+  std::string_view fusion_kind;
+  std::string_view custom_call_target;
+  bool custom_call_has_side_effect = false;
+  // output_operand_aliasing of fusions and custom-calls: (output index path, operand number, operand index path)
+  struct OutputOperandAlias {
+    std::vector<int64_t> output_index;
+    int64_t operand_number = 0;
+    std::vector<int64_t> operand_index;
+  };
+  std::vector<OutputOperandAlias> output_operand_aliasing;
+  std::string_view raw;                     // the serialized HloInstructionProto, inside the module's bytes
+};
+
+// Stands for the index of a module's entry computation.
+inline constexpr int32_t kEntryComputation = -1;
+
+struct Computation {
+  int64_t id = 0;
+  std::string_view name;
+  int64_t root_id = 0;
+  std::ranges::iota_view<int32_t, int32_t> instructions;  // indices into HloModule::instructions, in proto order
+  std::vector<int64_t> sequence;            // scheduled instruction ids; empty if not in the schedule
+  std::string_view raw;
+};
+
+// input_output_alias entry: output index path, parameter number, parameter index path, kind (1 may, 2 must)
+struct InputOutputAlias {
+  std::vector<int64_t> output_index;
+  int64_t parameter_number = 0;
+  std::vector<int64_t> parameter_index;
+  int32_t kind = 0;
+};
+
+struct HloModule {
+  std::string bytes;                        // the module as it came; every string_view points in here
+  std::string_view name;
+  int64_t id = 0;
+  std::vector<Instruction> instructions;    // of all computations
+  std::vector<Computation> computations;    // callees first, as XLA requires
+  int32_t entry = -1;                       // index of the entry computation
+  std::vector<InputOutputAlias> input_output_aliases;
+  bool is_scheduled = false;
+  std::string_view stack_frames;            // the serialized StackFrameIndexProto, see hlo/metadata.h
+  IdIndex instruction_index, computation_index;   // by id
+  std::deque<Shape> shapes;                 // that instructions point to, each once
+  std::deque<std::vector<int32_t>> lists;   // see Keep
+
+  // The list where it stays as long as the module.
+  std::span<const int32_t> Keep(std::span<const int32_t> list);
+  const Instruction& by_id(int64_t id) const { return instructions[instruction_index.Find(id)]; }
+  const Computation& entry_computation() const { return computations[entry]; }
+  std::vector<int64_t> InstructionIds(std::span<const int32_t> indices) const;
+  std::vector<int64_t> ComputationIds(std::span<const int32_t> indices) const;
+};
+
+// A name in a message.
+std::string Quoted(std::string_view name);
+
+// Parses a module; nullptr and one sentence in `error` when the bytes are not a scheduled
+// HloModuleProto that this view understands. Never throws, never reads out of bounds.
+std::unique_ptr<HloModule> ParseHloModule(std::string bytes, std::string* error);
+
+// What a clone or a rewritten instruction changes; every other field is copied from `original.raw`.
+struct InstructionEdit {
+  int64_t id = 0;
+  std::string name;
+  std::vector<int64_t> operand_ids;
+  std::vector<int64_t> control_predecessor_ids;
+  std::vector<int64_t> called_computation_ids;
+};
+// That changes nothing.
+InstructionEdit AsItIs(const HloModule& module, const Instruction& instruction);
+std::string EmitInstruction(const Instruction& original, const InstructionEdit& edit);
+
+// The module with some computations' instruction lists replaced or added (each the serialized
+// instructions, in order) and with new schedules. What is not named is emitted byte for byte.
+struct ComputationEdit {
+  int32_t computation = -1;                 // index of the computation rewritten, or cloned from
+  bool is_clone = false;                    // a new computation, inserted just before `insert_before`
+  int64_t new_id = 0;                       // clones only
+  std::string new_name;                     // clones only
+  int64_t new_root_id = -1;                 // -1: unchanged
+  std::vector<std::string> instructions;    // serialized HloInstructionProtos; string copies
+  std::vector<int64_t> sequence;            // empty: this computation has no entry in the schedule
+  int32_t insert_before = -1;               // clones only: index of an original computation
+};
+std::string EmitHloModule(const HloModule& module, const std::vector<ComputationEdit>& edits);
+
+}  // namespace coopjax

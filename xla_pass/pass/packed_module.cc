@@ -1,0 +1,93 @@
+#include "pass/packed_module.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "program/dependences.h"
+#include "bridge/transform.h"
+
+namespace coopjax {
+namespace {
+
+constexpr int64_t kMaxWork = 300'000;        // scheduled instructions that the judge looks at
+constexpr int64_t kLeastTrials = 50;         // fewer seldom find anything
+
+int32_t MaxTrials(const HloModule& module) {
+  int64_t num_scheduled = 1;
+  for (const Computation& computation : module.computations) num_scheduled += std::ssize(computation.sequence);
+  const int64_t num_trials = kMaxWork / num_scheduled;
+  return num_trials < kLeastTrials ? 0 : static_cast<int32_t>(num_trials);
+}
+
+OrderHeap HeapAbove(const HeapResult& heap, int64_t target_bytes) {
+  OrderHeap result = {heap.temp_bytes, heap.least_temp_bytes};
+  for (const HeapBuffer& buffer : heap.buffers) {
+    if (buffer.kind != AllocationKind::kTemporary) continue;
+    result.over_bytes += std::clamp<int64_t>(buffer.offset + buffer.bytes - target_bytes, 0, buffer.bytes);
+    result.height += static_cast<double>(buffer.bytes) * static_cast<double>(buffer.offset);
+  }
+  return result;
+}
+
+// All uses of a run's results come before the next run of the same op. `op_of_run[k]` is the op that run k is of, and
+// what `program` calls op k.
+void SeparateRuns(const Schedule& op_of_run, StepProgram* program) {
+  const Csr readers = ValueReaders(*program);
+  std::vector<OpId> last_run(op_of_run.empty() ? 0 : *std::ranges::max_element(op_of_run) + 1, kNoOp);
+  Csr control;
+  for (OpId run = 0; run < program->num_ops(); ++run) {
+    std::vector<OpId> before(program->op_control[run].begin(), program->op_control[run].end());
+    if (const OpId last = std::exchange(last_run[op_of_run[run]], run); last != kNoOp) {
+      before.push_back(last);
+      for (const ValueId v : program->op_outputs[last]) {
+        before.insert(before.end(), readers[v].begin(), readers[v].end());
+      }
+    }
+    std::ranges::sort(before);
+    before.erase(std::ranges::unique(before).begin(), before.end());
+    control.AddRow(before);
+  }
+  program->op_control = std::move(control);
+}
+
+}  // namespace
+
+HeapResult HeapInOrder(const HloAnalysis& analysis, const std::vector<int64_t>& op_instruction_ids,
+                       const Schedule& order, int32_t computation) {
+  const HloModule& module = analysis.graph.module();
+  if (computation == kEntryComputation) computation = module.entry;
+  std::vector<int32_t> sequence;
+  for (const int64_t id : SequenceOf(module, op_instruction_ids, order, computation)) {
+    const int32_t i = module.instruction_index.Find(id);
+    if (!analysis.graph.is_dropped(i)) sequence.push_back(i);
+  }
+  return AssignBuffers(*analysis.alias, ComputeHloLiveRanges(*analysis.alias, computation, sequence));
+}
+
+PackedOrder SearchPackedOrder(const HloAnalysis& analysis, const HloProgram& hlo, const Schedule& start,
+                              PackedOrderOptions options, int32_t computation) {
+  options.max_trials = std::min(options.max_trials, MaxTrials(analysis.graph.module()));
+  const HeapJudge judge = [&](const Schedule& order, int64_t target_bytes) {
+    return HeapAbove(HeapInOrder(analysis, hlo.op_instruction_ids, order, computation), target_bytes);
+  };
+  return SearchPackedOrder(hlo.program, start, judge, options);
+}
+
+PackedSchedule SearchPackedSchedule(const HloModule& module, const Roofline& roofline, const Schedule& schedule,
+                                    const PackedOrderOptions& options, int32_t computation) {
+  PackedSchedule result = {schedule, ""};
+  if (MaxTrials(module) == 0) return result;
+  HloProgram hlo;
+  std::string error;
+  const auto analysis = AnalyzeHlo(module, &error);
+  if (analysis == nullptr || !BuildHloProgram(*analysis, roofline, &hlo, computation).empty()) return result;
+  if (hlo.program.num_ops() != std::ssize(schedule)) return result;
+  SeparateRuns(schedule, &hlo.program);
+  const Schedule runs = SearchPackedOrder(*analysis, hlo, hlo.program.schedule, options, computation).order;
+  if (runs == hlo.program.schedule) return result;
+  result.bytes = ApplySchedule(module, hlo.op_instruction_ids, runs, computation).bytes;
+  for (size_t k = 0; k < runs.size(); ++k) result.schedule[k] = schedule[runs[k]];
+  return result;
+}
+
+}  // namespace coopjax

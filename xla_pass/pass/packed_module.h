@@ -1,0 +1,33 @@
+// A scheduled module whose entry, or what runs inside its loops, branches and calls, is in an order that XLA packs well
+// (planners/orders/packed_order.h). `computation` is an index into HloModule::computations.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "buffers/analysis.h"
+#include "buffers/heap.h"
+#include "bridge/hlo_program.h"
+#include "planners/orders/packed_order.h"
+
+namespace coopjax {
+
+// The module's heap, were the computation in this order of the same instructions.
+HeapResult HeapInOrder(const HloAnalysis& analysis, const std::vector<int64_t>& op_instruction_ids,
+                       const Schedule& order, int32_t computation = kEntryComputation);
+
+// As SearchPackedOrder, with fewer trials than `options` says in a module of many instructions, and none in a large one.
+PackedOrder SearchPackedOrder(const HloAnalysis& analysis, const HloProgram& hlo, const Schedule& start,
+                              PackedOrderOptions options, int32_t computation = kEntryComputation);
+
+// The same for a module whose computation carries `schedule` out of another one: its clones are ops like others. Every read stays
+// with the production that it has, so that what comes out is a schedule, too.
+struct PackedSchedule {
+  Schedule schedule;       // of the ops that `schedule` names; as it came where nothing packs better
+  std::string bytes;       // the module; empty where nothing does
+};
+PackedSchedule SearchPackedSchedule(const HloModule& module, const Roofline& roofline, const Schedule& schedule,
+                                    const PackedOrderOptions& options, int32_t computation = kEntryComputation);
+
+}  // namespace coopjax

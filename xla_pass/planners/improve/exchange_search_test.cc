@@ -1,0 +1,117 @@
+#include "planners/improve/exchange_search.h"
+
+#include <algorithm>
+#include <random>
+
+#include "planners/improve/exchange_knapsack.h"
+#include "program/liveness.h"
+#include "planners/peak/planner.h"
+#include "testing/program_builder.h"
+#include "testing/expect.h"
+
+namespace coopjax {
+namespace {
+
+// All sets, one by one.
+double MostGain(const std::vector<ExchangeItem>& items, const std::vector<double>& room) {
+  double best = 0;
+  for (uint32_t set = 0; set < 1u << items.size(); ++set) {
+    double gain = 0;
+    bool is_allowed = true;
+    std::vector<double> left = room;
+    for (size_t i = 0; i < items.size(); ++i) {
+      if (!(set >> i & 1)) continue;
+      gain += items[i].gain_s;
+      for (size_t k = 0; k < room.size(); ++k) left[k] -= items[i].bytes[k];
+      for (int32_t other : items[i].conflicts) is_allowed &= !(set >> other & 1);
+    }
+    for (double bytes : left) is_allowed &= bytes >= 0;
+    if (is_allowed) best = std::max(best, gain);
+  }
+  return best;
+}
+
+TEST(KnapsackFindsTheBestOfAllSets) {
+  std::mt19937_64 random(3);
+  for (int round = 0; round < 60; ++round) {
+    std::vector<ExchangeItem> items(10);
+    for (ExchangeItem& item : items) {
+      const int sign = random() % 2 ? 1 : -1;
+      item.gain_s = sign * static_cast<double>(1 + random() % 6);
+      for (int k = 0; k < 3; ++k) item.bytes.push_back(sign * static_cast<double>(random() % 5));
+    }
+    for (int i = 0; i < 4; ++i) {
+      const int32_t a = random() % 10, b = random() % 10;
+      if (a == b) continue;
+      items[a].conflicts.push_back(b);
+      items[b].conflicts.push_back(a);
+    }
+    const std::vector<double> room = {1, 0, 2};
+    EXPECT_EQ(ChooseExchange(items, room, 20000, &random).gain_s, MostGain(items, room));
+  }
+  EXPECT_TRUE(ChooseExchange({}, {}, 100, &random).items.empty());
+}
+
+// `small` values of 10 bytes that take 2 s each, and one of 30 bytes that takes 5 s, are read at the end. Two ops of
+// 10 bytes lie between.
+StepProgram ThreeOrOne(int num_small) {
+  testing::ProgramBuilder builder;
+  const ValueId x = builder.Given(1);
+  std::vector<ValueId> held;
+  for (int i = 0; i < num_small; ++i) held.push_back(builder.Op({.inputs = {x}, .output_bytes = {10}, .cost_s = 2}));
+  held.push_back(builder.Op({.inputs = {x}, .output_bytes = {30}, .cost_s = 5}));
+  ValueId last = builder.Op({.inputs = held, .output_bytes = {40}});
+  last = builder.Op({.inputs = {last}, .output_bytes = {40}});
+  last = builder.Op({.inputs = {last}, .output_bytes = {1}});
+  for (ValueId v : held) last = builder.Op({.inputs = {v, last}, .output_bytes = {1}});
+  return builder.program();
+}
+
+TEST(ExchangesThreeForOne) {
+  // Values 0, 1, 2 take 10 bytes, 3 takes 30: with the 80 of ops 4 and 5, 140. For 110, three repeats of 2 s or one of
+  // 5 s: no repeat can go alone or two by two, and none can be had for less than the three together.
+  const StepProgram program = ThreeOrOne(3);
+  EXPECT_EQ(ComputeLiveness(program, program.schedule).peak_bytes, 140);
+  const Schedule dear = {0, 1, 2, 3, 4, 5, 6, 0, 7, 1, 8, 2, 9, 10};
+  EXPECT_EQ(ComputeLiveness(program, dear).peak_bytes, 110);
+  const ExchangeResult result = SearchExchanges(program, dear, 110, {});
+  EXPECT_TRUE((result.schedule == Schedule{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 3, 10}));
+  EXPECT_TRUE(result.improvements > 0);
+  // One byte less, and the three are not enough to begin with: what is above the budget comes back as it is.
+  EXPECT_TRUE(SearchExchanges(program, dear, 109, {}).schedule == dear);
+  EXPECT_EQ(SearchExchanges(program, dear, 110, {.stop_at_cost_s = 6}).rounds, 0);
+  EXPECT_EQ(SearchExchanges(program, dear, 110, {.max_work = 0}).rounds, 0);
+}
+
+TEST(NeverWorsensRandomPlans) {
+  int32_t num_improved = 0;
+  for (uint32_t seed = 0; seed < 150; ++seed) {
+    const StepProgram program = testing::RandomProgram(seed, 40);
+    const int64_t budget = ComputeLiveness(program, program.schedule).peak_bytes * (9 - seed % 7) / 10;
+    PeakOptions hasty;
+    hasty.num_price_rounds = 0;
+    hasty.clean_up = hasty.swap = false;
+    const PeakResult start = PlanPeak(program, program.schedule, budget, hasty);
+    const ExchangeOptions options = {.patience = 3, .seed = seed};
+    const Schedule found = SearchExchanges(program, start.schedule, budget, options).schedule;
+    EXPECT_EQ(CheckSchedule(program, found), "");
+    EXPECT_TRUE(SearchExchanges(program, start.schedule, budget, options).schedule == found);
+    if (!start.is_feasible) {
+      EXPECT_TRUE(found == start.schedule);
+      continue;
+    }
+    EXPECT_TRUE(ComputeLiveness(program, found).peak_bytes <= budget);
+    const double before_s = CountRecompute(program, start.schedule).cost_s;
+    const double after_s = CountRecompute(program, found).cost_s;
+    EXPECT_TRUE(after_s <= before_s * (1 + 1e-9));
+    num_improved += after_s < before_s;
+  }
+  EXPECT_TRUE(num_improved > 0);
+}
+
+TEST(EmptyProgram) {
+  EXPECT_TRUE(SearchExchanges(testing::ProgramBuilder().program(), {}, 0, {}).schedule.empty());
+}
+
+}  // namespace
+}  // namespace coopjax

@@ -1,0 +1,156 @@
+#include "planners/moves/drop_moves.h"
+
+#include <algorithm>
+
+namespace coopjax {
+namespace {
+
+// A chain longer than this is not worth its planning time.
+constexpr size_t kMaxChain = 4096;
+
+}  // namespace
+
+DropMoves::DropMoves(EditableSchedule* schedule, const ExcessCurve* curve)
+    : schedule_(*schedule),
+      program_(schedule->program()),
+      curve_(*curve),
+      guards_order_(program_.num_ops(), 0),
+      in_chain_(program_.num_ops(), 0),
+      is_hopeless_(program_.num_ops(), 0) {
+  for (OpId before : program_.op_control.items) guards_order_[before] = 1;
+}
+
+// Puts `op` and what must come back for it into the chain.
+bool DropMoves::NeedOp(OpId op, Key key) {
+  if (in_chain_[op]) return true;
+  if (is_hopeless_[op] || !schedule_.may_run_twice(op) || chain_.size() >= kMaxChain) return false;
+  if (chain_s_ > most_s_) return false;
+  chain_s_ += program_.op_cost_s[op];
+  in_chain_[op] = 1;
+  marked_.push_back(op);
+  for (ValueId v : program_.op_inputs[op]) {
+    if (NeedValue(v, key)) continue;
+    is_hopeless_[op] = 1;
+    hopeless_.push_back(op);
+    return false;
+  }
+  chain_.push_back(op);
+  return true;
+}
+
+bool DropMoves::NeedValue(ValueId v, Key key) {
+  const OpId producer = program_.value_producer[v];
+  if (producer != kNoOp && in_chain_[producer]) return true;
+  const int32_t made = schedule_.ReadableAt(v, key);
+  if (made >= 0) {
+    if (!program_.takes_budget(v) || schedule_.made(v)[made].last_read >= key) return true;
+    has_dead_operand_ = true;
+    if (dead_ == DeadOperands::kHold) return true;
+    if (dead_ == DeadOperands::kAtRate) {
+      const double price = curve_.PricePerByte(schedule_.made(v)[made].end, key);
+      if (price * static_cast<double>(program_.value_bytes[v]) <= going_rate_ * program_.op_cost_s[producer]) return true;
+    }
+  }
+  if (producer == kNoOp) return false;
+  const size_t chain_size = chain_.size(), marked_size = marked_.size();
+  const double chain_s = chain_s_;
+  if (NeedOp(producer, key)) return true;
+  if (chain_s_ > most_s_) return false;
+  chain_s_ = chain_s;
+  chain_.resize(chain_size);
+  while (marked_.size() > marked_size) {
+    in_chain_[marked_.back()] = 0;
+    marked_.pop_back();
+  }
+  return made >= 0;
+}
+
+DropMoves::Outcome DropMoves::Drop(const Gap& gap, DeadOperands dead, bool merges_repeats) {
+  Outcome outcome;
+  dead_ = dead;
+  has_dead_operand_ = false;
+  chain_.clear();
+  chain_s_ = 0;
+  const OpId producer = program_.value_producer[gap.value];
+  const bool is_chain = NeedOp(producer, gap.next);
+  for (OpId op : marked_) in_chain_[op] = 0;
+  marked_.clear();
+  for (OpId op : hopeless_) is_hopeless_[op] = 0;
+  hopeless_.clear();
+  outcome.met_dead_operand = has_dead_operand_;
+  outcome.is_too_dear = chain_s_ > most_s_;
+  if (!is_chain || outcome.is_too_dear) return outcome;
+  const Key first = gap.next - static_cast<Key>(chain_.size());
+  for (size_t i = 0; i < chain_.size(); ++i) {
+    if (!schedule_.CanInsert(chain_[i], first + static_cast<Key>(i))) return outcome;
+    schedule_.Insert(chain_[i], first + static_cast<Key>(i));
+    outcome.cost_s += program_.op_cost_s[chain_[i]];
+  }
+  const size_t edits_before = schedule_.edits().size();
+  if (merges_repeats) {
+    for (size_t i = 0; i < chain_.size(); ++i) outcome.cost_s -= MergeLater(chain_[i], first + static_cast<Key>(i));
+  }
+  outcome.has_merged = schedule_.edits().size() > edits_before;
+  outcome.cost_s -= RemoveIfDead(producer, gap.made);
+  outcome.is_possible = true;
+  return outcome;
+}
+
+// Takes out an occurrence that nobody reads any more: a repeat, or a first occurrence that a later one
+// replaces. Returns the seconds saved.
+double DropMoves::RemoveIfDead(OpId op, Key key) {
+  const auto outputs = program_.op_outputs[op];
+  for (ValueId w : outputs) {
+    const int32_t i = schedule_.MadeAt(w, key);
+    if (i < 0 || schedule_.made(w)[i].last_read != key) return 0;
+    if (schedule_.made(w).size() < 2 || (i == 0 && guards_order_[op])) return 0;
+  }
+  if (outputs.empty()) return 0;
+  schedule_.Remove(op, key);
+  return program_.op_cost_s[op] + RemoveDeadInputs(op, key);
+}
+
+// After `op` has gone from `key`: what was made for it alone goes too.
+double DropMoves::RemoveDeadInputs(OpId op, Key key) {
+  double saved_s = 0;
+  for (ValueId v : program_.op_inputs[op]) {
+    const OpId producer = program_.value_producer[v];
+    if (producer == kNoOp) continue;
+    const int32_t i = schedule_.MadeBefore(v, key);
+    if (i < 0) continue;
+    const auto made = schedule_.made(v)[i];
+    if (made.last_read == made.key) saved_s += RemoveIfDead(producer, made.key);
+  }
+  return saved_s;
+}
+
+// Later repeats of an op that has just been put at `key` go where holding its outputs is cheaper.
+double DropMoves::MergeLater(OpId op, Key key) {
+  double saved_s = 0;
+  while (true) {
+    Key later = 0;
+    double price = 0;
+    for (ValueId w : program_.op_outputs[op]) {
+      const auto& made = schedule_.made(w);
+      const int32_t i = schedule_.MadeAt(w, key);
+      if (i < 0 || i + 1 >= static_cast<int32_t>(made.size())) return saved_s;
+      later = made[i + 1].key;
+      if (made[i + 1].last_read > later) {
+        price += curve_.PricePerByte(made[i].end, later) * static_cast<double>(program_.value_bytes[w]);
+      }
+    }
+    if (price > going_rate_ * program_.op_cost_s[op]) return saved_s;
+    double more_s = 0;
+    if (!TakeOut(op, later, &more_s)) return saved_s;
+    saved_s += more_s;
+  }
+}
+
+bool DropMoves::TakeOut(OpId op, Key key, double* saved_s) {
+  if (!schedule_.CanRemove(op, key)) return false;
+  schedule_.Remove(op, key);
+  *saved_s = program_.op_cost_s[op] + RemoveDeadInputs(op, key);
+  return true;
+}
+
+}  // namespace coopjax

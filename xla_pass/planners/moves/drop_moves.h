@@ -1,0 +1,79 @@
+// The moves of the greedy planner: drop a value across a gap between two reads and make it again just
+// before the later one; take out a repeat that need not be there.
+//
+// A move is applied to an EditableSchedule as uncommitted edits; the caller looks at what it does to the
+// ExcessCurve and either commits or undoes.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "planners/moves/editable_schedule.h"
+#include "planners/moves/excess_curve.h"
+
+namespace coopjax {
+
+// `value`, made at `made`, is touched at `last`, then not until the read at `next`.
+struct Gap {
+  ValueId value = kNoValue;
+  Key made = 0;
+  Key last = 0;
+  Key next = 0;
+};
+
+// What to do with an operand of a recompute that died before the gap ends.
+enum class DeadOperands : uint8_t {
+  kRemake,      // make it again too
+  kAtRate,      // hold it when that is cheaper than its op, at the going rate
+  kHold,        // hold it
+};
+
+class DropMoves {
+ public:
+  // Both must outlive this.
+  DropMoves(EditableSchedule* schedule, const ExcessCurve* curve);
+
+  // What a second is worth in potential: the score of the last move taken.
+  void set_going_rate(double potential_per_second) { going_rate_ = potential_per_second; }
+
+  struct Outcome {
+    bool is_possible = false;    // if not, there may be edits that the caller must undo
+    double cost_s = 0;           // added; below 0 when repeats that it replaces cost more
+    bool met_dead_operand = false;   // another DeadOperands could have led elsewhere
+    bool has_merged = false;     // and so could not merging
+    bool is_too_dear = false;    // the chain would cost more than allowed
+  };
+  // Drops across the gap. With `merges_repeats`, what comes back may serve later reads too, in place of
+  // their own repeats. Not possible when the chain costs more than the `most_s` last set.
+  Outcome Drop(const Gap& gap, DeadOperands dead, bool merges_repeats);
+  void set_most_cost(double most_s) { most_s_ = most_s; }
+
+  // Takes out the repeat of `op` at `key` and what is made for it alone. False, without edits, when a
+  // read would find nothing.
+  bool TakeOut(OpId op, Key key, double* saved_s);
+
+ private:
+  bool NeedOp(OpId op, Key key);
+  bool NeedValue(ValueId v, Key key);
+  double RemoveIfDead(OpId op, Key key);
+  double RemoveDeadInputs(OpId op, Key key);
+  double MergeLater(OpId op, Key key);
+
+  EditableSchedule& schedule_;
+  const StepProgram& program_;
+  const ExcessCurve& curve_;
+  double going_rate_ = 0;
+  double most_s_ = std::numeric_limits<double>::infinity();
+  double chain_s_ = 0;                  // cost of the ops in `chain_` and on the way into it
+  DeadOperands dead_ = DeadOperands::kRemake;
+  bool has_dead_operand_ = false;
+  std::vector<uint8_t> guards_order_;   // per op: is somebody's control predecessor
+  std::vector<uint8_t> in_chain_;       // per op
+  std::vector<OpId> marked_;            // the ops in `in_chain_`
+  std::vector<uint8_t> is_hopeless_;    // per op: can't be made again at this key; not to be tried on every path to it
+  std::vector<OpId> hopeless_;          // the ops in `is_hopeless_`
+  std::vector<OpId> chain_;             // what must run, operands first
+};
+
+}  // namespace coopjax

@@ -1,0 +1,293 @@
+#include "planners/moves/editable_schedule.h"
+
+#include <algorithm>
+
+namespace coopjax {
+
+EditableSchedule::EditableSchedule(const StepProgram& program, std::span<const OpId> schedule)
+    : program_(program),
+      shares_(program),
+      touches_(OpTouches(program)),
+      schedule_(schedule.begin(), schedule.end()) {
+  may_run_twice_.resize(program.num_ops());
+  is_in_place_.resize(program.num_ops(), 0);
+  for (OpId op = 0; op < program.num_ops(); ++op) {
+    may_run_twice_[op] = MayRunTwice(program, op);
+    for (ValueId w : program.op_outputs[op]) is_in_place_[op] |= program.value_in_place_of[w] != kNoValue;
+  }
+  made_.resize(program.num_values());
+  reads_.resize(program.num_values());
+  Build();
+}
+
+void EditableSchedule::Reset(std::span<const OpId> schedule) {
+  schedule_.assign(schedule.begin(), schedule.end());
+  edits_.clear();
+  changes_.clear();
+  changes_before_edit_.clear();
+  Build();
+}
+
+void EditableSchedule::Build() {
+  for (ValueId v = 0; v < program_.num_values(); ++v) {
+    made_[v].clear();
+    reads_[v].clear();
+    if (program_.value_producer[v] == kNoOp) made_[v].push_back({kBeforeAll, kBeforeAll, kBeforeAll});
+  }
+  is_repeat_.assign(schedule_.size(), 0);
+  std::vector<uint8_t> has_run(program_.num_ops(), 0);
+  for (Step t = 0; t < static_cast<Step>(schedule_.size()); ++t) {
+    const OpId op = schedule_[t];
+    is_repeat_[t] = has_run[op];
+    has_run[op] = 1;
+    for (ValueId v : touches_[op]) {
+      reads_[v].push_back({StepKey(t), op});
+      made_[v].back().last_read = StepKey(t);
+    }
+    for (ValueId w : program_.op_outputs[op]) made_[w].push_back({StepKey(t), 0, StepKey(t)});
+  }
+  std::vector<int64_t> change(schedule_.size() + 1, 0), change_before(schedule_.size() + 2, 0);
+  for (ValueId v = 0; v < program_.num_values(); ++v) {
+    if (!program_.takes_budget(v)) continue;
+    for (size_t i = 0; i < made_[v].size(); ++i) {
+      Made& made = made_[v][i];
+      Key key = 0;
+      const OpId reader = LastReader(v, static_cast<int32_t>(i), &key);
+      const bool passes_on = reader != kNoOp && (Overwrites(reader, v) || Shares(reader, key, v));
+      made.end = made.last_read + (passes_on ? 0 : 1);
+      change[made.key >> kKeyBits] += program_.value_bytes[v];
+      change[StepAtOrAfter(made.end)] -= program_.value_bytes[v];
+      if (made.last_read > made.key) {
+        change_before[(made.key >> kKeyBits) + 1] += program_.value_bytes[v];
+        change_before[(made.last_read >> kKeyBits) + 1] -= program_.value_bytes[v];
+      }
+    }
+  }
+  live_bytes_.resize(schedule_.size());
+  live_before_.resize(schedule_.size());
+  int64_t live = 0, before = 0;
+  for (Step t = 0; t < static_cast<Step>(schedule_.size()); ++t) {
+    live += change[t];
+    before += change_before[t];
+    live_bytes_[t] = live + program_.op_workspace_bytes[schedule_[t]];
+    live_before_[t] = before;
+  }
+}
+
+bool EditableSchedule::Overwrites(OpId op, ValueId v) const {
+  if (!is_in_place_[op]) return false;
+  for (ValueId w : program_.op_outputs[op]) {
+    if (program_.value_in_place_of[w] == v) return true;
+  }
+  return false;
+}
+
+int32_t EditableSchedule::MadeBefore(ValueId v, Key key) const {
+  const auto& made = made_[v];
+  int32_t i = static_cast<int32_t>(made.size()) - 1;
+  while (i >= 0 && made[i].key >= key) --i;
+  return i;
+}
+
+int32_t EditableSchedule::MadeAt(ValueId v, Key key) const {
+  const int32_t i = MadeBefore(v, key + 1);
+  return i >= 0 && made_[v][i].key == key ? i : -1;
+}
+
+// The op that reads production `made_index` of v last, and where; kNoOp if nobody does.
+OpId EditableSchedule::LastReader(ValueId v, int32_t made_index, Key* key) const {
+  const auto& made = made_[v];
+  const auto& reads = reads_[v];
+  auto after = reads.end();
+  if (made_index + 1 < static_cast<int32_t>(made.size())) {
+    after = std::lower_bound(reads.begin(), reads.end(), made[made_index + 1].key,
+                             [](const Read& read, Key bound) { return read.key < bound; });
+  }
+  if (after == reads.begin() || (after - 1)->key <= made[made_index].key) return kNoOp;
+  *key = (after - 1)->key;
+  return (after - 1)->op;
+}
+
+bool EditableSchedule::DiesAt(ValueId v, Key key) const {
+  const int32_t i = MadeBefore(v, key);
+  Key last = 0;
+  return i >= 0 && LastReader(v, i, &last) != kNoOp && last == key;
+}
+
+// Whether v, which dies at `op` there, leaves its buffer to one of the outputs: first come, first served.
+bool EditableSchedule::Shares(OpId op, Key key, ValueId v) const {
+  settled_.clear();
+  for (const MayShare& share : shares_[op]) {
+    const bool is_settled = std::any_of(settled_.begin(), settled_.end(), [&share](const MayShare* other) {
+      return other->input == share.input || other->output == share.output;
+    });
+    if (is_settled || !DiesAt(share.input, key)) continue;
+    if (share.input == v) return true;
+    settled_.push_back(&share);
+  }
+  return false;
+}
+
+int32_t EditableSchedule::ReadableAt(ValueId v, Key key) const {
+  const int32_t i = MadeBefore(v, key);
+  if (i < 0) return -1;
+  Key last = 0;
+  const OpId reader = LastReader(v, i, &last);
+  if (reader != kNoOp && last < key && Overwrites(reader, v)) return -1;
+  return i;
+}
+
+bool EditableSchedule::CanInsert(OpId op, Key key) const {
+  for (ValueId v : touches_[op]) {
+    const int32_t i = ReadableAt(v, key);
+    if (i < 0) return false;
+    Key last = 0;
+    if (Overwrites(op, v) && LastReader(v, i, &last) != kNoOp && last > key) return false;
+  }
+  return true;
+}
+
+bool EditableSchedule::CanRemove(OpId op, Key key) const {
+  for (ValueId w : program_.op_outputs[op]) {
+    const int32_t i = MadeBefore(w, key + 1);
+    if (made_[w][i].last_read == key) continue;
+    if (ReadableAt(w, key) < 0) return false;
+  }
+  return true;
+}
+
+void EditableSchedule::Touch(ValueId v, Key key) {
+  if (!program_.takes_budget(v)) return;
+  const int32_t i = MadeBefore(v, key + 1);
+  if (i >= 0) touched_.push_back({v, made_[v][i].key});
+}
+
+void EditableSchedule::LogChange(ValueId v, Key begin, Key end, int64_t sign) {
+  if (begin < end) changes_.push_back({begin, end, sign * program_.value_bytes[v]});
+}
+
+// Brings the ends of touched productions up to date. A death that moved may free or claim a shared
+// buffer for the other inputs of the ops concerned; those do not move deaths, so this ends.
+void EditableSchedule::Refresh() {
+  for (size_t n = 0; n < touched_.size(); ++n) {
+    const auto [v, made_key] = touched_[n];
+    const int32_t i = MadeBefore(v, made_key + 1);
+    if (i < 0 || made_[v][i].key != made_key) continue;
+    Made& made = made_[v][i];
+    Key last = made.key;
+    const OpId reader = LastReader(v, i, &last);
+    if (reader != kNoOp && last != made.last_read) {
+      for (const MayShare& share : shares_[reader]) {
+        if (share.input != v) Touch(share.input, last - 1);
+      }
+    }
+    if (last != made.last_read && made.last_read != made.key) {
+      const auto read = std::lower_bound(reads_[v].begin(), reads_[v].end(), made.last_read,
+                                         [](const Read& a, Key bound) { return a.key < bound; });
+      if (read != reads_[v].end() && read->key == made.last_read) {
+        for (const MayShare& share : shares_[read->op]) {
+          if (share.input != v) Touch(share.input, made.last_read - 1);
+        }
+      }
+    }
+    made.last_read = last;
+    const bool passes_on = reader != kNoOp && (Overwrites(reader, v) || Shares(reader, last, v));
+    const Key end = last + (passes_on ? 0 : 1);
+    if (end > made.end) LogChange(v, made.end, end, +1);
+    if (end < made.end) LogChange(v, end, made.end, -1);
+    made.end = end;
+  }
+  touched_.clear();
+}
+
+void EditableSchedule::AddOp(OpId op, Key key) {
+  for (ValueId v : touches_[op]) {
+    auto& reads = reads_[v];
+    auto at = reads.end();
+    while (at != reads.begin() && (at - 1)->key > key) --at;
+    reads.insert(at, {key, op});
+    Touch(v, key - 1);
+  }
+  for (ValueId w : program_.op_outputs[op]) {
+    auto& made = made_[w];
+    const int32_t i = MadeBefore(w, key);
+    made.insert(made.begin() + i + 1, {key, key, key});
+    if (!program_.takes_budget(w)) continue;
+    if (i >= 0) touched_.push_back({w, made[i].key});
+    touched_.push_back({w, key});
+  }
+  // Inputs that die here may pass their buffers on, whatever the order they were touched in.
+  for (const MayShare& share : shares_[op]) Touch(share.input, key - 1);
+  Refresh();
+}
+
+void EditableSchedule::DropOp(OpId op, Key key) {
+  for (ValueId v : touches_[op]) {
+    auto& reads = reads_[v];
+    auto at = reads.end() - 1;
+    while (at->key != key) --at;
+    reads.erase(at);
+    Touch(v, key - 1);
+  }
+  for (ValueId w : program_.op_outputs[op]) {
+    auto& made = made_[w];
+    const int32_t i = MadeBefore(w, key + 1);
+    if (program_.takes_budget(w)) LogChange(w, made[i].key, made[i].end, -1);
+    made.erase(made.begin() + i);
+    if (i > 0) Touch(w, made[i - 1].key);
+  }
+  Refresh();
+}
+
+void EditableSchedule::Insert(OpId op, Key key) {
+  changes_before_edit_.push_back(changes_.size());
+  edits_.push_back({op, key, true});
+  AddOp(op, key);
+}
+
+void EditableSchedule::Remove(OpId op, Key key) {
+  changes_before_edit_.push_back(changes_.size());
+  edits_.push_back({op, key, false});
+  DropOp(op, key);
+}
+
+void EditableSchedule::UndoTo(size_t num_edits) {
+  while (edits_.size() > num_edits) {
+    const Edit edit = edits_.back();
+    const size_t num_changes = changes_before_edit_.back();
+    edits_.pop_back();
+    changes_before_edit_.pop_back();
+    if (edit.is_insert) {
+      DropOp(edit.op, edit.key);
+    } else {
+      AddOp(edit.op, edit.key);
+    }
+    changes_.resize(num_changes);
+  }
+}
+
+void EditableSchedule::Commit() {
+  std::vector<Edit> inserts;
+  std::vector<uint8_t> is_removed(schedule_.size(), 0);
+  for (const Edit& edit : edits_) {
+    if (edit.is_insert) {
+      inserts.push_back(edit);
+    } else if ((edit.key & ((Key{1} << kKeyBits) - 1)) == 0 && schedule_[edit.key >> kKeyBits] == edit.op) {
+      is_removed[edit.key >> kKeyBits] = 1;
+    } else {
+      std::erase_if(inserts, [&edit](const Edit& insert) { return insert.key == edit.key; });
+    }
+  }
+  std::sort(inserts.begin(), inserts.end(), [](const Edit& a, const Edit& b) { return a.key < b.key; });
+  Schedule merged;
+  merged.reserve(schedule_.size() + inserts.size());
+  size_t next = 0;
+  for (Step t = 0; t < static_cast<Step>(schedule_.size()); ++t) {
+    while (next < inserts.size() && inserts[next].key < StepKey(t)) merged.push_back(inserts[next++].op);
+    if (!is_removed[t]) merged.push_back(schedule_[t]);
+  }
+  while (next < inserts.size()) merged.push_back(inserts[next++].op);
+  Reset(merged);
+}
+
+}  // namespace coopjax

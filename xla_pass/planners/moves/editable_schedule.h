@@ -1,0 +1,127 @@
+// A Schedule that can be edited one op at a time, with the live bytes that each edit changes.
+//
+// Positions are sparse 64-bit keys: step r of the last commit has key r << kKeyBits, so a chain of
+// recomputes fits between any two steps without renumbering. Every edit appends to `changes()` the
+// key ranges whose live bytes it changed, and can be undone; Commit() renumbers and folds the changes
+// into the curve of live bytes. An edit costs O(log repeats) per value it touches, a commit O(uses).
+//
+// Op and value rules are those of program/step_program.h, in-place overwrites and may_share included.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "program/dependences.h"
+#include "program/step_program.h"
+
+namespace coopjax {
+
+using Key = int64_t;
+inline constexpr int kKeyBits = 24;
+inline constexpr Key kBeforeAll = -1;  // when parameters and constants are "made"
+
+inline constexpr Key StepKey(Step step) { return static_cast<Key>(step) << kKeyBits; }
+// The first step whose key is at or after `key`.
+inline constexpr Step StepAtOrAfter(Key key) {
+  return static_cast<Step>((key + (Key{1} << kKeyBits) - 1) >> kKeyBits);
+}
+
+class EditableSchedule {
+ public:
+  struct Read {
+    Key key;
+    OpId op;
+  };
+  // One production of a value. `end` is the end of its live range, half-open in keys; `last_read` is
+  // `key` itself for a value that nobody reads.
+  struct Made {
+    Key key;
+    Key end;
+    Key last_read;
+  };
+  // Live bytes changed by `bytes` on keys [begin, end).
+  struct Change {
+    Key begin;
+    Key end;
+    int64_t bytes;
+  };
+  struct Edit {
+    OpId op;
+    Key key;
+    bool is_insert;
+  };
+
+  // `program` must outlive this; `schedule` is valid.
+  EditableSchedule(const StepProgram& program, std::span<const OpId> schedule);
+  // Starts over from another valid schedule.
+  void Reset(std::span<const OpId> schedule);
+
+  const StepProgram& program() const { return program_; }
+  const Schedule& schedule() const { return schedule_; }          // as of the last commit
+  const std::vector<int64_t>& live_bytes() const { return live_bytes_; }
+  // Bytes live between step r - 1 and step r, both excluded: what an op put there finds.
+  const std::vector<int64_t>& live_bytes_before() const { return live_before_; }
+  bool is_repeat(Step step) const { return is_repeat_[step]; }    // not the op's first occurrence
+  bool may_run_twice(OpId op) const { return may_run_twice_[op]; }
+
+  const std::vector<Made>& made(ValueId v) const { return made_[v]; }
+  const std::vector<Read>& reads(ValueId v) const { return reads_[v]; }
+
+  // Index into made(v) of the last production before `key`, or the one at `key`; -1: none.
+  int32_t MadeBefore(ValueId v, Key key) const;
+  int32_t MadeAt(ValueId v, Key key) const;
+  // Index into made(v) of the production that an op at `key` would read; -1 if there is none or its
+  // storage has been overwritten by then.
+  int32_t ReadableAt(ValueId v, Key key) const;
+
+  // `op`, which has run before, may run again at the free key `key`: its inputs are readable there and
+  // nobody reads what it overwrites afterwards.
+  bool CanInsert(OpId op, Key key) const;
+  void Insert(OpId op, Key key);
+  // The occurrence of `op` at `key` may go: every read of its outputs finds an earlier production.
+  bool CanRemove(OpId op, Key key) const;
+  void Remove(OpId op, Key key);
+
+  const std::vector<Change>& changes() const { return changes_; }
+  const std::vector<Edit>& edits() const { return edits_; }
+  // Takes back every edit after the first `num_edits` since the last commit.
+  void UndoTo(size_t num_edits);
+  void Commit();
+
+ private:
+  struct Touched {
+    ValueId value;
+    Key key;      // of the production
+  };
+
+  void Build();
+  bool Overwrites(OpId op, ValueId v) const;
+  bool Shares(OpId op, Key key, ValueId v) const;
+  bool DiesAt(ValueId v, Key key) const;
+  OpId LastReader(ValueId v, int32_t made_index, Key* key) const;
+  void Touch(ValueId v, Key key);
+  void Refresh();
+  void AddOp(OpId op, Key key);
+  void DropOp(OpId op, Key key);
+  void LogChange(ValueId v, Key begin, Key end, int64_t sign);
+
+  const StepProgram& program_;
+  const ShareIndex shares_;
+  const Csr touches_;                 // overwriting counts as a read: it must find the value
+  std::vector<uint8_t> may_run_twice_;
+  std::vector<uint8_t> is_in_place_;  // per op: overwrites something
+  Schedule schedule_;
+  std::vector<uint8_t> is_repeat_;
+  std::vector<std::vector<Made>> made_;
+  std::vector<std::vector<Read>> reads_;
+  std::vector<int64_t> live_bytes_;
+  std::vector<int64_t> live_before_;
+  std::vector<Change> changes_;
+  std::vector<Edit> edits_;
+  std::vector<size_t> changes_before_edit_;
+  std::vector<Touched> touched_;
+  mutable std::vector<const MayShare*> settled_;   // scratch of Shares
+};
+
+}  // namespace coopjax

@@ -1,0 +1,57 @@
+// How far live bytes stand above a budget, as one number, and what a set of edits does to it.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "planners/moves/editable_schedule.h"
+
+namespace coopjax {
+
+// The potential: the sum over steps of (excess bytes / unit)^exponent.
+class ExcessCurve {
+ public:
+  ExcessCurve(int64_t budget_bytes, int64_t unit_bytes, bool is_squared)
+      : budget_(budget_bytes), unit_(static_cast<double>(unit_bytes)), is_squared_(is_squared) {}
+
+  // Takes over the live bytes of the last commit. O(steps).
+  void Reset(const EditableSchedule& schedule);
+  double total() const { return total_; }
+  // First-order change of the potential per byte kept alive on the keys [begin, end).
+  double PricePerByte(Key begin, Key end) const {
+    if (begin >= end) return 0;
+    return price_[StepAtOrAfter(end)] - price_[StepAtOrAfter(begin)];
+  }
+  // Exact change of the potential by the edits since the last commit. O(changes log changes + steps
+  // that they cover).
+  double Delta(const EditableSchedule& schedule);
+
+ private:
+  struct Boundary {
+    Key key;
+    int64_t bytes;
+  };
+  double Power(double bytes_over) const {
+    if (bytes_over <= 0) return 0;
+    const double x = bytes_over / unit_;
+    return is_squared_ ? x * x : x;
+  }
+  double RangeDelta(Step begin, Step end, double bytes) const;
+  double StepsDelta(Step begin, Step end, double bytes) const;
+  double EditedSteps(const EditableSchedule& schedule);
+
+  int64_t budget_;
+  double unit_;
+  bool is_squared_;
+  double total_ = 0;
+  static constexpr Step kBlock = 64;
+
+  std::vector<double> over_;       // live bytes - budget, per step
+  std::vector<double> block_max_;  // of over_, per kBlock steps: most blocks are under the budget
+  std::vector<double> price_;      // prefix sums of the potential's slope per byte
+  std::vector<Boundary> boundaries_;
+  std::vector<EditableSchedule::Edit> edited_;
+};
+
+}  // namespace coopjax

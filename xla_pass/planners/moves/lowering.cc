@@ -1,0 +1,270 @@
+#include "planners/moves/lowering.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <set>
+
+#include "program/liveness.h"
+
+namespace coopjax {
+namespace {
+
+// A stale score this close to the best counts as still good: scores fall together as the curve does.
+constexpr double kStaleTolerance = 0.9;
+// A move may cost less than its chain, by the repeats that the chain replaces: so far below the best a score that the
+// chain's cost rules out counts as hopeless.
+constexpr double kDearerTolerance = 0.1;
+// Relative gains and potentials below this are rounding.
+constexpr double kLeastGain = 1e-6;
+constexpr double kLeastDelta = 1e-12;
+
+}  // namespace
+
+bool Effort::IsSpent() {
+  is_out_of_time = is_out_of_time || std::chrono::steady_clock::now() > deadline;
+  return is_out_of_time || counters->trials >= std::min(max_trials, stage_end);
+}
+
+Lowering::Lowering(const StepProgram& program, std::span<const OpId> start, int64_t budget_bytes, bool is_squared,
+                   bool merges_repeats, Effort* effort, PeakCounters* counters)
+    : program_(program),
+      merges_repeats_(merges_repeats),
+      schedule_(program, start),
+      curve_(budget_bytes, Unit(budget_bytes), is_squared),
+      moves_(&schedule_, &curve_),
+      effort_(*effort),
+      counters_(*counters),
+      version_(program.num_values(), 0) {
+  const double total_s = std::accumulate(program.op_cost_s.begin(), program.op_cost_s.end(), 0.0);
+  least_cost_s_ = std::max(1e-12, 1e-6 * total_s);
+  curve_.Reset(schedule_);
+}
+
+int64_t Lowering::Unit(int64_t budget_bytes) const {
+  const auto& live = schedule_.live_bytes();
+  const int64_t peak = live.empty() ? 0 : *std::max_element(live.begin(), live.end());
+  return std::max<int64_t>(1, peak - budget_bytes);
+}
+
+void Lowering::Reset(std::span<const OpId> start) {
+  schedule_.Reset(start);
+  curve_.Reset(schedule_);
+}
+
+void Lowering::SetLuck(uint64_t seed, double spread) {
+  luck_seed_ = seed;
+  luck_spread_ = spread;
+}
+
+// The same for a value until the next seed.
+double Lowering::Luck(ValueId v) const {
+  if (luck_spread_ <= 0) return 1;
+  uint64_t bits = (luck_seed_ + static_cast<uint64_t>(v)) * 0x9e3779b97f4a7c15ull;   // splitmix64
+  bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9ull;
+  bits = (bits ^ (bits >> 27)) * 0x94d049bb133111ebull;
+  bits ^= bits >> 31;
+  return std::exp(luck_spread_ * (static_cast<double>(bits >> 11) * 0x1p-52 - 1));
+}
+
+void Lowering::Commit() {
+  schedule_.Commit();
+  curve_.Reset(schedule_);
+}
+
+// ---- moves ------------------------------------------------------------------------------------
+
+template <typename Visitor>
+void Lowering::ForEachGap(ValueId v, const Visitor& visit) const {
+  if (!program_.takes_budget(v)) return;
+  const OpId producer = program_.value_producer[v];
+  if (!schedule_.may_run_twice(producer) || producer == shunned_) return;
+  const auto& made = schedule_.made(v);
+  const auto& reads = schedule_.reads(v);
+  size_t next_read = 0;
+  for (size_t i = 0; i < made.size(); ++i) {
+    Key last = made[i].key;
+    while (next_read < reads.size() && (i + 1 == made.size() || reads[next_read].key < made[i + 1].key)) {
+      visit(Gap{v, made[i].key, last, reads[next_read].key});
+      last = reads[next_read++].key;
+    }
+  }
+}
+
+// The best move for a value over its gaps and the ways to treat dead operands. The slope overestimates what a drop
+// gains, so that a chain's cost bounds its score: chains that can't score `least_per_second` or cost more than
+// `most_s` are not followed to their ends, which may be far.
+Lowering::Move Lowering::BestMove(ValueId v, double least_per_second, double most_s) {
+  std::vector<Gap> gaps;
+  ForEachGap(v, [&](const Gap& gap) {
+    if (curve_.PricePerByte(gap.last + 1, gap.next) > 0) gaps.push_back(gap);
+  });
+  Move best;
+  for (const Gap& gap : gaps) {
+    const double gain = curve_.PricePerByte(gap.last + 1, gap.next) * static_cast<double>(program_.value_bytes[v]);
+    const double scoring_s = gain * Luck(v) / least_per_second;
+    moves_.set_most_cost(std::min(most_s, scoring_s));
+    if (TryGap(gap, &best)) best.may_score_later |= scoring_s < most_s;
+  }
+  moves_.set_most_cost(std::numeric_limits<double>::infinity());
+  return best;
+}
+
+// True when a chain was too dear to be followed.
+bool Lowering::TryGap(const Gap& gap, Move* best) {
+  bool is_too_dear = false;
+  for (DeadOperands dead : {DeadOperands::kRemake, DeadOperands::kAtRate, DeadOperands::kHold}) {
+    const auto outcome = TryMove({gap, dead, merges_repeats_}, best);
+    if (outcome.has_merged) TryMove({gap, dead, /*merges_repeats=*/false}, best);
+    is_too_dear |= outcome.is_too_dear;
+    if (!outcome.met_dead_operand && !outcome.is_too_dear) break;
+  }
+  return is_too_dear;
+}
+
+// Tries a move and takes it back; `*best` becomes it if it scores higher.
+DropMoves::Outcome Lowering::TryMove(Move move, Move* best) {
+  ++counters_.trials;
+  const auto outcome = moves_.Drop(move.gap, move.dead, move.merges_repeats);
+  if (outcome.is_possible) {
+    const double delta = curve_.Delta(schedule_);
+    move.cost_s = outcome.cost_s;
+    move.per_second = -delta / std::max(outcome.cost_s, least_cost_s_) * Luck(move.gap.value);
+    if (delta < -kLeastDelta * curve_.total() && move.per_second > best->per_second) *best = move;
+  }
+  schedule_.UndoTo(0);
+  return outcome;
+}
+
+// Queues a value by an upper bound of its score: the potential is convex, so its slope overestimates
+// what is gained, and a move costs at least its own op (but for repeats that it replaces).
+void Lowering::Push(ValueId v) {
+  ++version_[v];
+  double bound = 0;
+  ForEachGap(v, [&](const Gap& gap) { bound = std::max(bound, curve_.PricePerByte(gap.last + 1, gap.next)); });
+  if (bound <= 0) return;
+  bound *= static_cast<double>(program_.value_bytes[v]) * Luck(v);
+  queue_.push({bound / std::max(program_.op_cost_s[program_.value_producer[v]], least_cost_s_), v, version_[v]});
+}
+
+void Lowering::Take(const Move& move) {
+  moves_.Drop(move.gap, move.dead, move.merges_repeats);
+  moves_.set_going_rate(move.per_second);
+  ++counters_.moves;
+  // What was edited, and what is made from or into it, has other chains now.
+  std::set<ValueId> stale;
+  for (const auto& edit : schedule_.edits()) {
+    stale.insert(program_.op_inputs[edit.op].begin(), program_.op_inputs[edit.op].end());
+    stale.insert(program_.op_outputs[edit.op].begin(), program_.op_outputs[edit.op].end());
+  }
+  Commit();
+  for (ValueId v : stale) Push(v);
+}
+
+// Scores go stale as the curve falls, mostly downwards, so only the top one is tried anew.
+void Lowering::Lower(double cost_limit_s) {
+  double spent_s = 0;
+  int64_t moves_before = -1;
+  queue_ = {};
+  while (curve_.total() > 0 && spent_s < cost_limit_s && !effort_.IsSpent()) {
+    if (queue_.empty()) {
+      if (moves_before == counters_.moves) break;
+      moves_before = counters_.moves;
+      for (ValueId v = 0; v < program_.num_values(); ++v) Push(v);
+      if (queue_.empty()) break;
+    }
+    const Candidate top = queue_.top();
+    queue_.pop();
+    if (top.version != version_[top.value]) continue;
+    const double next = queue_.empty() ? 0 : queue_.top().per_second;
+    const Move move = BestMove(top.value, kDearerTolerance * next, (cost_limit_s - spent_s) / kDearerTolerance);
+    ++version_[top.value];
+    const double per_second = std::max(move.per_second, move.may_score_later ? kDearerTolerance * next : 0);
+    if (per_second <= 0) continue;
+    if (per_second < kStaleTolerance * next) {
+      queue_.push({per_second, top.value, version_[top.value]});
+      continue;
+    }
+    spent_s += move.cost_s;
+    Take(move);
+  }
+}
+
+// ---- repeats ----------------------------------------------------------------------------------
+
+std::vector<OpId> Lowering::RepeatedOps() const {
+  std::vector<OpId> ops;
+  for (OpId op = 0; op < program_.num_ops(); ++op) {
+    const auto outputs = program_.op_outputs[op];
+    if (!outputs.empty() && schedule_.made(outputs[0]).size() > 1) ops.push_back(op);
+  }
+  std::stable_sort(ops.begin(), ops.end(),
+                   [this](OpId a, OpId b) { return program_.op_cost_s[a] > program_.op_cost_s[b]; });
+  return ops;
+}
+
+template <typename Visitor>
+void Lowering::ForEachRepeat(OpId op, const Visitor& visit) {
+  const auto& made = schedule_.made(program_.op_outputs[op][0]);
+  for (size_t i = made.size(); i-- > 1;) {
+    if (i < made.size()) visit(made[i].key);   // a removal may take others along
+  }
+}
+
+bool Lowering::TryTakeOut(OpId op, Key key) {
+  ++counters_.trials;
+  double saved_s = 0;
+  if (moves_.TakeOut(op, key, &saved_s) && curve_.Delta(schedule_) <= 0) {
+    Commit();
+    return true;
+  }
+  schedule_.UndoTo(0);
+  return false;
+}
+
+void Lowering::CleanUp() {
+  for (OpId op : RepeatedOps()) {
+    ForEachRepeat(op, [&](Key key) {
+      if (!effort_.IsSpent()) counters_.removals += TryTakeOut(op, key);
+    });
+  }
+}
+
+double Lowering::TakeOut(std::span<const Step> steps) {
+  double saved_s = 0;
+  for (Step step : steps) {
+    const OpId op = schedule_.schedule()[step];
+    double more_s = 0;
+    const auto outputs = program_.op_outputs[op];
+    const bool is_there = !outputs.empty() && schedule_.MadeAt(outputs[0], StepKey(step)) >= 0;
+    if (is_there && moves_.TakeOut(op, StepKey(step), &more_s)) saved_s += more_s;
+  }
+  Commit();
+  return saved_s;
+}
+
+bool Lowering::TrySwap(OpId op, Key key) {
+  double saved_s = 0;
+  if (!moves_.TakeOut(op, key, &saved_s)) return false;
+  const Schedule before = schedule_.schedule();
+  const double cost_before_s = CountRecompute(program_, before).cost_s;
+  Commit();
+  shunned_ = op;
+  Lower((1 - kLeastGain) * saved_s);
+  shunned_ = kNoOp;
+  if (is_feasible()) CleanUp();
+  if (is_feasible() && CountRecompute(program_, schedule()).cost_s < (1 - kLeastGain) * cost_before_s) return true;
+  schedule_.Reset(before);
+  curve_.Reset(schedule_);
+  return false;
+}
+
+void Lowering::Swap() {
+  for (OpId op : RepeatedOps()) {
+    ForEachRepeat(op, [&](Key key) {
+      if (!effort_.IsSpent()) counters_.swaps += TrySwap(op, key);
+    });
+  }
+}
+
+}  // namespace coopjax

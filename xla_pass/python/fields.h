@@ -1,0 +1,13 @@
+// What several bindings give to Python as a dict.
+#pragma once
+
+#include "python/bindings.h"
+#include "buffers/heap.h"
+#include "bridge/hlo_program.h"
+
+namespace coopjax::python {
+
+nb::dict HeapFields(const HeapResult& heap);      // of coopjax.xla.program.HeapResult
+nb::dict ProgramFields(const HloProgram& hlo);    // of coopjax.program.step_program.StepProgram
+
+}  // namespace coopjax::python
