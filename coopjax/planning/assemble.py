@@ -6,6 +6,7 @@ import numpy as np
 
 from coopjax import _core
 from coopjax.policy_engine import rewrite
+from coopjax.policy_engine.decisions import PolicyDecisions
 from coopjax.policy_engine.search import PolicyPlan
 from coopjax.jaxpr.trace import TracedFn
 from coopjax.memory_profile import MemoryProfile
@@ -44,7 +45,7 @@ def fields(outcome: Outcome | None, found: PolicyPlan | None, baseline: MemoryPr
   return model
 
 
-def jaxpr_decisions(traced: TracedFn, decisions: rewrite.PolicyDecisions, target: Target, scope: str = ""
+def jaxpr_decisions(traced: TracedFn, decisions: PolicyDecisions, target: Target, scope: str = ""
                     ) -> tuple[Decision, ...]:
   """What happens to each value of a function where the policy engine decided.
 

@@ -22,9 +22,8 @@ from coopjax.budget import Budget, format_bytes
 from coopjax.planning.choice import Choice, KeptChoices, fingerprint_of, key_of
 from coopjax.errors import HostOffloadError, InvalidBudgetError, NotDifferentiableError, RematNoEffectWarning
 from coopjax.policy_engine.residuals import forward_graph
-from coopjax.policy_engine.rewrite import PolicyDecisions, Region
+from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
 from coopjax.policy_engine.save_curves import save_curve
-from coopjax.policy_engine.cuts import Segment
 from coopjax.jaxpr.tags import tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn, fn_and_gradient, split_arguments, trace
 from coopjax.planning.request import Request

@@ -12,9 +12,8 @@ from jax.extend import core
 
 from coopjax import compat
 from coopjax.planning.choice import Choice
-from coopjax.policy_engine.rewrite import PolicyDecisions, Region
+from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
 from coopjax.policy_engine.scan import find_scans
-from coopjax.policy_engine.cuts import Segment
 from coopjax.jaxpr.tags import tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn
 from coopjax.memory_profile import numbered_part, user_scopes

@@ -17,6 +17,7 @@ from coopjax import compat
 from coopjax.planning import cache
 from coopjax.errors import RematNoEffectWarning
 from coopjax.policy_engine import rewrite
+from coopjax.policy_engine.decisions import PolicyDecisions
 from coopjax.jaxpr.tags import tag_jaxpr, tagged_fn
 from coopjax.jaxpr.trace import TracedFn
 from coopjax.planning.request import Request
@@ -33,7 +34,7 @@ class Choice:
   """How a traced function is carried out: under a mark for the HLO engine, rewritten, both, or as it is."""
 
   mark: str | None = None
-  decisions: rewrite.PolicyDecisions | None = None
+  decisions: PolicyDecisions | None = None
 
   @property
   def engine(self) -> str:
@@ -46,7 +47,7 @@ class Choice:
     mark, decisions = fields["mark"], fields["decisions"]
     if not isinstance(mark, str | None):
       raise TypeError(f"a mark is text, not {mark!r}")
-    return cls(mark, None if decisions is None else rewrite.PolicyDecisions.from_json(decisions))
+    return cls(mark, None if decisions is None else PolicyDecisions.from_json(decisions))
 
   def flat_fn(self, traced: TracedFn) -> Callable[..., list[Any]]:
     """The function carried out this way, in place of ``traced.evaluate``."""

@@ -257,7 +257,7 @@ class RematPlan:
 
   @classmethod
   def _from_fields(cls, fields: dict) -> "RematPlan":
-    from coopjax.policy_engine.rewrite import PolicyDecisions
+    from coopjax.policy_engine.decisions import PolicyDecisions
 
     fields["budget"] = Budget(**fields["budget"])
     for key in ("baseline", "predicted", "measured"):

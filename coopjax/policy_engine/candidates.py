@@ -21,10 +21,11 @@ from coopjax.policy_engine.nesting import Chain, Nesting, nestings
 from coopjax.policy_engine.offload import HostLink, HostTrips, Input, cuts_for_offload, inputs_between
 from coopjax.policy_engine.compiled_profile import Profile
 from coopjax.policy_engine.residuals import ForwardGraph, forward_graph
-from coopjax.policy_engine.rewrite import PolicyDecisions, Region, apply_to_scans
+from coopjax.policy_engine.rewrite import apply_to_scans
+from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
 from coopjax.policy_engine.scan import Scan, find_scans
 from coopjax.policy_engine.save_curves import Choices, CurvePoint, climb, save_curve
-from coopjax.policy_engine.cuts import Segment, bytes_between, cut, out_bytes
+from coopjax.policy_engine.cuts import bytes_between, cut, out_bytes
 from coopjax.jaxpr.tags import tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn
 

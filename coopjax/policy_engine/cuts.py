@@ -15,47 +15,16 @@ Nets with Sublinear Memory Cost", 2016, search the same limit greedily). What ea
 below sum(out_j), `nesting` goes.
 """
 
-from collections.abc import Iterator, Sequence
-import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
 from coopjax.policy_engine.repeats import repeated_blocks
-from coopjax.policy_engine.residuals import ForwardGraph, Value
+from coopjax.policy_engine.residuals import ForwardGraph
 
 _MAX_CUTS = 256
 _LIMIT_RATIO = 1.25  # of one limit to the next, from the smallest up: one layer more in a model moves none of them
 _MAX_SHARES = 6  # the whole, halves, thirds ... are limits, too: few segments had better be even
-
-
-@dataclasses.dataclass(frozen=True)
-class Segment:
-  """Positions ``[start, stop)`` of a region.
-
-  Attributes:
-    is_wrapped: runs under `jax.checkpoint`; otherwise as the user wrote it.
-    saved: the values that the checkpoint keeps besides its inputs.
-    offloaded: those that it keeps in the host's memory: made in the segment, before it, or (position -1) carried into
-      the step of a scan.
-    inner: the pieces that it runs in, in order and without gaps, if it is not one piece: what passes between those under
-      checkpoints of their own is there only while this segment is repeated, at the cost of one more forward run.
-  """
-
-  start: int
-  stop: int
-  is_wrapped: bool = False
-  saved: tuple[Value, ...] = ()
-  offloaded: tuple[Value, ...] = ()
-  inner: tuple["Segment", ...] = ()
-
-  @property
-  def leaves(self) -> Iterator[tuple["Segment", bool]]:
-    """The segment itself, or what its pieces come to, each with whether it is repeated: it or one around it is wrapped."""
-    if not self.inner:
-      yield self, self.is_wrapped
-    for piece in self.inner:
-      for leaf, is_repeated in piece.leaves:
-        yield leaf, self.is_wrapped or is_repeated
 
 
 def cut(graph: ForwardGraph, alone: frozenset[int] = frozenset()) -> list[tuple[int, ...]]:

@@ -23,7 +23,7 @@ import numpy as np
 from coopjax.errors import NotDifferentiableError
 from coopjax.policy_engine.candidates import Candidates, summary_of
 from coopjax.policy_engine.offload import HostLink
-from coopjax.policy_engine.rewrite import PolicyDecisions, Region
+from coopjax.policy_engine.decisions import PolicyDecisions, Region
 from coopjax.jaxpr.trace import TracedFn, differentiable
 
 _NUM_PEAKS = 64

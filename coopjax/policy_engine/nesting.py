@@ -21,7 +21,7 @@ import dataclasses
 
 import numpy as np
 
-from coopjax.policy_engine.cuts import Segment
+from coopjax.policy_engine.decisions import Segment
 
 MAX_PIECES = 48
 _GRID = 128

@@ -26,7 +26,8 @@ import numpy as np
 
 from coopjax.jaxpr import cost
 from coopjax.jaxpr.user_policy import is_nameable
-from coopjax.policy_engine.residuals import ForwardGraph, Value
+from coopjax.policy_engine.residuals import ForwardGraph
+from coopjax.policy_engine.decisions import Value
 from coopjax.policy_engine.save_curves import Choices, CurvePoint
 from coopjax.policy_engine.cuts import cut
 from coopjax.program.cost import Roofline

@@ -22,6 +22,7 @@ from coopjax import compat
 from coopjax.jaxpr import cost
 from coopjax.jaxpr.user_policy import is_nameable
 from coopjax.jaxpr.trace import is_floating
+from coopjax.policy_engine.decisions import Value
 
 _POSITION = re.compile(r"coopjax_position(\d+)")
 # The output is the input's buffer, or XLA fuses it into every reader at no cost.
@@ -33,8 +34,6 @@ _CHEAP = frozenset(
   "not one_minus_square or round select_n sign square stop_gradient sub xor".split()) | _VIEWS
 
 _MAX_CHAIN = 2  # cheap ops in a row that XLA repeats rather than keep their result
-
-Value = tuple[int, int]  # (position of the equation, index of its output)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

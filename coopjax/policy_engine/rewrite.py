@@ -6,11 +6,9 @@ where JAX drops the tie). Every equation is bound under its own source line, and
 `tags.tag_jaxpr`, so the HLO engine and the reports see the rewritten program as they see the original.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
-import hashlib
 import itertools
-import json
 from typing import Any
 
 import jax
@@ -21,60 +19,9 @@ from coopjax import compat
 from coopjax.errors import PlanMismatchError
 from coopjax.jaxpr import cost, user_policy
 from coopjax.policy_engine import host_copies
-from coopjax.policy_engine.cuts import Segment
+from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment, Value
 from coopjax.jaxpr.tags import EquationInfo, tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn
-
-
-@dataclasses.dataclass(frozen=True)
-class Region:
-  """How one region is carried out.
-
-  Attributes:
-    equation_id: the scan whose body it is, by the id of `tags.tag_jaxpr`; None for the top of the jaxpr.
-    segments: of the region's equations, in order and without gaps.
-  """
-
-  equation_id: int | None
-  segments: tuple[Segment, ...]
-
-  @property
-  def leaves(self) -> Iterator[tuple[Segment, bool]]:
-    """As of `Segment`."""
-    for segment in self.segments:
-      yield from segment.leaves
-
-
-@dataclasses.dataclass(frozen=True)
-class PolicyDecisions:
-  """What the policy engine does to a function; a region that is not named stays as the user wrote it.
-
-  Frozen, hashable and, through `dataclasses.asdict`, JSON.
-  """
-
-  regions: tuple[Region, ...] = ()
-
-  @classmethod
-  def from_json(cls, fields: dict[str, Any]) -> "PolicyDecisions":
-    """The inverse of `dataclasses.asdict`, whether or not it went through JSON."""
-    def values(entries):
-      return tuple((int(position), int(index)) for position, index in entries)
-
-    def segment(entry):
-      return Segment(int(entry["start"]), int(entry["stop"]), bool(entry["is_wrapped"]), values(entry["saved"]),
-                     values(entry["offloaded"]), tuple(map(segment, entry["inner"])))
-
-    return cls(tuple(Region(entry["equation_id"], tuple(map(segment, entry["segments"])))
-                     for entry in fields["regions"]))
-
-  @property
-  def scan_bodies(self) -> tuple[Region, ...]:
-    """The regions that are bodies of scans."""
-    return tuple(region for region in self.regions if region.equation_id is not None)
-
-  def digest(self) -> str:
-    """Eight hexadecimal digits that name these decisions."""
-    return hashlib.sha256(json.dumps(dataclasses.asdict(self)).encode()).hexdigest()[:8]
 
 
 def rewrite(traced: TracedFn, decisions: PolicyDecisions, mark: str | None = None) -> Callable[..., list[Any]]:
@@ -313,11 +260,11 @@ class _Evaluator:
       kept=[self._variable(value) for value in segment.saved],
       offloaded=[self._variable(value) for value in segment.offloaded]))
 
-  def _variable(self, value: tuple[int, int]) -> core.Var:
+  def _variable(self, value: Value) -> core.Var:
     position, index = value
     return self._jaxpr.invars[index] if position < 0 else self._jaxpr.eqns[position].outvars[index]
 
-  def _name(self, value: tuple[int, int]) -> str:
+  def _name(self, value: Value) -> str:
     return f"{self._prefix}:{value[0]}.{value[1]}"
 
   def _interface(self, segment: Segment) -> tuple[list[core.Var], list[core.Var]]:

@@ -12,7 +12,8 @@ import itertools
 
 import numpy as np
 
-from coopjax.policy_engine.residuals import ForwardGraph, ForwardOp, Value
+from coopjax.policy_engine.residuals import ForwardGraph, ForwardOp
+from coopjax.policy_engine.decisions import Value
 
 _MAX_CANDIDATES = 64
 _MAX_POINTS = 8

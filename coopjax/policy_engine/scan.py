@@ -16,10 +16,11 @@ import numpy as np
 
 from coopjax import compat
 from coopjax.policy_engine.offload import HostLink, HostTrips, Input, carried_inputs
-from coopjax.policy_engine.residuals import ForwardGraph, Value, forward_graph
-from coopjax.policy_engine.rewrite import PolicyDecisions, Region, apply_to_scans
+from coopjax.policy_engine.residuals import ForwardGraph, forward_graph
+from coopjax.policy_engine.rewrite import apply_to_scans
+from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment, Value
 from coopjax.policy_engine.save_curves import CurvePoint, climb, save_curve
-from coopjax.policy_engine.cuts import Segment, bytes_between, cut
+from coopjax.policy_engine.cuts import bytes_between, cut
 from coopjax.jaxpr.tags import EquationInfo
 from coopjax.jaxpr.trace import is_floating
 

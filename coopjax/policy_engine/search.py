@@ -27,7 +27,8 @@ import numpy as np
 from coopjax.policy_engine.candidates import Candidate, Candidates
 from coopjax.policy_engine.offload import HostLink
 from coopjax.policy_engine.compiled_profile import Profile
-from coopjax.policy_engine.rewrite import PolicyDecisions, rewrite
+from coopjax.policy_engine.rewrite import rewrite
+from coopjax.policy_engine.decisions import PolicyDecisions
 from coopjax.jaxpr.trace import TracedFn, fn_and_gradient
 
 _MARGIN = 0.02  # of the budget: how far predictions err, once there has been a compile

@@ -12,7 +12,7 @@ import pytest
 import coopjax
 from coopjax.planning import function_plan
 from coopjax.policy_engine import search
-from coopjax.policy_engine.rewrite import PolicyDecisions
+from coopjax.policy_engine.decisions import PolicyDecisions
 from tests.support import models
 
 

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 import coopjax
-from coopjax.policy_engine.rewrite import PolicyDecisions, Region, rewrite
-from coopjax.policy_engine.cuts import Segment
+from coopjax.policy_engine.rewrite import rewrite
+from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
 from coopjax.jaxpr.trace import trace
 from tests.api.test_transform_bytes import WEIGHTS, X, step, temp_bytes
 from tests.api.test_transforms import SQUEEZED, assert_same, flags

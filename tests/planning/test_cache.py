@@ -13,8 +13,7 @@ import pytest
 
 import coopjax
 from coopjax.planning import cache, function_plan
-from coopjax.policy_engine.rewrite import PolicyDecisions, Region
-from coopjax.policy_engine.cuts import Segment
+from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
 from tests.support import models
 from tests.api.test_remat import assert_same_bits, compile_step, temp_bytes
 from tests.support import ROOT

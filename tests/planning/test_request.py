@@ -7,8 +7,7 @@ import coopjax
 import coopjax.linen
 from coopjax.planning import assemble
 from coopjax.policy_engine.candidates import Candidates
-from coopjax.policy_engine.rewrite import PolicyDecisions, Region
-from coopjax.policy_engine.cuts import Segment
+from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
 from coopjax.jaxpr.tags import tagged_fn
 from coopjax.jaxpr.trace import differentiable, fn_and_gradient, trace
 from coopjax.xla import targets

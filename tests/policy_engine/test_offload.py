@@ -18,9 +18,8 @@ from coopjax.policy_engine import rewrite
 from coopjax.policy_engine.candidates import Candidates
 from coopjax.policy_engine.offload import HostLink, HostTrips, Trip, carried_inputs, inputs_between, waiting_s
 from coopjax.policy_engine.residuals import forward_graph
-from coopjax.policy_engine.rewrite import PolicyDecisions, Region
+from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
 from coopjax.policy_engine.save_curves import save_curve
-from coopjax.policy_engine.cuts import Segment
 from coopjax.jaxpr.tags import tag_jaxpr
 from coopjax.jaxpr.trace import trace
 from coopjax.program.cost import Roofline

@@ -13,7 +13,8 @@ import pytest
 from coopjax import compat
 from coopjax.jaxpr import cost
 from coopjax.policy_engine.search import plan_policy
-from coopjax.policy_engine.rewrite import PolicyDecisions, rewrite
+from coopjax.policy_engine.rewrite import rewrite
+from coopjax.policy_engine.decisions import PolicyDecisions
 from coopjax.jaxpr.trace import differentiable, fn_and_gradient, trace
 from coopjax.xla.compile import compile_abstract
 from tests.support import models

@@ -11,8 +11,8 @@ import pytest
 
 from coopjax.errors import PlanMismatchError
 from coopjax.policy_engine.search import plan_policy
-from coopjax.policy_engine.rewrite import PolicyDecisions, Region, describe, rewrite
-from coopjax.policy_engine.cuts import Segment
+from coopjax.policy_engine.rewrite import describe, rewrite
+from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
 from coopjax.jaxpr.tags import parse_tag
 from coopjax.jaxpr.trace import fn_and_gradient, trace
 from coopjax.xla.compile import compile_abstract

@@ -5,7 +5,7 @@ import numpy as np
 
 import coopjax
 from coopjax.policy_engine.candidates import Candidates
-from coopjax.policy_engine.rewrite import PolicyDecisions
+from coopjax.policy_engine.decisions import PolicyDecisions
 from coopjax.jaxpr.trace import differentiable, trace
 from tests.support import models
 

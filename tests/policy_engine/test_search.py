@@ -13,8 +13,7 @@ import pytest
 
 from coopjax.policy_engine.candidates import Candidate
 from coopjax.policy_engine.search import Aid, search
-from coopjax.policy_engine.rewrite import PolicyDecisions, Region
-from coopjax.policy_engine.cuts import Segment
+from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
 
 FORWARD = 200.0
 

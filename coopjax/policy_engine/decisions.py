@@ -1,0 +1,93 @@
+"""What the policy engine decides, as data: the regions of a function, each in segments, and what every segment keeps.
+
+Found by `search`, carried out by `rewrite`, kept as JSON. Nothing here needs JAX.
+"""
+
+from collections.abc import Iterator
+import dataclasses
+import hashlib
+import json
+from typing import Any
+
+Value = tuple[int, int]  # (position of the equation, index of its output)
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+  """Positions ``[start, stop)`` of a region.
+
+  Attributes:
+    is_wrapped: runs under `jax.checkpoint`; otherwise as the user wrote it.
+    saved: the values that the checkpoint keeps besides its inputs.
+    offloaded: those that it keeps in the host's memory: made in the segment, before it, or (position -1) carried into
+      the step of a scan.
+    inner: the pieces that it runs in, in order and without gaps, if it is not one piece: what passes between those under
+      checkpoints of their own is there only while this segment is repeated, at the cost of one more forward run.
+  """
+
+  start: int
+  stop: int
+  is_wrapped: bool = False
+  saved: tuple[Value, ...] = ()
+  offloaded: tuple[Value, ...] = ()
+  inner: tuple["Segment", ...] = ()
+
+  @property
+  def leaves(self) -> Iterator[tuple["Segment", bool]]:
+    """The segment itself, or what its pieces come to, each with whether it is repeated: it or one around it is wrapped."""
+    if not self.inner:
+      yield self, self.is_wrapped
+    for piece in self.inner:
+      for leaf, is_repeated in piece.leaves:
+        yield leaf, self.is_wrapped or is_repeated
+
+
+@dataclasses.dataclass(frozen=True)
+class Region:
+  """How one region is carried out.
+
+  Attributes:
+    equation_id: the scan whose body it is, by the id of `tags.tag_jaxpr`; None for the top of the jaxpr.
+    segments: of the region's equations, in order and without gaps.
+  """
+
+  equation_id: int | None
+  segments: tuple[Segment, ...]
+
+  @property
+  def leaves(self) -> Iterator[tuple[Segment, bool]]:
+    """As of `Segment`."""
+    for segment in self.segments:
+      yield from segment.leaves
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyDecisions:
+  """What the policy engine does to a function; a region that is not named stays as the user wrote it.
+
+  Frozen, hashable and, through `dataclasses.asdict`, JSON.
+  """
+
+  regions: tuple[Region, ...] = ()
+
+  @classmethod
+  def from_json(cls, fields: dict[str, Any]) -> "PolicyDecisions":
+    """The inverse of `dataclasses.asdict`, whether or not it went through JSON."""
+    def values(entries):
+      return tuple((int(position), int(index)) for position, index in entries)
+
+    def segment(entry):
+      return Segment(int(entry["start"]), int(entry["stop"]), bool(entry["is_wrapped"]), values(entry["saved"]),
+                     values(entry["offloaded"]), tuple(map(segment, entry["inner"])))
+
+    return cls(tuple(Region(entry["equation_id"], tuple(map(segment, entry["segments"])))
+                     for entry in fields["regions"]))
+
+  @property
+  def scan_bodies(self) -> tuple[Region, ...]:
+    """The regions that are bodies of scans."""
+    return tuple(region for region in self.regions if region.equation_id is not None)
+
+  def digest(self) -> str:
+    """Eight hexadecimal digits that name these decisions."""
+    return hashlib.sha256(json.dumps(dataclasses.asdict(self)).encode()).hexdigest()[:8]
