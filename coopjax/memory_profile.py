@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import functools
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,13 +10,11 @@ import numpy as np
 
 from coopjax import display
 from coopjax.budget import format_bytes
+from coopjax.program.scopes import numbered_part, user_scopes
 
 _SHOWN = 20  # buffers in a notebook
 _HTML_COLUMNS = ("bytes", "kind", "type", "live", "line", "scope", "buffer")
 KINDS = ("parameter", "constant", "output", "residual", "temporary")
-_TRANSFORMED = re.compile(r"(?:jit|pjit|jvp|vjp|transpose|vmap|checkpoint|rematted_computation|shard_map)\((.*)\)$")
-_OWN_SCOPE = re.compile(r"coop(?:region)?\d+$")  # what `coopjax.remat` puts around an equation
-_PLUMBING = {"", "while", "body", "cond", "checkpoint", "rematted_computation", "closed_call"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,34 +257,3 @@ def totals_of(sizes: Any) -> dict[str, int]:
   return {"temp_bytes": sizes.temp_size_in_bytes, "argument_bytes": sizes.argument_size_in_bytes,
           "output_bytes": sizes.output_size_in_bytes, "alias_bytes": sizes.alias_size_in_bytes,
           "host_bytes": sizes.host_temp_size_in_bytes}
-
-
-def numbered_part(parts: Sequence[str]) -> int:
-  """Which of the parts of a module path is the first with a number in it, a layer's; the last where none is."""
-  return next((i for i, part in enumerate(parts) if re.search(r"\d", part)), len(parts) - 1)
-
-
-def user_scopes(scope: str) -> list[str]:
-  """The parts of an ``op_name`` that a user wrote; the primitive at the end is left out."""
-  first = scope.partition(";")[0]  # XLA joins the names of what it merged
-  return [piece for part in _split(first)[:-1] for piece in _peeled(part)]
-
-
-def _peeled(part: str) -> list[str]:
-  """A part without the transformations around it; nothing where JAX made it."""
-  if match := _TRANSFORMED.match(part):
-    is_call = part.startswith(("jit(", "pjit("))
-    return [] if is_call else [piece for inner in _split(match[1]) for piece in _peeled(inner)]
-  return [] if part in _PLUMBING or _OWN_SCOPE.match(part) else [part]
-
-
-def _split(scope: str) -> list[str]:
-  """At the slashes that stand in no parenthesis."""
-  parts, depth = [""], 0
-  for character in scope:
-    depth += (character == "(") - (character == ")")
-    if character == "/" and not depth:
-      parts.append("")
-    else:
-      parts[-1] += character
-  return parts

@@ -11,7 +11,6 @@ The hook never fails a user's compile: on any doubt it returns None, and says wh
 import contextlib
 import functools
 import logging
-import re
 import threading
 import uuid
 import warnings
@@ -24,14 +23,16 @@ from jax.extend import xla as jax_xla
 from coopjax import compat
 from coopjax.budget import Budget, format_bytes
 from coopjax.errors import BudgetExceededWarning, InvalidProgramError
-from coopjax.xla import standing
-from coopjax.hlo_engine.module_plan import Outcome, Request, plan_module
+from coopjax.hlo_engine.mark import Mark, marks_in
+from coopjax.hlo_engine.module_plan import Outcome, plan_module
+from coopjax.xla import standing, targets
 
 compat.log_as_jax_does("coopjax")
 _log = logging.getLogger("coopjax.hook")
-_MARK = re.compile(rb"coopjax-mark\([^()]*\)")
 # XLA:GPU tunes single instructions in modules of their own; the second field of a serialized module names its entry.
 _EXTRACTED, _HEAD_BYTES = b"\x12\x11entry_computation", 4096
+# Whose speeds price recomputation: a module does not tell its device, and only how ops compare matters.
+_SPEEDS = {"cpu": "cpu", "cuda": "gpu:h100", "tpu": "tpu:v5e:2x2"}
 
 
 class _Hook:
@@ -81,7 +82,7 @@ class _Hook:
   @contextlib.contextmanager
   def outcomes(self, mark: str | None) -> Iterator[list[Outcome]]:
     """Collects, inside the block, what is done to modules that carry a mark; nothing without one."""
-    recorder = (None if mark is None else Request.from_mark(mark).key, list[Outcome]())
+    recorder = (None if mark is None else Mark.from_text(mark).key, list[Outcome]())
     with self._lock:
       self._recorders.append(recorder)
     try:
@@ -111,14 +112,14 @@ class _Hook:
     try:
       if module_bytes.find(_EXTRACTED, 0, _HEAD_BYTES) >= 0:
         return None
-      marks = {Request.from_mark(match.decode()) for match in set(_MARK.findall(module_bytes))}
+      marks = marks_in(module_bytes)
       for mark in marks:
         if mark.key in self._captures:
           self._captures[mark.key] = bytes(module_bytes)
           if mark.key in self._observed:
             return None
           raise _CapturedError
-      outcome = _plan(module_bytes, marks, standing.request(platform))
+      outcome = _plan(module_bytes, marks, standing_mark(platform))
       keys = {mark.key for mark in marks}
       for key, made in self._recorders:
         if outcome is not None and key in keys:
@@ -133,7 +134,26 @@ class _Hook:
     return None
 
 
-def _plan(module_bytes: bytes, marks: set[Request], asked_of_all: Request | None) -> Outcome | None:
+def standing_mark(platform: str) -> Mark | None:
+  """What is asked of a program for a platform that the hook serves: "cpu", "cuda" or "tpu"."""
+  asked = standing.current()
+  if asked is None:
+    return None
+  device = _device(platform)
+  budget = asked.budget
+  if budget == standing.DEVICE:
+    budget = None if device is None else Budget.total(device.memory_bytes)
+  return Mark(budget, asked.planner, asked.time_limit_s, target=_SPEEDS[platform])
+
+
+def _device(platform: str) -> targets.Target | None:
+  """The device of that platform, if it is there."""
+  if platform == "cpu":
+    return targets.resolve("cpu")
+  return targets.running() if compat.hook_platform(jax.default_backend()) == platform else None
+
+
+def _plan(module_bytes: bytes, marks: set[Mark], asked_of_all: Mark | None) -> Outcome | None:
   """The planned module, if it is to be planned; what a mark asks goes before what is asked of every program."""
   if not marks and asked_of_all is None:
     return None
@@ -158,7 +178,7 @@ def _warn_over_budget(outcome: Outcome) -> None:
 
 
 def _watching_mark(key: str) -> str:
-  return Request(Budget(share=1.0), key=key).to_mark()
+  return Mark(Budget(share=1.0), key=key).to_text()
 
 
 class _CapturedError(Exception):

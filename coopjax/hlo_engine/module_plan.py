@@ -11,13 +11,14 @@ from collections.abc import Collection
 import numpy as np
 
 from coopjax import _core
-from coopjax.budget import Budget, format_bytes
-from coopjax.jaxpr.tags import KEPT_SCOPE
+from coopjax.budget import format_bytes
 from coopjax.planners.base import PlannerResult
 from coopjax.program.cost import Roofline
+from coopjax.program.scopes import KEPT_SCOPE
 from coopjax.program.step_program import StepProgram
 from coopjax.xla import targets
 from coopjax.xla.module import HeapResult, parse_module, predict_memory, read_step_program
+from coopjax.hlo_engine.mark import Mark
 from coopjax.hlo_engine.recompute_order import (
   Changes,
   InnerPlan,
@@ -31,48 +32,13 @@ _WORTH_REORDERING = 1 << 16  # bytes of temporaries; most programs of a process 
 _NEAR_SMALLEST = 1.01  # temporaries that count as the smallest where the budget can't be reached: the last percent costs
 
 
-@dataclasses.dataclass(frozen=True)
-class Request:
-  """What a mark, or `coopjax.enable`, asks of the hook.
-
-  Attributes:
-    budget: limit on the module's temporary memory; a share is of the module's own un-rematerialized temporaries. None
-      asks for a better order alone: nothing is recomputed.
-    planner: name of a planner.
-    time_limit_s: seconds that planning one module may take.
-    key: identifies program and request, so that compilation caches tell them apart.
-    target: whose speeds give ops their modelled seconds (`coopjax.xla.targets`); a CPU's by default.
-  """
-
-  budget: Budget | None
-  planner: str = "auto"
-  time_limit_s: float = 10.0
-  key: str = ""
-  target: str = "cpu"
-
-  def to_mark(self) -> str:
-    """The request as the value of a frontend attribute; a function of the request alone, so caches may key on it."""
-    limit = f"share={self.budget.share!r}" if self.budget.share is not None else f"bytes={self.budget.limit_bytes}"
-    total = ";total" if self.budget.is_total else ""
-    target = "" if self.target == "cpu" else f";target={self.target}"
-    return f"coopjax-mark({limit}{total};planner={self.planner};limit={self.time_limit_s!r};key={self.key}{target})"
-
-  @classmethod
-  def from_mark(cls, text: str) -> "Request":
-    """Reads what :meth:`to_mark` wrote."""
-    fields = dict(field.partition("=")[::2] for field in text[len("coopjax-mark(") : -1].split(";"))
-    share, limit_bytes = fields.get("share"), fields.get("bytes")
-    budget = Budget(int(limit_bytes) if limit_bytes else None, float(share) if share else None, "total" in fields)
-    return cls(budget, fields["planner"], float(fields["limit"]), fields["key"], fields.get("target", "cpu"))
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Outcome:
   """What the hook did to one module.
 
   Attributes:
     name: of the module.
-    request: what was asked.
+    mark: what was asked.
     program: the module's entry as it came, with the workspaces that the plan was made for.
     bound_program: the same with a lower bound on each workspace: what holds for it holds for every plan.
     baseline: predicted memory of the module as it came.
@@ -88,7 +54,7 @@ class Outcome:
   """
 
   name: str
-  request: Request
+  mark: Mark
   program: StepProgram
   bound_program: StepProgram
   baseline: HeapResult
@@ -144,12 +110,12 @@ class Outcome:
     return f"{what}, {done} ({self.result.planner}, {self.seconds:.3f} s)"
 
 
-def plan_module(module_bytes: bytes, requests: Collection[Request], *, reorders: bool = False) -> Outcome:
+def plan_module(module_bytes: bytes, marks: Collection[Mark], *, reorders: bool = False) -> Outcome:
   """Plans one scheduled module and carries the plan out.
 
   Args:
     module_bytes: a serialized ``HloModuleProto`` at POST_SCHEDULER.
-    requests: of the marks in the module, or of the process; the strictest is obeyed.
+    marks: of the module, or of the process; the strictest is obeyed.
     reorders: whether the order is improved where the budget is held, too, and before anything is recomputed. Always
       so without a budget.
 
@@ -162,8 +128,8 @@ def plan_module(module_bytes: bytes, requests: Collection[Request], *, reorders:
   start = time.perf_counter()
   module = parse_module(module_bytes)
   baseline = predict_memory(module)
-  roofline = targets.resolve(min(request.target for request in requests)).roofline
-  request, budget_bytes = _strictest(requests, baseline)
+  roofline = targets.resolve(min(mark.target for mark in marks)).roofline
+  mark, budget_bytes = _strictest(marks, baseline)
   fits = budget_bytes is None or baseline.temp_bytes <= budget_bytes
   reorders = reorders or budget_bytes is None
   searches_order = reorders and baseline.temp_bytes >= _WORTH_REORDERING
@@ -172,32 +138,31 @@ def plan_module(module_bytes: bytes, requests: Collection[Request], *, reorders:
     bound_program = dataclasses.replace(program, op_workspace_bytes=np.zeros_like(program.op_workspace_bytes))
     reason = ("there is little to gain" if reorders else
               f"{format_bytes(baseline.temp_bytes)} of temporaries already fit {format_bytes(budget_bytes)}")
-    outcome = Outcome(module.name, request, program, bound_program, baseline, budget_bytes, None, baseline, reason=reason)
+    outcome = Outcome(module.name, mark, program, bound_program, baseline, budget_bytes, None, baseline, reason=reason)
   else:
-    time_limit_s = max(start + request.time_limit_s - time.perf_counter(), 0.0)
-    found = _search(module, request, None if fits else budget_bytes, searches_order, roofline, time_limit_s)
+    time_limit_s = max(start + mark.time_limit_s - time.perf_counter(), 0.0)
+    found = _search(module, mark, None if fits else budget_bytes, searches_order, roofline, time_limit_s)
     bound_program = dataclasses.replace(found.program, op_workspace_bytes=found.least_workspaces)
     outcome = _told(
-      Outcome(module.name, request, found.program, bound_program, baseline, budget_bytes, None, baseline), found)
+      Outcome(module.name, mark, found.program, bound_program, baseline, budget_bytes, None, baseline), found)
   return dataclasses.replace(outcome, seconds=time.perf_counter() - start)
 
 
-def _strictest(requests: Collection[Request], baseline: HeapResult) -> tuple[Request, int | None]:
-  """The request that leaves the module least, and the bytes of temporaries that it leaves."""
-  resolved = {request: request.budget.resolve(baseline.temp_bytes, baseline.resident_bytes)
-              for request in requests if request.budget}
+def _strictest(marks: Collection[Mark], baseline: HeapResult) -> tuple[Mark, int | None]:
+  """The mark that leaves the module least, and the bytes of temporaries that it leaves."""
+  resolved = {mark: mark.budget.resolve(baseline.temp_bytes, baseline.resident_bytes) for mark in marks if mark.budget}
   if not resolved:
-    return min(requests, key=repr), None
-  request = min(resolved, key=lambda request: (resolved[request], repr(request)))
-  return request, resolved[request]
+    return min(marks, key=repr), None
+  mark = min(resolved, key=lambda mark: (resolved[mark], repr(mark)))
+  return mark, resolved[mark]
 
 
 def _search(
-  module: _core.HloModule, request: Request, budget_bytes: int | None, searches_order: bool, roofline: Roofline,
+  module: _core.HloModule, mark: Mark, budget_bytes: int | None, searches_order: bool, roofline: Roofline,
   time_limit_s: float,
 ) -> RecomputeOrderResult:
   """What is found within the bytes, or by a better order alone where None are given."""
-  planner = request.planner
+  planner = mark.planner
   if budget_bytes is None:
     planner = planner if planner in ORDERING_PLANNERS else None
     return recompute_order(

@@ -13,9 +13,9 @@ import numpy as np
 
 from coopjax import _core
 from coopjax.errors import InvalidProgramError
-from coopjax.jaxpr.tags import KEPT_SCOPE
 from coopjax.planners.base import Planner, PlannerResult, get_planner
 from coopjax.program.cost import CPU, Roofline
+from coopjax.program.scopes import KEPT_SCOPE
 from coopjax.program.step_program import StepProgram
 from coopjax.xla.module import HeapResult, parse_module, program_of
 

@@ -21,9 +21,9 @@ from jax.extend import core
 from coopjax import compat
 from coopjax.jaxpr import user_policy
 from coopjax.jaxpr.trace import TracedFn
+from coopjax.program.scopes import KEPT_SCOPE
 
 MARK_ATTRIBUTE = "coopjax"
-KEPT_SCOPE = "coopkept"
 _TAG = re.compile(r"\bcoop(\d+)\b")
 
 

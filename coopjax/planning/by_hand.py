@@ -16,7 +16,7 @@ from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
 from coopjax.policy_engine.scan import find_scans
 from coopjax.jaxpr.tags import tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn
-from coopjax.memory_profile import numbered_part, user_scopes
+from coopjax.program.scopes import numbered_part, user_scopes
 
 DOTS = "dots_with_no_batch_dims_saveable"
 NO_LAYERS = "no scan over layers, and no name scopes with numbers (block_0, block_1, ...) around equal parts"

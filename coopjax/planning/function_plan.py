@@ -27,6 +27,7 @@ from coopjax.memory_profile import MemoryProfile
 from coopjax.planning.request import Request, Trials
 from coopjax.planning.baseline import Unplanned
 from coopjax.hlo_engine import hook
+from coopjax.hlo_engine.mark import Mark
 from coopjax.xla.compile import compile_abstract, measure, module_of
 from coopjax.planning.infeasible import infeasible
 from coopjax.policy_engine.profiling import profile_of, profile_of_module
@@ -280,7 +281,7 @@ class _Case:
   def _planned_module(self, module: bytes, budget: Budget) -> hook.Outcome:
     """What the HLO engine makes of the module: by the first planner whose plan fits and is not dear, or by the last."""
     for planner in dict.fromkeys(self.planners):
-      asked = hook.Request(budget, planner, self.request.time_limit_s, target=self.request.speeds.name)
+      asked = Mark(budget, planner, self.request.time_limit_s, target=self.request.speeds.name)
       outcome = hook.plan_module(module, [asked])
       if outcome.fits and not self._is_dear(outcome):
         break

@@ -19,7 +19,8 @@ from coopjax.jaxpr.tags import tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn
 from coopjax.memory_profile import MemoryProfile
 from coopjax.planning.remat_plan import RematPlan
-from coopjax.planning.request import Request, mark_of
+from coopjax.hlo_engine.mark import mark_of
+from coopjax.planning.request import Request
 from coopjax.hlo_engine import hook
 from coopjax.xla import targets
 

@@ -1,18 +1,17 @@
 """What a user asks for, validated, and the compiles that answering it takes."""
 
 import dataclasses
-import hashlib
 from collections.abc import Callable, Sequence
 
 import jax
 
-from coopjax import __version__
 from coopjax.planning import host_offload
 from coopjax.budget import Budget
 from coopjax.policy_engine.search import Aid
 from coopjax.memory_profile import MemoryProfile
 from coopjax.planners import base
 from coopjax.hlo_engine import hook
+from coopjax.hlo_engine.mark import mark_of
 from coopjax.xla import targets
 from coopjax.xla.compile import OversizedProgram, compile_trial, fits, measure, temp_bytes_of
 from coopjax.xla.targets import Target
@@ -80,16 +79,6 @@ class Request:
     base.check_time_limit(time_limit_s)
     budget, engine = host_offload.admit(Budget.parse(budget), engine, platform)
     return cls(budget, planner, engine, float(time_limit_s), on_infeasible, target)
-
-
-def mark_of(fingerprint: str, budget: Budget, planner: str, time_limit_s: float, target: str) -> str:
-  """The mark of a traced program: the same for the same program, request and coopjax, in every process.
-
-  Compilation caches key on it, so an executable that another version of coopjax planned is not taken for this one's.
-  """
-  text = f"{__version__} {fingerprint} {budget} {planner} {time_limit_s} {target}"
-  key = hashlib.sha256(text.encode()).hexdigest()[:16]
-  return hook.Request(budget, planner, time_limit_s, key, target).to_mark()
 
 
 class Trials:

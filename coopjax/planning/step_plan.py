@@ -26,6 +26,7 @@ from coopjax.planning.request import Request, Trials
 from coopjax.planning.steps import Step
 from coopjax.planning.baseline import Unplanned
 from coopjax.hlo_engine import hook
+from coopjax.hlo_engine.mark import Mark
 from coopjax.xla.compile import compile_scheduled, compile_trial, measure, module_of, num_devices
 from coopjax.planning.infeasible import infeasible
 from coopjax.xla.targets import Target
@@ -141,7 +142,7 @@ class _Planning:
     """What the HLO engine makes of the step; None where the hook does not run or can't read the module."""
     hook.install(platform)
     try:
-      return hook.plan_module(self._unplanned.module, [hook.Request.from_mark(self._mark)])
+      return hook.plan_module(self._unplanned.module, [Mark.from_text(self._mark)])
     except (RuntimeError, InvalidProgramError):
       if self._request.engine == "hlo" or platform == "cpu":
         raise

@@ -14,11 +14,8 @@ import jax
 from coopjax import __version__, compat
 from coopjax.budget import Budget
 from coopjax.xla import targets
-from coopjax.hlo_engine.module_plan import Request
 
 DEVICE = "device"  # as a budget: the memory of the device that a program is compiled for
-# Whose speeds price recomputation: a module does not tell its device, and only how ops compare matters.
-_SPEEDS = {"cpu": "cpu", "cuda": "gpu:h100", "tpu": "tpu:v5e:2x2"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,25 +57,6 @@ def change(standing: Standing | None) -> None:
 def suspended() -> contextlib.AbstractContextManager:
   """Nothing is asked of what this thread compiles inside: planning's own compiles, which plans are measured by."""
   return contextlib.nullcontext() if _state is None else _state(None)
-
-
-def request(platform: str) -> Request | None:
-  """What is asked of a program for a platform that the hook serves: "cpu", "cuda" or "tpu"."""
-  standing = current()
-  if standing is None:
-    return None
-  device = _device(platform)
-  budget = standing.budget
-  if budget == DEVICE:
-    budget = None if device is None else Budget.total(device.memory_bytes)
-  return Request(budget, standing.planner, standing.time_limit_s, target=_SPEEDS[platform])
-
-
-def _device(platform: str) -> targets.Target | None:
-  """The device of that platform, if it is there."""
-  if platform == "cpu":
-    return targets.resolve("cpu")
-  return targets.running() if compat.hook_platform(jax.default_backend()) == platform else None
 
 
 def _cache_key() -> str:

@@ -19,6 +19,7 @@ from coopjax import _core, compat
 from coopjax.planners.base import PLANNERS
 from coopjax.program.step_program import OUTPUT
 from coopjax.hlo_engine import hook, module_plan
+from coopjax.hlo_engine.mark import Mark
 from coopjax.xla import standing, targets
 from coopjax.xla.module import parse_module, read_step_program
 from tests.support import models
@@ -130,12 +131,12 @@ def test_device_is_what_the_device_has_less_arguments_and_results(monkeypatch, o
 
 
 def test_with_brings_back_what_was_and_nests(outcomes):
-  asked = lambda: None if standing.request("cpu") is None else str(standing.request("cpu").budget)
+  asked = lambda: None if hook.standing_mark("cpu") is None else str(hook.standing_mark("cpu").budget)
   assert asked() is None
   with coopjax.enable():
     assert asked() == "None"
     with coopjax.enable("6GiB", planner="coop"):
-      assert asked() == "6.00 GiB" and standing.request("cpu").planner == "coop"
+      assert asked() == "6.00 GiB" and hook.standing_mark("cpu").planner == "coop"
       coopjax.enable("1GiB")
       assert asked() == "1.00 GiB"
       coopjax.disable()
@@ -173,8 +174,8 @@ def test_every_planner_works_in_the_hook(planner, outcomes):
 
 @pytest.mark.parametrize("planner", PLANNERS)
 def test_every_planner_orders(planner):
-  request = module_plan.Request(None, planner, time_limit_s=0.5)
-  outcome = module_plan.plan_module(module_of(plain()), [request])
+  mark = Mark(None, planner, time_limit_s=0.5)
+  outcome = module_plan.plan_module(module_of(plain()), [mark])
   assert outcome.predicted.temp_bytes < temp_bytes(plain()) and outcome.result.num_recomputed == 0 and outcome.fits
   assert outcome.result.planner == (planner if planner in ("fastsa", "model") else "order")
 
@@ -190,7 +191,7 @@ def test_the_budget_of_a_mark_goes_first(outcomes):
   both = lambda weights, x: marked(weights, x) + stricter(weights, x**2)
   with coopjax.enable(0.9):
     compile_step(both, weights, x)
-  assert outcomes[-1].request.budget.share == 0.5  # of both marks in one module the strictest
+  assert outcomes[-1].mark.budget.share == 0.5  # of both marks in one module the strictest
 
 
 def test_a_mark_whose_budget_is_held_gets_a_better_order_all_the_same():

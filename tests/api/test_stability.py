@@ -17,8 +17,9 @@ from coopjax.jaxpr.tags import tagged_fn
 from coopjax.jaxpr.trace import differentiable, fn_and_gradient, trace
 from coopjax.program import explain
 from coopjax.hlo_engine import hook
+from coopjax.hlo_engine.mark import Mark
 from coopjax.xla.compile import compile_abstract
-from coopjax.hlo_engine.module_plan import Request, plan_module
+from coopjax.hlo_engine.module_plan import plan_module
 from coopjax.policy_engine.profiling import profile_of
 from tests.support import models
 from tests.support.policy_models import temp_bytes
@@ -96,7 +97,7 @@ def test_recomputed_values():
   # least cost, of whatever pattern: with little room (a half and less) layers may swap what they do.
   decided = []
   for depth in DEPTHS:
-    outcome = plan_module(module(depth), [Request(Budget(share=0.6), "auto", 300.0)])
+    outcome = plan_module(module(depth), [Mark(Budget(share=0.6), "auto", 300.0)])
     assert outcome.fits
     decided.append(by_layer(depth, recomputed(decoder(depth), outcome)))
     assert any(any(layer) for layer in decided[-1])

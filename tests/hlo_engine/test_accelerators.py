@@ -13,6 +13,7 @@ from coopjax.budget import Budget
 from coopjax.jaxpr.tags import tagged_fn
 from coopjax.jaxpr.trace import differentiable, fn_and_gradient, trace
 from coopjax.hlo_engine import hook
+from coopjax.hlo_engine.mark import Mark
 from coopjax.xla import targets
 from coopjax.xla.compile import compile_abstract, module_of
 from coopjax.xla.module import parse_module, predict_memory, read_step_program
@@ -79,14 +80,14 @@ def test_a_plan_holds_its_budget_when_compiled(target, budget):
 def test_order_and_clones_are_what_the_hook_handed_back(target):
   loss, *args = mlp()
   traced, device = differentiable(trace(loss, args)), targets.resolve(target)
-  request = hook.Request(Budget(share=0.7), "peak", key="order", target=target)
+  mark = Mark(Budget(share=0.7), "peak", key="order", target=target)
   compile_marked = lambda mark: compile_abstract(*fn_and_gradient(traced, tagged_fn(traced, mark)), device)
   device.load()
   hook.install(compat.hook_platform(device.platform))
-  planned = hook.plan_module(hook.observe(compile_marked)[0], [request])
+  planned = hook.plan_module(hook.observe(compile_marked)[0], [mark])
   handed_back = parse_module(planned.module_bytes)
   _, ids = read_step_program(handed_back)
-  compiled = parse_module(module_of(compile_marked(request.to_mark())))
+  compiled = parse_module(module_of(compile_marked(mark.to_text())))
   names, compiled_names = (read_step_program(module)[0].op_names for module in (handed_back, compiled))
   assert len(ids) > len(planned.program.op_names) and any(".coop_remat" in name for name in names)
   kept = [name for name in compiled_names if name in set(names)]

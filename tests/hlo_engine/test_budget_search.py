@@ -9,7 +9,8 @@ from benchmarks import hlo_corpus
 from coopjax.budget import Budget
 from coopjax.planners import base
 from coopjax.hlo_engine import recompute_order
-from coopjax.hlo_engine.module_plan import Request, plan_module
+from coopjax.hlo_engine.mark import Mark
+from coopjax.hlo_engine.module_plan import plan_module
 
 
 def _module():
@@ -30,7 +31,7 @@ def _bytes_of(lowered):
 
 
 def test_what_is_nearest_to_a_budget_out_of_reach_loses_nothing_between_buffers():
-  outcome = plan_module(_module(), [Request(Budget(share=0.2))])
+  outcome = plan_module(_module(), [Mark(Budget(share=0.2))])
   assert not outcome.fits and outcome.predicted.temp_bytes == 192 * 1024
 
 
@@ -57,5 +58,5 @@ def test_a_planner_that_takes_all_its_time_leaves_some_for_the_next_round(monkey
       return result
 
   monkeypatch.setattr(recompute_order, "get_planner", Slow)
-  outcome = plan_module(_module(), [Request(Budget(share=0.5), "peak", time_limit_s=1.0)])
+  outcome = plan_module(_module(), [Mark(Budget(share=0.5), "peak", time_limit_s=1.0)])
   assert len(outcome.rounds) > 1 and "heap 256.00 KiB" in outcome.rounds[0] and outcome.fits

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import coopjax
 from coopjax import _core
 from coopjax.hlo_engine import hook, module_plan
+from coopjax.hlo_engine.mark import Mark
 from coopjax.xla.module import parse_module
 from tests.support.hlo_hook import before_ours
 from tests.support.hlo_hook import hook as other_hook
@@ -37,7 +38,7 @@ def test_programs_compiled_in_threads_are_all_planned(outcomes):
 def test_garbage_leaves_the_compile_standing(caplog):
   caplog.set_level(logging.INFO, "coopjax")
   module = module_of(plain("mlp"))
-  mark = module_plan.Request(coopjax.Budget.parse(0.5)).to_mark().encode()
+  mark = Mark(coopjax.Budget.parse(0.5)).to_text().encode()
   chance = random.Random(0)
   broken = [b"", b"\x00" * 100, chance.randbytes(1000), b"coopjax-mark(nonsense)", b"coopjax-mark(share=x;\xff)", mark,
             mark + module, module[: len(module) // 2]]

@@ -14,6 +14,7 @@ from coopjax.budget import Budget
 from coopjax.planners.peak import PeakPlanner
 from coopjax.program.cost import CPU
 from coopjax.hlo_engine import module_plan
+from coopjax.hlo_engine.mark import Mark
 from coopjax.xla.module import parse_module, predict_memory, read_step_program
 from tests.support import hlo_proto, models
 from tests.support.hlo_hook import hook
@@ -39,7 +40,7 @@ def assert_same_bits(actual, expected):
 
 
 def planned(module, share, time_limit_s=10.0):
-  return module_plan.plan_module(module, [module_plan.Request(Budget(share=share), time_limit_s=time_limit_s)])
+  return module_plan.plan_module(module, [Mark(Budget(share=share), time_limit_s=time_limit_s)])
 
 
 def num_clones(compiled, computation):

@@ -10,7 +10,7 @@ import pytest
 import coopjax
 from coopjax.planning import function_plan
 from coopjax.hlo_engine import hook
-from coopjax.hlo_engine.module_plan import Request
+from coopjax.hlo_engine.mark import Mark
 from tests.support import models
 
 WEIGHTS = [models.normal(i, 64, 64) for i in range(12)]
@@ -45,7 +45,7 @@ def test_trials_take_a_small_part_of_the_time_limit(monkeypatch, what):
   given, plan = [], hook._plan
 
   def recording(module_bytes, marks, asked_of_all):
-    given.extend(mark.time_limit_s for mark in marks if isinstance(mark, Request))
+    given.extend(mark.time_limit_s for mark in marks if isinstance(mark, Mark))
     return plan(module_bytes, marks, asked_of_all)
 
   monkeypatch.setattr(hook, "_plan", recording)

@@ -14,7 +14,8 @@ import pytest
 from benchmarks import hlo_corpus
 from coopjax import _core
 from coopjax.budget import Budget
-from coopjax.hlo_engine.module_plan import Request, plan_module
+from coopjax.hlo_engine.mark import Mark
+from coopjax.hlo_engine.module_plan import plan_module
 from coopjax.xla.module import parse_module, predict_memory, read_step_program
 from tests.support import ROOT
 from tests.xla.test_hlo_corpus import capture
@@ -56,7 +57,7 @@ def variants(module_bytes: bytes) -> dict[str, bytes]:
   made = {"as_captured": module_bytes}
   made |= {name: _core.apply_schedule(module, op_instruction_ids, order) for name, order in orders.items()}
   for planner, share in PLANS.items():
-    planned = plan_module(module_bytes, [Request(Budget(share=share), planner, time_limit_s=2.0)]).module_bytes
+    planned = plan_module(module_bytes, [Mark(Budget(share=share), planner, time_limit_s=2.0)]).module_bytes
     if planned is not None:
       made[planner] = planned
   return made
