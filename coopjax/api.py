@@ -12,7 +12,8 @@ import jax
 from coopjax import compat
 from coopjax.planning import assemble, kept_plans, steps
 from coopjax.budget import Budget, format_bytes
-from coopjax.planning.choice import Choice, fingerprint_of
+from coopjax.planning.choice import Choice
+from coopjax.jaxpr.fingerprint import fingerprint_of
 from coopjax.planning.function_plan import choose, decide, warn_no_effect
 from coopjax.errors import BudgetExceededWarning, PlanMismatchError, RematNoEffectWarning
 from coopjax.jaxpr.trace import TracedFn, differentiable, fn_and_gradient, split_arguments, trace

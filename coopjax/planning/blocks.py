@@ -19,7 +19,8 @@ import jax
 from coopjax import compat
 from coopjax.planning import steps
 from coopjax.budget import Budget, format_bytes
-from coopjax.planning.choice import Choice, KeptChoices, fingerprint_of, key_of
+from coopjax.planning.choice import Choice, KeptChoices, key_of
+from coopjax.jaxpr.fingerprint import fingerprint_of
 from coopjax.errors import HostOffloadError, InvalidBudgetError, NotDifferentiableError, RematNoEffectWarning
 from coopjax.policy_engine.residuals import forward_graph
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment

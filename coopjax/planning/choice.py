@@ -2,9 +2,7 @@
 
 import collections
 import dataclasses
-import hashlib
 import os
-import re
 import threading
 import warnings
 from collections.abc import Callable
@@ -18,15 +16,14 @@ from coopjax.planning import cache
 from coopjax.errors import RematNoEffectWarning
 from coopjax.policy_engine import rewrite
 from coopjax.policy_engine.decisions import PolicyDecisions
-from coopjax.jaxpr.tags import tag_jaxpr, tagged_fn
+from coopjax.jaxpr.fingerprint import fingerprint_of
+from coopjax.jaxpr.tags import tagged_fn
 from coopjax.jaxpr.trace import TracedFn
 from coopjax.planning.request import Request
 
 LIBRARIES = tuple(os.path.dirname(file) + os.sep for file in (coopjax.__file__, jax.__file__))  # whose lines no warning names
 one_by_one = jax.make_user_context(False)  # whether what is being traced will run operation by operation
 _KEPT_CHOICES = 256
-_ADDRESS = re.compile(r"\b0x[0-9a-f]+\b")
-_FOLDED = re.compile(r"(random_fold_in \w+) \d+:")  # a module's path as a number, in Flax
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,15 +102,3 @@ def _cache_key(key: tuple[str, Request]) -> cache.Key:
 def key_of(traced: TracedFn, request: Request) -> tuple[str, Request]:
   """What a choice is kept under: program, placement of its inputs on devices, and request."""
   return f"{fingerprint_of(traced)} {traced.placement.key()}", request
-
-
-def fingerprint_of(traced: TracedFn) -> str:
-  """A hash of the traced program that is the same in every process: its text, without object addresses.
-
-  Constants folded into random keys don't count: a plan for one layer's dropout is a plan for another's. Shardings count
-  as far as types state them (Explicit axes): of others a trace knows nothing, and a plan must fit the trace.
-  """
-  text = _FOLDED.sub(r"\1 _:", _ADDRESS.sub("", str(traced.jaxpr)))
-  if traced.policy is not None:
-    text += str([info.id for info in tag_jaxpr(traced.jaxpr, policy=traced.policy)[1] if info.is_kept])
-  return hashlib.sha256(text.encode()).hexdigest()[:16]

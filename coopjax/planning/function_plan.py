@@ -12,7 +12,8 @@ import numpy as np
 from coopjax import compat
 from coopjax.planning import host_offload
 from coopjax.budget import Budget, format_bytes
-from coopjax.planning.choice import Choice, KeptChoices, LIBRARIES, fingerprint_of, key_of
+from coopjax.planning.choice import Choice, KeptChoices, LIBRARIES, key_of
+from coopjax.jaxpr.fingerprint import fingerprint_of
 from coopjax.errors import (
   BudgetExceededWarning, CompileMemoryError, InvalidProgramError, NotDifferentiableError, RematNoEffectWarning,
   ShardingUnknownWarning,

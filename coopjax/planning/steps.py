@@ -28,7 +28,8 @@ import jax
 from jax.extend import core
 
 from coopjax import compat
-from coopjax.planning.choice import Choice, fingerprint_of, one_by_one
+from coopjax.planning.choice import Choice, one_by_one
+from coopjax.jaxpr.fingerprint import fingerprint_of
 from coopjax.errors import PlanMismatchError, RematNoEffectWarning
 from coopjax.jaxpr import non_arrays
 from coopjax.policy_engine.division import Member

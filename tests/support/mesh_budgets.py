@@ -17,6 +17,7 @@ import numpy as np
 
 import coopjax
 from coopjax.planning import choice
+from coopjax.jaxpr.fingerprint import fingerprint_of
 from coopjax.jaxpr.trace import trace
 from coopjax.xla.compile import module_of
 from coopjax.xla.module import parse_module, read_step_program
@@ -290,7 +291,7 @@ def keys():
   def note(name, weights, x):
     traced = trace(loss, (weights, x))
     found[choice.key_of(traced, request)].append(name)
-    return choice.fingerprint_of(traced)
+    return fingerprint_of(traced)
 
   def note_inside(name, *args):
     jax.jit(lambda *args: note(name, *args) and 0.0).lower(*args)

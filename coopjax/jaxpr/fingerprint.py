@@ -1,0 +1,22 @@
+"""What a traced program is known by, in every process."""
+
+import hashlib
+import re
+
+from coopjax.jaxpr.tags import tag_jaxpr
+from coopjax.jaxpr.trace import TracedFn
+
+_ADDRESS = re.compile(r"\b0x[0-9a-f]+\b")
+_FOLDED = re.compile(r"(random_fold_in \w+) \d+:")  # a module's path as a number, in Flax
+
+
+def fingerprint_of(traced: TracedFn) -> str:
+  """A hash of the traced program that is the same in every process: its text, without object addresses.
+
+  Constants folded into random keys don't count: a plan for one layer's dropout is a plan for another's. Shardings count
+  as far as types state them (Explicit axes): of others a trace knows nothing, and a plan must fit the trace.
+  """
+  text = _FOLDED.sub(r"\1 _:", _ADDRESS.sub("", str(traced.jaxpr)))
+  if traced.policy is not None:
+    text += str([info.id for info in tag_jaxpr(traced.jaxpr, policy=traced.policy)[1] if info.is_kept])
+  return hashlib.sha256(text.encode()).hexdigest()[:16]
