@@ -1,29 +1,15 @@
-"""The user's door: trace, plan, apply, verify."""
+"""The user's door: a function that fits a budget, and the plan for one."""
 
 import dataclasses
 import functools
-import time
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
-
-from coopjax import compat
-from coopjax.planning import assemble, kept_plans, steps
-from coopjax.budget import Budget, format_bytes
-from coopjax.planning.choice import Choice
-from coopjax.jaxpr.fingerprint import fingerprint_of
-from coopjax.planning.function_plan import choose, decide, warn_no_effect
-from coopjax.errors import BudgetExceededWarning, PlanMismatchError, RematNoEffectWarning
-from coopjax.jaxpr.trace import TracedFn, differentiable, fn_and_gradient, split_arguments, trace
-from coopjax.memory_profile import MemoryProfile
+from coopjax.planning import following, regions
+from coopjax.planning.function_plan import choose
+from coopjax.planning.plannable import Plannable
 from coopjax.planning.remat_plan import RematPlan
 from coopjax.planning.request import Request
-from coopjax.planning.step_plan import directions_of, plan_step, unplanned_step
-from coopjax.planning.baseline import Unplanned
-from coopjax.xla import targets
-from coopjax.xla.compile import compile_abstract, compile_trial, measure
 
 
 def remat(
@@ -105,41 +91,27 @@ def remat(
   References:
     Zhang et al., "Coop: Memory is not a Commodity", NeurIPS 2023; Griewank and Walther, "Revolve", 2000.
   """
-  if fn is not None and not callable(fn):
-    raise TypeError(f"remat takes a function, and then keywords: {fn!r} is none")
+  if fn is not None:
+    regions.check_function(fn)
   if plan is not None:
     if not isinstance(plan, RematPlan):
       raise TypeError(f"plan={plan!r} is no plan of coopjax.plan")
     if budget is not None:
       raise TypeError("give remat either budget= or plan=, not both: a plan carries its budget")
-    budget, planner, engine = dataclasses.replace(plan.budget, offload=False), plan.planner, plan.engine
+    budget, planner, engine = dataclasses.replace(plan.budget, offload=False), plan.planner, "auto"
   elif budget is None:
     raise TypeError("remat needs budget= (bytes, a size such as '6GiB', or a share in (0, 1]) or plan=")
-  request = Request.checked(budget, planner, engine if plan is None else "auto", target, time_limit_s, on_infeasible)
+  request = Request.checked(budget=budget, planner=planner, engine=engine, target=target, time_limit_s=time_limit_s,
+                            on_infeasible=on_infeasible)
+  static = {"static_argnums": static_argnums, "static_argnames": static_argnames}
   if fn is None:
     return functools.partial(
-      remat, budget=None if plan else request.budget, planner=planner, engine=engine, policy=policy,
-      static_argnums=static_argnums, static_argnames=static_argnames, target=target, time_limit_s=time_limit_s,
-      on_infeasible=on_infeasible, plan=plan,
-    )
-
-  if plan is not None and plan.regions:
-    return steps.follow(fn, directions_of(plan, _mark_here(plan, Budget(plan.budget_bytes))))
-
-  @functools.wraps(fn)
-  def rematerialized(*args, **kwargs):
-    if plan is None and not steps.is_planned() and compat.is_eager() and not compat.has_backward_outside():
-      return fn(*args, **kwargs)  # operation by operation, and nothing is kept for a backward pass
-    static = {"static_argnums": static_argnums, "static_argnames": static_argnames}
-    with steps.inside_region():
-      traced = trace(fn, args, kwargs, policy=policy, **static)
-    leaves = split_arguments(fn, args, kwargs, **static).leaves
-    if flat_fn := steps.directed(traced):
-      return traced.call(leaves, flat_fn)
-    choice = choose(traced, request) if plan is None else _follow(traced, plan)
-    return traced.call(leaves, choice.here(traced.name).flat_fn(traced))
-
-  return rematerialized
+      remat, budget=None if plan else request.budget, planner=planner, engine=engine, policy=policy, target=target,
+      time_limit_s=time_limit_s, on_infeasible=on_infeasible, plan=plan, **static)
+  if plan is not None:
+    return following.follow(fn, plan, policy=policy, **static)
+  return regions.region(
+    fn, functools.partial(choose, request=request), policy=policy, is_plain_when_eager=True, **static)
 
 
 def plan(
@@ -205,139 +177,6 @@ def plan(
     True
     >>> fitted_step = plan.apply(train_step)
   """
-  request = Request.checked(budget, planner, engine, target, time_limit_s, on_infeasible)
+  request = Request.checked(budget=budget, planner=planner, engine=engine, target=target, time_limit_s=time_limit_s,
+                            on_infeasible=on_infeasible)
   return Plannable.of(fn, args, kwargs, request.device).plan(request)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Plannable:
-  """A function with its gradient, or a whole step, traced for its arguments; any number of plans are made of it.
-
-  Attributes:
-    program: what is planned.
-    unplanned: it, compiled as it is.
-    target: what it is compiled for, None for the default backend.
-  """
-
-  program: TracedFn | steps.Step
-  unplanned: Unplanned
-  target: targets.Target | None
-
-  @property
-  def is_step(self) -> bool:
-    """Whether it is a whole step."""
-    return isinstance(self.program, steps.Step)
-
-  @classmethod
-  def of(cls, fn: Callable, args: Sequence[Any], kwargs: dict[str, Any], target: targets.Target | None) -> "Plannable":
-    """What `plan` makes of a function and its arguments."""
-    if step := steps.find_step(fn, args, kwargs, target):
-      return cls(step, unplanned_step(step, target), target)
-    traced = differentiable(trace(fn, args, kwargs))
-    if traced.has_symbolic_sizes:
-      raise ValueError(f"{traced.name} is traced for symbolic sizes: what it takes is known for sizes that are numbers")
-    return cls(traced, Unplanned.of(traced, target), target)
-
-  def plan(self, request: Request) -> RematPlan:
-    """The plan for one request: the one that is kept on disk, if there is one."""
-    return kept_plans.kept_or_made(
-      self._key, request, lambda: self._new_plan(request), lambda plan: self.measure_with(self._choices(plan, request)))
-
-  def _new_plan(self, request: Request) -> RematPlan:
-    if self.is_step:
-      return plan_step(self.program, request, self.unplanned)
-    return _make_plan(self.program, self.unplanned, request)
-
-  def _choices(self, plan: RematPlan, request: Request) -> list[Choice]:
-    """That a finished plan stands for, one for each of `functions`."""
-    is_settled = self.is_step or plan.policy is not None or request.platform != "cpu"
-    mark = kept_plans.mark(plan, Budget(plan.budget_bytes) if is_settled else request.budget)
-    return [Choice(mark, part.policy) for part in (plan.regions if self.is_step else (plan,))]
-
-  @functools.cached_property
-  def _key(self) -> str | None:
-    """What plans are kept under; None where the compiled program is not the one that will run."""
-    if not self.is_step and not self.program.placement.is_known:
-      return None
-    program = self.program.key if self.is_step else f"{fingerprint_of(self.program)} {self.program.placement.key()}"
-    return f"{program} {kept_plans.origin_of(*self.functions)}"
-
-  @property
-  def name(self) -> str:
-    """Of the function."""
-    return self.program.name
-
-  @property
-  def functions(self) -> tuple[TracedFn, ...]:
-    """What can be carried out in several ways: the function, or the remat regions of the step."""
-    return tuple(member.traced for member in self.program.members) if self.is_step else (self.program,)
-
-  def measure_with(self, choices: Sequence[Any]) -> MemoryProfile:
-    """Memory of the program with a choice for each of `functions`: a `Choice`, what has its `flat_fn`, or None.
-
-    Raises:
-      CompileMemoryError: it does not fit the device, and its sizes are not known.
-    """
-    choices = [choice or Choice() for choice in choices]
-    planned = (self.program.program(choices), ()) if self.is_step else fn_and_gradient(
-      self.program, choices[0].flat_fn(self.program))
-    return measure(compile_trial(*planned, self.target), self.target)
-
-
-def _follow(traced: TracedFn, plan: RematPlan) -> Choice:
-  """The choice that a finished plan stands for."""
-  if fingerprint_of(traced) != plan.fingerprint:
-    raise PlanMismatchError(
-      f"the plan was made for {plan.name} with fingerprint {plan.fingerprint}; {traced.name} as called here has "
-      f"{fingerprint_of(traced)}: another function, other shapes or dtypes, or other versions of its libraries"
-    )
-  if traced.placement.mesh not in ("", plan.mesh):
-    raise PlanMismatchError(
-      f"the plan for {plan.name} was made for {'the mesh ' + plan.mesh if plan.mesh else 'one device'}, and its "
-      f"arguments lie on the mesh {traced.placement.mesh}: give coopjax.plan jax.ShapeDtypeStructs with their shardings"
-    )
-  is_settled = plan.policy is not None or jax.default_backend() != "cpu"
-  return Choice(_mark_here(plan, Budget(plan.budget_bytes) if is_settled else plan.budget), plan.policy)
-
-
-def _mark_here(plan: RematPlan, budget: Budget) -> str | None:
-  """The mark for the HLO engine's part in a finished plan; None where it has none, or is not here."""
-  if plan.target is None or targets.resolve(plan.target).is_running:
-    return kept_plans.mark(plan, budget)
-  if plan.engine == "hlo":
-    warnings.warn(
-      f"the plan for {plan.name} has no effect: the HLO engine made it for target {plan.target}, and this is "
-      f"{jax.default_backend()}; a plan made with engine='policy' is carried out anywhere", RematNoEffectWarning,
-      stacklevel=4)
-  return None
-
-
-def _make_plan(traced: TracedFn, unplanned: Unplanned, request: Request) -> RematPlan:
-  """Plans, compiles with and without the plan, and reads the compiler's numbers."""
-  start = time.perf_counter()
-  fingerprint = fingerprint_of(traced)
-  decided = decide(traced, unplanned, request, fingerprint, planners=(request.planner,))
-  planning_s = time.perf_counter() - start
-  outcome, found = decided.outcome, decided.policy_plan
-  measured = baseline = decided.baseline or unplanned.profile
-  is_planned = found is not None or (outcome is not None and outcome.module_bytes is not None)
-  if is_planned:
-    planned = fn_and_gradient(traced, decided.choice.flat_fn(traced))
-    measured = decided.measured or measure(compile_abstract(*planned, request.device), request.device)
-  budget_bytes = request.budget.resolve(baseline.temp_bytes, baseline.resident_bytes)
-  if measured.temp_bytes >= baseline.temp_bytes:
-    warn_no_effect(traced, baseline, budget_bytes, outcome)
-  elif measured.temp_bytes > budget_bytes:
-    warnings.warn(
-      f"the plan for {traced.name} compiles to {format_bytes(measured.temp_bytes)} of temporaries, over its budget of "
-      f"{format_bytes(budget_bytes)}: this backend's buffer assignment differs from the model", BudgetExceededWarning,
-      stacklevel=3)
-  policy = decided.choice.decisions
-  decisions = assemble.module_decisions(outcome) if policy is None else assemble.jaxpr_decisions(
-    traced, policy, request.speeds)
-  return RematPlan(
-    name=traced.name, budget=request.budget, budget_bytes=budget_bytes, planner=request.planner, target=request.target,
-    engine=decided.choice.engine if is_planned else "none", fingerprint=fingerprint, baseline=baseline,
-    measured=measured, decisions=decisions, policy=policy, planning_s=planning_s, time_limit_s=request.time_limit_s,
-    mesh=traced.placement.mesh, **assemble.fields(outcome, found, baseline),
-  )

@@ -1,52 +1,102 @@
-"""What the models say of a plan: its cost, its bytes, and what happens to each value."""
+"""A finished plan, put together: what was asked, what the compiler measured, and what the models say of it."""
 
-from typing import Any
+import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
 from coopjax import _core
+from coopjax.hlo_engine.module_plan import Outcome
+from coopjax.jaxpr.placement import Spread
+from coopjax.jaxpr.trace import TracedFn
+from coopjax.memory_profile import MemoryProfile
+from coopjax.planning.choice import Choice
+from coopjax.planning.remat_plan import Decision, RegionPlan, RematPlan
+from coopjax.planning.request import Request
 from coopjax.policy_engine import rewrite
 from coopjax.policy_engine.decisions import PolicyDecisions
 from coopjax.policy_engine.search import PolicyPlan
-from coopjax.jaxpr.trace import TracedFn
-from coopjax.memory_profile import MemoryProfile
 from coopjax.program import explain
 from coopjax.program.step_program import StepProgram
-from coopjax.planning.remat_plan import Decision
-from coopjax.hlo_engine.module_plan import Outcome
 from coopjax.xla.targets import Target
 
 _STEP_OVER_FORWARD = 3  # FLOPs of a step over those of its forward pass, as usually counted
 
 
-def fields(outcome: Outcome | None, found: PolicyPlan | None, baseline: MemoryProfile) -> dict[str, Any]:
-  """The modelled fields of a `RematPlan`.
+def assemble(
+  request: Request, *, name: str, fingerprint: str, budget_bytes: int, engine: str, spread: Spread,
+  choices: Sequence[tuple[TracedFn, Choice]], regions: tuple[RegionPlan, ...] = (), outcome: Outcome | None,
+  found: PolicyPlan | None, baseline: MemoryProfile, measured: MemoryProfile, planning_s: float,
+) -> RematPlan:
+  """The plan of a function with its gradient, or of a whole step.
 
   Args:
+    request: what was asked.
+    name: of the program.
+    fingerprint: of the program.
+    budget_bytes: temporary bytes that the budget allows it.
+    engine: what carries the plan out.
+    spread: of its arguments.
+    choices: for the function, or for the functions of the step's regions.
+    regions: of the step.
     outcome: of the HLO engine on the planning module, if it was at work.
     found: by the policy engine, if it was at work.
-    baseline: memory without a plan.
+    baseline: memory without the plan.
+    measured: memory with it.
+    planning_s: seconds spent planning.
   """
-  model: dict[str, Any] = {
-    "predicted": baseline, "overhead": 0.0, "recompute_flops": 0.0, "rounds": (), "lower_bound_bytes": 0}
+  model = _model(outcome, found, baseline)
+  return RematPlan(
+    name=name, budget=request.budget, budget_bytes=budget_bytes, planner=request.planner, engine=engine,
+    target=request.target, fingerprint=fingerprint, baseline=baseline, predicted=model.predicted, measured=measured,
+    overhead=model.overhead, recompute_flops=model.recompute_flops, lower_bound_bytes=model.lower_bound_bytes,
+    decisions=_decisions(choices, outcome, request.speeds, is_step=bool(regions)),
+    policy=None if regions else choices[0][1].decisions, rounds=model.rounds, planning_s=planning_s,
+    least_overhead=model.least_overhead, mesh=spread.mesh, num_devices=spread.num_devices, shards=spread.shards,
+    regions=regions, time_limit_s=request.time_limit_s)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Model:
+  """The modelled fields of a `RematPlan`."""
+
+  predicted: MemoryProfile
+  overhead: float = 0.0
+  recompute_flops: float = 0.0
+  least_overhead: float = 0.0
+  lower_bound_bytes: int = 0
+  rounds: tuple[str, ...] = ()
+
+
+def _model(outcome: Outcome | None, found: PolicyPlan | None, baseline: MemoryProfile) -> _Model:
   if found is not None:
     extra_flops = found.recompute_flops + found.waiting_flops
-    model |= {"overhead": extra_flops / (_STEP_OVER_FORWARD * max(found.forward_flops, 1.0)),
-              "recompute_flops": found.recompute_flops, "rounds": tuple(map(str, found.rounds)),
-              "predicted": MemoryProfile(temp_bytes=found.temp_bytes)}
-  elif outcome is not None:
-    predicted = MemoryProfile(
-      temp_bytes=outcome.predicted.temp_bytes, peak_live_bytes=outcome.predicted.peak_live_bytes)
-    model |= {"rounds": outcome.rounds, "lower_bound_bytes": _core.lower_bound(outcome.bound_program.core)[0],
-              "predicted": predicted}
-    if outcome.result is not None:
-      model |= {"overhead": outcome.overhead, "recompute_flops": outcome.recompute_flops,
-                "least_overhead": outcome.least_overhead}
-  return model
+    return _Model(
+      predicted=MemoryProfile(temp_bytes=found.temp_bytes), recompute_flops=found.recompute_flops,
+      overhead=extra_flops / (_STEP_OVER_FORWARD * max(found.forward_flops, 1.0)), rounds=tuple(map(str, found.rounds)))
+  if outcome is None:
+    return _Model(baseline)
+  predicted = MemoryProfile(
+    temp_bytes=outcome.predicted.temp_bytes, peak_live_bytes=outcome.predicted.peak_live_bytes)
+  model = _Model(predicted, rounds=outcome.rounds, lower_bound_bytes=_core.lower_bound(outcome.bound_program.core)[0])
+  if outcome.result is None:
+    return model
+  return dataclasses.replace(model, overhead=outcome.overhead, recompute_flops=outcome.recompute_flops,
+                             least_overhead=outcome.least_overhead)
 
 
-def jaxpr_decisions(traced: TracedFn, decisions: PolicyDecisions, target: Target, scope: str = ""
-                    ) -> tuple[Decision, ...]:
+def _decisions(
+  choices: Sequence[tuple[TracedFn, Choice]], outcome: Outcome | None, target: Target, *, is_step: bool,
+) -> tuple[Decision, ...]:
+  """What happens to each value: by the policy engine where it decided, else by the HLO engine."""
+  decided = [(traced, choice.decisions) for traced, choice in choices if choice.decisions is not None]
+  if not decided:
+    return tuple(decision for program, schedule in schedules(outcome) for decision in _module_decisions(program, schedule))
+  return tuple(decision for traced, decisions in decided
+               for decision in jaxpr_decisions(traced, decisions, target, traced.name if is_step else ""))
+
+
+def jaxpr_decisions(traced: TracedFn, decisions: PolicyDecisions, target: Target, scope: str = "") -> tuple[Decision, ...]:
   """What happens to each value of a function where the policy engine decided.
 
   Args:
@@ -63,11 +113,6 @@ def jaxpr_decisions(traced: TracedFn, decisions: PolicyDecisions, target: Target
     for value in rewrite.describe(traced, decisions))
 
 
-def module_decisions(outcome: Outcome | None) -> tuple[Decision, ...]:
-  """What happens to each value of a scheduled module where the HLO engine decided alone."""
-  return tuple(decision for program, schedule in schedules(outcome) for decision in _plan_decisions(program, schedule))
-
-
 def schedules(outcome: Outcome | None) -> list[tuple[StepProgram, np.ndarray]]:
   """What the HLO engine planned, the module's entry first and then what that runs, each with its schedule."""
   if outcome is None or outcome.result is None:
@@ -75,7 +120,7 @@ def schedules(outcome: Outcome | None) -> list[tuple[StepProgram, np.ndarray]]:
   return [(plan.program, plan.result.schedule) for plan in (outcome, *outcome.inner)]
 
 
-def _plan_decisions(program: StepProgram, schedule: np.ndarray) -> list[Decision]:
+def _module_decisions(program: StepProgram, schedule: np.ndarray) -> list[Decision]:
   times = explain.times_recomputed(program, schedule)
   decisions = []
   for value in explain.decided_values(program, schedule):

@@ -12,7 +12,7 @@ from coopjax.xla.compile import compile_trial, measure
 from coopjax.xla.targets import Target
 
 
-class Unplanned:
+class Baseline:
   """What compiles of one program show, each made when it is first asked for.
 
   Args:
@@ -27,7 +27,7 @@ class Unplanned:
     self._compile_plain, self._compile_tagged, self._target = compile_plain, compile_tagged, target
 
   @classmethod
-  def of(cls, traced: TracedFn, target: Target | None) -> "Unplanned":
+  def of(cls, traced: TracedFn, target: Target | None) -> "Baseline":
     """A function with its gradient."""
     return cls(lambda: compile_trial(*fn_and_gradient(traced), target),
                lambda mark: compile_trial(*fn_and_gradient(traced, tagged_fn(traced, mark)), target), target)

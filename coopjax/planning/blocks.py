@@ -17,16 +17,17 @@ from typing import Any
 import jax
 
 from coopjax import compat
-from coopjax.planning import steps
+from coopjax.planning import regions
 from coopjax.budget import Budget, format_bytes
-from coopjax.planning.choice import Choice, KeptChoices, key_of
+from coopjax.planning.choice import Choice
+from coopjax.planning.kept import KeptChoices, key_of
 from coopjax.jaxpr.fingerprint import fingerprint_of
 from coopjax.errors import HostOffloadError, InvalidBudgetError, NotDifferentiableError, RematNoEffectWarning
 from coopjax.policy_engine.residuals import forward_graph
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
 from coopjax.policy_engine.save_curves import save_curve
 from coopjax.jaxpr.tags import tag_jaxpr
-from coopjax.jaxpr.trace import TracedFn, fn_and_gradient, split_arguments, trace
+from coopjax.jaxpr.trace import TracedFn, fn_and_gradient
 from coopjax.planning.request import Request
 from coopjax.hlo_engine import hook
 
@@ -62,22 +63,11 @@ def block_remat(*, budget: Any, engine: str, planner: str, time_limit_s: float) 
   if budget.is_total and engine == "policy":
     raise InvalidBudgetError(
       f"budget={budget}: a total is of a program, not of a block in it; use engine='hlo' or coopjax.plan")
-  request = Request.checked(budget, planner, engine, None, time_limit_s, "best_effort")
+  request = Request.checked(budget=budget, planner=planner, engine=engine, target=None, time_limit_s=time_limit_s,
+                            on_infeasible="best_effort")
   if engine == "hlo" and compat.hook_platform(jax.default_backend()) is None:
     raise ValueError(f"engine='hlo': JAX {jax.__version__} has no HLO hook on {jax.default_backend()}; use 'policy'")
-  return functools.partial(_wrap, request)
-
-
-def _wrap(request: Request, fn: Callable) -> Callable:
-
-  @functools.wraps(fn)
-  def rematerialized(*args):
-    with steps.inside_region():
-      traced = trace(fn, args)
-    flat_fn = steps.directed(traced) or _choose(traced, request).here(traced.name).flat_fn(traced)
-    return traced.call(split_arguments(fn, args, {}).leaves, flat_fn)
-
-  return rematerialized
+  return functools.partial(regions.region, choose=functools.partial(_choose, request=request))
 
 
 def _choose(traced: TracedFn, request: Request) -> Choice:
@@ -87,7 +77,7 @@ def _choose(traced: TracedFn, request: Request) -> Choice:
   if choice := _choices.get(key):
     return choice
   try:
-    choice = decide(traced, request, fingerprint_of(traced))
+    choice = choose_anew(traced, request, fingerprint_of(traced))
   except NotDifferentiableError as error:
     warnings.warn(f"coopjax has no effect: {error}", RematNoEffectWarning, stacklevel=4)
     choice = Choice()
@@ -95,7 +85,7 @@ def _choose(traced: TracedFn, request: Request) -> Choice:
   return choice
 
 
-def decide(traced: TracedFn, request: Request, fingerprint: str) -> Choice:
+def choose_anew(traced: TracedFn, request: Request, fingerprint: str) -> Choice:
   """What a block saves within its budget, or the mark that hands it to the HLO engine.
 
   Raises:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from coopjax import display
-from coopjax.api import Plannable
 from coopjax.budget import Budget, format_bytes
 from coopjax.errors import BudgetExceededWarning, CompileMemoryError, InvalidPlanError, RematNoEffectWarning
 from coopjax.memory_profile import MemoryProfile
 from coopjax.planning.by_hand import Checkpointed, DOTS, NO_LAYERS, per_layer
+from coopjax.planning.plannable import Plannable
 from coopjax.planning.remat_plan import RematPlan
 from coopjax.planning.request import Request
 
@@ -172,15 +172,16 @@ def frontier(
     ['80%', '60%']
     >>> fitted = found.points[1].plan.apply(loss)
   """
-  requests = [Request.checked(budget, planner, engine, target, time_limit_s, "best_effort")
-              for budget in (SHARES if budgets is None else budgets)]
+  requests = [
+    Request.checked(budget=budget, planner=planner, engine=engine, target=target, time_limit_s=time_limit_s,
+                    on_infeasible="best_effort") for budget in (SHARES if budgets is None else budgets)]
   if not requests:
     raise ValueError("budgets=[]: at least one budget, or None for shares from 1 down")
   program = Plannable.of(fn, args, kwargs, requests[0].device)
   with warnings.catch_warnings():
     warnings.simplefilter("ignore", BudgetExceededWarning)
     warnings.simplefilter("ignore", RematNoEffectWarning)
-    baseline = program.unplanned.profile
+    baseline = program.baseline.profile
     requests.sort(key=lambda each: each.budget.resolve(baseline.temp_bytes, baseline.resident_bytes), reverse=True)
     points, unreached = _points(program, requests, stops=budgets is None)
     references, omitted = _references(program, baseline)

@@ -33,11 +33,6 @@ class Checkpointed:
     policy = getattr(jax.checkpoint_policies, self.policy) if self.policy else None
     return jax.checkpoint(traced.evaluate, policy=policy)
 
-  def here(self, name: str) -> "Checkpointed":
-    """As of `Choice`: the same in every call, there is no mark on it."""
-    del name
-    return self
-
 
 def per_layer(traced: TracedFn) -> Choice | None:
   """A `jax.checkpoint` around each layer: the body of each scan, and each block that name scopes tell of.

@@ -1,29 +1,22 @@
-"""How a traced function is carried out, and where what was decided once is kept."""
+"""How a traced function is carried out."""
 
-import collections
 import dataclasses
 import os
-import threading
 import warnings
-from collections.abc import Callable
 from typing import Any
+from collections.abc import Callable
 
 import jax
 
 import coopjax
-from coopjax import compat
-from coopjax.planning import cache
+from coopjax import compat, contexts
 from coopjax.errors import RematNoEffectWarning
 from coopjax.policy_engine import rewrite
 from coopjax.policy_engine.decisions import PolicyDecisions
-from coopjax.jaxpr.fingerprint import fingerprint_of
 from coopjax.jaxpr.tags import tagged_fn
 from coopjax.jaxpr.trace import TracedFn
-from coopjax.planning.request import Request
 
 LIBRARIES = tuple(os.path.dirname(file) + os.sep for file in (coopjax.__file__, jax.__file__))  # whose lines no warning names
-one_by_one = jax.make_user_context(False)  # whether what is being traced will run operation by operation
-_KEPT_CHOICES = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,40 +58,4 @@ class Choice:
         f"{what} has no effect: the gradient is taken outside of jax.jit, so the backward pass is not compiled together "
         "with what it needs of the forward pass. Put jax.jit around the function that takes the gradient",
         RematNoEffectWarning, skip_file_prefixes=LIBRARIES)
-    return dataclasses.replace(self, mark=None) if one_by_one.value or compat.is_eager() else self
-
-
-class KeptChoices:
-  """Choices by fingerprint and request: in memory the latest so many of this process, on disk those that hold their
-  budget; safe under threads and processes."""
-
-  def __init__(self):
-    self._choices: collections.OrderedDict[tuple[str, Request], Choice] = collections.OrderedDict()
-    self._lock = threading.Lock()
-
-  def get(self, key: tuple[str, Request]) -> Choice | None:
-    with self._lock:
-      found = self._choices.get(key)
-    if found is None and (found := cache.load(_cache_key(key), Choice.from_json)):
-      self._remember(key, found)
-    return found
-
-  def put(self, key: tuple[str, Request], choice: Choice, holds_budget: bool) -> None:
-    self._remember(key, choice)
-    if holds_budget:
-      cache.store(_cache_key(key), dataclasses.asdict(choice))
-
-  def _remember(self, key: tuple[str, Request], choice: Choice) -> None:
-    with self._lock:
-      self._choices[key] = choice
-      while len(self._choices) > _KEPT_CHOICES:
-        self._choices.popitem(last=False)
-
-
-def _cache_key(key: tuple[str, Request]) -> cache.Key:
-  return cache.Key(key[0], repr(key[1]), cache.environment())
-
-
-def key_of(traced: TracedFn, request: Request) -> tuple[str, Request]:
-  """What a choice is kept under: program, placement of its inputs on devices, and request."""
-  return f"{fingerprint_of(traced)} {traced.placement.key()}", request
+    return dataclasses.replace(self, mark=None) if contexts.one_by_one.value or compat.is_eager() else self

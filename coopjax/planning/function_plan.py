@@ -1,8 +1,9 @@
-"""Decides how a traced function is carried out, once per program and request, on the module that XLA schedules."""
+"""Plans functions: chooses how each is carried out, once per program and request, on the module that XLA schedules."""
 
 import dataclasses
 import logging
 import math
+import time
 import warnings
 from collections.abc import Sequence
 
@@ -11,49 +12,63 @@ import numpy as np
 
 from coopjax import compat
 from coopjax.planning import host_offload
+from coopjax.planning.assemble import assemble
 from coopjax.budget import Budget, format_bytes
-from coopjax.planning.choice import Choice, KeptChoices, LIBRARIES, key_of
+from coopjax.planning.choice import Choice, LIBRARIES
 from coopjax.jaxpr.fingerprint import fingerprint_of
 from coopjax.errors import (
   BudgetExceededWarning, CompileMemoryError, InvalidProgramError, NotDifferentiableError, RematNoEffectWarning,
   ShardingUnknownWarning,
 )
 from coopjax.jaxpr import cost
+from coopjax.jaxpr.placement import Spread
 from coopjax.policy_engine import rewrite
-from coopjax.policy_engine import search as jaxpr_policy
+from coopjax.policy_engine import search
 from coopjax.policy_engine.compiled_profile import Profile
 from coopjax.jaxpr.tags import tagged_fn
 from coopjax.jaxpr.trace import TracedFn, differentiable, fn_and_gradient
 from coopjax.memory_profile import MemoryProfile
-from coopjax.planning.request import Request, Trials
-from coopjax.planning.baseline import Unplanned
+from coopjax.planning.baseline import Baseline
+from coopjax.planning.kept import KeptChoices, key_of
+from coopjax.planning.remat_plan import RematPlan
+from coopjax.planning.request import Request
+from coopjax.planning.trials import Trials
 from coopjax.hlo_engine import hook
 from coopjax.hlo_engine.mark import Mark
-from coopjax.xla.compile import compile_abstract, measure, module_of
-from coopjax.planning.infeasible import infeasible
+from coopjax.xla.compile import compile_abstract, compile_trial, measure, module_of
+from coopjax.planning.infeasible import why_infeasible
 from coopjax.policy_engine.profiling import profile_of, profile_of_module
 from coopjax.xla.module import HeapResult, predict_memory
 
 _COMPILED_ROUNDS = 4  # each compiles for an accelerator
-_DEAR = 0.5  # of the forward pass repeated by the HLO engine alone: the policy engine is asked, too
+_ASKS_POLICY_ABOVE = 0.5  # of the forward pass repeated by the HLO engine alone: the policy engine is asked, too
 _log = logging.getLogger("coopjax.planning")
 
 
 @dataclasses.dataclass(frozen=True)
-class Decided:
-  """A choice together with what the planning module showed."""
+class Chosen:
+  """A choice together with what the planning module showed.
+
+  Attributes:
+    choice: how the function is carried out.
+    outcome: of the HLO engine on the planning module, if it was at work.
+    policy_plan: of the policy engine, if it was at work.
+    is_certain: False where only the compile of the user's own program shows whether it fits.
+    before: memory without a plan, where that was compiled beside the module.
+    measured: memory with the plan, where that was compiled.
+  """
 
   choice: Choice
   outcome: hook.Outcome | None = None
-  policy_plan: jaxpr_policy.PolicyPlan | None = None
+  policy_plan: search.PolicyPlan | None = None
   is_certain: bool = True
-  baseline: MemoryProfile | None = None
+  before: MemoryProfile | None = None
   measured: MemoryProfile | None = None
 
   @property
   def temp_bytes(self) -> int:
     """Of what was compiled last, at an accelerator."""
-    return (self.measured or self.baseline).temp_bytes
+    return (self.measured or self.before).temp_bytes
 
   @property
   def holds_budget(self) -> bool:
@@ -85,19 +100,44 @@ def choose(traced: TracedFn, request: Request) -> Choice:
     request = dataclasses.replace(request, engine="policy")  # no hook of the running backend plans for another
   try:
     traced = differentiable(traced)
-    unplanned = Unplanned.of(traced, request.device)
-    decided = decide(traced, unplanned, request, fingerprint, planners=("peak", request.planner))
+    chosen = choose_anew(
+      traced, Baseline.of(traced, request.device), request, fingerprint, planners=("peak", request.planner))
   except NotDifferentiableError as error:
     warnings.warn(f"coopjax.remat has no effect: {error}", RematNoEffectWarning, skip_file_prefixes=LIBRARIES)
     return Choice()
-  outcome = decided.outcome
+  outcome, before = chosen.outcome, chosen.before
   if outcome and outcome.baseline.temp_bytes <= outcome.budget_bytes and request.budget.share is None:
     warn_no_effect(traced, outcome.baseline, outcome.budget_bytes, outcome)
-  elif decided.baseline and decided.choice == Choice() and request.budget.share is None:
-    baseline = decided.baseline
-    warn_no_effect(traced, baseline, request.budget.resolve(baseline.temp_bytes, baseline.resident_bytes), None)
-  _choices.put(key, decided.choice, decided.holds_budget)
-  return decided.choice
+  elif before and chosen.choice == Choice() and request.budget.share is None:
+    warn_no_effect(traced, before, request.budget.resolve(before.temp_bytes, before.resident_bytes), None)
+  _choices.put(key, chosen.choice, chosen.holds_budget)
+  return chosen.choice
+
+
+def plan_function(traced: TracedFn, request: Request, baseline: Baseline) -> RematPlan:
+  """Plans a function with its gradient, compiles it with and without the plan, and reads the compiler's numbers."""
+  start = time.perf_counter()
+  fingerprint = fingerprint_of(traced)
+  chosen = choose_anew(traced, baseline, request, fingerprint, planners=(request.planner,))
+  planning_s = time.perf_counter() - start
+  choice, outcome, found = chosen.choice, chosen.outcome, chosen.policy_plan
+  measured = before = chosen.before or baseline.profile
+  is_planned = found is not None or (outcome is not None and outcome.module_bytes is not None)
+  if is_planned:
+    planned = fn_and_gradient(traced, choice.flat_fn(traced))
+    measured = chosen.measured or measure(compile_abstract(*planned, request.device), request.device)
+  budget_bytes = request.budget.resolve(before.temp_bytes, before.resident_bytes)
+  if measured.temp_bytes >= before.temp_bytes:
+    warn_no_effect(traced, before, budget_bytes, outcome)
+  elif measured.temp_bytes > budget_bytes:
+    warnings.warn(
+      f"the plan for {traced.name} compiles to {format_bytes(measured.temp_bytes)} of temporaries, over its budget of "
+      f"{format_bytes(budget_bytes)}: this backend's buffer assignment differs from the model", BudgetExceededWarning,
+      skip_file_prefixes=LIBRARIES)
+  return assemble(
+    request, name=traced.name, fingerprint=fingerprint, budget_bytes=budget_bytes,
+    engine=choice.engine if is_planned else "none", spread=Spread(traced.placement.mesh, 1, ()),
+    choices=[(traced, choice)], outcome=outcome, found=found, baseline=before, measured=measured, planning_s=planning_s)
 
 
 def _choose_for_any_size(traced: TracedFn, request: Request, fingerprint: str) -> Choice:
@@ -110,14 +150,14 @@ def _choose_for_any_size(traced: TracedFn, request: Request, fingerprint: str) -
   return Choice(request.mark(fingerprint))
 
 
-def decide(
-  traced: TracedFn, unplanned: Unplanned, request: Request, fingerprint: str, planners: Sequence[str],
-) -> Decided:
+def choose_anew(
+  traced: TracedFn, baseline: Baseline, request: Request, fingerprint: str, planners: Sequence[str],
+) -> Chosen:
   """Plans fn with its gradient on the module that XLA schedules for it, without generating code.
 
   Args:
     traced: the function.
-    unplanned: it with its gradient, compiled.
+    baseline: it with its gradient, compiled as it is.
     request: what is asked.
     fingerprint: of the function.
     planners: tried in turn until one reaches the budget. Where only that matters, because the hook will plan the
@@ -130,39 +170,39 @@ def decide(
   platform = compat.hook_platform(request.platform)
   if request.engine == "hlo" and platform is None:
     raise ValueError(f"engine='hlo': JAX {jax.__version__} has no HLO hook on {request.platform}; use 'policy'")
-  case = _Case(traced, unplanned, request, fingerprint, planners)
+  case = _Case(traced, baseline, request, fingerprint, planners)
   # What XLA:TPU moves to vector memory after the hook, no mark of a budget can foresee for the user's own program.
   if request.engine == "policy" or platform is None or (request.engine == "auto" and platform == "tpu"):
-    return case.decide_policy()
+    return case.choose_by_policy()
   if platform != "cpu":
-    return case.decide_compiled(platform)
+    return case.choose_by_compiles(platform)
   hook.install(platform)
-  return case.decide_scheduled()
+  return case.choose_by_module()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Case:
-  """What `decide` is asked, and the ways to decide it."""
+  """What `choose_anew` is asked, and the ways to answer."""
 
   traced: TracedFn
-  unplanned: Unplanned
+  baseline: Baseline
   request: Request
   fingerprint: str
   planners: Sequence[str]
 
-  def decide_scheduled(self) -> Decided:
+  def choose_by_module(self) -> Chosen:
     """Plans on the module alone, where the compiled program takes what the model predicts."""
-    request, module = self.request, self.unplanned.module
+    request, module = self.request, self.baseline.module
     outcome = self._planned_module(module, request.budget)
-    decided = Decided(Choice(request.mark(self.fingerprint)), outcome)
+    chosen = Chosen(Choice(request.mark(self.fingerprint)), outcome)
     if request.engine == "auto" and (not outcome.fits or self._is_dear(outcome)):
       profile = profile_of_module(self.traced, module)
-      return self.decide_policy(outcome, profile=profile, rival=decided if outcome.fits else None)
+      return self.choose_by_policy(outcome, profile=profile, rival=chosen if outcome.fits else None)
     if not outcome.fits and self.traced.placement.is_known:  # else the hook, which sees one device's program, decides
       self._report_missed(outcome)
-    return decided
+    return chosen
 
-  def decide_compiled(self, platform: str) -> Decided:
+  def choose_by_compiles(self, platform: str) -> Chosen:
     """Plans for an accelerator, where the compiled program need not take what the model predicts.
 
     XLA:TPU moves values into vector memory after the hook. So a share is of what is compiled, and a plan of the HLO
@@ -173,31 +213,31 @@ class _Case:
       if request.device is not None:
         request.device.load()
       hook.install(platform)
-      module, baseline = self.unplanned.observed
+      module, before = self.baseline.observed
     except RuntimeError:  # the hook did not run
       if request.engine == "hlo":
         raise
-      return self.decide_policy()
-    budget = Budget(request.budget.resolve(baseline.temp_bytes, baseline.resident_bytes))
-    if baseline.temp_bytes <= budget.limit_bytes:
-      return Decided(Choice(), baseline=baseline)
+      return self.choose_by_policy()
+    budget = Budget(request.budget.resolve(before.temp_bytes, before.resident_bytes))
+    if before.temp_bytes <= budget.limit_bytes:
+      return Chosen(Choice(), before=before)
     try:
-      limit_bytes = budget.limit_bytes + max(predict_memory(module).temp_bytes - baseline.temp_bytes, 0)
+      limit_bytes = budget.limit_bytes + max(predict_memory(module).temp_bytes - before.temp_bytes, 0)
     except InvalidProgramError as error:
       if request.engine == "hlo":
         raise InvalidProgramError(f"engine='hlo' can't read the modules of XLA:{platform.upper()}: {error}") from error
-      return self.decide_policy(baseline=baseline)
+      return self.choose_by_policy(before=before)
     best = None
     for _ in range(_COMPILED_ROUNDS):
       limit = Budget(limit_bytes)
       outcome, mark = self._planned_module(module, limit), request.mark(self.fingerprint, limit)
       measured = self._measure_marked(mark) if outcome.fits or request.engine == "hlo" else None
       if best is None or (measured and measured.temp_bytes < best.temp_bytes):
-        best = Decided(Choice(mark), outcome, baseline=baseline, measured=measured)
+        best = Chosen(Choice(mark), outcome, before=before, measured=measured)
       if measured and measured.temp_bytes <= budget.limit_bytes:
         if request.engine == "auto" and self._is_dear(outcome):
-          profile = profile_of_module(self.traced, module, baseline.temp_bytes)
-          return self.decide_policy(outcome, baseline, profile, rival=best)
+          profile = profile_of_module(self.traced, module, before.temp_bytes)
+          return self.choose_by_policy(outcome, before, profile, rival=best)
         return best
       if not (measured and outcome.fits):
         break
@@ -205,32 +245,32 @@ class _Case:
       in_proportion = int(limit_bytes * budget.limit_bytes / measured.temp_bytes)
       limit_bytes = max(min(limit_bytes - excess_bytes, in_proportion), 1)
     if request.engine == "auto":
-      return self.decide_policy(
-        best.outcome, baseline, profile_of_module(self.traced, module, baseline.temp_bytes))
+      return self.choose_by_policy(
+        best.outcome, before, profile_of_module(self.traced, module, before.temp_bytes))
     self._report_infeasible(budget.limit_bytes, best.temp_bytes, module)
     return best
 
-  def decide_policy(
-    self, outcome: hook.Outcome | None = None, baseline: MemoryProfile | None = None, profile: Profile | None = None,
-    rival: Decided | None = None,
-  ) -> Decided:
+  def choose_by_policy(
+    self, outcome: hook.Outcome | None = None, before: MemoryProfile | None = None, profile: Profile | None = None,
+    rival: Chosen | None = None,
+  ) -> Chosen:
     """Plans checkpoint segments; every round is a compile. With an outcome, the HLO engine works under them.
 
-    A rival holds the budget by the HLO engine alone, and is what is decided if no segments take fewer FLOPs. A share is
+    A rival holds the budget by the HLO engine alone, and is what is chosen if no segments take fewer FLOPs. A share is
     settled here, in bytes: the hook will not see the un-rematerialized program again.
     """
     traced, request = self.traced, self.request
-    if outcome is None and baseline is None:
-      tagged = self.unplanned.tagged
-      baseline, profile = measure(tagged, request.device), profile_of(traced, tagged)
-    known, baseline = baseline, baseline or outcome.baseline
-    budget_bytes = request.budget.resolve(baseline.temp_bytes, baseline.resident_bytes)
-    if baseline.temp_bytes <= budget_bytes:
-      return Decided(Choice(), outcome, baseline=known)
+    if outcome is None and before is None:
+      tagged = self.baseline.tagged
+      before, profile = measure(tagged, request.device), profile_of(traced, tagged)
+    known, before = before, before or outcome.baseline
+    budget_bytes = request.budget.resolve(before.temp_bytes, before.resident_bytes)
+    if before.temp_bytes <= budget_bytes:
+      return Chosen(Choice(), outcome, before=known)
     is_known, is_spread = traced.placement.is_known, traced.placement.is_spread
     on_trial = request.for_trials() if known is None else request  # elsewhere a trial's compile is the plan's
     mark, trial_mark = (outcome and each.mark(self.fingerprint, Budget(budget_bytes)) for each in (request, on_trial))
-    trials, found = Trials(request, trial_mark), list[jaxpr_policy.PolicyPlan]()
+    trials, found = Trials(request, trial_mark), list[search.PolicyPlan]()
     below_flops = rival.outcome.recompute_flops if rival else math.inf
     link = host_offload.link(request.budget, request.device)
     with warnings.catch_warnings():
@@ -239,9 +279,9 @@ class _Case:
       # than this: what the HLO engine can't do for one example, it can't for many.
       for only_scans in (False,) if not mark else (True, False) if is_known or not is_spread else (True,):
         if not found or not found[-1].is_feasible:
-          found.append(jaxpr_policy.plan_policy(
-            traced, budget_bytes, trials.compile, baseline.temp_bytes, mark=trial_mark, only_scans=only_scans,
-            profile=profile, link=link, planner=request.planner, aid_of=trials.aid, below_flops=below_flops))
+          found.append(search.plan_policy(
+            traced, budget_bytes, trials.compile, before.temp_bytes, mark=trial_mark, only_scans=only_scans,
+            profile=profile, link=link, planner=request.planner, hlo_share_of=trials.hlo_share, below_flops=below_flops))
       best = found[-1] if found[-1].is_feasible else min(found, key=lambda plan: plan.smallest_bytes)
       if rival and not (best.is_feasible and best.recompute_flops < below_flops):
         return rival
@@ -252,12 +292,12 @@ class _Case:
     if not best.is_feasible:
       if known is None and outcome.predicted.temp_bytes < best.smallest_bytes:  # the HLO engine alone comes nearer
         self._report_missed(outcome)
-        return Decided(Choice(mark), outcome)
+        return Chosen(Choice(mark), outcome)
       self._report_infeasible(budget_bytes, best.smallest_bytes, module_of(trials.smallest))
     measured = trials.measured(best.temp_bytes) if mark == trial_mark else None
-    return Decided(Choice(mark, best.decisions), outcome, best, baseline=known, measured=measured)
+    return Chosen(Choice(mark, best.decisions), outcome, best, before=known, measured=measured)
 
-  def _carry_over(self, outcome: hook.Outcome | None, found: jaxpr_policy.PolicyPlan) -> Decided:
+  def _carry_over(self, outcome: hook.Outcome | None, found: search.PolicyPlan) -> Chosen:
     """The choice for a program whose partitioning the trace does not show, from a plan for all devices together.
 
     One device's program is no larger, so bytes that all hold together each one holds, and what can't be reached here
@@ -267,7 +307,7 @@ class _Case:
     traced, request = self.traced, self.request
     decisions, budget = found.decisions if found.decisions.regions else None, request.budget
     if outcome and decisions and budget.share is not None:
-      alone = measure(request.compile(*fn_and_gradient(traced, rewrite.rewrite(traced, decisions))))
+      alone = measure(compile_trial(*fn_and_gradient(traced, rewrite.rewrite(traced, decisions)), request.device))
       budget = Budget(share=min(1.0, budget.share * outcome.baseline.temp_bytes / max(alone.temp_bytes, 1)))
     mark = outcome and request.mark(self.fingerprint, budget)
     is_certain = budget.share is not None or not decisions or not traced.placement.is_spread
@@ -277,7 +317,7 @@ class _Case:
         f"all devices together: {budget} cost more recompute than one device needs. Plan the function or the whole step "
         "for shapes with shardings (coopjax.plan(step, *shapes, budget=...).apply(step)), or use Explicit axes",
         ShardingUnknownWarning, skip_file_prefixes=LIBRARIES)
-    return Decided(Choice(mark, decisions), outcome, found, is_certain)
+    return Chosen(Choice(mark, decisions), outcome, found, is_certain)
 
   def _planned_module(self, module: bytes, budget: Budget) -> hook.Outcome:
     """What the HLO engine makes of the module: by the first planner whose plan fits and is not dear, or by the last."""
@@ -290,7 +330,7 @@ class _Case:
 
   def _is_dear(self, outcome: hook.Outcome) -> bool:
     """Whether the HLO engine repeats so much that the policy engine, whose compiles say what they take, may do better."""
-    return self.traced.placement.is_known and outcome.recompute_flops > _DEAR * cost.jaxpr_flops(self.traced.inlined)
+    return self.traced.placement.is_known and outcome.recompute_flops > _ASKS_POLICY_ABOVE * cost.jaxpr_flops(self.traced.inlined)
 
   def _measure_marked(self, mark: str) -> MemoryProfile | None:
     """The program that the HLO engine makes, compiled; None where XLA does not take it."""
@@ -306,14 +346,14 @@ class _Case:
   def _report_missed(self, outcome: hook.Outcome) -> None:
     """As `_report_infeasible`, of what the HLO engine alone made of the module."""
     schedule = None if outcome.result is None else outcome.result.schedule
-    self._report_infeasible(outcome.budget_bytes, outcome.predicted.temp_bytes, self.unplanned.module, schedule)
+    self._report_infeasible(outcome.budget_bytes, outcome.predicted.temp_bytes, self.baseline.module, schedule)
 
   def _report_infeasible(
     self, budget_bytes: int, smallest_bytes: int, module_bytes: bytes, schedule: np.ndarray | None = None,
   ) -> None:
     """Raises, or warns for a best effort, with the smallest reachable bytes and what forces them."""
     name, request = self.traced.name, self.request
-    error = infeasible(
+    error = why_infeasible(
       module_bytes,
       f"no plan brings {name} and its gradient within the budget of {request.budget.allows(budget_bytes)}; the smallest "
       f"reached is {format_bytes(smallest_bytes)} (planner {request.planner}, engine {request.engine})",

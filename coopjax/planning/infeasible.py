@@ -10,7 +10,7 @@ from coopjax.program import explain
 from coopjax.xla.module import AllocationKind, parse_module, predict_memory, read_step_program
 
 
-def infeasible(
+def why_infeasible(
   module_bytes: bytes, headline: str, *, schedule: np.ndarray | None = None, budget_bytes: int, smallest_bytes: int,
 ) -> BudgetInfeasibleError:
   """The error that a missed budget deserves.

@@ -14,6 +14,7 @@ from coopjax import display
 from coopjax.budget import Budget, format_bytes
 from coopjax.errors import InvalidPlanError
 from coopjax.memory_profile import MemoryProfile
+from coopjax.policy_engine.decisions import PolicyDecisions
 
 FORMAT_VERSION = 3
 _SHOWN = 20  # decisions in a notebook
@@ -61,7 +62,7 @@ class RegionPlan:
   fingerprint: str
   name: str
   num_runs: int
-  policy: Any = dataclasses.field(repr=False)
+  policy: PolicyDecisions | None = dataclasses.field(repr=False)
   saved_bytes: int
   recompute_flops: float
 
@@ -117,7 +118,7 @@ class RematPlan:
   recompute_flops: float
   lower_bound_bytes: int
   decisions: tuple[Decision, ...] = dataclasses.field(repr=False)
-  policy: Any = dataclasses.field(default=None, repr=False)
+  policy: PolicyDecisions | None = dataclasses.field(default=None, repr=False)
   rounds: tuple[str, ...] = dataclasses.field(default=(), repr=False)
   planning_s: float = dataclasses.field(default=0.0, compare=False)
   least_overhead: float = 0.0
@@ -148,9 +149,9 @@ class RematPlan:
     Raises:
       coopjax.PlanMismatchError: when called with arguments that trace to another program.
     """
-    from coopjax import api
+    from coopjax.planning import following  # here, so that plans can be read and shown without JAX
 
-    return api.remat(fn, plan=self)
+    return following.follow(fn, self)
 
   def headline(self) -> str:
     """The plan as text without its decisions: bytes, cost, bounds, regions and rounds."""
@@ -257,8 +258,6 @@ class RematPlan:
 
   @classmethod
   def _from_fields(cls, fields: dict) -> "RematPlan":
-    from coopjax.policy_engine.decisions import PolicyDecisions
-
     fields["budget"] = Budget(**fields["budget"])
     for key in ("baseline", "predicted", "measured"):
       fields[key] = MemoryProfile.from_fields(fields[key])

@@ -9,34 +9,35 @@ from typing import Any
 import jax
 
 from coopjax import compat
-from coopjax.planning import assemble, host_offload, steps
+from coopjax.planning import host_offload, regions
+from coopjax.planning.assemble import assemble, schedules
 from coopjax.budget import Budget, format_bytes
-from coopjax.planning.choice import Choice
+from coopjax.planning.choice import Choice, LIBRARIES
 from coopjax.errors import (
   BudgetExceededWarning, BudgetInfeasibleError, InvalidProgramError, RematNoEffectWarning,
 )
 from coopjax.jaxpr import cost
 from coopjax.policy_engine import search
 from coopjax.policy_engine.division import Division, Share
-from coopjax.jaxpr.placement import Spread
 from coopjax.memory_profile import MemoryProfile
 from coopjax.program import explain
 from coopjax.planning.remat_plan import RegionPlan, RematPlan
-from coopjax.planning.request import Request, Trials
+from coopjax.planning.baseline import Baseline
+from coopjax.planning.request import Request
 from coopjax.planning.steps import Step
-from coopjax.planning.baseline import Unplanned
+from coopjax.planning.trials import Trials
 from coopjax.hlo_engine import hook
 from coopjax.hlo_engine.mark import Mark
 from coopjax.xla.compile import compile_scheduled, compile_trial, measure, module_of, num_devices
-from coopjax.planning.infeasible import infeasible
+from coopjax.planning.infeasible import why_infeasible
 from coopjax.xla.targets import Target
 
-_DEAR = 0.1  # of the forward pass repeated by the HLO engine alone: a division is looked for that repeats less
+_DIVIDES_ABOVE = 0.1  # of the forward pass repeated by the HLO engine alone: a division is looked for that repeats less
 
 
-def unplanned_step(step: Step, target: Target | None) -> Unplanned:
+def baseline_of(step: Step, target: Target | None) -> Baseline:
   """The step as it is, compiled; what `plan_step` needs, for any number of requests."""
-  return Unplanned(
+  return Baseline(
     lambda: compile_trial(step.program(marked(step, None)), (), target),
     lambda mark: compile_scheduled(step.program(marked(step, mark)), (), target), target)
 
@@ -46,13 +47,13 @@ def marked(step: Step, mark: str | None) -> tuple[Choice, ...]:
   return (Choice(mark),) * len(step.members)
 
 
-def plan_step(step: Step, request: Request, unplanned: Unplanned) -> RematPlan:
+def plan_step(step: Step, request: Request, baseline: Baseline) -> RematPlan:
   """Plans a step for a budget: on all that it holds, or on its temporaries.
 
   Args:
     step: from `steps.find_step`.
     request: what is asked.
-    unplanned: from `unplanned_step`.
+    baseline: from `baseline_of`.
 
   Raises:
     BudgetInfeasibleError: no plan reaches the budget and the request says "error".
@@ -62,27 +63,20 @@ def plan_step(step: Step, request: Request, unplanned: Unplanned) -> RematPlan:
     raise ValueError("planner='coop' looks at one function's buffers, and engine='policy' divides a step between its "
                      "regions: use planner='auto'")
   start = time.perf_counter()
-  planning = _Planning(step, request, unplanned)
+  planning = _Planning(step, request, baseline)
   if planning.holds:
     warnings.warn(
       f"the plan of {step.name} has no effect: it takes {format_bytes(planning.best.total_bytes)}, "
       f"{format_bytes(planning.best.temp_bytes)} of them temporaries, within the budget of {request.budget} as it is",
-      RematNoEffectWarning, stacklevel=3)
+      RematNoEffectWarning, skip_file_prefixes=LIBRARIES)
     return planning.plan(time.perf_counter() - start)
   planning.search()
   if not planning.holds:
     error = planning.infeasible()
     if request.on_infeasible == "error":
       raise error
-    warnings.warn(str(error), BudgetExceededWarning, stacklevel=3)
+    warnings.warn(str(error), BudgetExceededWarning, skip_file_prefixes=LIBRARIES)
   return planning.plan(time.perf_counter() - start)
-
-
-def directions_of(plan: RematPlan, mark: str | None) -> steps.Directions:
-  """What a finished plan of a step wants of its regions."""
-  return steps.Directions(
-    plan.name, tuple((region.fingerprint, Choice(mark, region.policy)) for region in plan.regions),
-    Spread(plan.mesh, plan.num_devices, plan.shards))
 
 
 class _Planning:
@@ -90,20 +84,20 @@ class _Planning:
 
   Attributes:
     budget_bytes: for the step's temporaries; negative where arguments and outputs alone exceed a total.
-    baseline: memory of the step as it is.
+    before: memory of the step as it is.
     best: memory of the best plan so far.
   """
 
-  def __init__(self, step: Step, request: Request, unplanned: Unplanned):
-    self._step, self._request, self._unplanned = step, request, unplanned
+  def __init__(self, step: Step, request: Request, baseline: Baseline):
+    self._step, self._request, self._baseline = step, request, baseline
     self._choices = marked(step, None)
     self._outcome: hook.Outcome | None = None
     self._found: search.PolicyPlan | None = None
-    self._spread = step.spread(num_devices(unplanned.plain))
-    self.baseline = self.best = unplanned.profile
-    self.budget_bytes = request.budget.resolve(self.baseline.temp_bytes, self.baseline.resident_bytes)
+    self._spread = step.spread(num_devices(baseline.plain))
+    self.before = self.best = baseline.profile
+    self.budget_bytes = request.budget.resolve(self.before.temp_bytes, self.before.resident_bytes)
     self._mark = request.mark(step.fingerprint, Budget(self.budget_bytes))
-    self._trials = Trials(request, smallest=unplanned.plain)
+    self._trials = Trials(request, smallest=baseline.plain)
 
   def search(self) -> None:
     """Tries the HLO engine, then, where that misses the budget or repeats much, the policy engine with it under it."""
@@ -131,7 +125,7 @@ class _Planning:
   def _is_cheap(self) -> bool:
     """Whether what the HLO engine alone repeats is too little for the policy engine to be asked, too."""
     flops = sum(member.num_runs * cost.jaxpr_flops(member.traced.inlined) for member in self._step.members)
-    return self._outcome.recompute_flops <= _DEAR * flops
+    return self._outcome.recompute_flops <= _DIVIDES_ABOVE * flops
 
   def _measured(self, choices: tuple[Choice, ...]) -> MemoryProfile:
     """Of the step compiled with these choices."""
@@ -142,7 +136,7 @@ class _Planning:
     """What the HLO engine makes of the step; None where the hook does not run or can't read the module."""
     hook.install(platform)
     try:
-      return hook.plan_module(self._unplanned.module, [Mark.from_text(self._mark)])
+      return hook.plan_module(self._baseline.module, [Mark.from_text(self._mark)])
     except (RuntimeError, InvalidProgramError):
       if self._request.engine == "hlo" or platform == "cpu":
         raise
@@ -171,7 +165,8 @@ class _Planning:
     for only_scans in (True, False) if mark else (False,):
       found = search.search(
         Division(self._step.members, only_scans, host_offload.link(self._request.budget, self._request.device)),
-        self.budget_bytes, temp_bytes_of, self.baseline.temp_bytes, aid_of=self._trials.aid, below_flops=below_flops)
+        self.budget_bytes, temp_bytes_of, self.before.temp_bytes, hlo_share_of=self._trials.hlo_share,
+        below_flops=below_flops)
       is_better = found.temp_bytes < self.best.temp_bytes
       if self.holds:
         is_better = found.is_feasible and found.recompute_flops < below_flops
@@ -206,8 +201,8 @@ class _Planning:
     if arguments:
       lines += ["arguments and outputs alone exceed it; the largest arguments are:"]
       lines += [f"  {format_bytes(num_bytes):>10}  {kind} {path}" for num_bytes, kind, path in arguments]
-    error = infeasible(module_of(self._trials.smallest), "\n".join(lines), budget_bytes=max(self.budget_bytes, 0),
-                       smallest_bytes=best.temp_bytes)
+    error = why_infeasible(module_of(self._trials.smallest), "\n".join(lines), budget_bytes=max(self.budget_bytes, 0),
+                           smallest_bytes=best.temp_bytes)
     if request.budget.is_total:
       error.budget_bytes, error.smallest_bytes = request.budget.limit_bytes, best.total_bytes
     if arguments:
@@ -217,20 +212,13 @@ class _Planning:
 
   def plan(self, planning_s: float) -> RematPlan:
     """What was decided, and what the compiler says of it."""
-    request, members, spread = self._request, self._step.members, self._spread
-    decisions = tuple(
-      decision for member, choice in zip(members, self._choices, strict=True) if choice.decisions is not None
-      for decision in assemble.jaxpr_decisions(
-        member.traced, choice.decisions, request.speeds, member.traced.name))
-    decisions = decisions or assemble.module_decisions(self._outcome)
+    step = self._step
     engine = max((choice.engine for choice in self._choices), key=len)  # not all regions need the policy engine
-    return RematPlan(
-      name=self._step.name, budget=request.budget, budget_bytes=self.budget_bytes, planner=request.planner,
-      target=request.target, engine=engine, fingerprint=self._step.fingerprint, baseline=self.baseline,
-      measured=self.best, decisions=decisions, regions=self._regions(), planning_s=planning_s,
-      time_limit_s=request.time_limit_s,
-      mesh=spread.mesh, num_devices=spread.num_devices, shards=spread.shards,
-      **assemble.fields(self._outcome, self._found, self.baseline))
+    choices = [(member.traced, choice) for member, choice in zip(step.members, self._choices, strict=True)]
+    return assemble(
+      self._request, name=step.name, fingerprint=step.fingerprint, budget_bytes=self.budget_bytes, engine=engine,
+      spread=self._spread, choices=choices, regions=self._regions(), outcome=self._outcome, found=self._found,
+      baseline=self.before, measured=self.best, planning_s=planning_s)
 
   def _regions(self) -> tuple[RegionPlan, ...]:
     """What each region does, and its share of the budget."""
@@ -238,9 +226,9 @@ class _Planning:
     saved, flops = [0.0] * len(members), [0.0] * len(members)
     if found is not None:
       saved, flops = [s.saved_bytes for s in found.decisions], [s.flops for s in found.decisions]
-    for program, schedule in assemble.schedules(self._outcome):
+    for program, schedule in schedules(self._outcome):
       times = explain.times_recomputed(program, schedule)
-      at = [steps.region_of(scope) for scope in program.op_scopes]
+      at = [regions.region_of(scope) for scope in program.op_scopes]
       for op, region in enumerate(at):
         if region is not None:
           flops[region] += float(times[op] * program.op_flops[op])

@@ -9,7 +9,7 @@ from coopjax.xla.buffer_assignment import BufferAssignment, value_offsets
 from coopjax.xla.compile import OversizedProgram, module_of
 from coopjax.xla.module import parse_module, predict_memory, read_step_program
 
-_CLOSE = 0.1  # of the temporaries: offsets of our own packing that is off by more are not XLA's
+_OFFSETS_WITHIN = 0.1  # of the temporaries: offsets of our own packing that is off by more are not XLA's
 
 
 def profile_of(traced: TracedFn, compiled: jax.stages.Compiled | OversizedProgram) -> Profile | None:
@@ -39,6 +39,6 @@ def profile_of_module(traced: TracedFn, module_bytes: bytes, temp_bytes: int | N
   except InvalidProgramError:
     return None
   temp_bytes = heap.temp_bytes if temp_bytes is None else temp_bytes
-  if abs(heap.temp_bytes - temp_bytes) > _CLOSE * temp_bytes:
+  if abs(heap.temp_bytes - temp_bytes) > _OFFSETS_WITHIN * temp_bytes:
     return None
   return read_profile(traced, program, value_offsets(program, op_instruction_ids, heap), temp_bytes)

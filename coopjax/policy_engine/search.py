@@ -8,7 +8,7 @@ of those that cost nearly as little: a rule that similar models follow alike. (U
 least finely cut: their pieces are small, and XLA does not fuse across a cut.) Once a plan holds, a cheaper one that might
 just fit is compiled, too; of those that hold, the one that repeats least is taken. A handful of compiles suffices.
 
-Where the HLO engine works under the checkpoints (`Aid`), the curve is of bytes without its help, and what it repeats
+Where the HLO engine works under the checkpoints (`HloEngineShare`), the curve is of bytes without its help, and what it repeats
 counts like the rest. How far it helps is seen from compile to compile: once a plan holds, candidates that need somewhat
 more bytes than it does are worth a try, too.
 
@@ -56,7 +56,7 @@ class PolicyRound:
 
 
 @dataclasses.dataclass(frozen=True)
-class Aid:
+class HloEngineShare:
   """What the HLO engine did to a program under checkpoints.
 
   Attributes:
@@ -96,7 +96,7 @@ class PolicyPlan:
 def plan_policy(traced: TracedFn, budget_bytes: int, compile_fn: CompileFn, baseline_temp_bytes: int,
                 max_rounds: int = 6, *, mark: str | None = None, only_scans: bool = False,
                 profile: Profile | None = None, link: HostLink | None = None, planner: str = "auto",
-                aid_of: Callable[[], Aid | None] = lambda: None, below_flops: float = math.inf) -> PolicyPlan:
+                hlo_share_of: Callable[[], HloEngineShare | None] = lambda: None, below_flops: float = math.inf) -> PolicyPlan:
   """Finds checkpoint segments and saved values that make fn and its gradient fit.
 
   Args:
@@ -110,7 +110,7 @@ def plan_policy(traced: TracedFn, budget_bytes: int, compile_fn: CompileFn, base
     profile: what was compiled of the function as it is.
     link: to the host, if values may be offloaded.
     planner: "coop" and "segments" say how saved values are found (`candidates.Candidates`).
-    aid_of: as for `search`.
+    hlo_share_of: as for `search`.
     below_flops: as for `search`.
 
   Returns:
@@ -126,12 +126,12 @@ def plan_policy(traced: TracedFn, budget_bytes: int, compile_fn: CompileFn, base
     return compile_fn(fn, avals).memory_analysis().temp_size_in_bytes
 
   space = Candidates(traced, only_scans, profile, link, planner=planner)
-  return search(space, budget_bytes, temp_bytes_of, baseline_temp_bytes, max_rounds, aid_of=aid_of,
+  return search(space, budget_bytes, temp_bytes_of, baseline_temp_bytes, max_rounds, hlo_share_of=hlo_share_of,
                 below_flops=below_flops)
 
 
 def search(space: Any, budget_bytes: int, temp_bytes_of: Callable[[Any], int], baseline_temp_bytes: int,
-           max_rounds: int = 6, *, aid_of: Callable[[], Aid | None] = lambda: None,
+           max_rounds: int = 6, *, hlo_share_of: Callable[[], HloEngineShare | None] = lambda: None,
            below_flops: float = math.inf) -> PolicyPlan:
   """The verify-and-replan loop: the least recompute whose compiled temporaries hold the budget.
 
@@ -141,7 +141,7 @@ def search(space: Any, budget_bytes: int, temp_bytes_of: Callable[[Any], int], b
     temp_bytes_of: compiles the program with a candidate's decisions.
     baseline_temp_bytes: compiled temporaries of the program as it is.
     max_rounds: compiles at most.
-    aid_of: what the HLO engine did in the last compile; None where it was not at work.
+    hlo_share_of: what the HLO engine did in the last compile; None where it was not at work.
     below_flops: that a plan at hand repeats: others are only of interest if they repeat less.
 
   Returns:
@@ -155,7 +155,7 @@ def search(space: Any, budget_bytes: int, temp_bytes_of: Callable[[Any], int], b
     candidate = progress.next_candidate(is_last=rounds_left == 1)
     if candidate is None:
       break
-    progress.record(_Trial(candidate, temp_bytes_of(candidate.decisions), aid_of()))
+    progress.record(_Trial(candidate, temp_bytes_of(candidate.decisions), hlo_share_of()))
   return progress.result()
 
 
@@ -165,15 +165,15 @@ class _Trial:
 
   candidate: Candidate
   temp_bytes: int
-  aid: Aid | None
+  hlo_share: HloEngineShare | None
 
   @property
   def unaided_bytes(self) -> int:
-    return self.aid.unaided_bytes if self.aid else self.temp_bytes
+    return self.hlo_share.unaided_bytes if self.hlo_share else self.temp_bytes
 
   @property
   def flops(self) -> float:
-    return self.candidate.flops + (self.aid.recompute_flops if self.aid else 0.0)
+    return self.candidate.flops + (self.hlo_share.recompute_flops if self.hlo_share else 0.0)
 
 
 class _Search:
@@ -232,7 +232,7 @@ class _Search:
     """
     if not self._holds:
       return self._budget * (1 - _MARGIN * bool(self._tried))
-    if any(trial.aid for trial in self._tried) or not self._tried:
+    if any(trial.hlo_share for trial in self._tried) or not self._tried:
       best = self._best()
       reach = max(self._budget, best.unaided_bytes if best else 0)
       return reach * (1 + _AIDED_MARGIN) if self._misses < _MAX_AIDED_MISSES else 0.0

@@ -23,7 +23,7 @@ from coopjax.xla.targets import Target
 _PLANNING: dict[str, dict[str, Any]] = {"tpu": {"xla_tpu_rematerialization_min_size_in_bytes": 2**50}}
 # Goes on where a program needs more memory than the device has: XLA:TPU assigns its buffers, and fails afterwards.
 _ANY_SIZE = {"tpu": {"xla_tpu_no_crash_on_oom": True}}
-_CLOSE = 0.01  # of the temporaries: a prediction that is off by no more describes the compiled program
+_DESCRIBES_WITHIN = 0.01  # of the temporaries: a prediction that is off by no more describes the compiled program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +130,7 @@ def measure(compiled: jax.stages.Compiled | OversizedProgram, target: Target | N
   except InvalidProgramError:
     return sizes
   sizes = dataclasses.replace(sizes, modelled_s=float(program.op_cost_s.sum()), flops=float(program.op_flops.sum()))
-  if abs(predicted.temp_bytes - sizes.temp_bytes) > _CLOSE * sizes.temp_bytes:
+  if abs(predicted.temp_bytes - sizes.temp_bytes) > _DESCRIBES_WITHIN * sizes.temp_bytes:
     return sizes
   live_bytes = tuple(liveness.live_bytes(program, program.schedule).tolist())
   return dataclasses.replace(sizes, peak_live_bytes=predicted.peak_live_bytes, live_bytes=live_bytes)

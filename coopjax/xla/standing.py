@@ -7,11 +7,8 @@ Neither knows of hooks, so a plan would else be skipped without a word.
 
 import contextlib
 import dataclasses
-from typing import Any
 
-import jax
-
-from coopjax import __version__, compat
+from coopjax import __version__, compat, contexts
 from coopjax.budget import Budget
 from coopjax.xla import targets
 
@@ -34,29 +31,20 @@ class Standing:
   time_limit_s: float
 
 
-# Made when it is first needed: with each context that comes into being, JAX traces everything once more.
-_state: Any = None
-
-
 def current() -> Standing | None:
   """What is asked in this thread at present."""
-  return None if _state is None else _state.value
+  return contexts.standing.value
 
 
 def change(standing: Standing | None) -> None:
   """Asks it of every program from now on, in all threads."""
-  global _state
-  if _state is None and standing is None:
-    return
-  if _state is None:
-    _state = jax.make_user_context(None)
   compat.add_to_cache_key(_cache_key)
-  _state.set_global(standing)
+  contexts.standing.set_global(standing)
 
 
 def suspended() -> contextlib.AbstractContextManager:
   """Nothing is asked of what this thread compiles inside: planning's own compiles, which plans are measured by."""
-  return contextlib.nullcontext() if _state is None else _state(None)
+  return contextlib.nullcontext() if current() is None else contexts.standing(None)
 
 
 def _cache_key() -> str:

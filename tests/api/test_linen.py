@@ -78,9 +78,9 @@ def compile_step(model, variables):
 @pytest.fixture
 def decided(monkeypatch):
   """The names of the functions that are planned, one entry a plan."""
-  names, decide = [], blocks.decide
+  names, choose = [], blocks.choose_anew
   monkeypatch.setattr(blocks, "_choices", type(blocks._choices)())
-  monkeypatch.setattr(blocks, "decide", lambda traced, *args: names.append(traced.name) or decide(traced, *args))
+  monkeypatch.setattr(blocks, "choose_anew", lambda traced, *args: names.append(traced.name) or choose(traced, *args))
   return names
 
 

@@ -51,8 +51,8 @@ def test_a_second_process_makes_no_planning_compile(home):
     from coopjax.planning import function_plan
     from tests import models
     from tests.api.test_remat import compile_step, temp_bytes
-    decide, calls = function_plan.decide, []
-    function_plan.decide = lambda *args, **kwargs: calls.append(1) or decide(*args, **kwargs)
+    choose, calls = function_plan.choose_anew, []
+    function_plan.choose_anew = lambda *args, **kwargs: calls.append(1) or choose(*args, **kwargs)
     loss, params, x = models.mlp(depth=8, batch=512)
     print(temp_bytes(compile_step(loss, params, x)))
     for engine in ("hlo", "policy"):
@@ -74,7 +74,7 @@ def test_a_kept_choice_is_carried_out_with_the_same_bits(home, monkeypatch):
   fitted = coopjax.remat(loss, budget=0.7, engine="policy")
   first = compile_step(fitted, params, x)
   monkeypatch.setattr(function_plan, "_choices", function_plan.KeptChoices())
-  monkeypatch.setattr(function_plan, "decide", lambda *args, **kwargs: pytest.fail("planned again"))
+  monkeypatch.setattr(function_plan, "choose_anew", lambda *args, **kwargs: pytest.fail("planned again"))
   second = compile_step(fitted, params, x)
   plain = compile_step(loss, params, x)
   assert temp_bytes(second) == temp_bytes(first) <= 0.75 * temp_bytes(plain)
@@ -160,7 +160,8 @@ def test_choices_survive_the_way_through_json(home):
   decisions = PolicyDecisions((Region(None, (Segment(0, 3, True, ((1, 0), (2, 1))), Segment(3, 9))), Region(4, ())))
   Choice = function_plan.Choice
   for kept in (Choice(), Choice("mark"), Choice(None, decisions), Choice("mark", decisions)):
-    request = function_plan.Request.checked(0.5, "auto", "auto", None, 10.0, "error")
+    request = function_plan.Request.checked(budget=0.5, planner="auto", engine="auto", target=None, time_limit_s=10.0,
+                                            on_infeasible="error")
     function_plan.KeptChoices().put(("fingerprint", request), kept, holds_budget=True)
     assert function_plan.KeptChoices().get(("fingerprint", request)) == kept
     assert function_plan.KeptChoices().get(("other", request)) is None

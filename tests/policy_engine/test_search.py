@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from coopjax.policy_engine.candidates import Candidate
-from coopjax.policy_engine.search import Aid, search
+from coopjax.policy_engine.search import HloEngineShare, search
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
 
 FORWARD = 200.0
@@ -26,7 +26,7 @@ class Invented:
   compiled: int
   flops: float
   is_bare: bool = False
-  aid: Aid | None = None
+  hlo_share: HloEngineShare | None = None
   kin: str | None = None
 
 
@@ -47,7 +47,7 @@ def run(invented, budget, baseline=1650, max_rounds=6, below_flops=math.inf):
     return last[0].compiled
 
   plan = search(
-    space, budget, temp_bytes_of, baseline, max_rounds, aid_of=lambda: last[0].aid, below_flops=below_flops)
+    space, budget, temp_bytes_of, baseline, max_rounds, hlo_share_of=lambda: last[0].hlo_share, below_flops=below_flops)
   return plan, [entry.temp_bytes for entry in plan.rounds]
 
 
@@ -109,7 +109,7 @@ def test_the_last_try_before_anything_fits_is_the_least_memory():
 
 def aided(unaided, compiled, flops, more_flops):
   """A candidate under both engines; estimates are those of the program without the HLO engine's help."""
-  return Invented(float(unaided), compiled, flops, unaided == 268, Aid(unaided, more_flops))
+  return Invented(float(unaided), compiled, flops, unaided == 268, HloEngineShare(unaided, more_flops))
 
 
 # A decoder's scan under both engines, for 207: a checkpoint around two pieces, two pieces, one, and one that keeps a value.
@@ -121,8 +121,8 @@ def test_what_the_hlo_engine_brings_within_the_budget_is_found_by_its_bytes_with
   plan, tried = run([NESTED_AIDED, PIECES_AIDED, WHOLE_AIDED, KEEPS_AIDED], 207, baseline=1545)
   assert plan.is_feasible and plan.temp_bytes == 203 and plan.recompute_flops == 194.0
   assert tried[0] == 206 and len(tried) <= 4  # what fits without it, or is the least, comes first
-  # A candidate whose aid costs more than it spares is compiled, and not taken.
-  plan, tried = run([NESTED_AIDED, dataclasses.replace(WHOLE_AIDED, aid=Aid(310, 100.0))], 207, baseline=1545)
+  # A candidate where the HLO engine costs more than it spares is compiled, and not taken.
+  plan, tried = run([NESTED_AIDED, dataclasses.replace(WHOLE_AIDED, hlo_share=HloEngineShare(310, 100.0))], 207, baseline=1545)
   assert plan.temp_bytes == 206 and plan.recompute_flops == 265.0 and tried == [206, 203]
 
 

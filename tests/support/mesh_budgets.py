@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import coopjax
-from coopjax.planning import choice
+from coopjax.planning import kept
 from coopjax.jaxpr.fingerprint import fingerprint_of
 from coopjax.jaxpr.trace import trace
 from coopjax.xla.compile import module_of
@@ -285,12 +285,13 @@ def infeasible_over_auto_axes():
 
 def keys():
   """One key per placement; the program's fingerprint is that of the types, which Auto axes don't enter."""
-  request = choice.Request.checked(0.5, "auto", "auto", None, 10.0, "error")
+  request = kept.Request.checked(budget=0.5, planner="auto", engine="auto", target=None, time_limit_s=10.0,
+                                 on_infeasible="error")
   found = collections.defaultdict(list)
 
   def note(name, weights, x):
     traced = trace(loss, (weights, x))
-    found[choice.key_of(traced, request)].append(name)
+    found[kept.key_of(traced, request)].append(name)
     return fingerprint_of(traced)
 
   def note_inside(name, *args):

@@ -1,0 +1,96 @@
+"""What was planned once and is kept: choices for functions under `coopjax.remat`, and finished plans.
+
+Both are kept on disk under their program, their request and everything else that they depend on (`cache.Key`), and only
+those that hold their budget. A kept plan is compiled like a new one, to measure it; if that does not hold the budget any
+more (a planner within a time limit need not find the same twice), the program is planned anew.
+"""
+
+import collections
+import dataclasses
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from coopjax.jaxpr.fingerprint import fingerprint_of
+from coopjax.jaxpr.tags import tag_jaxpr
+from coopjax.jaxpr.trace import TracedFn
+from coopjax.memory_profile import MemoryProfile
+from coopjax.planning import cache
+from coopjax.planning.choice import Choice
+from coopjax.planning.remat_plan import RematPlan
+from coopjax.planning.request import Request
+
+_KEPT_CHOICES = 256
+
+
+class KeptChoices:
+  """Choices by fingerprint and request: in memory the latest so many of this process, on disk those that hold their
+  budget; safe under threads and processes."""
+
+  def __init__(self):
+    self._choices: collections.OrderedDict[tuple[str, Request], Choice] = collections.OrderedDict()
+    self._lock = threading.Lock()
+
+  def get(self, key: tuple[str, Request]) -> Choice | None:
+    with self._lock:
+      found = self._choices.get(key)
+    if found is None and (found := cache.load(_cache_key(key), Choice.from_json)):
+      self._remember(key, found)
+    return found
+
+  def put(self, key: tuple[str, Request], choice: Choice, holds_budget: bool) -> None:
+    self._remember(key, choice)
+    if holds_budget:
+      cache.store(_cache_key(key), dataclasses.asdict(choice))
+
+  def _remember(self, key: tuple[str, Request], choice: Choice) -> None:
+    with self._lock:
+      self._choices[key] = choice
+      while len(self._choices) > _KEPT_CHOICES:
+        self._choices.popitem(last=False)
+
+
+def _cache_key(key: tuple[str, Request]) -> cache.Key:
+  return cache.Key(key[0], repr(key[1]), cache.environment())
+
+
+def key_of(traced: TracedFn, request: Request) -> tuple[str, Request]:
+  """What a choice is kept under: program, placement of its inputs on devices, and request."""
+  return f"{fingerprint_of(traced)} {traced.placement.key()}", request
+
+
+def kept_or_made(program: str | None, request: Request, make: Callable[[], RematPlan],
+                 measure: Callable[[RematPlan], MemoryProfile]) -> RematPlan:
+  """The plan kept for a program and a request, measured again; else a new one.
+
+  Args:
+    program: identifies it, in every process; None for one whose plans are not kept.
+    request: what is asked.
+    make: plans it.
+    measure: compiles it with a plan carried out.
+  """
+  if program is None:
+    return make()
+  start, key = time.perf_counter(), cache.Key(program, f"plan {request!r}", cache.environment())
+  if plan := cache.load(key, _parse):
+    planning_s = time.perf_counter() - start
+    plan = dataclasses.replace(plan, measured=measure(plan), planning_s=planning_s)
+    if plan.fits:
+      return plan
+  plan = make()
+  if plan.fits and plan.engine != "none":
+    cache.store(key, json.loads(plan.to_json()))
+  return plan
+
+
+def origin_of(*functions: TracedFn) -> str:
+  """A hash of what a plan tells of traced functions besides their programs: names and source lines."""
+  told = [(fn.name, [info.source for info in tag_jaxpr(fn.jaxpr)[1]]) for fn in functions]
+  return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+
+
+def _parse(fields: dict[str, Any]) -> RematPlan:
+  return RematPlan.from_json(json.dumps(fields))

@@ -1,0 +1,240 @@
+"""Remat regions: functions that are carried out as the step around them directs, or else as is chosen for each alone.
+
+JAX keeps traces of functions that are jitted or scanned. The directions that a step is traced under are a user context
+of JAX's (`coopjax.contexts`), which is a part of the keys of those caches. For the same reason equal calls of a region
+get equal decisions: one trace may stand for several calls (a jit's, a scan's) and several traces for one, so a number
+given to a call while the step is planned need not be the one it has when the plan is carried out.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import re
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from coopjax import compat, contexts
+from coopjax.errors import PlanMismatchError, RematNoEffectWarning
+from coopjax.jaxpr.fingerprint import fingerprint_of
+from coopjax.jaxpr.placement import Spread
+from coopjax.jaxpr.trace import TracedFn, split_arguments, trace
+from coopjax.planning.choice import Choice
+
+_REGION = re.compile(r"\bcoopregion(\d+)(?:_(\d+))?\b")
+_KEPT_DIGESTS = 4096
+
+FlatFn = Callable[..., Sequence[Any]]
+
+
+def region(
+  fn: Callable, choose: Callable[[TracedFn], Choice], *, policy: Callable | None = None,
+  static_argnums: int | Sequence[int] = (), static_argnames: str | Sequence[str] = (), is_plain_when_eager: bool = False,
+) -> Callable:
+  """The function as a remat region.
+
+  Args:
+    fn: a function of pytrees.
+    choose: how to carry it out where no step around it says so; asked at each call that is traced.
+    policy: as for `coopjax.remat`.
+    static_argnums: same.
+    static_argnames: same.
+    is_plain_when_eager: leaves calls alone that run operation by operation and keep nothing for a backward pass.
+  """
+  static = {"static_argnums": static_argnums, "static_argnames": static_argnames}
+
+  @functools.wraps(fn)
+  def rematerialized(*args, **kwargs):
+    if is_plain_when_eager and not is_planned() and compat.is_eager() and not compat.has_backward_outside():
+      return fn(*args, **kwargs)
+    with inside_region():
+      traced = trace(fn, args, kwargs, policy=policy, **static)
+    leaves = split_arguments(fn, args, kwargs, **static).leaves
+    flat_fn = directed(traced) or choose(traced).here(traced.name).flat_fn(traced)
+    return traced.call(leaves, flat_fn)
+
+  return rematerialized
+
+
+def check_function(fn: Any) -> None:
+  """Raises TypeError for what is no function."""
+  if not callable(fn):
+    raise TypeError(f"remat takes a function, and then keywords: {fn!r} is none")
+
+
+class _Met:
+  """Digests of the directions that some region has followed, those used latest; safe under threads.
+
+  They are the process's, as JAX's caches are: under directions that a trace is kept for, no region is met again.
+  """
+
+  def __init__(self):
+    self._digests: collections.OrderedDict[str, None] = collections.OrderedDict()
+    self._lock = threading.Lock()
+
+  def note(self, digest: str) -> None:
+    with self._lock:
+      self._digests[digest] = None
+      self._digests.move_to_end(digest)
+      while len(self._digests) > _KEPT_DIGESTS:
+        self._digests.popitem(last=False)
+
+  def __contains__(self, digest: str) -> bool:
+    with self._lock:
+      if is_met := digest in self._digests:
+        self._digests.move_to_end(digest)
+      return is_met
+
+
+_met = _Met()
+
+
+@dataclasses.dataclass(frozen=True)
+class Directions:
+  """What the regions of a step do; hashed by content, since JAX keeps what it traced under them.
+
+  Attributes:
+    step: the step's name.
+    choices: by fingerprint, in the order in which the step meets the regions: a `Choice` each or, while what people do
+      by hand is measured, what has its `flat_fn`.
+    spread: of the arguments that they were made for; None while they are being made.
+    digest: of the choices.
+  """
+
+  step: str = dataclasses.field(compare=False)
+  choices: tuple[tuple[str, Choice], ...] = dataclasses.field(compare=False)
+  spread: Spread | None = dataclasses.field(default=None, compare=False)
+  digest: str = dataclasses.field(init=False)
+
+  def __post_init__(self):
+    object.__setattr__(self, "digest", hashlib.sha256(repr(self.choices).encode()).hexdigest())
+
+  def flat_fn(self, traced: TracedFn) -> FlatFn:
+    """A region, carried out."""
+    fingerprint = fingerprint_of(traced)
+    for index, (known, choice) in enumerate(self.choices):
+      if known == fingerprint:
+        _met.note(self.digest)
+        if self.spread is not None:  # a finished plan's, in a call that is made now; before that, all is compiled
+          choice = choice.here(traced.name)
+        return _scoped(choice.flat_fn(traced), f"coopregion{index}")
+    raise PlanMismatchError(
+      f"the plan of {self.step} has no remat region {traced.name} with fingerprint {fingerprint}, as the step has it "
+      "now: the plan was made for another step, for other shapes or dtypes, or with other versions of its libraries")
+
+
+class Collector:
+  """Notes the regions that a step meets, and leaves them as they are; one for each trace.
+
+  Attributes:
+    regions: by fingerprint, in the order in which the step meets them.
+  """
+
+  def __init__(self):
+    self.regions: dict[str, TracedFn] = {}
+    self._num_calls = 0
+
+  def flat_fn(self, traced: TracedFn) -> FlatFn:
+    fingerprint = fingerprint_of(traced)
+    self.regions.setdefault(fingerprint, dataclasses.replace(traced, consts=()))  # no tracer outlives its trace
+    self._num_calls += 1
+    return _scoped(traced.evaluate, f"coopregion{list(self.regions).index(fingerprint)}_{self._num_calls}")
+
+
+class _Inside:
+  """For regions inside a region: they are a part of it."""
+
+  def flat_fn(self, traced: TracedFn) -> FlatFn:
+    return traced.evaluate
+
+
+_INSIDE = _Inside()  # one, so that functions jitted inside regions are traced once
+
+
+def inside_region() -> contextlib.AbstractContextManager:
+  """For the time that a region is traced: what a planned step wants is asked of the outermost region."""
+  if not is_planned():
+    return contexts.one_by_one(True) if compat.is_eager() else contextlib.nullcontext()
+  return contexts.directions(_INSIDE)
+
+
+def is_planned() -> bool:
+  """Whether a step that says what its regions do is being traced or run."""
+  return contexts.directions.value is not None
+
+
+def directed(traced: TracedFn) -> FlatFn | None:
+  """What the step that is being traced wants of a region, as a function of its flat inputs; None outside of such steps.
+
+  Raises:
+    PlanMismatchError: a plan is being carried out that does not know the region.
+  """
+  return contexts.directions.value.flat_fn(traced) if is_planned() else None
+
+
+def _scoped(flat_fn: FlatFn, name: str) -> FlatFn:
+  """The function under a name scope, which stands in the metadata of all its instructions."""
+  def scoped(*inputs):
+    with jax.named_scope(name):
+      return flat_fn(*inputs)
+
+  return scoped
+
+
+def call_of(scope: str) -> tuple[int, str | None] | None:
+  """The region, by its place among the step's, that name scopes put an instruction in, and which call of it."""
+  found = _REGION.search(scope)
+  return (int(found[1]), found[2]) if found else None
+
+
+def region_of(scope: str) -> int | None:
+  """The region alone."""
+  call = call_of(scope)
+  return call and call[0]
+
+
+class DirectedStep:
+  """A jitted step whose regions follow directions: called, traced or lowered like the step itself."""
+
+  def __init__(self, fn: Callable, directions: Directions):
+    functools.update_wrapper(self, fn)
+    self._fn = fn
+    self._directions = directions
+
+  def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    return _followed(self._fn, self._directions)(*args, **kwargs)
+
+  def __getattr__(self, name: str) -> Any:
+    attribute = getattr(self._fn, name)
+    return _followed(attribute, self._directions) if callable(attribute) else attribute
+
+
+def step_under(directions: Directions, fn: Callable) -> Callable:
+  """The step with directions carried out inside; a jitted one stays jitted, with its options.
+
+  A step that turns out to have none of the regions is warned of.
+  """
+  return DirectedStep(fn, directions) if is_jitted(fn) else functools.wraps(fn)(_followed(fn, directions))
+
+
+def _followed(fn: Callable, directions: Directions) -> Callable:
+  def followed(*args, **kwargs):
+    directions.spread.check(directions.step, (args, kwargs))
+    with contexts.directions(directions):
+      result = fn(*args, **kwargs)
+    if directions.digest not in _met:
+      warnings.warn(f"the plan of {directions.step} has no effect: none of its remat regions was met",
+                    RematNoEffectWarning, stacklevel=2)
+    return result
+
+  return followed
+
+
+def is_jitted(fn: Callable) -> bool:
+  """Whether a function comes with its own jit: of JAX or of Flax NNX."""
+  return hasattr(fn, "trace") and hasattr(fn, "lower")

@@ -1,0 +1,58 @@
+"""The compiles that answering a request takes."""
+
+from collections.abc import Callable, Sequence
+
+import jax
+
+from coopjax.hlo_engine import hook
+from coopjax.memory_profile import MemoryProfile
+from coopjax.planning.request import Request
+from coopjax.policy_engine.search import HloEngineShare
+from coopjax.xla.compile import OversizedProgram, compile_trial, fits, measure, temp_bytes_of
+
+
+class Trials:
+  """Compiles for a request, and remembers what the programs that can run take.
+
+  Args:
+    request: what is asked.
+    mark: on what is compiled, if the HLO engine is at work.
+    smallest: as the attribute, if there is such a program already.
+
+  Attributes:
+    smallest: the program with the least temporaries so far, if there is one.
+    outcome: of the HLO engine on the last program, if there is one.
+  """
+
+  def __init__(self, request: Request, mark: str | None = None,
+               smallest: jax.stages.Compiled | OversizedProgram | None = None):
+    self._request, self._mark, self.smallest = request, mark, smallest
+    self.outcome: hook.Outcome | None = None
+    self._profiles: dict[int, MemoryProfile] = {}
+
+  def hlo_share(self) -> HloEngineShare | None:
+    """What the HLO engine did in the last program."""
+    return self.outcome and HloEngineShare(self.outcome.baseline.temp_bytes, self.outcome.recompute_flops)
+
+  def compile(self, fn: Callable, avals: Sequence[jax.ShapeDtypeStruct], mark: str | None = None,
+              ) -> jax.stages.Compiled | OversizedProgram:
+    """The function compiled for the device, whether it fits or not.
+
+    Args:
+      fn: of flat arrays.
+      avals: their types.
+      mark: that the program carries, if not that of all trials.
+    """
+    with hook.outcomes(mark or self._mark) as made:
+      compiled = compile_trial(fn, avals, self._request.device)
+    self.outcome = max(made, key=lambda outcome: outcome.baseline.temp_bytes, default=None)
+    if self.smallest is None or temp_bytes_of(compiled) < temp_bytes_of(self.smallest):
+      self.smallest = compiled
+    if fits(compiled, self._request.device):
+      profile = measure(compiled, self._request.device)
+      self._profiles[profile.temp_bytes] = profile
+    return compiled
+
+  def measured(self, temp_bytes: int) -> MemoryProfile | None:
+    """The profile of the trial with these temporaries; None if none of them fits the device."""
+    return self._profiles.get(temp_bytes)
