@@ -20,7 +20,7 @@ from coopjax import compat
 from coopjax.planning import regions
 from coopjax.budget import Budget, format_bytes
 from coopjax.planning.choice import Choice
-from coopjax.planning.kept import KeptChoices, key_of
+from coopjax.planning.kept import KeptChoices, program_key
 from coopjax.jaxpr.fingerprint import fingerprint_of
 from coopjax.errors import HostOffloadError, InvalidBudgetError, NotDifferentiableError, RematNoEffectWarning
 from coopjax.policy_engine.residuals import forward_graph
@@ -72,8 +72,7 @@ def block_remat(*, budget: Any, engine: str, planner: str, time_limit_s: float) 
 
 def _choose(traced: TracedFn, request: Request) -> Choice:
   """The choice for this program and request, made once per process: equal blocks are planned once."""
-  program, _ = key_of(traced, request)
-  key = f"block {program}", request
+  key = f"block {program_key(traced)}", request
   if choice := _choices.get(key):
     return choice
   try:

@@ -330,7 +330,8 @@ class _Case:
 
   def _is_dear(self, outcome: hook.Outcome) -> bool:
     """Whether the HLO engine repeats so much that the policy engine, whose compiles say what they take, may do better."""
-    return self.traced.placement.is_known and outcome.recompute_flops > _ASKS_POLICY_ABOVE * cost.jaxpr_flops(self.traced.inlined)
+    limit_flops = _ASKS_POLICY_ABOVE * cost.jaxpr_flops(self.traced.inlined)
+    return self.traced.placement.is_known and outcome.recompute_flops > limit_flops
 
   def _measure_marked(self, mark: str) -> MemoryProfile | None:
     """The program that the HLO engine makes, compiled; None where XLA does not take it."""

@@ -57,9 +57,14 @@ def _cache_key(key: tuple[str, Request]) -> cache.Key:
   return cache.Key(key[0], repr(key[1]), cache.environment())
 
 
+def program_key(traced: TracedFn) -> str:
+  """What tells a function from others in every process: its program, and the placement of its inputs on devices."""
+  return f"{fingerprint_of(traced)} {traced.placement.key()}"
+
+
 def key_of(traced: TracedFn, request: Request) -> tuple[str, Request]:
-  """What a choice is kept under: program, placement of its inputs on devices, and request."""
-  return f"{fingerprint_of(traced)} {traced.placement.key()}", request
+  """What a choice is kept under."""
+  return program_key(traced), request
 
 
 def kept_or_made(program: str | None, request: Request, make: Callable[[], RematPlan],

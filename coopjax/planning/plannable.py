@@ -5,7 +5,6 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from coopjax.jaxpr.fingerprint import fingerprint_of
 from coopjax.jaxpr.trace import TracedFn, differentiable, fn_and_gradient, trace
 from coopjax.memory_profile import MemoryProfile
 from coopjax.planning import following, kept, steps
@@ -69,7 +68,7 @@ class Plannable:
     """What plans are kept under; None where the compiled program is not the one that will run."""
     if not self.is_step and not self.program.placement.is_known:
       return None
-    program = self.program.key if self.is_step else f"{fingerprint_of(self.program)} {self.program.placement.key()}"
+    program = self.program.key if self.is_step else kept.program_key(self.program)
     return f"{program} {kept.origin_of(*self.functions)}"
 
   def measure_with(self, choices: Sequence[Any]) -> MemoryProfile:

@@ -8,9 +8,9 @@ of those that cost nearly as little: a rule that similar models follow alike. (U
 least finely cut: their pieces are small, and XLA does not fuse across a cut.) Once a plan holds, a cheaper one that might
 just fit is compiled, too; of those that hold, the one that repeats least is taken. A handful of compiles suffices.
 
-Where the HLO engine works under the checkpoints (`HloEngineShare`), the curve is of bytes without its help, and what it repeats
-counts like the rest. How far it helps is seen from compile to compile: once a plan holds, candidates that need somewhat
-more bytes than it does are worth a try, too.
+Where the HLO engine works under the checkpoints (`HloEngineShare`), the curve is of bytes without its help, and what it
+repeats counts like the rest. How far it helps is seen from compile to compile: once a plan holds, candidates that need
+somewhat more bytes than it does are worth a try, too.
 
 Known weaknesses: a `shard_map` or a user's own checkpoint is one equation that is not cut (put the remat inside it);
 the gradient is taken with respect to every floating argument, and one output less is scratch space less for XLA.
@@ -96,7 +96,8 @@ class PolicyPlan:
 def plan_policy(traced: TracedFn, budget_bytes: int, compile_fn: CompileFn, baseline_temp_bytes: int,
                 max_rounds: int = 6, *, mark: str | None = None, only_scans: bool = False,
                 profile: Profile | None = None, link: HostLink | None = None, planner: str = "auto",
-                hlo_share_of: Callable[[], HloEngineShare | None] = lambda: None, below_flops: float = math.inf) -> PolicyPlan:
+                hlo_share_of: Callable[[], HloEngineShare | None] = lambda: None,
+                below_flops: float = math.inf) -> PolicyPlan:
   """Finds checkpoint segments and saved values that make fn and its gradient fit.
 
   Args:
