@@ -3,8 +3,8 @@
 For each segmentation (`cuts.cut`), values are saved across all segments and scan bodies in order of FLOPs spared per
 byte, which gives a ladder from least memory to least recompute. With a profile (`CompiledProfile`) each segmentation
 also gets what Coop's windows would keep, segment by segment, at a range of limits, and all bytes that decide are XLA's:
-what residuals take after fusion, and what else is live beside them. Scans come in three ways: between the segments, each
-with a curve of its own; inside segments, that repeat them whole; and, inside segments, as the user wrote them.
+what residuals take after fusion, and what else is live beside them. Scans come in three ways: between the segments,
+each with a curve of its own; inside segments, that repeat them whole; and, inside segments, as the user wrote them.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence

@@ -7,8 +7,8 @@ away is none, so it costs nothing to recompute and frees nothing.
 
 Coop's rule over XLA's own offsets (``xla_pass/planners/coop/window_planner.h``) evicts residuals from this very program
 until a limit holds; what is left of them, by position, is one start for the policy engine. The other is the ladder of
-saved values (`candidates`), on the same bytes. Compared at equal estimated bytes, the ladder mostly repeats fewer FLOPs:
-the rule looks at the past of a value, a ladder knows the whole backward pass.
+saved values (`candidates`), on the same bytes. Compared at equal estimated bytes, the ladder mostly repeats fewer
+FLOPs: the rule looks at the past of a value, a ladder knows the whole backward pass.
 
 Known weaknesses: a residual that a fusion makes together with others is one position's; where XLA keeps a fused value in
 place of the one that JAX would, names are chosen by JAX's graph; what is inside a scan's body is not looked at.

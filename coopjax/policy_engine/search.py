@@ -1,12 +1,13 @@
 """Plans the policy engine: the least recompute whose compiled temporaries hold the budget.
 
 The candidates (`candidates.Candidates`) carry estimated bytes: from a profile of the compiled function where there is
-one (`CompiledProfile`; mostly within a few percent of what will be compiled), else JAX's own, before fusion, which
-only order candidates. The compiler's `temp_size_in_bytes` decides. Each compile is a point on a curve from estimated to
+one (`CompiledProfile`; mostly within a few percent of what will be compiled), else JAX's own, before fusion, which only
+order candidates. The compiler's `temp_size_in_bytes` decides. Each compile is a point on a curve from estimated to
 compiled bytes, and the next try is the cheapest candidate that the curve puts inside the budget, or the most finely cut
 of those that cost nearly as little: a rule that similar models follow alike. (Under checkpoints around checkpoints, the
-least finely cut: their pieces are small, and XLA does not fuse across a cut.) Once a plan holds, a cheaper one that might
-just fit is compiled, too; of those that hold, the one that repeats least is taken. A handful of compiles suffices.
+least finely cut: their pieces are small, and XLA does not fuse across a cut.) Once a plan holds, a cheaper one that
+might just fit is compiled, too; of those that hold, the one that repeats least is taken. A handful of compiles
+suffices.
 
 Where the HLO engine works under the checkpoints (`Aid`), the curve is of bytes without its help, and what it repeats
 counts like the rest. How far it helps is seen from compile to compile: once a plan holds, candidates that need somewhat

@@ -3,8 +3,9 @@
 Two integer programs on an open solver: the order with the least peak of live bytes (``order_ilp.py``), then offsets for
 that order (``address_ilp.py``). Nothing is recomputed. What differs from the paper:
 
-- The warm start comes from list schedulers and from orders by minimum cuts (``xla_pass/planners/orders/order_cut.h``), which also bound
-  the peak of every order. Where the two meet within the gap, which is the rule, the ILP has nothing left to decide.
+- The warm start comes from list schedulers and from orders by minimum cuts (``xla_pass/planners/orders/order_cut.h``),
+  which also bound the peak of every order. Where the two meet within the gap, which is the rule, the ILP has nothing
+  left to decide.
 - The ILP of a program with thousands of ops is beyond any open solver. Where it is too large, or was not finished,
   windows of consecutive steps around the peak are reordered by the same ILP, with everything else in place.
 - Peaks are counted anew, and the bound that the gap refers to holds for every order of the program.
