@@ -1,0 +1,1 @@
+"""The command line: ``coopjax`` and ``python -m coopjax.cli``."""

@@ -1,0 +1,1 @@
+"""A jaxpr as data: traced, tagged, priced, placed on devices."""

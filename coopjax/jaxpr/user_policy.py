@@ -23,19 +23,17 @@ _example = jax.checkpoint_policies.save_and_offload_only_these_names(
   names_which_can_be_saved=(), names_which_can_be_offloaded=("offloaded",), offload_src="device",
   offload_dst="pinned_host")
 _OFFLOADED, _RECOMPUTED = (type(_example(primitives.name_p, name=name)) for name in ("offloaded", "recomputed"))
-
-
 _KEPT = "coopjax:kept"
 
 
-def is_kept(case: Any) -> bool:
+def is_kept(answer: Any) -> bool:
   """Whether a policy's answer is to save or to offload."""
-  return case is not False and not isinstance(case, _RECOMPUTED)
+  return answer is not False and not isinstance(answer, _RECOMPUTED)
 
 
-def is_offloaded(case: Any) -> bool:
+def is_offloaded(answer: Any) -> bool:
   """Whether a policy's answer is to offload."""
-  return isinstance(case, _OFFLOADED)
+  return isinstance(answer, _OFFLOADED)
 
 
 def kept_values(jaxpr: core.Jaxpr, policy: Callable) -> set[core.Var]:
@@ -43,7 +41,7 @@ def kept_values(jaxpr: core.Jaxpr, policy: Callable) -> set[core.Var]:
   kept = set()
   for equation in reversed(jaxpr.eqns):
     is_name = compat.as_policies_see(equation)[0] is primitives.name_p
-    if is_kept(answer(equation, policy)) or (is_name and not kept.isdisjoint(equation.outvars)):
+    if is_kept(answer_of(equation, policy)) or (is_name and not kept.isdisjoint(equation.outvars)):
       named = equation.invars if is_name else ()
       kept.update(atom for atom in (*named, *equation.outvars) if isinstance(atom, core.Var))
   return kept
@@ -53,7 +51,8 @@ def with_names(jaxpr: core.Jaxpr, policy: Callable) -> core.Jaxpr:
   """The jaxpr with our name on every value that a policy saves, in loops and branches too."""
   inner = [compat.map_sub_jaxprs(equation, lambda body: with_names(body, policy), lambda rule: rule)
            for equation in jaxpr.eqns]
-  is_saved = [is_kept(case) and not is_offloaded(case) for case in (answer(each, policy) for each in jaxpr.eqns)]
+  answers = [answer_of(equation, policy) for equation in jaxpr.eqns]
+  is_saved = [is_kept(answer) and not is_offloaded(answer) for answer in answers]
   if not any(is_saved):
     return compat.rebuild(jaxpr, inner)
 
@@ -97,11 +96,11 @@ def _has_names(jaxpr: core.Jaxpr) -> bool:
 
 def offloads(jaxpr: core.Jaxpr, policy: Callable) -> bool:
   """Whether a policy offloads anything of a jaxpr, in loops and calls too."""
-  return any(is_offloaded(answer(equation, policy))
+  return any(is_offloaded(answer_of(equation, policy))
              or any(offloads(inner, policy) for inner in compat.sub_jaxprs(equation)) for equation in jaxpr.eqns)
 
 
-def answer(equation: core.JaxprEqn, policy: Callable) -> Any:
+def answer_of(equation: core.JaxprEqn, policy: Callable) -> Any:
   """What a policy says of one equation."""
   primitive, params = compat.as_policies_see(equation)
   return policy(primitive, *(atom.aval for atom in equation.invars), **params)

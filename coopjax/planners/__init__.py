@@ -1,0 +1,1 @@
+"""Planners: a `StepProgram` and a budget in, a schedule out. Nothing here needs JAX."""

@@ -46,12 +46,13 @@ class Incumbent:
 class AutoPlanner:
   """Never worse than any planner it runs, and done as soon as nothing is left to gain.
 
-  First the segment planner, for a plan at once, and the peak planner as it comes, which is often optimal already: a lower
-  bound on the recompute cost (``xla_pass/planners/bounds/cost_bound.h``) tells. Else the other orders, quickly, each plan improved by
-  exchanging many moves at once (``xla_pass/planners/improve/exchange_search.h``), and the best two thoroughly; Coop, its plan polished by
-  the peak planner; FastSA from scratch, of small programs in their own order, too, polished likewise; at last the best plan is improved by annealing, by
-  large-neighbourhood search (``xla_pass/planners/improve/neighbourhood_search.h``), the longer the wider the gap to the bound, and by
-  exchanges again. Large programs get the segment planner and what the peak planner makes of its plan.
+  First the segment planner, for a plan at once, and the peak planner as it comes, which is often optimal already: a
+  lower bound on the recompute cost (``xla_pass/planners/bounds/cost_bound.h``) tells. Else the other orders, quickly,
+  each plan improved by exchanging many moves at once (``xla_pass/planners/improve/exchange_search.h``), and the best
+  two thoroughly; Coop, its plan polished by the peak planner; FastSA from scratch, of small programs in their own
+  order, too, polished likewise; at last the best plan is improved by annealing, by large-neighbourhood search
+  (``xla_pass/planners/improve/neighbourhood_search.h``), the longer the wider the gap to the bound, and by exchanges
+  again. Large programs get the segment planner and what the peak planner makes of its plan.
 
   Where the budget can't be reached, the plan is the cheapest of those within 1% of the smallest peak that was seen: the
   last percent often costs as much as the whole program, and nobody asked for that.

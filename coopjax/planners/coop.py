@@ -1,9 +1,9 @@
 """Coop (Zhang et al., "Coop: Memory is not a Commodity", NeurIPS 2023), with DTR and DTE as baselines.
 
-The simulation is in ``xla_pass/planners/coop/planner.h``, which says what differs from the paper and from OneFlow's code. The
-presets: :meth:`CoopPlanner.published` is the paper, :meth:`CoopPlanner.as_shipped` OneFlow's defaults,
-:meth:`CoopPlanner.dtr` and :meth:`CoopPlanner.dte` the loops it compares with, :data:`ABLATIONS` all of them and
-the paper with one mechanism changed each.
+The simulation is in ``xla_pass/planners/coop/planner.h``, which says what differs from the paper and from OneFlow's
+code. The presets: :meth:`CoopPlanner.published` is the paper, :meth:`CoopPlanner.as_shipped` OneFlow's defaults,
+:meth:`CoopPlanner.dtr` and :meth:`CoopPlanner.dte` the loops it compares with, :data:`ABLATIONS` all of them and the
+paper with one mechanism changed each.
 """
 
 import dataclasses

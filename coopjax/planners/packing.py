@@ -169,9 +169,9 @@ def pack_schedule(
 ) -> SchedulePacking:
   """Offsets for every production of every temporary value, and for workspace.
 
-  The live ranges are those of ``xla_pass/program/liveness.h``. What is overwritten in place lies where its overwriter lies. A
-  pair that may share, where the input dies at the op, either lies at one offset, or does not overlap at all: the
-  second, which leaves the packer more freedom, where the step has room for both below the peak. Where that does not
+  The live ranges are those of ``xla_pass/program/liveness.h``. What is overwritten in place lies where its overwriter
+  lies. A pair that may share, where the input dies at the op, either lies at one offset, or does not overlap at all:
+  the second, which leaves the packer more freedom, where the step has room for both below the peak. Where that does not
   end at fragmentation 0, all pairs are tied as XLA does it, and the better packing is taken.
 
   Args:

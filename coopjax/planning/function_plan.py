@@ -24,7 +24,7 @@ from coopjax.jaxpr import cost
 from coopjax.jaxpr.placement import Spread
 from coopjax.policy_engine import rewrite
 from coopjax.policy_engine import search
-from coopjax.policy_engine.compiled_profile import Profile
+from coopjax.policy_engine.compiled_profile import CompiledProfile, profile_of, profile_of_module
 from coopjax.jaxpr.tags import tagged_fn
 from coopjax.jaxpr.trace import TracedFn, differentiable, fn_and_gradient
 from coopjax.memory_profile import MemoryProfile
@@ -37,7 +37,6 @@ from coopjax.hlo_engine import hook
 from coopjax.hlo_engine.mark import Mark
 from coopjax.xla.compile import compile_abstract, compile_trial, measure, module_of
 from coopjax.planning.infeasible import why_infeasible
-from coopjax.policy_engine.profiling import profile_of, profile_of_module
 from coopjax.xla.module import HeapResult, predict_memory
 
 _COMPILED_ROUNDS = 4  # each compiles for an accelerator
@@ -251,8 +250,8 @@ class _Case:
     return best
 
   def choose_by_policy(
-    self, outcome: hook.Outcome | None = None, before: MemoryProfile | None = None, profile: Profile | None = None,
-    rival: Chosen | None = None,
+    self, outcome: hook.Outcome | None = None, before: MemoryProfile | None = None,
+    profile: CompiledProfile | None = None, rival: Chosen | None = None,
   ) -> Chosen:
     """Plans checkpoint segments; every round is a compile. With an outcome, the HLO engine works under them.
 

@@ -1,11 +1,10 @@
 """Candidates for the policy engine: ways to carry a function out, with estimated bytes and FLOPs.
 
-For each segmentation (`segments.cut`), values are saved across all segments and scan bodies in order of FLOPs spared
-per byte, which gives a ladder from least memory to least recompute. With a profile (`profile.Profile`) each
-segmentation also gets what Coop's windows would keep, segment by segment, at a range of limits, and all bytes that
-decide are XLA's: what residuals take after fusion, and what else is live beside them. Scans come in three ways: between
-the segments, each with a curve of its own; inside segments, that repeat them whole; and, inside segments, as the user
-wrote them.
+For each segmentation (`cuts.cut`), values are saved across all segments and scan bodies in order of FLOPs spared per
+byte, which gives a ladder from least memory to least recompute. With a profile (`CompiledProfile`) each segmentation
+also gets what Coop's windows would keep, segment by segment, at a range of limits, and all bytes that decide are XLA's:
+what residuals take after fusion, and what else is live beside them. Scans come in three ways: between the segments,
+each with a curve of its own; inside segments, that repeat them whole; and, inside segments, as the user wrote them.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -19,7 +18,7 @@ import numpy as np
 from coopjax import compat
 from coopjax.policy_engine.nesting import Chain, Nesting, nestings
 from coopjax.policy_engine.offload import HostLink, HostTrips, Input, cuts_for_offload, inputs_between
-from coopjax.policy_engine.compiled_profile import Profile
+from coopjax.policy_engine.compiled_profile import CompiledProfile
 from coopjax.policy_engine.residuals import ForwardGraph, forward_graph
 from coopjax.policy_engine.rewrite import apply_to_scans
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
@@ -103,8 +102,8 @@ class Candidates:
     baseline_bytes: of the function as it is, as the candidates' are estimated.
   """
 
-  def __init__(self, traced: TracedFn, only_scans: bool, profile: Profile | None = None, link: HostLink | None = None,
-               *, planner: str = "auto", ends_forward: bool = True):
+  def __init__(self, traced: TracedFn, only_scans: bool, profile: CompiledProfile | None = None,
+               link: HostLink | None = None, *, planner: str = "auto", ends_forward: bool = True):
     jaxpr, table = tag_jaxpr(traced.inlined)
     differentiable = traced.is_differentiable
     if profile is not None and profile.explained < _LEAST_EXPLAINED:
@@ -231,7 +230,7 @@ class _TopOffload:
 class _Measured:
   """Bytes of a graph's segments: as profiled where there is a profile, but for the scans that are `decided` on."""
 
-  def __init__(self, graph: ForwardGraph, profile: Profile | None, decided: frozenset[int]):
+  def __init__(self, graph: ForwardGraph, profile: CompiledProfile | None, decided: frozenset[int]):
     self.residual_bytes = graph.residual_bytes()
     if profile is not None:
       is_decided = np.isin(np.arange(graph.num_positions), list(decided))

@@ -5,10 +5,10 @@ layout and padding, when they are live and where they lie. Tags lead from each o
 function's jaxpr (`tags`). A residual is a temporary that a forward op makes and a backward op reads; what XLA fuses
 away is none, so it costs nothing to recompute and frees nothing.
 
-Coop's rule over XLA's own offsets (``xla_pass/planners/coop/window_planner.h``) evicts residuals from this very program until a limit
-holds; what is left of them, by position, is one start for the policy engine. The other is the ladder of saved values
-(`candidates`), on the same bytes. Compared at equal estimated bytes, the ladder mostly repeats fewer FLOPs: the rule
-looks at the past of a value, a ladder knows the whole backward pass.
+Coop's rule over XLA's own offsets (``xla_pass/planners/coop/window_planner.h``) evicts residuals from this very program
+until a limit holds; what is left of them, by position, is one start for the policy engine. The other is the ladder of
+saved values (`candidates`), on the same bytes. Compared at equal estimated bytes, the ladder mostly repeats fewer
+FLOPs: the rule looks at the past of a value, a ladder knows the whole backward pass.
 
 Known weaknesses: a residual that a fusion makes together with others is one position's; where XLA keeps a fused value in
 place of the one that JAX would, names are chosen by JAX's graph; what is inside a scan's body is not looked at.
@@ -18,17 +18,24 @@ from collections.abc import Collection
 import dataclasses
 import functools
 
+import jax
 import numpy as np
 
 from coopjax import _core, compat
+from coopjax.errors import InvalidProgramError
 from coopjax.jaxpr.tags import parse_tag, tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn, inline_jits
 from coopjax.program import liveness
 from coopjax.program.step_program import OUTPUT, TEMPORARY, StepProgram
+from coopjax.xla.buffer_assignment import BufferAssignment, value_offsets
+from coopjax.xla.compile import OversizedProgram, module_of
+from coopjax.xla.module import parse_module, predict_memory, read_step_program
+
+_OFFSETS_WITHIN = 0.1  # of the temporaries: offsets of our own packing that is off by more are not XLA's
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Profile:
+class CompiledProfile:
   """A compiled function with its gradient.
 
   Attributes:
@@ -131,7 +138,39 @@ class Profile:
     return np.bincount(positions, self.program.value_bytes[values], self.num_positions).astype(np.int64)
 
 
-def read_profile(traced: TracedFn, program: StepProgram, offsets: np.ndarray, temp_bytes: int) -> Profile:
+def profile_of(traced: TracedFn, compiled: jax.stages.Compiled | OversizedProgram) -> CompiledProfile | None:
+  """What a compile says of the function's values, by the equations that make them.
+
+  Offsets are those of XLA's buffer assignment where the backend shows it (CPU), else of our own packing.
+
+  Args:
+    traced: the function.
+    compiled: from it with its gradient, ``fn_and_gradient(traced, tagged_fn(traced))``.
+
+  Returns:
+    The profile; None for a module whose memory we don't understand.
+  """
+  stats = compiled.memory_analysis()
+  return profile_of_module(traced, module_of(compiled), stats.temp_size_in_bytes,
+                           getattr(stats, "serialized_buffer_assignment_proto", b""))
+
+
+def profile_of_module(traced: TracedFn, module_bytes: bytes, temp_bytes: int | None = None, assignment: bytes = b""
+                      ) -> CompiledProfile | None:
+  """As `profile_of`, from a scheduled module, with XLA's temporaries and buffer assignment as far as they are known."""
+  try:
+    module = parse_module(module_bytes)
+    program, op_instruction_ids = read_step_program(module)
+    heap = BufferAssignment.from_bytes(assignment) if assignment else predict_memory(module)
+  except InvalidProgramError:
+    return None
+  temp_bytes = heap.temp_bytes if temp_bytes is None else temp_bytes
+  if abs(heap.temp_bytes - temp_bytes) > _OFFSETS_WITHIN * temp_bytes:
+    return None
+  return read_profile(traced, program, value_offsets(program, op_instruction_ids, heap), temp_bytes)
+
+
+def read_profile(traced: TracedFn, program: StepProgram, offsets: np.ndarray, temp_bytes: int) -> CompiledProfile:
   """The profile of a function from what was compiled of it.
 
   Args:
@@ -144,7 +183,7 @@ def read_profile(traced: TracedFn, program: StepProgram, offsets: np.ndarray, te
   tags = [parse_tag(scope) for scope in program.op_scopes]
   op_position = np.array([-1 if tag is None else position_of[tag.equation_id] for tag in tags], np.int32)
   is_backward = np.array([tag is not None and tag.is_backward for tag in tags], bool)
-  return Profile(program, offsets, op_position, is_backward, len(traced.inlined.eqns), temp_bytes)
+  return CompiledProfile(program, offsets, op_position, is_backward, len(traced.inlined.eqns), temp_bytes)
 
 
 def _positions(traced: TracedFn) -> list[int]:

@@ -10,7 +10,7 @@ a knapsack that is solved exactly on a grid of bytes: one pass over the regions 
 O(regions * grid * rungs) for each of a few dozen T. So the region that is cheapest to repeat per byte repeats first.
 
 Weaknesses: equal calls get equal decisions; regions that take turns count as one after the other; the regions' own
-estimates know nothing of the rest of the step, so the search over T goes by compiled bytes (`policy.search`).
+estimates know nothing of the rest of the step, so the search over T goes by compiled bytes (`search.search`).
 """
 
 from collections.abc import Callable, Sequence

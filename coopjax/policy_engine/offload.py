@@ -122,12 +122,12 @@ class HostTrips:
     return cls(link, np.array([cost.fused_seconds(equation, link.roofline) for equation in jaxpr.eqns]))
 
   def choices(self, graph: ForwardGraph, start: int, stop: int, inputs: Sequence[Input] = ()) -> "OffloadChoices":
-    """For `segments.save_curve`: one segment with everything offloaded that is worth it, and its inputs besides."""
+    """For `save_curves.save_curve`: one segment with everything offloaded that is worth it, and its inputs besides."""
     return OffloadChoices(self, graph, start, stop, inputs)
 
 
 def cuts_for_offload(graph: ForwardGraph, alone: frozenset[int]) -> list[tuple[int, ...]]:
-  """Segmentations as `segments.cut` makes them, with few bytes across each cut.
+  """Segmentations as `cuts.cut` makes them, with few bytes across each cut.
 
   On the device a value is kept once, however many segments it passes. To the host goes only what a single later segment
   reads, so here a value counts at every cut that it crosses.

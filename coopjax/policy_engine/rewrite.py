@@ -140,7 +140,7 @@ class _Checkpoints:
 
   def is_offloaded(self, equation: core.JaxprEqn) -> bool:
     """Whether the user's policy offloads what the equation makes: there it stays, whatever else is saved."""
-    return self.policy is not None and user_policy.is_offloaded(user_policy.answer(equation, self.policy))
+    return self.policy is not None and user_policy.is_offloaded(user_policy.answer_of(equation, self.policy))
 
   def saving(self, saved: Sequence[str], offloaded: Sequence[str] = ()) -> Callable | None:
     """The policy that saves and offloads these names besides what the user's does; what the user's offloads stays so."""

@@ -29,9 +29,9 @@ class CurvePoint:
   Attributes:
     saved_bytes: kept on the device beyond the segment's inputs; negative where some of these are offloaded.
     flops: repeated in the backward pass, and what could be computed while it waits for the host.
-    is_wrapped: as in `segments.Segment`.
-    saved: as in `segments.Segment`.
-    offloaded: as in `segments.Segment`.
+    is_wrapped: as in `decisions.Segment`.
+    saved: as in `decisions.Segment`.
+    offloaded: as in `decisions.Segment`.
     waiting_flops: the part of `flops` that is waiting.
   """
 

@@ -1,12 +1,13 @@
 """Plans the policy engine: the least recompute whose compiled temporaries hold the budget.
 
 The candidates (`candidates.Candidates`) carry estimated bytes: from a profile of the compiled function where there is
-one (`profile.Profile`; mostly within a few percent of what will be compiled), else JAX's own, before fusion, which only
+one (`CompiledProfile`; mostly within a few percent of what will be compiled), else JAX's own, before fusion, which only
 order candidates. The compiler's `temp_size_in_bytes` decides. Each compile is a point on a curve from estimated to
 compiled bytes, and the next try is the cheapest candidate that the curve puts inside the budget, or the most finely cut
 of those that cost nearly as little: a rule that similar models follow alike. (Under checkpoints around checkpoints, the
-least finely cut: their pieces are small, and XLA does not fuse across a cut.) Once a plan holds, a cheaper one that might
-just fit is compiled, too; of those that hold, the one that repeats least is taken. A handful of compiles suffices.
+least finely cut: their pieces are small, and XLA does not fuse across a cut.) Once a plan holds, a cheaper one that
+might just fit is compiled, too; of those that hold, the one that repeats least is taken. A handful of compiles
+suffices.
 
 Where the HLO engine works under the checkpoints (`HloEngineShare`), the curve is of bytes without its help, and what it
 repeats counts like the rest. How far it helps is seen from compile to compile: once a plan holds, candidates that need
@@ -26,7 +27,7 @@ import numpy as np
 
 from coopjax.policy_engine.candidates import Candidate, Candidates
 from coopjax.policy_engine.offload import HostLink
-from coopjax.policy_engine.compiled_profile import Profile
+from coopjax.policy_engine.compiled_profile import CompiledProfile
 from coopjax.policy_engine.rewrite import rewrite
 from coopjax.policy_engine.decisions import PolicyDecisions
 from coopjax.jaxpr.trace import TracedFn, fn_and_gradient
@@ -95,7 +96,7 @@ class PolicyPlan:
 
 def plan_policy(traced: TracedFn, budget_bytes: int, compile_fn: CompileFn, baseline_temp_bytes: int,
                 max_rounds: int = 6, *, mark: str | None = None, only_scans: bool = False,
-                profile: Profile | None = None, link: HostLink | None = None, planner: str = "auto",
+                profile: CompiledProfile | None = None, link: HostLink | None = None, planner: str = "auto",
                 hlo_share_of: Callable[[], HloEngineShare | None] = lambda: None,
                 below_flops: float = math.inf) -> PolicyPlan:
   """Finds checkpoint segments and saved values that make fn and its gradient fit.

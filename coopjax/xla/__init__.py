@@ -1,0 +1,1 @@
+"""What the compiler says: targets, compiles, modules and where their buffers lie."""

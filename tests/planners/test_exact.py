@@ -7,7 +7,7 @@ import pytest
 
 from coopjax import _core
 from coopjax.planners.exact.planner import ExactPlanner, STATUSES, stages_of
-from coopjax.planners.exact.watched_model import segments_of
+from coopjax.planners.exact.watched_model import stretches_of
 from coopjax.planners.milp import HighsSolver, ScipySolver
 from coopjax.planners.peak import PeakPlanner
 from coopjax.program.step_program import OUTPUT, PARAMETER, TEMPORARY
@@ -218,10 +218,10 @@ def test_empty_program():
 # ---- parts -------------------------------------------------------------------------------------
 
 
-def test_stages_and_segments():
+def test_stages_and_stretches():
   # Before op 2 runs for the first time 0 is repeated, before op 3 ops 1 and 0.
   assert stages_of(np.array([0, 1, 0, 2, 1, 0, 3]), np.arange(4)) == [
     (0, 0), (1, 1), (2, 0), (2, 2), (3, 1), (3, 0), (3, 3)]
-  segments = segments_of(5, [(1, 1), (3, 1), (3, 3)])
-  assert [(segment.first, segment.end, segment.above, segment.next_first) for segment in segments] == [
+  stretches = stretches_of(5, [(1, 1), (3, 1), (3, 3)])
+  assert [(stretch.first, stretch.end, stretch.above, stretch.next_first) for stretch in stretches] == [
     (0, (1, 1), -1, 2), (2, (3, 1), -1, 3), (3, (3, 3), 1, 4), (4, (5, 5), -1, 6)]

@@ -12,7 +12,7 @@ from coopjax.jaxpr.tags import tagged_fn
 from coopjax.jaxpr.trace import differentiable, fn_and_gradient, trace
 from coopjax.xla import targets
 from coopjax.xla.compile import compile_abstract
-from coopjax.policy_engine.profiling import profile_of
+from coopjax.policy_engine.compiled_profile import profile_of
 from tests.support import models
 
 

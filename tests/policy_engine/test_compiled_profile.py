@@ -15,7 +15,7 @@ from coopjax.jaxpr.trace import differentiable, fn_and_gradient, trace
 from coopjax.program import liveness
 from coopjax.xla.buffer_assignment import BufferAssignment, value_offsets
 from coopjax.xla.compile import compile_abstract, module_of
-from coopjax.policy_engine.profiling import profile_of
+from coopjax.policy_engine.compiled_profile import profile_of
 from coopjax.xla.module import predict_memory, read_step_program
 from tests.support import models
 from tests.api.test_remat import compile_step, temp_bytes

@@ -7,7 +7,7 @@
 
 namespace coopjax::python {
 
-nb::dict HeapFields(const HeapResult& heap);      // of coopjax.xla.program.HeapResult
+nb::dict HeapFields(const HeapResult& heap);      // of coopjax.xla.module.HeapResult
 nb::dict ProgramFields(const HloProgram& hlo);    // of coopjax.program.step_program.StepProgram
 
 }  // namespace coopjax::python

@@ -2,13 +2,14 @@
 
 What is optimal: of all schedules whose first runs follow the order and whose repeats run right before a first run, each
 op at most once there, in the order's order: Checkmate's class (Jain et al., MLSys 2020), with the accounting of
-``xla_pass/program/step_program.h``. Checkmate's MILP has a variable per stage and op and more per edge, and ends at a few
-hundred ops. Here memory is watched at a few steps only (``exact_model.py``), first at the peak. The solution of that
-relaxation is turned into a schedule; where the schedule overflows, more steps are watched, and so on until it fits: then
-it is optimal, because every relaxation's optimum is a lower bound. Two things end it sooner: the bound of any schedule
-(``xla_pass/planners/bounds/cost_bound.h``) and, where all costs are multiples of one unit, the next multiple above a bound; and every
-relaxed schedule is repaired by :class:`PeakPlanner`, often into an optimal plan while few steps are watched. Relaxations
-look only for plans cheaper than the best known: when there are none, that one is optimal.
+``xla_pass/program/step_program.h``. Checkmate's MILP has a variable per stage and op and more per edge, and ends at a
+few hundred ops. Here memory is watched at a few steps only (``watched_model.py``), first at the peak. The solution of
+that relaxation is turned into a schedule; where the schedule overflows, more steps are watched, and so on until it
+fits: then it is optimal, because every relaxation's optimum is a lower bound. Two things end it sooner: the bound of
+any schedule (``xla_pass/planners/bounds/cost_bound.h``) and, where all costs are multiples of one unit, the next
+multiple above a bound; and every relaxed schedule is repaired by :class:`PeakPlanner`, often into an optimal plan while
+few steps are watched. Relaxations look only for plans cheaper than the best known: when there are none, that one is
+optimal.
 
 Small values count as free until a schedule fits without them (again a relaxation). Repeats of in-place writers, and
 inputs that leave their buffer to an output in a forced order, are judged too kindly by the MILP: such a program may end
@@ -24,7 +25,7 @@ import numpy as np
 from coopjax import _core
 from coopjax.planners import base
 from coopjax.planners.base import PlannerResult
-from coopjax.planners.exact.watched_model import OrderedProgram, Segment, Step, WatchedModel
+from coopjax.planners.exact.watched_model import OrderedProgram, Step, Stretch, WatchedModel
 from coopjax.planners.milp import MilpSolver, default_solver
 from coopjax.planners.peak import PeakPlanner
 from coopjax.program.step_program import StepProgram
@@ -205,16 +206,16 @@ def stages_of(schedule: np.ndarray, order: np.ndarray) -> list[Step]:
 
 
 def schedule_of(model: WatchedModel, x: np.ndarray) -> np.ndarray:
-  """The schedule that a solution stands for: each repeat as late as its segment's first read of it."""
+  """The schedule that a solution stands for: each repeat as late as its stretch's first read of it."""
   ordered = model.ordered
   before: list[list[int]] = [[] for _ in range(ordered.num_ops + 1)]  # per stage: repeats, by position
-  for index, segment in enumerate(model.segments):
+  for index, stretch in enumerate(model.stretches):
     chosen = [at for at, column in model.repeats[index].items() if x[column] > 0.5]
     held = {value for value, column in model.held[index].items() if x[column] > 0.5}
-    stage_of = _latest_stages(ordered, segment, chosen, held)
+    stage_of = _latest_stages(ordered, stretch, chosen, held)
     for at in sorted(chosen, key=lambda at: (stage_of[at], at)):
       before[stage_of[at]].append(at)
-    stage, slot = segment.end
+    stage, slot = stretch.end
     if slot < stage and x[model.runs[index]] > 0.5:
       before[stage].append(slot)
   steps = [at for stage in range(ordered.num_ops) for at in (*before[stage], stage)]
@@ -222,21 +223,21 @@ def schedule_of(model: WatchedModel, x: np.ndarray) -> np.ndarray:
 
 
 def _latest_stages(
-  ordered: OrderedProgram, segment: Segment, chosen: list[int], held: set[int],
+  ordered: OrderedProgram, stretch: Stretch, chosen: list[int], held: set[int],
 ) -> dict[int, int]:
   """Per repeat the stage that it runs in: before its first reader and before its inputs are overwritten."""
-  stage, slot = segment.end
+  stage, slot = stretch.end
   stage_of: dict[int, int] = {}
   for at in reversed(chosen):
-    latest = stage if at < slot or segment.first == stage else stage - 1
+    latest = stage if at < slot or stretch.first == stage else stage - 1
     for value in ordered.outputs[at]:
       for reader in ordered.readers[value]:
         if reader in stage_of:
           latest = min(latest, stage_of[reader])
-        if value not in held and max(segment.first, at + 1) <= reader < stage:
+        if value not in held and max(stretch.first, at + 1) <= reader < stage:
           latest = min(latest, reader)
     for value in ordered.inputs[at]:
-      if ordered.overwritten_at[value] >= max(segment.first, at + 1):
+      if ordered.overwritten_at[value] >= max(stretch.first, at + 1):
         latest = min(latest, ordered.overwritten_at[value])
     stage_of[at] = latest
   return stage_of

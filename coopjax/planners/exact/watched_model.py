@@ -2,11 +2,11 @@
 
 Stage ``t`` of an order is the t-th op with the repeats right before it. A watched step is ``(stage, slot)``: the run of
 the op at position ``slot`` in that stage; ``(t, t)`` is the first run of op ``t``, ``(t, k)`` with ``k < t`` a repeat,
-if there is one. Watched steps cut the order into segments. Per segment and op, a variable says whether the op is
+if there is one. Watched steps cut the order into stretches. Per stretch and op, a variable says whether the op is
 repeated there; per watched step and value, another whether the value is held across it:
 
-- repeated in a segment: each input is held across the step before, or repeated there too, or made there anyway;
-- held across a step: held across the step before, or made in the segment between;
+- repeated in a stretch: each input is held across the step before, or repeated there too, or made there anyway;
+- held across a step: held across the step before, or made in the stretch between;
 - at a watched step the values held across it, what its op reads and makes and its workspace fit the budget.
 
 With every step watched this is Checkmate's frontier-advancing MILP (Jain et al. 2020, eqs. 1 to 5; each op at most once
@@ -103,13 +103,13 @@ class OrderedProgram:
 
 
 @dataclasses.dataclass(frozen=True)
-class Segment:
+class Stretch:
   """The steps after one watched step, up to the next, with that one.
 
   Attributes:
-    first: position of the first op whose first run lies in the segment.
+    first: position of the first op whose first run lies in the stretch.
     end: the watched step, ``(num_ops, num_ops)`` after the last.
-    above: ops up to this position have had their turn in the segment's only stage; -1 elsewhere.
+    above: ops up to this position have had their turn in the stretch's only stage; -1 elsewhere.
   """
 
   first: int
@@ -118,18 +118,18 @@ class Segment:
 
   @property
   def next_first(self) -> int:
-    """``first`` of the next segment."""
+    """``first`` of the next stretch."""
     stage, slot = self.end
     return stage + (slot == stage)
 
 
-def segments_of(num_ops: int, watched: list[Step]) -> list[Segment]:
-  """The segments that sorted watched steps make."""
-  segments, first, above = [], 0, -1
+def stretches_of(num_ops: int, watched: list[Step]) -> list[Stretch]:
+  """The stretches that sorted watched steps make."""
+  stretches, first, above = [], 0, -1
   for stage, slot in [*watched, (num_ops, num_ops)]:
-    segments.append(Segment(first, (stage, slot), above if first == stage else -1))
+    stretches.append(Stretch(first, (stage, slot), above if first == stage else -1))
     first, above = (stage + 1, -1) if slot == stage else (stage, slot)
-  return segments
+  return stretches
 
 
 class WatchedModel:
@@ -146,17 +146,17 @@ class WatchedModel:
   def __init__(
     self, ordered: OrderedProgram, budget_bytes: int, watched: list[Step], *, least_cost_s: float, most_cost_s: float,
   ):
-    self.ordered, self.segments = ordered, segments_of(ordered.num_ops, watched)
+    self.ordered, self.stretches = ordered, stretches_of(ordered.num_ops, watched)
     self._scale = _BUDGET_UNITS / max(budget_bytes, 1)
     self._budget = budget_bytes * self._scale
     self._costs: list[float] = []
     self._lower: list[float] = []
     self._rows: list[tuple[list[int], list[float], float]] = []  # columns, values, upper
-    self.repeats: list[dict[int, int]] = []  # per segment: position -> column
+    self.repeats: list[dict[int, int]] = []  # per stretch: position -> column
     self.runs: list[int] = []  # per watched step: column of "the op runs there"
-    self.held: list[dict[int, int]] = [{}]  # per segment: value -> column of "held when it begins"
-    for segment in self.segments:
-      self._add_segment(segment)
+    self.held: list[dict[int, int]] = [{}]  # per stretch: value -> column of "held when it begins"
+    for stretch in self.stretches:
+      self._add_stretch(stretch)
     paid = [column for column, cost_s in enumerate(self._costs) if cost_s > 0]
     unit = max((self._costs[column] for column in paid), default=1.0)
     prices = [self._costs[column] / unit for column in paid]
@@ -184,11 +184,11 @@ class WatchedModel:
     """``x[column] <= sum of x[others]``."""
     self._rows.append(([column, *others], [1.0] + [-1.0] * len(others), 0.0))
 
-  def _add_segment(self, segment: Segment) -> None:
-    ordered, held, stage = self.ordered, self.held[-1], segment.end[0]
-    wanted_after = ordered.wanted(segment.next_first) if stage < ordered.num_ops else set()
-    spoilt = {value for at in range(segment.first, stage) for value in ordered.overwritten_by(at)}
-    repeats = self._add_repeats(segment, wanted_after & spoilt)
+  def _add_stretch(self, stretch: Stretch) -> None:
+    ordered, held, stage = self.ordered, self.held[-1], stretch.end[0]
+    wanted_after = ordered.wanted(stretch.next_first) if stage < ordered.num_ops else set()
+    spoilt = {value for at in range(stretch.first, stage) for value in ordered.overwritten_by(at)}
+    repeats = self._add_repeats(stretch, wanted_after & spoilt)
     self.repeats.append(repeats)
 
     def sources(value: int) -> list[int]:
@@ -196,35 +196,35 @@ class WatchedModel:
 
     for at, column in repeats.items():
       for value in ordered.inputs[at]:
-        if ordered.made_at[value] < segment.first:
+        if ordered.made_at[value] < stretch.first:
           self._at_most(column, sources(value))
-    needed = {value for at in range(segment.first, stage) for value in ordered.inputs[at]}
+    needed = {value for at in range(stretch.first, stage) for value in ordered.inputs[at]}
     for value in sorted(needed):
-      if ordered.made_at[value] < segment.first:
+      if ordered.made_at[value] < stretch.first:
         columns = sources(value)
         self._rows.append((columns, [-1.0] * len(columns), -1.0))
     if stage < ordered.num_ops:
-      self._add_watched(segment, wanted_after, spoilt, sources)
+      self._add_watched(stretch, wanted_after, spoilt, sources)
 
-  def _add_repeats(self, segment: Segment, spoilt: set[int]) -> dict[int, int]:
-    """A variable per op that may be worth repeating in the segment; of what is made there, only what is overwritten."""
-    ordered, (stage, slot) = self.ordered, segment.end
-    ops = {ordered.made_at[value] for value in ordered.wanted(segment.first)}
-    ops |= {ordered.made_at[value] for value in spoilt if ordered.made_at[value] >= segment.first}
-    if segment.first == stage:
-      ops = {at for at in ops if segment.above < at < slot}
+  def _add_repeats(self, stretch: Stretch, spoilt: set[int]) -> dict[int, int]:
+    """A variable per op that may be worth repeating in the stretch; of what is made there, only what is overwritten."""
+    ordered, (stage, slot) = self.ordered, stretch.end
+    ops = {ordered.made_at[value] for value in ordered.wanted(stretch.first)}
+    ops |= {ordered.made_at[value] for value in spoilt if ordered.made_at[value] >= stretch.first}
+    if stretch.first == stage:
+      ops = {at for at in ops if stretch.above < at < slot}
     return {at: self._variable(ordered.cost_s[at]) for at in sorted(ops)
-            if ordered.may_repeat[at] and ordered.last_chance[at] >= segment.first}
+            if ordered.may_repeat[at] and ordered.last_chance[at] >= stretch.first}
 
-  def _add_watched(self, segment: Segment, wanted_after: set[int], spoilt: set[int], sources) -> None:
-    ordered, (stage, slot) = self.ordered, segment.end
+  def _add_watched(self, stretch: Stretch, wanted_after: set[int], spoilt: set[int], sources) -> None:
+    ordered, (stage, slot) = self.ordered, stretch.end
     is_first_run = slot == stage
     run = self._variable(0.0 if is_first_run else ordered.cost_s[slot], float(is_first_run))
     self.runs.append(run)
     inputs, outputs = set(ordered.inputs[slot]), set(ordered.outputs[slot])
     overwritten = set(ordered.overwritten_by(slot))
     for value in sorted(inputs):
-      if ordered.made_at[value] < segment.first:
+      if ordered.made_at[value] < stretch.first:
         self._at_most(run, sources(value))
     held: dict[int, int] = {}
     run_bytes, bytes_of = ordered.workspace[slot] * self._scale, {}
@@ -232,7 +232,7 @@ class WatchedModel:
       size = ordered.sizes[value] * self._scale
       if value in wanted_after:
         column = held[value] = self._variable()
-        self._bound_held(segment, value, column, spoilt, sources)
+        self._bound_held(stretch, value, column, spoilt, sources)
       if value in overwritten:
         if value in held:
           self._rows.append(([held[value], run], [1.0, 1.0], 1.0))
@@ -250,14 +250,14 @@ class WatchedModel:
     self._rows.append((list(bytes_of), list(bytes_of.values()), self._budget))
     self.held.append(held)
 
-  def _bound_held(self, segment: Segment, value: int, column: int, spoilt: set[int], sources) -> None:
-    """What is held across the end of a segment was there before, or is made in the segment, its last step included."""
-    ordered, slot = self.ordered, segment.end[1]
+  def _bound_held(self, stretch: Stretch, value: int, column: int, spoilt: set[int], sources) -> None:
+    """What is held across the end of a stretch was there before, or is made in the stretch, its last step included."""
+    ordered, slot = self.ordered, stretch.end[1]
     columns = [self.runs[-1]] if value in ordered.outputs[slot] else []
     if value in spoilt:
       repeats = self.repeats[-1]
       self._at_most(column, columns + [repeats[at] for at in [ordered.made_at[value]] if at in repeats])
-    elif not segment.first <= ordered.made_at[value] < segment.end[0]:
+    elif not stretch.first <= ordered.made_at[value] < stretch.end[0]:
       self._at_most(column, columns + sources(value))
 
   def _add_shares(self, slot: int, run: int, held: dict[int, int]) -> dict[int, float]:

@@ -8,9 +8,9 @@ pairs with disjoint spans need none. It starts from the best packing found, whos
 What is still open, or too large for the ILP, goes to the search of ``xla_pass/packing/search.h``, and from its
 packing to the ILP once more, now without the pyramid, which may be what stands in the way.
 
-What shares storage by the rules of ``xla_pass/program/step_program.h`` (an overwriter and what it overwrites, an output in its
-input's buffer) shares an offset: one block with a size per live range. An op's workspace is a block of its own step, so
-that the heap really suffices; it has no row in the placements.
+What shares storage by the rules of ``xla_pass/program/step_program.h`` (an overwriter and what it overwrites, an output
+in its input's buffer) shares an offset: one block with a size per live range. An op's workspace is a block of its own
+step, so that the heap really suffices; it has no row in the placements.
 
 O(pairs) rows in the ILP.
 """

@@ -17,8 +17,9 @@ Several ops may share a timestep; their bytes count together, so an order read o
 than the solution. With ``min(ceil(1.01 x longest path), ops)`` timesteps, the paper's choice, some orders can't be
 expressed and the solver's bound holds for the others only; with one timestep per op it holds for all.
 
-In-place pairs and shared buffers follow ``xla_pass/program/step_program.h``, except that among shares which exclude each other
-the solver picks the best, not the first: its bound stays a bound, and the peak is counted anew by the caller.
+In-place pairs and shared buffers follow ``xla_pass/program/step_program.h``, except that among shares which exclude
+each other the solver picks the best, not the first: its bound stays a bound, and the peak is counted anew by the
+caller.
 """
 
 import math

@@ -1,0 +1,98 @@
+"""Meshes and named axes: those in scope here, those that types state, and programs that bind them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax._src import config, core as core_internals, mesh as mesh_lib
+
+
+def bind_axes(fn: Callable, avals: Sequence[jax.ShapeDtypeStruct],
+              mesh_like: Callable[[jax.sharding.AbstractMesh], jax.sharding.Mesh] | None = None
+              ) -> tuple[Callable, Sequence[jax.ShapeDtypeStruct]]:
+  """`fn` and its types as a program of its own, for `no_trace`, that binds the named axes which are in scope here.
+
+  Inside a `shard_map` the program is what one device runs, on a mesh of the same shape; the axis of a `vmap` is bound
+  by a `vmap` over nothing, so the program is that of one example.
+
+  Args:
+    fn: a function of positional arrays.
+    avals: types of its arguments, with the manual axes that they vary over.
+    mesh_like: makes the mesh, from one of the same shape; of devices that are there by default.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  manual = frozenset(mesh.manual_axes)
+  for name, size in core_internals.trace_ctx.axis_env.axis_sizes.items():
+    if name not in manual:
+      fn = jax.vmap(fn, in_axes=None, out_axes=0, axis_name=name, axis_size=size)
+  if not manual:
+    return fn, avals
+
+  def of_device(*inputs):
+    outputs = fn(*(vary(value, aval) for value, aval in zip(inputs, avals, strict=True)))
+    return jax.tree.map(lambda out: jax.numpy.expand_dims(out, 0), outputs)
+
+  everywhere, nowhere = jax.sharding.PartitionSpec(tuple(mesh.manual_axes)), jax.sharding.PartitionSpec()
+  devices = (mesh_like or _devices_of)(mesh)
+  bound = jax.shard_map(of_device, mesh=devices, in_specs=nowhere, out_specs=everywhere, axis_names=manual,
+                        check_vma=config._check_vma.value)
+  sharding = jax.sharding.NamedSharding(devices, nowhere) if mesh_like else None
+  return bound, [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding)
+                 for aval in avals]
+
+
+def vary(value: Any, aval: Any) -> Any:
+  """The value, cast to vary over the manual mesh axes that a type varies over."""
+  missing = aval.manual_axis_type.varying - jax.typeof(value).manual_axis_type.varying if manual_axes(aval) else ()
+  return jax.lax.pcast(value, tuple(missing), to="varying") if missing else value
+
+
+def manual_axes(aval: Any) -> Any:
+  """How a type relates to the manual axes of a mesh; None outside of `shard_map`."""
+  return getattr(aval, "manual_axis_type", None)
+
+
+def axes_in_scope() -> str:
+  """The mesh and the named axes, with their sizes, that a program traced here may refer to."""
+  return f"{jax.sharding.get_abstract_mesh()} {dict(core_internals.trace_ctx.axis_env.axis_sizes)}"
+
+
+def is_on_one_device() -> bool:
+  """Whether what is traced here is one device's program: inside a `shard_map` over all axes of its mesh."""
+  mesh = jax.sharding.get_abstract_mesh()
+  return not mesh.empty and set(mesh.manual_axes) == set(mesh.axis_names)
+
+
+def stated_sharding(aval: Any) -> jax.sharding.NamedSharding | None:
+  """The sharding over Explicit axes that a type states, on devices of the default backend if it names none.
+
+  None where the type states nothing, inside a `shard_map`, or if there are not enough devices.
+  """
+  sharding, explicit = getattr(aval, "sharding", None), jax.sharding.AxisType.Explicit
+  if not isinstance(sharding, jax.sharding.NamedSharding) or explicit not in sharding.mesh.axis_types:
+    return None
+  mesh = sharding.mesh
+  if isinstance(mesh, jax.sharding.AbstractMesh):
+    if mesh.manual_axes or jax.device_count() < mesh.size:
+      return None
+    mesh = jax.sharding.Mesh(_devices_of(mesh).devices, mesh.axis_names, axis_types=mesh.axis_types)
+  return jax.sharding.NamedSharding(mesh, sharding.spec)
+
+
+def without_manual_axes(mesh: jax.sharding.AbstractMesh) -> jax.sharding.AbstractMesh:
+  """The mesh around a `shard_map`."""
+  return _devices_of(mesh).abstract_mesh
+
+
+def _devices_of(mesh: jax.sharding.AbstractMesh) -> jax.sharding.Mesh:
+  """The user's own mesh, if set, else devices of the default backend in the same arrangement."""
+  current = mesh_lib.get_concrete_mesh()
+  if (current.axis_names, current.axis_sizes) == (mesh.axis_names, mesh.axis_sizes):
+    return current
+  if jax.device_count() < mesh.size:
+    raise ValueError(f"coopjax.remat inside a shard_map over {mesh.size} devices: planning compiles for a mesh of that "
+                     f"size, and there are {jax.device_count()} devices")
+  auto = jax.sharding.AxisType.Auto
+  types = tuple(auto if name in mesh.manual_axes else kind
+                for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True))
+  return jax.make_mesh(mesh.axis_sizes, mesh.axis_names, types)

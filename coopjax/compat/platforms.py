@@ -1,0 +1,56 @@
+"""Platforms: hooks and switches of their compilers, the text of their modules, and what JAX keeps beside a compile."""
+
+from collections.abc import Callable
+import contextlib
+import logging
+
+import jax
+from jax._src import cache_key, config
+from jax._src.lib import _jax
+
+
+def hook_platform(backend: str) -> str | None:
+  """The platform name under which an HLO hook can be registered for a backend, None where JAX offers no hook.
+
+  Accelerator plugins run hooks from JAX 0.12 on.
+  """
+  if backend == "cpu":
+    return "cpu"
+  return {"gpu": "cuda", "tpu": "tpu"}.get(backend) if jax.__version_info__ >= (0, 12) else None
+
+
+def loaded_hook_platforms() -> list[str]:
+  """Platforms whose compilers are loaded and run HLO hooks, present or not, by the names that hooks go by."""
+  jax.devices()  # loads the plugins that JAX finds
+  names = [hook_platform(backend) for backend in ("cpu", "gpu", "tpu")]
+  return [name for name in names if name == "cpu" or (name and _jax.pjrt_plugin_loaded(name))]
+
+
+def without_xla_remat() -> contextlib.AbstractContextManager:
+  """Compiles inside it run without XLA's own rematerialization; passes that the user has disabled stay disabled."""
+  return config.enable_remat_opt_pass(False)
+
+
+def hlo_proto_of_text(text: str) -> bytes:
+  """A serialized ``HloModuleProto`` of HLO text, schedule included.
+
+  Raises:
+    RuntimeError: jaxlib can't parse it.
+  """
+  from jaxlib import _hlo  # jaxlib has no public parser
+
+  return _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
+
+
+def add_to_cache_key(text: Callable[[], str]) -> None:
+  """Has the keys of JAX's persistent compilation cache hash what `text` returns at the time, once per function."""
+  former = cache_key.custom_hook
+  if getattr(former, "added", None) is not text:
+    cache_key.custom_hook = lambda: former() + text()
+    cache_key.custom_hook.added = text
+
+
+def log_as_jax_does(name: str) -> None:
+  """Has a logger, until it is given a level or handlers of its own, obey ``JAX_LOGGING_LEVEL`` as JAX's loggers do."""
+  # As a child it follows when the level changes, too; JAX keeps no list of loggers that others could join.
+  logging.getLogger(name).parent = logging.getLogger("jax")

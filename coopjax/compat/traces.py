@@ -1,0 +1,73 @@
+"""Traces: which are in progress around what runs here, how to leave them, and what `jax.checkpoint` does in them."""
+
+from collections.abc import Callable, Iterator
+import contextlib
+import itertools
+from typing import Any
+
+import jax
+from jax._src import config, core as core_internals
+from jax._src.interpreters import ad, batching, partial_eval
+
+from coopjax.compat.meshes import without_manual_axes
+
+
+@contextlib.contextmanager
+def no_trace() -> Iterator[None]:
+  """Leaves every trace in progress, so that a program can be compiled from inside a traced function.
+
+  Named axes in scope are left, too; a mesh that the user has set stays.
+  """
+  axes, mesh = core_internals.trace_ctx.axis_env, jax.sharding.get_abstract_mesh()
+  # The tracers of the traces left are no leaks, and the user's function has been checked when it was traced.
+  unchecked = jax.check_tracer_leaks(False)
+  outside = jax.sharding.use_abstract_mesh(without_manual_axes(mesh)) if mesh.manual_axes else contextlib.nullcontext()
+  with unchecked, jax.core.eval_context(), outside:
+    core_internals.trace_ctx.set_axis_env(core_internals.top_axis_env)
+    try:
+      yield
+    finally:
+      core_internals.trace_ctx.set_axis_env(axes)
+
+
+def is_batched(value: Any) -> bool:
+  """Whether a value is one example of those that a `vmap` around runs over."""
+  while isinstance(value, ad.JVPTracer | ad.LinearizeTracer):
+    value = value.primal
+  return isinstance(value, batching.BatchTracer)
+
+
+def is_eager() -> bool:
+  """Whether operations run one by one here, each a program of its own: nothing around is traced to be compiled."""
+  return not any(isinstance(trace, partial_eval.DynamicJaxprTrace) for trace in _traces())
+
+
+def has_backward_outside() -> bool:
+  """Whether a reverse-mode gradient of what runs here is taken outside of all that is compiled as one program."""
+  outside = itertools.takewhile(lambda trace: not isinstance(trace, partial_eval.DynamicJaxprTrace), _traces())
+  return any(isinstance(trace, ad.LinearizeTrace | partial_eval.JaxprTrace) for trace in outside)
+
+
+def _traces() -> list[core_internals.Trace]:
+  """The traces in progress here, the outermost first."""
+  trace, found = core_internals.trace_ctx.trace, []
+  while trace is not None:
+    found.insert(0, trace)
+    trace = getattr(trace, "parent_trace", None)
+  return found
+
+
+def pinned_checkpoint(fn: Callable, *, policy: Callable | None, prevent_cse: Any, is_classic: bool = False) -> Callable:
+  """`jax.checkpoint` whose recompute waits for its cotangents.
+
+  With both ``jax_remat3`` and ``jax_remat_barrier_no_cotangents`` on, the barrier holds the residuals alone, XLA:CPU
+  hoists every recompute to the start of the backward pass and nothing is saved (16-layer decoder, JAX 0.11.2 and
+  0.12.0.1: 75 MiB becomes 751). The classic implementation always pins the cotangents, so it is used there. It is used,
+  too, where it is asked for: with inputs on the host, ``jax_remat3`` can't linearize (JAX 0.12.0.1).
+  """
+  def call(*args):
+    must_be_classic = is_classic or config.remat_barrier_no_cotangents.value
+    with config.remat3(False) if must_be_classic else contextlib.nullcontext():
+      return jax.checkpoint(fn, policy=policy, prevent_cse=prevent_cse)(*args)
+
+  return call
