@@ -239,7 +239,7 @@ def test_what_was_jitted_before_is_compiled_anew_and_kept(outcomes):
 CACHED = """
   import contextlib, json, sys
   import jax, coopjax
-  from tests import models
+  from tests.support import models
   from tests.api.test_remat import compile_step, temp_bytes
   jax.config.update("jax_compilation_cache_dir", sys.argv[1])
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -49,7 +49,7 @@ def test_a_second_process_makes_no_planning_compile(home):
   code = """
     import coopjax
     from coopjax.planning import function_plan
-    from tests import models
+    from tests.support import models
     from tests.api.test_remat import compile_step, temp_bytes
     choose, calls = function_plan.choose_anew, []
     function_plan.choose_anew = lambda *args, **kwargs: calls.append(1) or choose(*args, **kwargs)
@@ -85,7 +85,7 @@ def test_a_kept_choice_is_carried_out_with_the_same_bits(home, monkeypatch):
 PLAN_TWO = """
   import coopjax, jax
   from coopjax.xla import compile
-  from tests import models
+  from tests.support import models
   compile_it, calls = compile._compile, []
   compile._compile = lambda *args: calls.append(1) or compile_it(*args)
   loss, params, x = models.mlp(depth=8, batch=512)
