@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <functional>
 
-#include "buffers/alias.h"
+#include "buffers/share.h"
 
 namespace coopjax {
 namespace {
