@@ -1,4 +1,4 @@
-// Seconds: how many are left, and where they went.
+// Seconds: how many are left, and where they went. Nothing else looks at a clock.
 #pragma once
 
 #include <algorithm>
@@ -6,18 +6,24 @@
 
 namespace coopjax {
 
-// So many seconds from when it was made.
+// So many seconds from when it was made; infinity never passes.
 class Deadline {
  public:
-  explicit Deadline(double time_limit_s) : start_(Clock::now()), time_limit_s_(time_limit_s) {}
-  double Left() const {
-    return std::max(0.0, time_limit_s_ - std::chrono::duration<double>(Clock::now() - start_).count());
+  explicit Deadline(double time_limit_s) : time_limit_s_(time_limit_s) {}
+  double Spent() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
+  double Left() const { return std::max(0.0, time_limit_s_ - Spent()); }
+  bool IsOver() const { return Left() <= 0; }
+  // From the same start, `share` of its seconds.
+  Deadline Part(double share) const {
+    Deadline part = *this;
+    part.time_limit_s_ *= share;
+    return part;
   }
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  Clock::time_point start_;
+  Clock::time_point start_ = Clock::now();
   double time_limit_s_;
 };
 

@@ -4,15 +4,10 @@
 #include <cstdint>
 
 #include "hlo/graph.h"
-#include "hlo/module.h"
 
 namespace coopjax {
 
-// Touches something besides its operands and its result (collectives, stateful random numbers, side effects, a TPU's
-// flags and other small memories), the computations that it calls aside. Unknown opcodes do.
-bool HasOwnEffects(const Instruction& instruction);
-
-// The instruction, or any that it calls.
+// The instruction (HasOwnEffects), or any that it calls.
 bool HasEffects(const HloGraph& graph, int32_t instruction);
 
 // The same operands give the same bits, in all that it calls, too.

@@ -6,7 +6,8 @@
 
 #include "hlo/async_distance.h"
 #include "bridge/effects.h"
-#include "buffers/heap.h"
+#include "bridge/text.h"
+#include "buffers/heap_simulator.h"
 
 namespace coopjax {
 namespace {

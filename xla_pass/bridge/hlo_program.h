@@ -54,12 +54,4 @@ struct HloProgram {
 std::string BuildHloProgram(const HloAnalysis& analysis, const Roofline& roofline, HloProgram* result,
                             int32_t computation = kEntryComputation);
 
-// What an instruction does: its opcode. A fusion or call does its most expensive part, "convolution" or "dot" if one is
-// inside, else what its root does (of several results the first). A custom call that is a matrix product or convolution
-// by its target counts as one.
-std::string OpKind(const HloGraph& graph, int32_t instruction);
-
-// "f32[4,128]", tuples as "(f32[4], s32[])".
-std::string ShapeText(const Shape& shape);
-
 }  // namespace coopjax

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "bridge/text.h"
 #include "testing/expect.h"
 #include "testing/hlo_builder.h"
 #include "hlo/wire.h"

@@ -1,7 +1,7 @@
-// The words of bridge/hlo_program.h for ops and values.
-#include <iterator>
+#include "bridge/text.h"
 
-#include "bridge/hlo_program.h"
+#include <iterator>
+#include <string_view>
 
 namespace coopjax {
 

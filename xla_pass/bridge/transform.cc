@@ -9,6 +9,8 @@
 #include <unordered_set>
 #include <utility>
 
+#include "hlo/emit.h"
+
 namespace coopjax {
 namespace {
 

@@ -180,4 +180,20 @@ void HloAlias::AddInPlaceAliases(int32_t value, std::vector<int32_t>* shared) co
   });
 }
 
+bool HloAlias::MustShareOperandBuffer(Node operand_node, Node user_node) const {
+  const int32_t user = graph().owner(user_node), value = dataflow_.value_at(operand_node);
+  return std::ranges::any_of(in_place(user), [&](const InPlacePair& pair) {
+    const int32_t operand = graph().operands(user)[pair.operand_number];
+    return graph().node_base(user) + pair.output_offset == user_node &&
+           dataflow_.value_at(graph().node_base(operand) + pair.operand_offset) == value;
+  });
+}
+
+bool HloAlias::CanShareOperandBuffer(Node operand_node, Node user_node) const {
+  if (graph().op(graph().owner(operand_node)) == Op::kConstant) return false;
+  const bool has_its_shape = ShapesAreEqual(graph().shape(operand_node), graph().shape(user_node));
+  if (has_its_shape && MustShareOperandBuffer(operand_node, user_node)) return true;
+  return MayTakeBuffer(dataflow_, rules_.platform, operand_node, user_node);
+}
+
 }  // namespace coopjax

@@ -11,28 +11,12 @@
 #include <span>
 #include <vector>
 
+#include "base/csr.h"
 #include "buffers/dataflow.h"
 #include "buffers/platform.h"
+#include "buffers/share.h"
 
 namespace coopjax {
-
-// Element `operand_offset` of operand `operand_number` and element `output_offset` of the result share
-// a buffer. Offsets count nodes from the root of the shape tree.
-struct InPlacePair {
-  int32_t operand_number = 0;
-  int32_t operand_offset = 0;
-  int32_t output_offset = 0;
-};
-
-// The in-place pairs of an instruction: dynamic-update-slice, scatter, fusions rooted in them,
-// output_operand_aliasing and the like.
-std::vector<InPlacePair> InPlacePairs(const HloGraph& graph, int32_t instruction);
-
-// XLA's IsElementwiseOnOperand.
-bool IsElementwiseOnOperand(const HloGraph& graph, int32_t instruction, int32_t operand_number);
-
-// Whether a fusion may write the result at `result` over its operand at `operand`, on a GPU.
-bool CanGpuFusionShare(const HloGraph& graph, Node operand, Node result);
 
 class HloAlias {
  public:
@@ -76,8 +60,6 @@ class HloAlias {
   void AddControlFlowAliases(int32_t value, std::vector<int32_t>* shared) const;
   void AddInPlaceAliases(int32_t value, std::vector<int32_t>* shared) const;
   bool MustShareOperandBuffer(Node operand_node, Node user_node) const;
-  bool CanFusionShare(Node operand_node, int32_t fusion) const;
-  bool CanCallShare(Node operand_node, int32_t call) const;
 
   const HloDataflow& dataflow_;
   const HeapRules rules_;

@@ -4,6 +4,9 @@
 #include <iterator>
 #include <numeric>
 
+#include "buffers/heap_simulator.h"
+#include "packing/packing.h"
+
 namespace coopjax {
 namespace {
 

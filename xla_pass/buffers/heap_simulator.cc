@@ -1,9 +1,10 @@
-// Steps 2 and 3 of buffers/heap.h: the events of the heap, and their packing.
+#include "buffers/heap_simulator.h"
+
 #include <algorithm>
 #include <iterator>
 #include <tuple>
+#include <utility>
 
-#include "buffers/heap.h"
 #include "packing/blocks.h"
 
 namespace coopjax {

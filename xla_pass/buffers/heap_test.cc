@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "buffers/analysis.h"
+#include "buffers/heap_simulator.h"
 #include "testing/expect.h"
 #include "testing/hlo_builder.h"
 

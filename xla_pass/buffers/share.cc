@@ -1,18 +1,13 @@
-// The rules of buffers/alias.h for single instructions: what is in place by nature, and when a dying
-// operand's buffer may hold the result.
+#include "buffers/share.h"
+
 #include <algorithm>
 #include <iterator>
+#include <string_view>
 
-#include "buffers/alias.h"
+#include "buffers/share_gpu.h"
 
 namespace coopjax {
 namespace {
-
-bool ShapesAreEqual(const Shape& a, const Shape& b) {
-  return a.element_type == b.element_type && a.dimensions == b.dimensions && a.minor_to_major == b.minor_to_major &&
-         a.memory_space == b.memory_space && a.element_size_in_bits == b.element_size_in_bits && a.tiles == b.tiles &&
-         std::ranges::equal(a.tuple_shapes, b.tuple_shapes, ShapesAreEqual);
-}
 
 // The instruction and element that a node shows, back through tuples, then get-tuple-elements, then
 // bitcasts (one round of each, in this order).
@@ -130,7 +125,46 @@ bool IsOnlyOperand(const HloGraph& graph, int32_t user, int32_t operand, int32_t
   return std::ranges::count(graph.operands(user), operand) == 1 && OperandNumber(graph, user, operand) == number;
 }
 
+// A loop fusion (or one for XLA:CPU's kernel library) may overwrite an operand that it reads element by
+// element, an output fusion `dot(...) + operand` the addend.
+bool CanFusionShare(const HloGraph& g, Node operand_node, int32_t fusion) {
+  const int32_t computation = g.called(fusion)[0];
+  const int32_t parameter = g.parameter(computation, OperandNumber(g, fusion, g.owner(operand_node)));
+  const std::string_view kind = g.instruction(fusion).fusion_kind;
+  if (parameter < 0) return false;
+  const bool is_elementwise_kind = kind == "kLoop" || kind == "kInput" || IsYnnFusion(g.instruction(fusion));
+  if (is_elementwise_kind) return HasOnlyElementwiseUses(g, parameter);
+  const int32_t root = g.root(computation);
+  if (kind != "kOutput" || g.op(root) != Op::kAdd) return false;
+  const auto addends = g.operands(root);
+  for (int32_t k = 0; k < 2; ++k) {
+    if (g.op(addends[k]) != Op::kConvolution && g.op(addends[k]) != Op::kDot) continue;
+    return g.users(parameter).size() == 1 && addends[1 - k] == parameter && addends[k] != parameter;
+  }
+  return false;
+}
+
+// A call may share when the operand's only reader inside is an elementwise root.
+bool CanCallShare(const HloDataflow& dataflow, Node operand_node, int32_t call) {
+  const HloGraph& g = dataflow.graph();
+  int32_t num_uses = 0;
+  bool is_used_by_call = false, is_used_by_root = false;
+  const int32_t root = g.root(g.called(call)[0]);
+  dataflow.ForEachUse(dataflow.value_at(operand_node), [&](int32_t user, int32_t number, Node) {
+    ++num_uses;
+    is_used_by_call |= user == call;
+    is_used_by_root |= user == root && IsElementwiseOnOperand(g, root, number);
+  });
+  return num_uses == 2 && is_used_by_call && is_used_by_root;
+}
+
 }  // namespace
+
+bool ShapesAreEqual(const Shape& a, const Shape& b) {
+  return a.element_type == b.element_type && a.dimensions == b.dimensions && a.minor_to_major == b.minor_to_major &&
+         a.memory_space == b.memory_space && a.element_size_in_bits == b.element_size_in_bits && a.tiles == b.tiles &&
+         std::ranges::equal(a.tuple_shapes, b.tuple_shapes, ShapesAreEqual);
+}
 
 std::vector<InPlacePair> InPlacePairs(const HloGraph& graph, int32_t i) {
   std::vector<InPlacePair> pairs;
@@ -167,61 +201,16 @@ bool IsElementwiseOnOperand(const HloGraph& graph, int32_t i, int32_t operand_nu
   return graph.opcode(i).is_elementwise;
 }
 
-bool HloAlias::MustShareOperandBuffer(Node operand_node, Node user_node) const {
-  const int32_t user = graph().owner(user_node), value = dataflow_.value_at(operand_node);
-  return std::ranges::any_of(in_place(user), [&](const InPlacePair& pair) {
-    const int32_t operand = graph().operands(user)[pair.operand_number];
-    return graph().node_base(user) + pair.output_offset == user_node &&
-           dataflow_.value_at(graph().node_base(operand) + pair.operand_offset) == value;
-  });
-}
-
-// A loop fusion (or one for XLA:CPU's kernel library) may overwrite an operand that it reads element by
-// element, an output fusion `dot(...) + operand` the addend.
-bool HloAlias::CanFusionShare(Node operand_node, int32_t fusion) const {
-  const HloGraph& g = graph();
-  const int32_t computation = g.called(fusion)[0];
-  const int32_t parameter = g.parameter(computation, OperandNumber(g, fusion, g.owner(operand_node)));
-  const std::string_view kind = g.instruction(fusion).fusion_kind;
-  if (parameter < 0) return false;
-  const bool is_elementwise_kind = kind == "kLoop" || kind == "kInput" || IsYnnFusion(g.instruction(fusion));
-  if (is_elementwise_kind) return HasOnlyElementwiseUses(g, parameter);
-  const int32_t root = g.root(computation);
-  if (kind != "kOutput" || g.op(root) != Op::kAdd) return false;
-  const auto addends = g.operands(root);
-  for (int32_t k = 0; k < 2; ++k) {
-    if (g.op(addends[k]) != Op::kConvolution && g.op(addends[k]) != Op::kDot) continue;
-    return g.users(parameter).size() == 1 && addends[1 - k] == parameter && addends[k] != parameter;
-  }
-  return false;
-}
-
-// A call may share when the operand's only reader inside is an elementwise root.
-bool HloAlias::CanCallShare(Node operand_node, int32_t call) const {
-  int32_t num_uses = 0;
-  bool is_used_by_call = false, is_used_by_root = false;
-  const int32_t root = graph().root(graph().called(call)[0]);
-  dataflow_.ForEachUse(dataflow_.value_at(operand_node), [&](int32_t user, int32_t number, Node) {
-    ++num_uses;
-    is_used_by_call |= user == call;
-    is_used_by_root |= user == root && IsElementwiseOnOperand(graph(), root, number);
-  });
-  return num_uses == 2 && is_used_by_call && is_used_by_root;
-}
-
-bool HloAlias::CanShareOperandBuffer(Node operand_node, Node user_node) const {
-  const HloGraph& g = graph();
+bool MayTakeBuffer(const HloDataflow& dataflow, HloPlatform platform, Node operand_node, Node user_node) {
+  const HloGraph& g = dataflow.graph();
   const int32_t operand = g.owner(operand_node), user = g.owner(user_node);
-  if (g.op(operand) == Op::kConstant) return false;
-  const bool has_its_shape = ShapesAreEqual(g.shape(operand_node), g.shape(user_node));
-  if (has_its_shape && MustShareOperandBuffer(operand_node, user_node)) return true;
-  if (rules_.platform == HloPlatform::kGpu && g.op(user) == Op::kFusion) {
+  if (platform == HloPlatform::kGpu && g.op(user) == Op::kFusion) {
     return CanGpuFusionShare(g, operand_node, user_node);
   }
-  if (!has_its_shape) return false;
+  if (!ShapesAreEqual(g.shape(operand_node), g.shape(user_node))) return false;
   switch (g.op(user)) {
     case Op::kFusion:
-      return CanFusionShare(operand_node, user);
+      return CanFusionShare(g, operand_node, user);
     case Op::kWhile: case Op::kConditional:
       return true;
     case Op::kDynamicUpdateSlice: case Op::kScatter: case Op::kSetDimensionSize:
@@ -235,9 +224,9 @@ bool HloAlias::CanShareOperandBuffer(Node operand_node, Node user_node) const {
       return IsOnlyOperand(g, user, operand, number) && g.Child(g.node_base(user), number) == user_node;
     }
     case Op::kCall:
-      return CanCallShare(operand_node, user);
+      return CanCallShare(dataflow, operand_node, user);
     case Op::kAllReduce:
-      return rules_.platform != HloPlatform::kCpu &&
+      return platform != HloPlatform::kCpu &&
              (g.operands(user).size() == 1 || g.Child(g.node_base(user), OperandNumber(g, user, operand)) == user_node);
     default:
       return IsElementwiseOnOperand(g, user, OperandNumber(g, user, operand));

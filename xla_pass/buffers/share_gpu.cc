@@ -1,11 +1,11 @@
-// XLA:GPU's own rule for which operand's memory a fusion may overwrite: all that reads the operand must go through it
-// in the order in which the result is written. Facts after xla/service/gpu/alias_info.cc.
+#include "buffers/share_gpu.h"
+
 #include <algorithm>
 #include <cstdint>
 #include <iterator>
 #include <vector>
 
-#include "buffers/alias.h"
+#include "buffers/share.h"
 
 namespace coopjax {
 namespace {

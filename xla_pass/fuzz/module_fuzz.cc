@@ -16,6 +16,7 @@
 #include "buffers/analysis.h"
 #include "bridge/cost.h"
 #include "buffers/heap.h"
+#include "hlo/emit.h"
 #include "hlo/module.h"
 #include "bridge/hlo_program.h"
 #include "program/liveness.h"

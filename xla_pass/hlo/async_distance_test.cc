@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "hlo/emit.h"
 #include "testing/expect.h"
 #include "testing/hlo_proto_builder.h"
 

@@ -1,11 +1,11 @@
-// The writing half of hlo/module.h: fields that are edited are written anew at the place where their
-// number belongs, all others are copied as they came.
+#include "hlo/emit.h"
+
 #include <algorithm>
 #include <map>
 #include <span>
+#include <string_view>
 #include <utility>
 
-#include "hlo/module.h"
 #include "hlo/wire.h"
 
 namespace coopjax {

@@ -12,9 +12,9 @@
 #include <span>
 #include <vector>
 
+#include "base/csr.h"
 #include "hlo/module.h"
 #include "hlo/opcode.h"
-#include "program/step_program.h"
 
 namespace coopjax {
 

@@ -16,34 +16,10 @@
 #include <vector>
 
 #include "hlo/opcode.h"
+#include "hlo/shape.h"
 #include "base/id_index.h"
 
 namespace coopjax {
-
-// Of a layout; others are small memories on the device, such as a TPU's vector memory (1) and flags (2).
-inline constexpr int64_t kMainMemorySpace = 0, kHostMemorySpace = 5;
-
-// An xla::Shape. Tuples have `is_tuple` and children; arrays have dimensions and a layout.
-struct Shape {
-  int32_t element_type = 0;                 // xla::PrimitiveType; 13 = TUPLE, 17 = TOKEN, 14 = OPAQUE
-  std::vector<int64_t> dimensions;
-  std::vector<int64_t> minor_to_major;
-  int64_t memory_space = kMainMemorySpace;  // layout.memory_space
-  bool has_layout_extras = false;           // tiles, element_size_in_bits and the like: sizes need care
-  int64_t element_size_in_bits = 0;         // 0: that of the type
-  int64_t tail_alignment_elements = 1;      // the padded element count is a multiple of this
-  bool is_dynamic = false;                  // some dimension is only an upper bound
-  std::vector<std::vector<int64_t>> tiles;
-  std::vector<Shape> tuple_shapes;
-
-  bool is_tuple() const { return element_type == 13; }
-  bool is_token() const { return element_type == 17; }
-  bool is_array() const { return !is_tuple() && !is_token() && element_type != 14 && element_type != 0; }
-  int64_t num_elements() const;
-  // Bytes of the buffer at this node alone: an array's padded bytes, 8 per element of a tuple (its
-  // table of pointers), 0 for a token. Sub-byte types (s4, u4, s2 ...) are as XLA:CPU stores them.
-  int64_t byte_size() const;
-};
 
 // Edges are indices: of instructions (`operands`, `control_predecessors`) and of computations (`called`), all of which
 // stand before. An HloModule keeps the lists, as it keeps the shapes.
@@ -120,31 +96,5 @@ std::string Quoted(std::string_view name);
 // Parses a module; nullptr and one sentence in `error` when the bytes are not a scheduled
 // HloModuleProto that this view understands. Never throws, never reads out of bounds.
 std::unique_ptr<HloModule> ParseHloModule(std::string bytes, std::string* error);
-
-// What a clone or a rewritten instruction changes; every other field is copied from `original.raw`.
-struct InstructionEdit {
-  int64_t id = 0;
-  std::string name;
-  std::vector<int64_t> operand_ids;
-  std::vector<int64_t> control_predecessor_ids;
-  std::vector<int64_t> called_computation_ids;
-};
-// That changes nothing.
-InstructionEdit AsItIs(const HloModule& module, const Instruction& instruction);
-std::string EmitInstruction(const Instruction& original, const InstructionEdit& edit);
-
-// The module with some computations' instruction lists replaced or added (each the serialized
-// instructions, in order) and with new schedules. What is not named is emitted byte for byte.
-struct ComputationEdit {
-  int32_t computation = -1;                 // index of the computation rewritten, or cloned from
-  bool is_clone = false;                    // a new computation, inserted just before `insert_before`
-  int64_t new_id = 0;                       // clones only
-  std::string new_name;                     // clones only
-  int64_t new_root_id = -1;                 // -1: unchanged
-  std::vector<std::string> instructions;    // serialized HloInstructionProtos; string copies
-  std::vector<int64_t> sequence;            // empty: this computation has no entry in the schedule
-  int32_t insert_before = -1;               // clones only: index of an original computation
-};
-std::string EmitHloModule(const HloModule& module, const std::vector<ComputationEdit>& edits);
 
 }  // namespace coopjax

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "hlo/emit.h"
 #include "testing/hlo_proto_builder.h"
 #include "testing/expect.h"
 

@@ -6,6 +6,8 @@
 
 namespace coopjax {
 
+struct Instruction;
+
 // The opcodes that some analysis treats in a way of their own.
 enum class Op : uint8_t {
   kOther,
@@ -38,5 +40,9 @@ inline bool IsGlue(Op op) {
   return op == Op::kParameter || op == Op::kConstant || (op >= Op::kBitcast && op <= Op::kDomain);
 }
 inline bool IsControlFlowCall(Op op) { return op >= Op::kCall && op <= Op::kAsyncDone; }
+
+// Touches something besides its operands and its result (collectives, stateful random numbers, side effects, a TPU's
+// flags and other small memories), the computations that it calls aside. Unknown opcodes do.
+bool HasOwnEffects(const Instruction& instruction);
 
 }  // namespace coopjax

@@ -1,7 +1,6 @@
 #include "packing/core.h"
 
 #include <algorithm>
-#include <chrono>
 #include <limits>
 #include <numeric>
 
@@ -9,10 +8,6 @@ namespace coopjax {
 namespace {
 
 constexpr int64_t kStepsBetweenLooks = 1 << 20;
-
-double Now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 // Sums and counts of segments by a time of theirs, under removal: a Fenwick tree.
 class TimeSums {
@@ -254,11 +249,11 @@ int64_t CountConflicts(const PackingBlocks& blocks, std::span<const int32_t> mem
   return pairs;
 }
 
-SearchEffort::SearchEffort(int64_t steps, double time_limit_s) : limit_(steps), deadline_s_(Now() + time_limit_s) {}
+SearchEffort::SearchEffort(int64_t steps, double time_limit_s) : limit_(steps), deadline_(time_limit_s) {}
 
 bool SearchEffort::LookAtClock() {
   next_look_at_clock_ = spent_ + kStepsBetweenLooks;
-  timed_out_ |= Now() > deadline_s_;
+  timed_out_ |= deadline_.IsOver();
   return !timed_out_;
 }
 

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/stopwatch.h"
 #include "packing/blocks.h"
 
 namespace coopjax {
@@ -111,7 +112,7 @@ class SearchEffort {
   int64_t limit_;
   int64_t spent_ = 0;
   int64_t next_look_at_clock_ = 0;
-  double deadline_s_;
+  const Deadline deadline_;
   bool timed_out_ = false;
 };
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "bridge/hlo_program.h"
+#include "hlo/emit.h"
 #include "testing/expect.h"
 #include "testing/hlo_proto_builder.h"
 #include "bridge/transform.h"

@@ -13,7 +13,6 @@
 #include <span>
 #include <vector>
 
-#include "planners/coop/arena_groups.h"
 #include "program/step_program.h"
 
 namespace coopjax {

@@ -25,10 +25,10 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <string>
-#include <utility>
 #include <vector>
+
+#include "base/csr.h"
 
 namespace coopjax {
 
@@ -41,21 +41,6 @@ inline constexpr OpId kNoOp = -1;
 inline constexpr ValueId kNoValue = -1;
 
 enum class ValueKind : uint8_t { kTemporary = 0, kParameter = 1, kConstant = 2, kOutput = 3 };
-
-// Lists of ids, one list per row, in two flat arrays (row r is items[offsets[r] .. offsets[r+1])).
-struct Csr {
-  std::vector<int32_t> offsets = {0};
-  std::vector<int32_t> items;
-
-  int32_t num_rows() const { return static_cast<int32_t>(offsets.size()) - 1; }
-  std::span<const int32_t> operator[](int32_t row) const {
-    return {items.data() + offsets[row], static_cast<size_t>(offsets[row + 1] - offsets[row])};
-  }
-  void AddRow(std::span<const int32_t> row) {
-    items.insert(items.end(), row.begin(), row.end());
-    offsets.push_back(static_cast<int32_t>(items.size()));
-  }
-};
 
 // `output` may take over `input`'s buffer when `input` dies at `op`.
 struct MayShare {

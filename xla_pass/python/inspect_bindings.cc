@@ -6,6 +6,7 @@
 #include "python/bindings.h"
 #include "buffers/heap.h"
 #include "bridge/hlo_program.h"
+#include "bridge/text.h"
 #include "python/parsed_module.h"
 
 namespace coopjax::python {

@@ -9,7 +9,7 @@
 
 #include "hlo/async_distance.h"
 #include "verify/buffer_order.h"
-#include "bridge/effects.h"
+#include "verify/effects.h"
 #include "hlo/opcode.h"
 #include "hlo/wire.h"
 
@@ -55,71 +55,6 @@ std::string Quoted(const Instruction& instruction) { return coopjax::Quoted(inst
 std::string Quoted(const Computation& computation) { return coopjax::Quoted(computation.name); }
 std::string Taken(std::string_view name) { return "the name " + coopjax::Quoted(name) + " is taken"; }
 
-// What a module's instructions do, callees included.
-class Effects {
- public:
-  explicit Effects(const HloModule& module);
-  // A pure array operation or a forwarding one, fit to run twice.
-  bool MayRunTwice(const Instruction& instruction) const { return FactsOf(instruction).may_run_twice; }
-  // Touches something besides its operands and its result.
-  bool HasEffects(const Instruction& instruction) const { return FactsOf(instruction).has_effects; }
-
- private:
-  // Of an instruction, or of a computation as a whole.
-  struct Facts {
-    bool is_pure = true;
-    bool has_effects = false;
-    bool writes_in_place = false;  // the result, or an element of it, is an update of some other array
-    bool may_run_twice = false;    // instructions only
-  };
-  Facts FactsOf(const Instruction& instruction) const { return facts_[&instruction - module_.instructions.data()]; }
-  Facts Derive(const Instruction& instruction, const Facts& callees) const;
-
-  const HloModule& module_;
-  std::vector<Facts> facts_;  // [instruction]
-};
-
-// One pass: operands and callees come first.
-Effects::Effects(const HloModule& module) : module_(module) {
-  facts_.reserve(module.instructions.size());
-  std::vector<Facts> computations(module.computations.size());
-  for (const Instruction& instruction : module.instructions) {
-    Facts callees;
-    for (const int32_t index : instruction.called) {
-      const Facts& callee = computations[index];
-      callees.is_pure &= callee.is_pure;
-      callees.has_effects |= callee.has_effects;
-      callees.writes_in_place |= callee.writes_in_place;
-    }
-    const Facts& facts = facts_.emplace_back(Derive(instruction, callees));
-    Facts& own = computations[instruction.computation];
-    own.is_pure &= facts.is_pure;
-    own.has_effects |= facts.has_effects;
-    const bool is_root = instruction.id == module.computations[instruction.computation].root_id;
-    if (is_root) own.writes_in_place = facts.writes_in_place;
-  }
-}
-
-Effects::Facts Effects::Derive(const Instruction& instruction, const Facts& callees) const {
-  const OpcodeInfo opcode = instruction.info;
-  const Op op = opcode.op;
-  const bool is_source = op == Op::kParameter || op == Op::kConstant;
-  const bool shows_operands = op == Op::kTuple || op == Op::kGetTupleElement || op == Op::kBitcast;
-  const bool only_forwards = shows_operands || op == Op::kOptimizationBarrier || op == Op::kAddDependency;
-  Facts facts;
-  facts.writes_in_place = op == Op::kDynamicUpdateSlice || op == Op::kScatter ||
-                          !instruction.output_operand_aliasing.empty() ||
-                          (op == Op::kFusion && callees.writes_in_place);
-  if (shows_operands) {
-    for (const int32_t operand : instruction.operands) facts.writes_in_place |= facts_[operand].writes_in_place;
-  }
-  facts.is_pure = (opcode.is_pure || only_forwards || is_source) && callees.is_pure && !instruction.shape->is_token();
-  facts.has_effects = callees.has_effects || HasOwnEffects(instruction);
-  facts.may_run_twice = facts.is_pure && !facts.has_effects && !is_source &&
-                        (only_forwards || !facts.writes_in_place);
-  return facts;
-}
-
 class TransformVerifier {
  public:
   TransformVerifier(const HloModule& before, const HloModule& after)
@@ -145,7 +80,7 @@ class TransformVerifier {
 
   const HloModule& before_;
   const HloModule& after_;
-  const Effects effects_;
+  const verify::ModuleEffects effects_;
   std::vector<uint8_t> is_running_;  // [computation of `before`] the entry, or run by one loop, branch or call
   std::unordered_map<std::string_view, const Instruction*> names_;  // of the rewritten computation in `before`
   std::vector<int32_t> origin_;      // [instruction of a rewritten computation of `after`] that of `before`

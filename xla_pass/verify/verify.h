@@ -1,6 +1,6 @@
 // Proves, from the outgoing bytes alone, that a transformed module computes what it came as.
 //
-// The proof shares nothing with transform.cc but the parser of the bytes, and asks for:
+// The proof shares nothing with what it judges but hlo/, the parser of the bytes, and asks for:
 //
 //  * Form: ids unique, everything referred to exists and stands before its user, each sequence lists
 //    each instruction of its computation once with operands and control predecessors first (the
@@ -15,7 +15,7 @@
 //  * Nothing is cloned that may not run twice: only pure array operations and fusions of them that
 //    write no operand in place; nor after a control successor of the original has run.
 //  * Order of effects: collectives, stateful random numbers and whatever else touches the world keep
-//    their order among each other.
+//    their order among each other (verify/effects.h, a table that no planner reads).
 //  * Asynchronous pairs: what ran between a start and its done still does (hlo/async_distance.h).
 //  * Anti-dependences: no buffer is overwritten before its last reader, clones included, the state of a
 //    loop by the next iteration's included (verify/buffer_order.h).

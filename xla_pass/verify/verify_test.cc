@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "hlo/emit.h"
 #include "testing/expect.h"
 #include "testing/hlo_proto_builder.h"
 #include "bridge/transform.h"

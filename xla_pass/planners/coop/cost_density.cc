@@ -1,8 +1,8 @@
-#include <algorithm>
-#include <utility>
-#include <vector>
+#include "planners/coop/cost_density.h"
 
-#include "planners/coop/planner.h"
+#include <algorithm>
+#include <cstdint>
+#include <utility>
 
 namespace coopjax {
 namespace {

@@ -1,10 +1,10 @@
 #include "planners/coop/eviction.h"
 
-#include <chrono>
 #include <limits>
 #include <utility>
 #include <vector>
 
+#include "base/stopwatch.h"
 #include "planners/coop/window_search.h"
 
 namespace coopjax {
@@ -35,10 +35,8 @@ Arena::PieceId CoopEviction::Allocate(int64_t bytes, CostClass cost_class, Arena
   }
   const Arena::PieceId piece = AllocateAsIs(bytes, cost_class, owner);
   if (piece != Arena::kNoPiece) return piece;
-  const auto start = std::chrono::steady_clock::now();
-  const Arena::PieceId made = AllocateByEviction(bytes, cost_class, owner);
-  counters_.search_s += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  return made;
+  const Stopwatch stopwatch(&counters_.search_s);
+  return AllocateByEviction(bytes, cost_class, owner);
 }
 
 Arena::PieceId CoopEviction::AllocateAsIs(int64_t bytes, CostClass cost_class, Arena::Owner owner) {

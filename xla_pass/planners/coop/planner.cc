@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "planners/coop/arena.h"
+#include "planners/coop/cost_density.h"
 #include "planners/coop/eviction.h"
 #include "planners/coop/memory.h"
 #include "program/dependences.h"

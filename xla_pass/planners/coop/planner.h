@@ -27,7 +27,6 @@
 #include <span>
 #include <vector>
 
-#include "planners/coop/arena_groups.h"
 #include "planners/coop/options.h"
 #include "program/step_program.h"
 
@@ -52,9 +51,5 @@ struct CoopResult {
 // `order` is a valid schedule without repeats.
 CoopResult PlanCoop(const StepProgram& program, std::span<const OpId> order, int64_t budget_bytes,
                     const CoopOptions& options);
-
-// The class of each op by cost density: seconds over bytes of temporary outputs. Cheap is what lies below
-// `cheap_below_s_per_byte`; 0 stands for the program's median, by bytes.
-std::vector<CostClass> ClassesByDensity(const StepProgram& program, double cheap_below_s_per_byte);
 
 }  // namespace coopjax

@@ -1,12 +1,12 @@
 #include "planners/coop/window_planner.h"
 
 #include <algorithm>
-#include <chrono>
 #include <limits>
 #include <numeric>
 #include <optional>
 #include <vector>
 
+#include "base/stopwatch.h"
 #include "planners/moves/drop_moves.h"
 #include "planners/moves/editable_schedule.h"
 #include "planners/moves/excess_curve.h"
@@ -161,8 +161,8 @@ class WindowPlanner {
   }
 
   void CleanUp() {
-    PeakCounters counters;
-    Effort effort = {&counters, kMaxTrials, std::chrono::steady_clock::time_point::max()};
+    MoveCounters counters;
+    Effort effort = {&counters, kMaxTrials, Deadline(std::numeric_limits<double>::infinity())};
     Lowering lowering(program_, result_.schedule, budget_, /*is_squared=*/true, /*merges_repeats=*/true, &effort,
                       &counters);
     lowering.CleanUp();

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <bit>
-#include <chrono>
 #include <cmath>
 #include <tuple>
 #include <vector>
 
+#include "base/stopwatch.h"
 #include "planners/fastsa/best.h"
 #include "planners/fastsa/state.h"
 #include "program/liveness.h"
@@ -14,8 +14,6 @@
 
 namespace coopjax {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 // xorshift128+ (Vigna 2017): fast, and the same on every platform.
 class Random {
@@ -71,7 +69,7 @@ class Stage {
     int32_t num_slots;
     bool order_only;
     bool stops_at_target;
-    Clock::time_point deadline;
+    Deadline deadline;
   };
 
   Stage(const NodeGraph& nodes, std::span<const NodeId> sequence, const Setting& setting)
@@ -114,7 +112,7 @@ void Stage::Run(const Cooling& cooling, Random* random, AnnealCounters* counters
   for (int64_t i = 0; i < cooling.num_iterations && !IsDone() && state_.num_occupied() > 0; ++i) {
     if (i % kStride == 0) {
       temperature = cooling.At(i);
-      timed_out_ = Clock::now() >= setting_.deadline;
+      timed_out_ = setting_.deadline.IsOver();
       if (timed_out_) break;
     }
     ++counters->tried;
@@ -167,7 +165,7 @@ class Annealer {
  public:
   Annealer(const StepProgram& program, int64_t budget_bytes, const AnnealOptions& options)
       : program_(program), budget_bytes_(budget_bytes), options_(options), random_(options.seed),
-        start_time_(Clock::now()), target_bytes_(std::max(budget_bytes, ComputeLowerBound(program).bytes)) {}
+        deadline_(options.time_limit_s), target_bytes_(std::max(budget_bytes, ComputeLowerBound(program).bytes)) {}
 
   AnnealResult Run(std::span<const OpId> start);
 
@@ -194,7 +192,7 @@ class Annealer {
   const AnnealOptions& options_;
   const NodeGraph singles_ = SingleNodes(program_);
   Random random_;
-  const Clock::time_point start_time_;
+  const Deadline deadline_;
   const int64_t target_bytes_;   // the budget, or what no schedule goes below
   AnnealResult result_;
 };
@@ -221,10 +219,8 @@ AnnealResult Annealer::Run(std::span<const OpId> start) {
 // The setting of a stage that may use the time limit up to `time_share`.
 Stage::Setting Annealer::Setting(size_t num_steps, bool stops_at_target, double time_share) const {
   const auto least = std::max<int64_t>({options_.num_slots, 4 * static_cast<int64_t>(num_steps), 4});
-  const double seconds = std::clamp(time_share * options_.time_limit_s, 0.0, 1e9);
-  const auto limit = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
   return {target_bytes_, static_cast<int32_t>(std::bit_ceil(static_cast<uint64_t>(least))), options_.order_only,
-          stops_at_target, start_time_ + limit};
+          stops_at_target, deadline_.Part(time_share)};
 }
 
 void Annealer::Keep(Schedule schedule) {

@@ -29,7 +29,7 @@ double BytesAt(Key key, std::span<const EditableSchedule::Change> changes) {
 
 }  // namespace
 
-ExchangeMoves::ExchangeMoves(const StepProgram& program, int64_t budget_bytes, Effort* effort, PeakCounters* counters)
+ExchangeMoves::ExchangeMoves(const StepProgram& program, int64_t budget_bytes, Effort* effort, MoveCounters* counters)
     : program_(program),
       budget_(budget_bytes),
       effort_(*effort),

@@ -13,7 +13,7 @@
 #include "planners/moves/editable_schedule.h"
 #include "planners/moves/excess_curve.h"
 #include "planners/improve/exchange_knapsack.h"
-#include "planners/moves/lowering.h"
+#include "planners/moves/effort.h"
 #include "program/step_program.h"
 
 namespace coopjax {
@@ -21,7 +21,7 @@ namespace coopjax {
 class ExchangeMoves {
  public:
   // `program`, `effort` and `counters` must outlive this.
-  ExchangeMoves(const StepProgram& program, int64_t budget_bytes, Effort* effort, PeakCounters* counters);
+  ExchangeMoves(const StepProgram& program, int64_t budget_bytes, Effort* effort, MoveCounters* counters);
 
   // Lists the moves of a schedule that is valid and within the budget; each one tried counts as a trial.
   // O(moves * (edits + steps they span)).
@@ -61,7 +61,7 @@ class ExchangeMoves {
   const StepProgram& program_;
   const int64_t budget_;
   Effort& effort_;
-  PeakCounters& counters_;
+  MoveCounters& counters_;
   EditableSchedule schedule_;
   ExcessCurve curve_;
   ExcessCurve tight_curve_;           // prices the steps near the budget

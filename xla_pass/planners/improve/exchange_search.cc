@@ -1,11 +1,11 @@
 #include "planners/improve/exchange_search.h"
 
 #include <algorithm>
-#include <chrono>
 #include <limits>
 #include <random>
 #include <utility>
 
+#include "base/stopwatch.h"
 #include "planners/improve/exchange_knapsack.h"
 #include "planners/improve/exchange_moves.h"
 #include "program/liveness.h"
@@ -24,13 +24,11 @@ class ExchangeSearch {
         random_(options.seed),
         current_(start.begin(), start.end()),
         cost_s_(CountRecompute(program, start).cost_s),
-        effort_{&counters_, std::numeric_limits<int64_t>::max(),
-                std::chrono::steady_clock::now() +
-                    std::chrono::microseconds(static_cast<int64_t>(options.time_limit_s * 1e6))},
+        effort_{&counters_, std::numeric_limits<int64_t>::max(), Deadline(options.time_limit_s)},
         lowering_(program, start, budget_bytes, /*is_squared=*/true, /*merges_repeats=*/true, &effort_, &counters_),
         moves_(program, budget_bytes, &effort_, &counters_) {}
 
-  ExchangeResult Run() {
+  ImproveResult Run() {
     result_.schedule = current_;
     double best_s = cost_s_;
     int64_t stale = 0;
@@ -99,18 +97,18 @@ class ExchangeSearch {
   Schedule current_;
   double cost_s_;
   bool is_listed_ = false;            // `moves_` are those of `current_`
-  PeakCounters counters_;
+  MoveCounters counters_;
   Effort effort_;
   Lowering lowering_;
   ExchangeMoves moves_;
   int64_t flips_ = 0;
-  ExchangeResult result_;
+  ImproveResult result_;
 };
 
 }  // namespace
 
-ExchangeResult SearchExchanges(const StepProgram& program, std::span<const OpId> start, int64_t budget_bytes,
-                               const ExchangeOptions& options) {
+ImproveResult SearchExchanges(const StepProgram& program, std::span<const OpId> start, int64_t budget_bytes,
+                              const ExchangeOptions& options) {
   return ExchangeSearch(program, start, budget_bytes, options).Run();
 }
 

@@ -14,28 +14,17 @@
 #include <cstdint>
 #include <span>
 
+#include "planners/improve/search.h"
 #include "program/step_program.h"
 
 namespace coopjax {
 
-struct ExchangeOptions {
-  int64_t max_work = 3'000'000;   // flips and trials: bounds the effort the same on every machine
-  int32_t patience = 8;           // rounds without a better plan before it is given up
-  double stop_at_cost_s = 0;      // a bound: at this cost nothing is left to gain
-  uint64_t seed = 1;
-  double time_limit_s = 10;
-};
-
-struct ExchangeResult {
-  Schedule schedule;
-  int64_t rounds = 0;
-  int64_t improvements = 0;
-  bool timed_out = false;
-};
+// Work is flips and trials.
+using ExchangeOptions = ImproveOptions</*kMaxWork=*/3'000'000, /*kPatience=*/8>;
 
 // `start` is a valid schedule; the result is one that is not worse: fewer modelled seconds within the budget. A start
 // above the budget comes back as it is. Deterministic unless the time limit strikes.
-ExchangeResult SearchExchanges(const StepProgram& program, std::span<const OpId> start, int64_t budget_bytes,
-                               const ExchangeOptions& options);
+ImproveResult SearchExchanges(const StepProgram& program, std::span<const OpId> start, int64_t budget_bytes,
+                              const ExchangeOptions& options);
 
 }  // namespace coopjax

@@ -74,7 +74,7 @@ TEST(ExchangesThreeForOne) {
   EXPECT_EQ(ComputeLiveness(program, program.schedule).peak_bytes, 140);
   const Schedule dear = {0, 1, 2, 3, 4, 5, 6, 0, 7, 1, 8, 2, 9, 10};
   EXPECT_EQ(ComputeLiveness(program, dear).peak_bytes, 110);
-  const ExchangeResult result = SearchExchanges(program, dear, 110, {});
+  const ImproveResult result = SearchExchanges(program, dear, 110, {});
   EXPECT_TRUE((result.schedule == Schedule{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 3, 10}));
   EXPECT_TRUE(result.improvements > 0);
   // One byte less, and the three are not enough to begin with: what is above the budget comes back as it is.

@@ -1,11 +1,11 @@
 #include "planners/improve/neighbourhood_search.h"
 
 #include <algorithm>
-#include <chrono>
 #include <random>
 #include <tuple>
 #include <vector>
 
+#include "base/stopwatch.h"
 #include "program/liveness.h"
 #include "planners/moves/lowering.h"
 
@@ -22,12 +22,10 @@ class NeighbourhoodSearch {
         random_(options.seed),
         best_(start.begin(), start.end()),
         best_rank_(RankOf(best_)),
-        effort_{&counters_, std::numeric_limits<int64_t>::max(),
-                std::chrono::steady_clock::now() +
-                    std::chrono::microseconds(static_cast<int64_t>(options.time_limit_s * 1e6))},
+        effort_{&counters_, std::numeric_limits<int64_t>::max(), Deadline(options.time_limit_s)},
         lowering_(program, start, budget_bytes, /*is_squared=*/true, /*merges_repeats=*/true, &effort_, &counters_) {}
 
-  NeighbourhoodResult Run() {
+  ImproveResult Run() {
     Schedule current = best_;
     Rank rank = best_rank_;
     const int64_t work_per_commit = 1 + (program_.num_ops() + static_cast<int64_t>(program_.op_inputs.items.size())) / 16;
@@ -104,16 +102,16 @@ class NeighbourhoodSearch {
   std::mt19937_64 random_;
   Schedule best_;
   Rank best_rank_;
-  PeakCounters counters_;
+  MoveCounters counters_;
   Effort effort_;
   Lowering lowering_;
-  NeighbourhoodResult result_;
+  ImproveResult result_;
 };
 
 }  // namespace
 
-NeighbourhoodResult SearchNeighbourhood(const StepProgram& program, std::span<const OpId> start, int64_t budget_bytes,
-                                        const NeighbourhoodOptions& options) {
+ImproveResult SearchNeighbourhood(const StepProgram& program, std::span<const OpId> start, int64_t budget_bytes,
+                                  const NeighbourhoodOptions& options) {
   return NeighbourhoodSearch(program, start, budget_bytes, options).Run();
 }
 

@@ -9,29 +9,17 @@
 #include <cstdint>
 #include <span>
 
-#include "planners/peak/planner.h"
+#include "planners/improve/search.h"
 #include "program/step_program.h"
 
 namespace coopjax {
 
-struct NeighbourhoodOptions {
-  int64_t max_work = 2'000'000;   // steps and moves looked at, about: bounds the effort the same on every machine
-  int32_t patience = 400;         // rounds without a better plan before it is given up
-  double stop_at_cost_s = 0;      // a bound: at this cost nothing is left to gain
-  uint64_t seed = 1;
-  double time_limit_s = 10;
-};
-
-struct NeighbourhoodResult {
-  Schedule schedule;
-  int64_t rounds = 0;
-  int64_t improvements = 0;
-  bool timed_out = false;
-};
+// Work is steps and moves looked at, about.
+using NeighbourhoodOptions = ImproveOptions</*kMaxWork=*/2'000'000, /*kPatience=*/400>;
 
 // `start` is a valid schedule; the result is one that is not worse: fewer bytes above the budget, then fewer
 // modelled seconds, then a lower peak. Deterministic unless the time limit strikes.
-NeighbourhoodResult SearchNeighbourhood(const StepProgram& program, std::span<const OpId> start, int64_t budget_bytes,
-                                        const NeighbourhoodOptions& options);
+ImproveResult SearchNeighbourhood(const StepProgram& program, std::span<const OpId> start, int64_t budget_bytes,
+                                  const NeighbourhoodOptions& options);
 
 }  // namespace coopjax

@@ -1,6 +1,7 @@
 #include "planners/improve/neighbourhood_search.h"
 
 #include "planners/orders/list_scheduler.h"
+#include "planners/peak/planner.h"
 #include "program/liveness.h"
 #include "testing/program_builder.h"
 #include "testing/expect.h"
@@ -27,7 +28,7 @@ TEST(FindsTheCheaperOfTwoDrops) {
   EXPECT_EQ(ComputeLiveness(program, program.schedule).peak_bytes, 40);
   const Schedule dear = {0, 1, 2, 3, 4, 0, 5};
   EXPECT_EQ(ComputeLiveness(program, dear).peak_bytes, 30);
-  const NeighbourhoodResult result = SearchNeighbourhood(program, dear, 30, {});
+  const ImproveResult result = SearchNeighbourhood(program, dear, 30, {});
   EXPECT_TRUE((result.schedule == Schedule{0, 1, 2, 3, 4, 1, 5}));
   EXPECT_EQ(SearchNeighbourhood(program, dear, 30, {.stop_at_cost_s = 5}).rounds, 0);
 }

@@ -21,13 +21,8 @@ constexpr double kLeastDelta = 1e-12;
 
 }  // namespace
 
-bool Effort::IsSpent() {
-  is_out_of_time = is_out_of_time || std::chrono::steady_clock::now() > deadline;
-  return is_out_of_time || counters->trials >= std::min(max_trials, stage_end);
-}
-
 Lowering::Lowering(const StepProgram& program, std::span<const OpId> start, int64_t budget_bytes, bool is_squared,
-                   bool merges_repeats, Effort* effort, PeakCounters* counters)
+                   bool merges_repeats, Effort* effort, MoveCounters* counters)
     : program_(program),
       merges_repeats_(merges_repeats),
       schedule_(program, start),

@@ -6,44 +6,24 @@
 // A trial costs O(edits log edits + steps they span), a move taken O(steps + uses).
 #pragma once
 
-#include <chrono>
 #include <cstdint>
-#include <limits>
 #include <queue>
 #include <span>
 #include <vector>
 
 #include "planners/moves/drop_moves.h"
 #include "planners/moves/editable_schedule.h"
+#include "planners/moves/effort.h"
 #include "planners/moves/excess_curve.h"
 #include "program/step_program.h"
 
 namespace coopjax {
 
-struct PeakCounters {
-  int64_t trials = 0;           // moves tried
-  int64_t moves = 0;            // moves taken
-  int64_t removals = 0;         // repeats taken out by the clean-up
-  int64_t swaps = 0;            // swaps that paid
-};
-
-// Ends a search after so many trials, the same on every machine, or by the clock.
-struct Effort {
-  const PeakCounters* counters;
-  int64_t max_trials;
-  std::chrono::steady_clock::time_point deadline;
-  int64_t stage_end = std::numeric_limits<int64_t>::max();   // of the stage under way, in trials
-  bool is_out_of_time = false;
-
-  void BeginStage(int64_t num_trials) { stage_end = counters->trials + num_trials; }
-  bool IsSpent();
-};
-
 class Lowering {
  public:
   // `program`, `effort` and `counters` must outlive this; `start` is a valid schedule.
   Lowering(const StepProgram& program, std::span<const OpId> start, int64_t budget_bytes, bool is_squared,
-           bool merges_repeats, Effort* effort, PeakCounters* counters);
+           bool merges_repeats, Effort* effort, MoveCounters* counters);
   Lowering(const Lowering&) = delete;
 
   const Schedule& schedule() const { return schedule_.schedule(); }
@@ -103,7 +83,7 @@ class Lowering {
   ExcessCurve curve_;
   DropMoves moves_;
   Effort& effort_;
-  PeakCounters& counters_;
+  MoveCounters& counters_;
   double least_cost_s_ = 0;              // a free move is not infinitely good
   OpId shunned_ = kNoOp;                 // the op that a swap is trying to do without
   uint64_t luck_seed_ = 0;

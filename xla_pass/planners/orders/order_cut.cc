@@ -1,17 +1,16 @@
 #include "planners/orders/order_cut.h"
 
 #include <algorithm>
-#include <chrono>
 #include <limits>
 
 #include "program/dependences.h"
 #include "program/liveness.h"
 #include "base/min_cut.h"
+#include "base/stopwatch.h"
 
 namespace coopjax {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 constexpr double kForced = std::numeric_limits<double>::infinity();
 constexpr int32_t kSource = 0, kSink = 1, kFirstNode = 2;
 
@@ -29,7 +28,7 @@ class CutOrderer {
         given_(order.begin(), order.end()),
         step_of_(program.num_ops()),
         node_(program.num_ops()),
-        start_(Clock::now()) {
+        deadline_(options.time_limit_s) {
     for (ValueId w = 0; w < program.num_values(); ++w) {
       const ValueId v = program.value_in_place_of[w];
       if (v != kNoValue) overwriter_[v] = program.value_producer[w];
@@ -52,8 +51,7 @@ class CutOrderer {
 
  private:
   bool IsDone() {
-    const std::chrono::duration<double> spent = Clock::now() - start_;
-    result_.timed_out = spent.count() > options_.time_limit_s;
+    result_.timed_out = deadline_.IsOver();
     return result_.timed_out || (1 - options_.relative_gap) * result_.peak_bytes <= result_.bound_bytes;
   }
 
@@ -232,7 +230,7 @@ class CutOrderer {
   std::vector<int32_t> node_;            // by step, in the network at hand
   int32_t num_nodes_ = 0;
   OpId cut_at_ = kNoOp;
-  const Clock::time_point start_;
+  const Deadline deadline_;
   OrderCutResult result_;
 };
 

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <numeric>
 #include <tuple>
 
+#include "base/stopwatch.h"
 #include "planners/orders/list_scheduler.h"
 #include "program/liveness.h"
 #include "planners/orders/order_cut.h"
@@ -20,7 +20,7 @@ constexpr int64_t kCheapestWeight = 1, kDearestWeight = 4;
 class OrderSearch {
  public:
   OrderSearch(const StepProgram& program, const OrderJudge& judge, const OrderSearchOptions& options)
-      : program_(program), judge_(judge), options_(options), start_(std::chrono::steady_clock::now()) {}
+      : program_(program), judge_(judge), options_(options), deadline_(options.time_limit_s) {}
 
   std::vector<RankedOrder> Run(const RemakeCosts& costs) {
     AddRules(program_, true);
@@ -28,7 +28,7 @@ class OrderSearch {
     if (is_small) {
       AddRules(WeightedByRank(costs), false);
       for (const int32_t i : SmallestPeaks(options_.num_cut)) {
-        Add(ReorderByCuts(program_, found_[i].order, {.time_limit_s = TimeLeft()}).schedule, "cut");
+        Add(ReorderByCuts(program_, found_[i].order, {.time_limit_s = deadline_.Left()}).schedule, "cut");
       }
     }
     Judge();
@@ -36,11 +36,6 @@ class OrderSearch {
   }
 
  private:
-  double TimeLeft() const {
-    const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start_;
-    return std::max(0.0, options_.time_limit_s - spent.count());
-  }
-
   // `model` has the program's ops, and sizes of its own.
   void AddRules(const StepProgram& model, bool has_given) {
     for (int rule = has_given ? 0 : 1; rule < kNumOrderRules; ++rule) {
@@ -89,7 +84,7 @@ class OrderSearch {
   const StepProgram& program_;
   const OrderJudge& judge_;
   const OrderSearchOptions& options_;
-  const std::chrono::steady_clock::time_point start_;
+  const Deadline deadline_;
   std::vector<RankedOrder> found_;
   std::vector<double> sums_;        // of live bytes over the steps, by order
 };

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <random>
 #include <tuple>
 #include <utility>
 
+#include "base/stopwatch.h"
 #include "program/dependences.h"
 
 namespace coopjax {
@@ -28,12 +28,11 @@ class OrderPacker {
         best_{start, judge(start, options.target_bytes), 0} {}
 
   PackedOrder Run() {
-    const auto start = std::chrono::steady_clock::now();
+    const Deadline deadline(options_.time_limit_s);
     Schedule current = best_.order;
     auto nearness = Nearness(best_.heap);
     while (best_.num_trials < options_.max_trials && best_.heap.temp_bytes > options_.target_bytes) {
-      const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
-      if (spent.count() > options_.time_limit_s) break;
+      if (deadline.IsOver()) break;
       ++best_.num_trials;
       Schedule moved = Moved(current);
       if (moved == current) continue;

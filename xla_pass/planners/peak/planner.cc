@@ -1,13 +1,14 @@
 #include "planners/peak/planner.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <limits>
 #include <numeric>
 #include <set>
 #include <tuple>
 
+#include "base/stopwatch.h"
+#include "planners/moves/lowering.h"
 #include "planners/peak/hold_cut.h"
 #include "program/liveness.h"
 
@@ -23,9 +24,7 @@ class PeakPlanner {
         options_(options),
         total_cost_s_(std::accumulate(program.op_cost_s.begin(), program.op_cost_s.end(), 0.0)),
         liveness_(ComputeLiveness(program, order)),
-        effort_{&result_.counters, options.max_trials,
-                std::chrono::steady_clock::now() +
-                    std::chrono::microseconds(static_cast<int64_t>(options.time_limit_s * 1e6))} {}
+        effort_{&result_.counters, options.max_trials, Deadline(options.time_limit_s)} {}
 
   PeakResult Run() {
     Keep(order_);

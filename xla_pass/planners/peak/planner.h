@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <span>
 
-#include "planners/moves/lowering.h"
+#include "planners/moves/effort.h"
 #include "program/step_program.h"
 
 namespace coopjax {
@@ -32,7 +32,7 @@ struct PeakResult {
   Schedule schedule;
   bool is_feasible = false;
   bool timed_out = false;
-  PeakCounters counters;
+  MoveCounters counters;
 };
 
 // `order` is a valid schedule. Deterministic unless the time limit strikes. When the budget is not

@@ -1,11 +1,11 @@
 #include "planners/segments/planner.h"
 
 #include <algorithm>
-#include <chrono>
 #include <limits>
 #include <tuple>
 #include <utility>
 
+#include "base/stopwatch.h"
 #include "planners/segments/hill_search.h"
 #include "program/liveness.h"
 #include "planners/moves/lowering.h"
@@ -39,11 +39,11 @@ class SegmentPlanner {
  public:
   SegmentPlanner(const StepProgram& program, std::span<const OpId> order, int64_t budget_bytes,
                  const SegmentOptions& options)
-      : context_(program),
+      : deadline_(options.time_limit_s),
+        context_(program),
         order_(Judged({order.begin(), order.end()})),
         budget_bytes_(budget_bytes),
-        options_(options),
-        deadline_(start_ + std::chrono::microseconds(static_cast<int64_t>(1e6 * std::min(options.time_limit_s, 1e9)))) {}
+        options_(options) {}
 
   SegmentResult Run() {
     Keep(order_);
@@ -59,7 +59,7 @@ class SegmentPlanner {
   }
 
  private:
-  bool IsLate() const { return std::chrono::steady_clock::now() > deadline_; }
+  bool IsLate() const { return deadline_.IsOver(); }
 
   Plan Judged(Schedule schedule) const {
     const int64_t peak = ComputeLiveness(context_.program, schedule).peak_bytes;
@@ -71,7 +71,7 @@ class SegmentPlanner {
   bool Keep(const Plan& plan) {
     if (plan.Rank(budget_bytes_) >= best_.Rank(budget_bytes_)) return false;
     if (plan.peak_bytes <= budget_bytes_ && best_.peak_bytes > budget_bytes_) {
-      result_.first_plan_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+      result_.first_plan_s = deadline_.Spent();
     }
     best_ = plan;
     return true;
@@ -137,13 +137,12 @@ class SegmentPlanner {
     return Judged(lowering.schedule());
   }
 
-  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  const Deadline deadline_;
   const SegmentContext context_;
   const Plan order_;
   const int64_t budget_bytes_;
   const SegmentOptions options_;
-  const std::chrono::steady_clock::time_point deadline_;
-  PeakCounters counters_;
+  MoveCounters counters_;
   Effort effort_ = {&counters_, options_.max_trials, deadline_};
   SegmentResult result_;
   Plan best_;
