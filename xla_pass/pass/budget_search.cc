@@ -33,7 +33,7 @@ bool IsPacked(const HeapResult& heap) {
   return static_cast<double>(heap.temp_bytes) <= kNearlyPacked * static_cast<double>(heap.least_temp_bytes);
 }
 
-bool CarryOut(const HloAnalysis& analysis, const HloProgram& hlo, Candidate* candidate, std::string* fault) {
+bool CarryOut(const HloAnalysis& analysis, const HloProgram& hlo, CarriedOut* candidate, std::string* fault) {
   TransformResult changed = ApplySchedule(analysis.graph.module(), hlo.op_instruction_ids, candidate->plan.schedule);
   *fault = changed.error;
   if (!fault->empty()) return false;
@@ -96,7 +96,7 @@ void BudgetSearch::PlanShare(double share) {
   const int64_t budget_bytes = options_.budget_bytes;
   tried_[share].rank = {temp_bytes_, std::numeric_limits<double>::infinity(), temp_bytes_};
   std::set<int64_t> limits;
-  RematPlan last;
+  ModulePlan last;
   for (int64_t limit_bytes = budget_bytes; limits.insert(limit_bytes).second;) {
     const bool is_first = limits.size() == 1;
     if (!is_first && deadline_.Left() == 0) return;
@@ -137,17 +137,17 @@ void BudgetSearch::PlanInside(int64_t limit_bytes, double share) {
   inner_plans_ = std::make_shared<const std::vector<InnerPlan>>(std::move(inside_.plans));
 }
 
-std::vector<RematPlan> BudgetSearch::PlanStarts(int64_t limit_bytes) {
-  std::vector<RematPlan> plans;
+std::vector<ModulePlan> BudgetSearch::PlanStarts(int64_t limit_bytes) {
+  std::vector<ModulePlan> plans;
   for (const Schedule& start : starts_) {
     if (!plans.empty() && deadline_.Left() == 0) break;
     std::ranges::move(PlanFrom(start, "", limit_bytes), std::back_inserter(plans));
   }
-  std::ranges::stable_sort(plans, {}, &RematPlan::Rank);
+  std::ranges::stable_sort(plans, {}, &ModulePlan::Rank);
   return plans;
 }
 
-std::vector<RematPlan> BudgetSearch::PlanFrom(std::span<const OpId> order, const std::string& planner,
+std::vector<ModulePlan> BudgetSearch::PlanFrom(std::span<const OpId> order, const std::string& planner,
                                               int64_t limit_bytes) {
   const Stopwatch stopwatch(&plan_s_);
   const double time_limit_s = planners_.given ? kShareOfTime * deadline_.Left() : deadline_.Left();
@@ -158,7 +158,7 @@ std::vector<RematPlan> BudgetSearch::PlanFrom(std::span<const OpId> order, const
 
 // The budget is out of reach: of the plans nearest to it the one that packs best, plans with a little more room among
 // them. A planner that the caller brings has tried many ways; the one that came nearest may come as near in another plan.
-void BudgetSearch::Settle(const RematPlan& nearest, double share) {
+void BudgetSearch::Settle(const ModulePlan& nearest, double share) {
   if (planners_.is_large) return;
   std::vector<int64_t> limits = {nearest.peak_bytes};
   if (planners_.given) {
@@ -169,15 +169,15 @@ void BudgetSearch::Settle(const RematPlan& nearest, double share) {
   for (const int64_t limit_bytes : limits) {
     const bool is_packed = tried_.at(share).rank.temp_bytes <= nearest.peak_bytes;
     if (deadline_.Left() == 0 || (planners_.given && is_packed)) return;
-    for (const RematPlan& plan : PlanFrom(nearest.order, nearest.planner, limit_bytes)) Consider(plan, share);
+    for (const ModulePlan& plan : PlanFrom(nearest.order, nearest.planner, limit_bytes)) Consider(plan, share);
   }
 }
 
 // Carries the plan out and returns the temporary bytes.
-int64_t BudgetSearch::Consider(const RematPlan& plan, double share) {
+int64_t BudgetSearch::Consider(const ModulePlan& plan, double share) {
   const Stopwatch stopwatch(&emit_s_);
   const auto [known, is_new] = carried_out_.try_emplace(plan.schedule);
-  Candidate& candidate = known->second;
+  CarriedOut& candidate = known->second;
   candidate.plan = plan;
   candidate.inner = inner_plans_;
   candidate.share = share;
@@ -198,8 +198,8 @@ int64_t BudgetSearch::Consider(const RematPlan& plan, double share) {
   return tried.rank.temp_bytes;
 }
 
-void BudgetSearch::Log(const Candidate& candidate) {
-  const RematPlan& plan = candidate.plan;
+void BudgetSearch::Log(const CarriedOut& candidate) {
+  const ModulePlan& plan = candidate.plan;
   rounds_.push_back({plan.limit_bytes, plan.peak_bytes, candidate.heap.temp_bytes, candidate.cost_s, plan.planner,
                      candidate.share, {}});
   if (!candidate.inner) return;
@@ -208,21 +208,21 @@ void BudgetSearch::Log(const Candidate& candidate) {
   }
 }
 
-void BudgetSearch::Keep(const Candidate& candidate) {
-  const auto is_no_better = [](const Candidate& a, const Candidate& b) {
+void BudgetSearch::Keep(const CarriedOut& candidate) {
+  const auto is_no_better = [](const CarriedOut& a, const CarriedOut& b) {
     return a.heap.temp_bytes >= b.heap.temp_bytes && a.cost_s >= b.cost_s;
   };
   if (candidate.heap.temp_bytes >= temp_bytes_) return;
-  for (const Candidate& other : candidates_) {
+  for (const CarriedOut& other : candidates_) {
     if (is_no_better(candidate, other)) return;
   }
-  std::erase_if(candidates_, [&](const Candidate& other) { return is_no_better(other, candidate); });
+  std::erase_if(candidates_, [&](const CarriedOut& other) { return is_no_better(other, candidate); });
   candidates_.push_back(candidate);
 }
 
 // Of equals those that came first.
-void BudgetSearch::KeepLoose(const Candidate& candidate) {
-  const auto rank = [this](const Candidate& each) { return each.LeastRank(options_.budget_bytes); };
+void BudgetSearch::KeepLoose(const CarriedOut& candidate) {
+  const auto rank = [this](const CarriedOut& each) { return each.LeastRank(options_.budget_bytes); };
   const auto place = std::ranges::upper_bound(loose_, rank(candidate), {}, rank);
   if (place - loose_.begin() == kMaxRepacked) return;
   loose_.insert(place, candidate);
@@ -230,10 +230,10 @@ void BudgetSearch::KeepLoose(const Candidate& candidate) {
 }
 
 // Moves the runs about inside, where something was planned there, then those of the entry, so that fewer bytes are lost.
-bool BudgetSearch::MoveRuns(const PackedOrderOptions& options, Candidate* loose) {
+bool BudgetSearch::MoveRuns(const PackedOrderOptions& options, CarriedOut* loose) {
   std::unique_ptr<const HloAnalysis> moved;
   const auto move = [&](Schedule* schedule, int32_t computation) {
-    PackedSchedule packed = SearchPackedSchedule(*loose->module, reader_.roofline, *schedule, options, computation);
+    PackedSchedule packed = PackScheduleOf(*loose->module, reader_.roofline, *schedule, options, computation);
     std::optional<ReadModule> read;
     if (!packed.bytes.empty()) read = ReadBytes(std::move(packed.bytes), &fault_);
     if (!read) return;
@@ -261,13 +261,13 @@ bool BudgetSearch::MoveRuns(const PackedOrderOptions& options, Candidate* loose)
 }
 
 // Whether the plan would be taken if it lost no bytes between its buffers.
-bool BudgetSearch::MayGain(const Candidate& loose) const {
+bool BudgetSearch::MayGain(const CarriedOut& loose) const {
   if (candidates_.empty()) return true;
   const int64_t budget_bytes = options_.budget_bytes, least_bytes = loose.heap.least_temp_bytes;
   const PlanRank least = loose.LeastRank(budget_bytes);
-  const auto is_as_good = [&](const Candidate& each) { return each.Rank(budget_bytes) <= least; };
+  const auto is_as_good = [&](const CarriedOut& each) { return each.Rank(budget_bytes) <= least; };
   if (std::ranges::any_of(candidates_, is_as_good)) return false;
-  const Candidate& chosen = *Chosen();
+  const CarriedOut& chosen = *Chosen();
   const bool would_fit = least_bytes <= budget_bytes && chosen.heap.temp_bytes > budget_bytes;
   if (would_fit || chosen.cost_s > loose.cost_s) return true;
   // A cheaper one stays the choice while it is near the smallest; of the same cost, what is as good as packed will do.
@@ -282,7 +282,7 @@ void BudgetSearch::Repack() {
   const Stopwatch stopwatch(&plan_s_);
   const int64_t budget_bytes = options_.budget_bytes;
   for (size_t i = 0; i < loose_.size() && deadline_.Left() > 0; ++i) {
-    Candidate& loose = loose_[i];
+    CarriedOut& loose = loose_[i];
     if (!MayGain(loose)) continue;
     const PackedOrderOptions options = {.target_bytes = std::max(budget_bytes, loose.heap.least_temp_bytes),
                                         .seed = i + 1, .time_limit_s = deadline_.Left() / 4};
@@ -297,19 +297,19 @@ void BudgetSearch::Repack() {
 }
 
 // The one to take.
-std::vector<Candidate>::const_iterator BudgetSearch::Chosen() const {
-  const auto bytes = [](const Candidate& each) { return each.heap.temp_bytes; };
+std::vector<CarriedOut>::const_iterator BudgetSearch::Chosen() const {
+  const auto bytes = [](const CarriedOut& each) { return each.heap.temp_bytes; };
   if (candidates_.empty()) return candidates_.end();
   const int64_t smallest_bytes = bytes(*std::ranges::min_element(candidates_, {}, bytes));
   const int64_t most_bytes = smallest_bytes <= options_.budget_bytes ? options_.budget_bytes
                                                                      : Times(options_.near_smallest, smallest_bytes);
-  const auto cost_s = [&](const Candidate& each) {
+  const auto cost_s = [&](const CarriedOut& each) {
     return bytes(each) <= most_bytes ? each.cost_s : std::numeric_limits<double>::infinity();
   };
   return std::ranges::min_element(candidates_, {}, cost_s);
 }
 
-std::optional<Candidate> BudgetSearch::TakeBest() {
+std::optional<CarriedOut> BudgetSearch::TakeBest() {
   Repack();
   const auto chosen = Chosen();
   return chosen == candidates_.end() ? std::nullopt : std::optional(*chosen);

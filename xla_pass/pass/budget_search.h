@@ -36,8 +36,8 @@ struct PlanRank {
 };
 
 // A plan carried out.
-struct Candidate {
-  RematPlan plan = {};                       // of the entry
+struct CarriedOut {
+  ModulePlan plan = {};                       // of the entry
   std::shared_ptr<const std::vector<InnerPlan>> inner = nullptr;   // null: nothing was planned inside
   double share = 1;                          // that it was planned with; see pass/inner_planner.h
   double cost_s = 0;                         // of all repeats
@@ -61,7 +61,7 @@ struct PlanRound {
   int64_t temp_bytes = 0;                    // predicted
   double recompute_cost_s = 0;
   std::string planner;
-  double share = 1;                          // Candidate's
+  double share = 1;                          // CarriedOut's
   struct Inside { std::string name; int64_t peak_live_bytes; std::string planner; };
   std::vector<Inside> inside;
 };
@@ -87,7 +87,7 @@ class BudgetSearch {
 
   // Within the budget, then cheap, then small; if none holds it, the cheapest of those near the smallest. None where
   // nothing takes less than the module as it came.
-  std::optional<Candidate> TakeBest();
+  std::optional<CarriedOut> TakeBest();
   const std::vector<PlanRound>& rounds() const { return rounds_; }
   const std::vector<int64_t>& least_workspaces() const { return least_workspaces_; }   // InnerPlanner's
   const std::string& fault() const { return fault_; }    // of a planner or a rewrite; may be empty
@@ -109,17 +109,17 @@ class BudgetSearch {
   bool IsHopeless(const Tried& alone) const;
   double NextShare() const;
   void PlanShare(double share);
-  std::vector<RematPlan> PlanStarts(int64_t limit_bytes);
-  std::vector<RematPlan> PlanFrom(std::span<const OpId> order, const std::string& planner, int64_t limit_bytes);
+  std::vector<ModulePlan> PlanStarts(int64_t limit_bytes);
+  std::vector<ModulePlan> PlanFrom(std::span<const OpId> order, const std::string& planner, int64_t limit_bytes);
   void PlanInside(int64_t limit_bytes, double share);
-  void Settle(const RematPlan& nearest, double share);
-  int64_t Consider(const RematPlan& plan, double share);
-  void Log(const Candidate& candidate);
-  void Keep(const Candidate& candidate);
-  void KeepLoose(const Candidate& candidate);
-  std::vector<Candidate>::const_iterator Chosen() const;
-  bool MayGain(const Candidate& loose) const;
-  bool MoveRuns(const PackedOrderOptions& options, Candidate* loose);
+  void Settle(const ModulePlan& nearest, double share);
+  int64_t Consider(const ModulePlan& plan, double share);
+  void Log(const CarriedOut& candidate);
+  void Keep(const CarriedOut& candidate);
+  void KeepLoose(const CarriedOut& candidate);
+  std::vector<CarriedOut>::const_iterator Chosen() const;
+  bool MayGain(const CarriedOut& loose) const;
+  bool MoveRuns(const PackedOrderOptions& options, CarriedOut* loose);
   void Repack();
 
   const HloAnalysis& original_;
@@ -138,9 +138,9 @@ class BudgetSearch {
   PlannedInside inside_;
   std::shared_ptr<const std::vector<InnerPlan>> inner_plans_;
   std::optional<HloProgram> inner_hlo_;          // the entry, where something was planned inside
-  std::map<Schedule, Candidate> carried_out_;    // with that inside: planners often agree
-  std::vector<Candidate> candidates_;            // none of which is worse than another in all ways
-  std::vector<Candidate> loose_;                 // the best few that lose bytes between their buffers, by LeastRank
+  std::map<Schedule, CarriedOut> carried_out_;    // with that inside: planners often agree
+  std::vector<CarriedOut> candidates_;            // none of which is worse than another in all ways
+  std::vector<CarriedOut> loose_;                 // the best few that lose bytes between their buffers, by LeastRank
   std::vector<PlanRound> rounds_;
   std::vector<int64_t> least_workspaces_;
   std::string fault_;
@@ -151,6 +151,6 @@ class BudgetSearch {
 bool IsPacked(const HeapResult& heap);
 
 // Carries the plan of the entry out and fills in what comes of it; false, and why in `fault`, where it can't be.
-bool CarryOut(const HloAnalysis& analysis, const HloProgram& hlo, Candidate* candidate, std::string* fault);
+bool CarryOut(const HloAnalysis& analysis, const HloProgram& hlo, CarriedOut* candidate, std::string* fault);
 
 }  // namespace coopjax

@@ -61,7 +61,7 @@ std::string CalledTwoWide() {
   return builder.Build();
 }
 
-TEST(the_heap_of_another_order_is_that_of_the_module_in_it) {
+TEST(TheHeapOfAnotherOrderIsThatOfTheModuleInIt) {
   const Module given(TwoWide());
   const Schedule order = {2, 0, 1, 4, 3, 5, 6};
   const Module reordered(ApplySchedule(*given.module, given.hlo.op_instruction_ids, order).bytes);
@@ -71,12 +71,12 @@ TEST(the_heap_of_another_order_is_that_of_the_module_in_it) {
 }
 
 // wide is made anew for b, but other comes while it is there: 8 KiB and what is small. Moved, one of them at a time.
-TEST(runs_move_and_reads_stay_with_their_production) {
+TEST(RunsMoveAndReadsStayWithTheirProduction) {
   const Module given(TwoWide());
   const Schedule schedule = {0, 2, 1, 3, 0, 4, 5, 6};
   const Module cloned(ApplySchedule(*given.module, given.hlo.op_instruction_ids, schedule).bytes);
   EXPECT_TRUE(cloned.Heap().temp_bytes >= 2 * 4096);
-  const PackedSchedule packed = SearchPackedSchedule(*cloned.module, Roofline(), schedule, {.target_bytes = 4096});
+  const PackedSchedule packed = PackScheduleOf(*cloned.module, Roofline(), schedule, {.target_bytes = 4096});
   const Module moved(packed.bytes);
   EXPECT_TRUE(moved.Heap().temp_bytes <= 4096 + 2 * 64);
   EXPECT_EQ(VerifyTransform(*given.module, *moved.module), "");
@@ -88,7 +88,7 @@ TEST(runs_move_and_reads_stay_with_their_production) {
   EXPECT_TRUE(step(0) < step(1) && step(1) < again && again < step(4));
 }
 
-TEST(runs_inside_a_call_move) {
+TEST(RunsInsideACallMove) {
   const Module given(CalledTwoWide());
   HloProgram called;
   EXPECT_EQ(BuildHloProgram(*given.analysis, Roofline(), &called, 0), "");
@@ -96,18 +96,18 @@ TEST(runs_inside_a_call_move) {
   const Module cloned(ApplySchedule(*given.module, called.op_instruction_ids, schedule, 0).bytes);
   EXPECT_TRUE(cloned.Heap().temp_bytes >= 2 * 4096);
   const PackedSchedule packed =
-      SearchPackedSchedule(*cloned.module, Roofline(), schedule, {.target_bytes = 4096}, /*computation=*/0);
+      PackScheduleOf(*cloned.module, Roofline(), schedule, {.target_bytes = 4096}, /*computation=*/0);
   const Module moved(packed.bytes);
   EXPECT_TRUE(moved.Heap().temp_bytes <= 4096 + 3 * 64);
   EXPECT_EQ(VerifyTransform(*given.module, *moved.module), "");
   EXPECT_EQ(CheckSchedule(called.program, packed.schedule), "");
 }
 
-TEST(what_packs_well_stays) {
+TEST(WhatPacksWellStays) {
   const Module given(TwoWide());
   const Schedule& schedule = given.hlo.program.schedule;
   const int64_t temp_bytes = given.Heap().temp_bytes;
-  const PackedSchedule packed = SearchPackedSchedule(*given.module, Roofline(), schedule, {.target_bytes = temp_bytes});
+  const PackedSchedule packed = PackScheduleOf(*given.module, Roofline(), schedule, {.target_bytes = temp_bytes});
   EXPECT_EQ(packed.bytes, "");
   EXPECT_TRUE(packed.schedule == schedule);
 }

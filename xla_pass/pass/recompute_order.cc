@@ -81,7 +81,7 @@ class Pass {
   const Deadline deadline_;
   const ProgramReader reader_;
   std::string order_planner_ = "order";      // that made the best order; this search by default
-  std::optional<Candidate> best_;
+  std::optional<CarriedOut> best_;
   RecomputeOrderResult result_;
 };
 
@@ -108,8 +108,8 @@ void Pass::PackOrder() {
   const Schedule& best = result_.orders.front().order;
   const HeapResult heap = HeapOf(best);
   if (IsPacked(heap)) return;
-  PackedOrder packed = SearchPackedOrder(*analysis_, result_.hlo, best, {.target_bytes = heap.least_temp_bytes,
-                                                                         .time_limit_s = deadline_.Left() / 4});
+  PackedOrder packed = PackOrderOf(*analysis_, result_.hlo, best, {.target_bytes = heap.least_temp_bytes,
+                                                                   .time_limit_s = deadline_.Left() / 4});
   if (packed.heap.temp_bytes == heap.temp_bytes) return;
   const int64_t peak_bytes = ComputeLiveness(program(), packed.order).peak_bytes;
   result_.orders.insert(result_.orders.begin(),
@@ -122,7 +122,7 @@ void Pass::PlanOrder() {
   fixed.program.op_can_recompute.assign(program().num_ops(), 0);
   const RematTask task = {.hlo = fixed, .limit_bytes = ComputeLowerBound(program()).bytes,
                           .time_limit_s = deadline_.Left()};
-  for (RematPlan& plan : RematPlanners{options_.planner}.Plan(task, &result_.reason)) {
+  for (ModulePlan& plan : RematPlanners{options_.planner}.Plan(task, &result_.reason)) {
     result_.orders.push_back({plan.schedule, HeapOf(plan.schedule).temp_bytes, plan.peak_bytes, "planner"});
     order_planner_ = plan.planner;
   }
@@ -204,7 +204,7 @@ void Pass::Search(int64_t budget_bytes, bool is_large) {
     plans_as_it_came &= search.Run(*analysis_, result_.hlo, Starts(is_large)) && !is_large;
   }
   if (plans_as_it_came) search.Run(original_, came, Starts(is_large));
-  std::optional<Candidate> found = search.TakeBest();
+  std::optional<CarriedOut> found = search.TakeBest();
   if (!best_ || (found && found->Rank(budget_bytes) < best_->Rank(budget_bytes))) best_ = std::move(found);
   std::ranges::copy(search.rounds(), std::back_inserter(result_.rounds));
   result_.least_workspaces = search.least_workspaces();
@@ -233,7 +233,7 @@ void Pass::TakeOrder() {
   const RankedOrder& best = result_.orders.front();
   if (best.order == program().schedule && !inner_ordered_) return;
   const Stopwatch stopwatch(&result_.timing.emit_s);
-  Candidate candidate = {.plan = {best.order, best.order, order_planner_, best.judged_bytes, best.peak_bytes}};
+  CarriedOut candidate = {.plan = {best.order, best.order, order_planner_, best.judged_bytes, best.peak_bytes}};
   if (!CarryOut(*analysis_, result_.hlo, &candidate, &result_.reason)) return;
   if (candidate.heap.temp_bytes < result_.before.temp_bytes) best_ = std::move(candidate);
 }
