@@ -57,8 +57,7 @@ HeapResult HeapInOrder(const HloAnalysis& analysis, const std::vector<int64_t>& 
   const HloModule& module = analysis.graph.module();
   if (computation == kEntryComputation) computation = module.entry;
   std::vector<int32_t> sequence;
-  for (const int64_t id : SequenceOf(module, op_instruction_ids, order, computation)) {
-    const int32_t i = module.instruction_index.Find(id);
+  for (const int32_t i : SequenceOf(module, op_instruction_ids, order, computation)) {
     if (!analysis.graph.is_dropped(i)) sequence.push_back(i);
   }
   return AssignBuffers(*analysis.alias, ComputeHloLiveRanges(*analysis.alias, computation, sequence));
