@@ -162,6 +162,7 @@ std::string Placer::PlaceDeadGlue() {
 // Brings `current_[local]` up to date, placing the glue on the way that does not exist yet. (A walk
 // with a stack of its own, because chains of glue may be long.)
 std::string Placer::Resolve(int32_t local) {
+  if (IsCurrent(local)) return "";
   std::vector<int32_t> stack = {local};
   while (!stack.empty()) {
     const int32_t top = stack.back();
