@@ -239,6 +239,23 @@ TEST(ControlPredecessorsStayWithTheOriginal) {
             "error: the schedule has nothing before that produces 'negate.2', which must precede 'exp.4'");
 }
 
+TEST(TheSequenceIsThatOfTheModuleThatComes) {
+  // Two branches, exp and sine of the negate; the second is to run first.
+  HloProtoBuilder builder;
+  builder.Begin("main");
+  const int64_t a = builder.Add("negate", F32({4}), {builder.Parameter(0, F32({4}))});
+  const int64_t b = builder.Add("exp", F32({4}), {a}), flat = builder.Add("bitcast", F32({2, 2}), {a});
+  const int64_t c = builder.Add("sine", F32({2, 2}), {flat}), d = builder.Add("add", F32({4}), {b, c});
+  const auto module = Parsed(builder.Build());
+  const std::vector<int64_t> ops = {a, b, c, d};
+  const auto ordered = Parsed(ApplySchedule(*module, ops, {0, 2, 1, 3}).bytes);
+  EXPECT_TRUE(SequenceOf(*module, ops, {0, 2, 1, 3}) == (std::vector<int32_t>{0, 1, 3, 4, 2, 5}));
+  std::vector<int64_t> ids;
+  for (const int32_t i : SequenceOf(*module, ops, {0, 2, 1, 3})) ids.push_back(module->instructions[i].id);
+  EXPECT_TRUE(ordered->entry_computation().sequence == ids);
+  EXPECT_TRUE(SequenceOf(*module, ops, {1, 0, 2, 3}).empty());
+}
+
 TEST(SchedulesThatCannotBeCarriedOut) {
   const Chain chain;
   EXPECT_EQ(AppliedText(chain, chain.ops, {0, 1, 2}), "error: the schedule lacks op 3");
