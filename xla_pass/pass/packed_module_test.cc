@@ -7,14 +7,15 @@
 
 #include "program/liveness.h"
 #include "testing/expect.h"
-#include "testing/hlo_proto_builder.h"
+#include "testing/two_wide_module.h"
 #include "bridge/transform.h"
 #include "verify/verify.h"
 
 namespace coopjax {
 namespace {
 
-using testing::F32;
+using testing::CalledTwoWide;
+using testing::TwoWide;
 
 struct Module {
   explicit Module(std::string bytes) {
@@ -30,36 +31,6 @@ struct Module {
   std::unique_ptr<const HloAnalysis> analysis;
   HloProgram hlo;
 };
-
-// p -> wide (4 KiB) -> two slices a and b; p -> other (4 KiB) -> slice c; a + c + b.
-// Ops in this order: 0 wide, 1 a, 2 other, 3 c, 4 b, 5 a + c, 6 the sum.
-void AddTwoWide(testing::HloProtoBuilder& builder) {
-  const int64_t p = builder.Parameter(0, F32({16}));
-  const int64_t wide = builder.Add("broadcast", F32({64, 16}), {p});
-  const int64_t a = builder.Add("slice", F32({16}), {wide});
-  const int64_t other = builder.Add("broadcast", F32({64, 16}), {p});
-  const int64_t c = builder.Add("slice", F32({16}), {other});
-  const int64_t b = builder.Add("slice", F32({16}), {wide});
-  builder.Add("add", F32({16}), {builder.Add("add", F32({16}), {a, c}), b});
-}
-
-std::string TwoWide() {
-  testing::HloProtoBuilder builder;
-  builder.Begin("main");
-  AddTwoWide(builder);
-  return builder.Build();
-}
-
-// The same inside a call, which is computation 0.
-std::string CalledTwoWide() {
-  testing::HloProtoBuilder builder;
-  const int64_t called = builder.Begin("called");
-  AddTwoWide(builder);
-  builder.Begin("main");
-  const int64_t p = builder.Parameter(0, F32({16}));
-  builder.Add("negate", F32({16}), {builder.Add("call", F32({16}), {p}, {.called = {called}})});
-  return builder.Build();
-}
 
 TEST(TheHeapOfAnotherOrderIsThatOfTheModuleInIt) {
   const Module given(TwoWide());

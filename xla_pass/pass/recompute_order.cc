@@ -5,8 +5,9 @@
 #include <map>
 #include <utility>
 
-#include "program/liveness.h"
+#include "pass/carried_out.h"
 #include "pass/packed_module.h"
+#include "program/liveness.h"
 #include "bridge/transform.h"
 #include "verify/verify.h"
 
@@ -196,8 +197,11 @@ void Pass::Recompute(int64_t budget_bytes) {
 // without repeats need not with them. Planners that the caller brings look at other orders themselves.
 void Pass::Search(int64_t budget_bytes, bool is_large) {
   const RematPlanners planners = {options_.planner, is_large};
-  const BudgetSearchOptions options = {budget_bytes, is_large ? kMaxRoundsOfLarge : kMaxRounds, options_.near_smallest};
-  BudgetSearch search(original_, result_.before.temp_bytes, reader_, planners, options, deadline_);
+  const BudgetSearchOptions options = {.budget_bytes = budget_bytes,
+                                       .came_bytes = result_.before.temp_bytes,
+                                       .max_rounds = is_large ? kMaxRoundsOfLarge : kMaxRounds,
+                                       .near_smallest = options_.near_smallest};
+  BudgetSearch search(original_, reader_, planners, options, deadline_);
   HloProgram came;
   bool plans_as_it_came = inner_ordered_ && reader_.Read(original_, &came).empty();
   if (!plans_as_it_came || !options_.planner) {
@@ -206,11 +210,12 @@ void Pass::Search(int64_t budget_bytes, bool is_large) {
   if (plans_as_it_came) search.Run(original_, came, Starts(is_large));
   std::optional<CarriedOut> found = search.TakeBest();
   if (!best_ || (found && found->Rank(budget_bytes) < best_->Rank(budget_bytes))) best_ = std::move(found);
-  std::ranges::copy(search.rounds(), std::back_inserter(result_.rounds));
-  result_.least_workspaces = search.least_workspaces();
-  result_.reason = search.fault();
-  result_.timing.plan_s += search.plan_s();
-  result_.timing.emit_s += search.emit_s();
+  const BudgetSearchReport& report = search.report();
+  std::ranges::copy(report.rounds, std::back_inserter(result_.rounds));
+  result_.least_workspaces = report.least_workspaces;
+  result_.reason = report.fault;
+  result_.timing.plan_s += report.plan_s;
+  result_.timing.emit_s += report.emit_s;
 }
 
 // The best order, the one that came, and the next best; none where planners choose.
@@ -233,9 +238,9 @@ void Pass::TakeOrder() {
   const RankedOrder& best = result_.orders.front();
   if (best.order == program().schedule && !inner_ordered_) return;
   const Stopwatch stopwatch(&result_.timing.emit_s);
-  CarriedOut candidate = {.plan = {best.order, best.order, order_planner_, best.judged_bytes, best.peak_bytes}};
-  if (!CarryOut(*analysis_, result_.hlo, &candidate, &result_.reason)) return;
-  if (candidate.heap.temp_bytes < result_.before.temp_bytes) best_ = std::move(candidate);
+  CarriedOut ordered = {.plan = {best.order, best.order, order_planner_, best.judged_bytes, best.peak_bytes}};
+  if (!CarryOut(*analysis_, result_.hlo, &ordered, &result_.reason)) return;
+  if (ordered.heap.temp_bytes < result_.before.temp_bytes) best_ = std::move(ordered);
 }
 
 void Pass::Finish() {
