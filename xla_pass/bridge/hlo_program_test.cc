@@ -238,12 +238,6 @@ TEST(WhatMayNotRunTwice) {
   EXPECT_TRUE(ToVector(program.op_outputs[1]).size() == 2);
 }
 
-TEST(ShapesAsText) {
-  EXPECT_EQ(ShapeText(F32({})), "f32[]");
-  EXPECT_EQ(ShapeText(TupleOf({F32({4, 8}), F32({2})})), "(f32[4,8], f32[2])");
-  EXPECT_EQ(ShapeText(testing::Token()), "token");
-}
-
 // The copy is hidden by y and z, which thereby follow its start and precede its done; x and w are free. The last reads
 // what the start made, through the done.
 TEST(AsynchronousPairsKeepTheirDistance) {

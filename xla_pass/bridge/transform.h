@@ -16,6 +16,8 @@
 //  * Originals keep their control predecessors. Clones have none: a clone runs after its original in
 //    a total order, so whatever had to precede the one precedes the other.
 //
+// Where everything stands is decided first (bridge/placement.h), then the bytes are written.
+//
 // The rewrite checks that the schedule can be carried out, not that it is safe: see verify/verify.h.
 #pragma once
 
@@ -48,9 +50,9 @@ struct ComputationSchedule {
 };
 TransformResult ApplySchedules(const HloModule& module, std::span<const ComputationSchedule> schedules);
 
-// The ids of the computation's instructions in the order that ApplySchedule gives them, for a schedule without repeats;
-// empty where it can't be carried out.
-std::vector<int64_t> SequenceOf(const HloModule& module, const std::vector<int64_t>& op_instruction_ids,
+// The computation's instructions, as indices into HloModule::instructions, in the order that ApplySchedule gives them, for
+// a schedule without repeats; empty where it can't be carried out. No bytes are written (bridge/placement.h).
+std::vector<int32_t> SequenceOf(const HloModule& module, const std::vector<int64_t>& op_instruction_ids,
                                 const Schedule& order, int32_t computation = kEntryComputation);
 
 }  // namespace coopjax

@@ -57,13 +57,13 @@ struct Chain : HloProtoBuilder {
   }
 };
 
-TEST(the_given_order_changes_nothing) {
+TEST(TheGivenOrderChangesNothing) {
   const Chain chain;
   EXPECT_TRUE(ApplySchedule(*Parsed(chain.Build()), chain.ops, {0, 1, 2, 3}).bytes == chain.Build());
 }
 
 // callee: negate, exp, add of both; main: the same with a call of it.
-TEST(several_computations_at_once) {
+TEST(SeveralComputationsAtOnce) {
   HloProtoBuilder builder;
   const auto add_ops = [&](int64_t p) {
     const int64_t negate = builder.Add("negate", F32({4}), {p}), exp = builder.Add("exp", F32({4}), {p});
@@ -91,7 +91,7 @@ TEST(several_computations_at_once) {
   EXPECT_EQ(ApplySchedules(*module, schedules).error, "there is no such computation");
 }
 
-TEST(a_use_reads_the_most_recent_production) {
+TEST(AUseReadsTheMostRecentProduction) {
   const Chain chain;
   EXPECT_EQ(AppliedText(chain, chain.ops, {0, 1, 0, 2, 0, 3}),
             "negate.2(parameter.1) exp.3(negate.2) negate.2.coop_remat1(parameter.1) "
@@ -100,14 +100,14 @@ TEST(a_use_reads_the_most_recent_production) {
   EXPECT_EQ(ApplySchedule(*Parsed(chain.Build()), chain.ops, {0, 1, 0, 2, 0, 3}).num_clones, 2);
 }
 
-TEST(the_root_is_the_last_production) {
+TEST(TheRootIsTheLastProduction) {
   const Chain chain;
   std::string error;
   const auto module = Applied(chain, chain.ops, {0, 1, 2, 3, 3}, &error);
   EXPECT_EQ(module->by_id(module->entry_computation().root_id).name, "multiply.5.coop_remat1");
 }
 
-TEST(clone_names_avoid_those_taken) {
+TEST(CloneNamesAvoidThoseTaken) {
   const Chain chain;
   std::string error;
   const auto once = Applied(chain, chain.ops, {0, 1, 0, 2, 3}, &error);
@@ -138,7 +138,7 @@ struct Glued : HloProtoBuilder {
   }
 };
 
-TEST(glue_follows_its_operand_and_runs_at_its_first_use) {
+TEST(GlueFollowsItsOperandAndRunsAtItsFirstUse) {
   const Glued glued;
   EXPECT_EQ(AppliedText(glued, glued.ops, {0, 1, 2}),
             "negate.2(parameter.1) bitcast.3(negate.2) exp.4(bitcast.3) add.5(bitcast.3 exp.4) "
@@ -154,7 +154,7 @@ TEST(glue_follows_its_operand_and_runs_at_its_first_use) {
             "exp.4(bitcast.3) add.5(bitcast.3 exp.4) tuple.6(negate.2.coop_remat1 add.5)");
 }
 
-TEST(glue_is_made_once_per_combination_of_productions) {
+TEST(GlueIsMadeOncePerCombinationOfProductions) {
   // t = (a, b); get-tuple-element 0 of t read by c and d; b recomputed in between: new tuple, new
   // element. c and d read before, e after.
   HloProtoBuilder builder;
@@ -177,7 +177,7 @@ TEST(glue_is_made_once_per_combination_of_productions) {
             "add.9(get-tuple-element.6.coop_remat1 sine.7) add.10(cosine.8 add.9)");
 }
 
-TEST(dead_glue_runs_as_soon_as_it_can) {
+TEST(DeadGlueRunsAsSoonAsItCan) {
   HloProtoBuilder builder;
   builder.Begin("main");
   const int64_t p = builder.Parameter(0, F32({4}));
@@ -189,7 +189,7 @@ TEST(dead_glue_runs_as_soon_as_it_can) {
             "negate.2(parameter.1) bitcast.3(negate.2) bitcast.4(bitcast.3) exp.5(negate.2) exp.6(exp.5)");
 }
 
-TEST(a_clone_of_a_fusion_brings_its_own_computations) {
+TEST(ACloneOfAFusionBringsItsOwnComputations) {
   HloProtoBuilder builder;
   const int64_t reducer = builder.Begin("sum");  // scheduled, as reducers are
   const int64_t left = builder.Parameter(0, F32({})), right = builder.Parameter(1, F32({}));
@@ -219,7 +219,7 @@ TEST(a_clone_of_a_fusion_brings_its_own_computations) {
             "add.9(fusion.7.coop_remat1 exp.8)");
 }
 
-TEST(control_predecessors_stay_with_the_original) {
+TEST(ControlPredecessorsStayWithTheOriginal) {
   HloProtoBuilder builder;
   builder.Begin("main");
   const int64_t p = builder.Parameter(0, F32({4}));
@@ -239,7 +239,24 @@ TEST(control_predecessors_stay_with_the_original) {
             "error: the schedule has nothing before that produces 'negate.2', which must precede 'exp.4'");
 }
 
-TEST(schedules_that_cannot_be_carried_out) {
+TEST(TheSequenceIsThatOfTheModuleThatComes) {
+  // Two branches, exp and sine of the negate; the second is to run first.
+  HloProtoBuilder builder;
+  builder.Begin("main");
+  const int64_t a = builder.Add("negate", F32({4}), {builder.Parameter(0, F32({4}))});
+  const int64_t b = builder.Add("exp", F32({4}), {a}), flat = builder.Add("bitcast", F32({2, 2}), {a});
+  const int64_t c = builder.Add("sine", F32({2, 2}), {flat}), d = builder.Add("add", F32({4}), {b, c});
+  const auto module = Parsed(builder.Build());
+  const std::vector<int64_t> ops = {a, b, c, d};
+  const auto ordered = Parsed(ApplySchedule(*module, ops, {0, 2, 1, 3}).bytes);
+  EXPECT_TRUE(SequenceOf(*module, ops, {0, 2, 1, 3}) == (std::vector<int32_t>{0, 1, 3, 4, 2, 5}));
+  std::vector<int64_t> ids;
+  for (const int32_t i : SequenceOf(*module, ops, {0, 2, 1, 3})) ids.push_back(module->instructions[i].id);
+  EXPECT_TRUE(ordered->entry_computation().sequence == ids);
+  EXPECT_TRUE(SequenceOf(*module, ops, {1, 0, 2, 3}).empty());
+}
+
+TEST(SchedulesThatCannotBeCarriedOut) {
   const Chain chain;
   EXPECT_EQ(AppliedText(chain, chain.ops, {0, 1, 2}), "error: the schedule lacks op 3");
   EXPECT_EQ(AppliedText(chain, chain.ops, {0, 1, 2, 3, 4}), "error: the schedule names op 4, which does not exist");

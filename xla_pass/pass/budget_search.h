@@ -7,53 +7,22 @@
 // are moved about in plans that would be better than the best if they lost fewer bytes between their buffers.
 #pragma once
 
-#include <algorithm>
-#include <compare>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "pass/inner_planner.h"
-#include "planners/orders/packed_order.h"
-#include "bridge/read_module.h"
-#include "pass/remat_planner.h"
 #include "base/stopwatch.h"
+#include "bridge/read_module.h"
+#include "pass/carried_out.h"
+#include "pass/inner_planner.h"
+#include "pass/plan_archive.h"
+#include "pass/remat_planner.h"
 
 namespace coopjax {
-
-// Less is better.
-struct PlanRank {
-  int64_t excess_bytes = 0;                  // above the budget
-  double cost_s = 0;
-  int64_t temp_bytes = 0;
-
-  auto operator<=>(const PlanRank&) const = default;
-};
-
-// A plan carried out.
-struct Candidate {
-  RematPlan plan = {};                       // of the entry
-  std::shared_ptr<const std::vector<InnerPlan>> inner = nullptr;   // null: nothing was planned inside
-  double share = 1;                          // that it was planned with; see pass/inner_planner.h
-  double cost_s = 0;                         // of all repeats
-  std::vector<int64_t> op_workspace_bytes = {};   // of the entry, with what was planned inside
-  HeapResult heap = {};
-  std::shared_ptr<const HloModule> module = nullptr;
-
-  PlanRank Rank(int64_t budget_bytes) const { return RankAt(heap.temp_bytes, budget_bytes); }
-  // Were nothing lost between its buffers.
-  PlanRank LeastRank(int64_t budget_bytes) const { return RankAt(heap.least_temp_bytes, budget_bytes); }
-
- private:
-  PlanRank RankAt(int64_t temp_bytes, int64_t budget_bytes) const {
-    return {std::max<int64_t>(temp_bytes - budget_bytes, 0), cost_s, temp_bytes};
-  }
-};
 
 struct PlanRound {
   int64_t limit_bytes = 0;                   // of live bytes, that the planner was given
@@ -61,24 +30,33 @@ struct PlanRound {
   int64_t temp_bytes = 0;                    // predicted
   double recompute_cost_s = 0;
   std::string planner;
-  double share = 1;                          // Candidate's
+  double share = 1;                          // CarriedOut's
   struct Inside { std::string name; int64_t peak_live_bytes; std::string planner; };
   std::vector<Inside> inside;
 };
 
 struct BudgetSearchOptions {
   int64_t budget_bytes = 0;                  // of the module's temporaries
+  int64_t came_bytes = 0;                    // that the module as it came takes
   int32_t max_rounds = 6;                    // with one split of the budget
   double near_smallest = 1;                  // see RecomputeOrderOptions
 };
 
+struct BudgetSearchReport {
+  std::vector<PlanRound> rounds;
+  std::vector<int64_t> least_workspaces;     // InnerPlanner's
+  std::string fault;                         // of a planner or a rewrite; may be empty
+  double plan_s = 0;
+  double emit_s = 0;                         // rewriting, and predicting the memory of what came out
+};
+
 class BudgetSearch {
  public:
-  // `original` is of the module as it came, which takes `temp_bytes`. All references must outlive the search.
-  BudgetSearch(const HloAnalysis& original, int64_t temp_bytes, const ProgramReader& reader,
-               const RematPlanners& planners, const BudgetSearchOptions& options, const Deadline& deadline)
-      : original_(original), temp_bytes_(temp_bytes), reader_(reader), planners_(planners), options_(options),
-        deadline_(deadline) {}
+  // `original` is of the module as it came. All references must outlive the search.
+  BudgetSearch(const HloAnalysis& original, const ProgramReader& reader, const RematPlanners& planners,
+               const BudgetSearchOptions& options, const Deadline& deadline)
+      : original_(original), reader_(reader), planners_(planners), options_(options), deadline_(deadline),
+        archive_({options.budget_bytes, options.came_bytes, options.near_smallest}) {}
 
   // Searches plans for the module as it came or with other orders inside, which `analysis` is of; `hlo` is its entry and
   // `starts` orders of that, the best first; none: planners choose. Returns whether the insides are in the way of
@@ -87,12 +65,8 @@ class BudgetSearch {
 
   // Within the budget, then cheap, then small; if none holds it, the cheapest of those near the smallest. None where
   // nothing takes less than the module as it came.
-  std::optional<Candidate> TakeBest();
-  const std::vector<PlanRound>& rounds() const { return rounds_; }
-  const std::vector<int64_t>& least_workspaces() const { return least_workspaces_; }   // InnerPlanner's
-  const std::string& fault() const { return fault_; }    // of a planner or a rewrite; may be empty
-  double plan_s() const { return plan_s_; }
-  double emit_s() const { return emit_s_; }
+  std::optional<CarriedOut> TakeBest();
+  const BudgetSearchReport& report() const { return report_; }
 
  private:
   // The best with one split of the budget.
@@ -102,28 +76,29 @@ class BudgetSearch {
     bool recomputes = false;                     // in the entry
   };
 
-  const HloProgram& hlo() const { return inner_hlo_ ? *inner_hlo_ : *hlo_; }
-  const HloAnalysis& analysis() const { return inside_.module ? *inside_.module->analysis : *analysis_; }
+  // What a round's split and limit leave to plan in the entry.
+  struct Round {
+    PlannedInside inside;
+    std::shared_ptr<const std::vector<InnerPlan>> inner;
+    std::optional<HloProgram> hlo;               // the entry, where something was planned inside
+    std::map<Schedule, CarriedOut> carried_out;  // with that inside: planners often agree
+  };
+
+  const HloProgram& hlo() const { return round_.hlo ? *round_.hlo : *hlo_; }
+  const HloAnalysis& analysis() const { return round_.inside.module ? *round_.inside.module->analysis : *analysis_; }
 
   void Split();
   bool IsHopeless(const Tried& alone) const;
   double NextShare() const;
   void PlanShare(double share);
-  std::vector<RematPlan> PlanStarts(int64_t limit_bytes);
-  std::vector<RematPlan> PlanFrom(std::span<const OpId> order, const std::string& planner, int64_t limit_bytes);
   void PlanInside(int64_t limit_bytes, double share);
-  void Settle(const RematPlan& nearest, double share);
-  int64_t Consider(const RematPlan& plan, double share);
-  void Log(const Candidate& candidate);
-  void Keep(const Candidate& candidate);
-  void KeepLoose(const Candidate& candidate);
-  std::vector<Candidate>::const_iterator Chosen() const;
-  bool MayGain(const Candidate& loose) const;
-  bool MoveRuns(const PackedOrderOptions& options, Candidate* loose);
+  std::vector<ModulePlan> PlanStarts(int64_t limit_bytes);
+  std::vector<ModulePlan> PlanFrom(std::span<const OpId> order, const std::string& planner, int64_t limit_bytes);
+  void Settle(const ModulePlan& nearest, double share);
+  int64_t Consider(const ModulePlan& plan, double share);
   void Repack();
 
   const HloAnalysis& original_;
-  const int64_t temp_bytes_;
   const ProgramReader& reader_;
   const RematPlanners& planners_;
   const BudgetSearchOptions options_;
@@ -134,23 +109,10 @@ class BudgetSearch {
   std::vector<Schedule> starts_;
   std::optional<InnerPlanner> inner_;
   std::map<double, Tried> tried_;                // by share
-  // With the split and the limit of the round.
-  PlannedInside inside_;
-  std::shared_ptr<const std::vector<InnerPlan>> inner_plans_;
-  std::optional<HloProgram> inner_hlo_;          // the entry, where something was planned inside
-  std::map<Schedule, Candidate> carried_out_;    // with that inside: planners often agree
-  std::vector<Candidate> candidates_;            // none of which is worse than another in all ways
-  std::vector<Candidate> loose_;                 // the best few that lose bytes between their buffers, by LeastRank
-  std::vector<PlanRound> rounds_;
-  std::vector<int64_t> least_workspaces_;
-  std::string fault_;
-  double plan_s_ = 0, emit_s_ = 0;
+  Round round_;
+  // Of all runs.
+  PlanArchive archive_;
+  BudgetSearchReport report_;
 };
-
-// Whether hardly a byte is lost between buffers.
-bool IsPacked(const HeapResult& heap);
-
-// Carries the plan of the entry out and fills in what comes of it; false, and why in `fault`, where it can't be.
-bool CarryOut(const HloAnalysis& analysis, const HloProgram& hlo, Candidate* candidate, std::string* fault);
 
 }  // namespace coopjax

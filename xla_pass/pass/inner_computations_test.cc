@@ -83,7 +83,7 @@ struct Loop : HloProtoBuilder {
   }
 };
 
-TEST(a_body_keeps_its_state_in_the_callers_buffers) {
+TEST(ABodyKeepsItsStateInTheCallersBuffers) {
   const Loop loop;
   const StepProgram program = Read(*Parsed(loop.Build()), loop.body);
   // Values: the state's x and w, h, d, e, and the next x in the place of x.
@@ -99,13 +99,13 @@ TEST(a_body_keeps_its_state_in_the_callers_buffers) {
   EXPECT_TRUE(std::abs(program.op_cost_s[1] - 5 * (8.192e-6 + 1e-6)) < 1e-12);
 }
 
-TEST(the_caller_counts_the_inner_peak) {
+TEST(TheCallerCountsTheInnerPeak) {
   const Loop loop;
   // d, and h, in whose place e comes; x and its successor have the loop's buffer.
   EXPECT_EQ(Read(*Parsed(loop.Build()), loop.entry).op_workspace_bytes[1], 2 * 4096);
 }
 
-TEST(only_what_control_flow_runs_is_read) {
+TEST(OnlyWhatControlFlowRunsIsRead) {
   const Loop loop;
   const auto module = Parsed(loop.Build());
   std::string error;
@@ -125,7 +125,7 @@ std::string Verdict(const Loop& loop, const std::string& after_bytes) {
   return VerifyTransform(*Parsed(loop.Build()), *Parsed(after_bytes));
 }
 
-TEST(a_body_is_rewritten_and_nothing_else) {
+TEST(ABodyIsRewrittenAndNothingElse) {
   const Loop loop;
   const TransformResult result = InBody(loop, {0, 1, 0, 2, 3});
   EXPECT_EQ(result.error, "");
@@ -142,7 +142,7 @@ TEST(a_body_is_rewritten_and_nothing_else) {
   EXPECT_EQ(Verdict(loop, result.bytes), "");
 }
 
-TEST(several_computations_are_rewritten_one_after_the_other) {
+TEST(SeveralComputationsAreRewrittenOneAfterTheOther) {
   const Loop loop;
   const auto once = Parsed(InBody(loop, {0, 1, 0, 2, 3}).bytes);
   const Computation& entry = once->entry_computation();
@@ -155,7 +155,7 @@ TEST(several_computations_are_rewritten_one_after_the_other) {
   EXPECT_EQ(Verdict(loop, twice.bytes), "");
 }
 
-TEST(the_state_is_read_before_it_is_overwritten) {
+TEST(TheStateIsReadBeforeItIsOverwritten) {
   const Loop loop;
   EXPECT_EQ(Verdict(loop, InBody(loop, {0, 2, 1, 3}).bytes), "");
   // The clone of h reads x, in whose buffer add.10 has put the next iteration's.
@@ -163,7 +163,7 @@ TEST(the_state_is_read_before_it_is_overwritten) {
             "'fusion.7.coop_remat1' reads 'parameter.4' after 'add.10' has overwritten its buffer");
 }
 
-TEST(a_body_is_proved_like_the_entry) {
+TEST(ABodyIsProvedLikeTheEntry) {
   const Loop loop;
   const auto before = Parsed(loop.Build()), after = Parsed(InBody(loop, {0, 1, 0, 2, 3}).bytes);
   const Computation& body = after->computations[IndexOf(*after, loop.body)];
@@ -193,7 +193,7 @@ TEST(a_body_is_proved_like_the_entry) {
 }
 
 // A computation that a reduction applies, or that two calls share, stays as it is.
-TEST(other_computations_do_not_change) {
+TEST(OtherComputationsDoNotChange) {
   for (const bool is_called : {false, true}) {
     for (const bool is_shared : {false, true}) {
       HloProtoBuilder b;
@@ -213,7 +213,7 @@ TEST(other_computations_do_not_change) {
 }
 
 // conditional(i, x, x) with branches negate(reverse(x)) and tanh(x).
-TEST(a_branch_gives_its_result_to_the_caller) {
+TEST(ABranchGivesItsResultToTheCaller) {
   HloProtoBuilder b;
   const std::string array = F32({1024});
   const int64_t first = b.Begin("first");
@@ -235,7 +235,7 @@ TEST(a_branch_gives_its_result_to_the_caller) {
 }
 
 // for 3: for 7: x = reverse(reverse(x)).
-TEST(inner_loops_run_as_often_as_both_say) {
+TEST(InnerLoopsRunAsOftenAsBothSay) {
   HloProtoBuilder b;
   const std::string array = F32({1024});
   const int64_t inner = b.Begin("inner");

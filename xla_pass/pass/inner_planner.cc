@@ -112,7 +112,7 @@ std::optional<InnerPlan> InnerPlanner::Fitted(const Wanted& wanted) {
     planned_.depends_on_share = true;
     limit_bytes += static_cast<int64_t>(share_ * static_cast<double>(ordered_bytes - limit_bytes));
   }
-  std::optional<RematPlan> plan = Planned(wanted.computation_id, *hlo, limit_bytes);
+  std::optional<ModulePlan> plan = Planned(wanted.computation_id, *hlo, limit_bytes);
   if (!plan || plan->peak_bytes >= PeakBytes(hlo->program, hlo->program.schedule)) return std::nullopt;
   return InnerPlan{wanted.name, *std::move(hlo), *std::move(plan)};
 }
@@ -149,7 +149,7 @@ std::optional<HloProgram> InnerPlanner::Current(int64_t computation_id) const {
 }
 
 // The first planner and its order are kept for nearby limits.
-std::optional<RematPlan> InnerPlanner::Planned(int64_t computation_id, const HloProgram& hlo, int64_t limit_bytes) {
+std::optional<ModulePlan> InnerPlanner::Planned(int64_t computation_id, const HloProgram& hlo, int64_t limit_bytes) {
   const auto first = first_.find({computation_id, share_});
   RematTask task = {.hlo = hlo, .limit_bytes = limit_bytes, .time_limit_s = kTimeShare * deadline_.Left()};
   if (first != first_.end()) {
@@ -157,7 +157,7 @@ std::optional<RematPlan> InnerPlanner::Planned(int64_t computation_id, const Hlo
     task.planner = first->second.planner;
   }
   std::string fault;
-  std::vector<RematPlan> plans;
+  std::vector<ModulePlan> plans;
   if (hurries_) {
     plans.push_back(PlanQuickly(task));
   } else {

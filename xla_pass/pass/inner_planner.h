@@ -29,7 +29,7 @@ namespace coopjax {
 struct InnerPlan {
   std::string name;             // of the loop, conditional or call
   HloProgram hlo;               // the inner computation, as it was planned
-  RematPlan plan;
+  ModulePlan plan;
 };
 
 struct PlannedInside {
@@ -77,14 +77,14 @@ class InnerPlanner {
   std::optional<InnerPlan> Fitted(const Wanted& wanted);
   void Apply(std::span<InnerPlan> plans);
   std::optional<HloProgram> Current(int64_t computation_id) const;
-  std::optional<RematPlan> Planned(int64_t computation_id, const HloProgram& hlo, int64_t limit_bytes);
+  std::optional<ModulePlan> Planned(int64_t computation_id, const HloProgram& hlo, int64_t limit_bytes);
 
   const HloAnalysis& analysis_;
   const ProgramReader& reader_;
   const RematPlanners& planners_;
   const Deadline deadline_;
   std::map<int64_t, Came> came_;                                   // by computation id
-  std::map<std::pair<int64_t, double>, RematPlan> first_;          // by computation id and share
+  std::map<std::pair<int64_t, double>, ModulePlan> first_;         // by computation id and share
   bool hurries_ = false;
   double share_ = 1;
   std::map<int32_t, std::vector<Wanted>> wanted_;                  // by levels of what is wanted inside

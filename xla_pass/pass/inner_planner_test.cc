@@ -38,7 +38,7 @@ struct Inside {
 
 bool Recomputes(const InnerPlan& inner) { return std::ssize(inner.plan.schedule) > inner.hlo.program.num_ops(); }
 
-TEST(who_gives_way_is_a_choice) {
+TEST(WhoGivesWayIsAChoice) {
   Inside inside(LoopModule(3, /*has_around=*/true));
   // The body's 6 values and what is made of them; with 12 KiB around the loop's state a limit of 32 KiB leaves less.
   std::vector<int64_t> workspaces = {inside.Workspace({})};
@@ -58,13 +58,13 @@ TEST(who_gives_way_is_a_choice) {
   EXPECT_TRUE(workspaces[0] == workspaces[1] && workspaces[1] > workspaces[2] && workspaces[2] > workspaces[3]);
 }
 
-TEST(nothing_is_touched_that_is_not_in_the_way) {
+TEST(NothingIsTouchedThatIsNotInTheWay) {
   Inside inside(LoopModule(3));
   const PlannedInside planned = inside.planner.Plan(1 << 30, 0);
   EXPECT_TRUE(planned.module == nullptr && planned.plans.empty() && !planned.depends_on_share);
 }
 
-TEST(costs_are_those_of_all_runs) {
+TEST(CostsAreThoseOfAllRuns) {
   std::vector<double> costs;
   for (const int num_trips : {2, 6}) {
     Inside inside(LoopModule(num_trips));
@@ -74,7 +74,7 @@ TEST(costs_are_those_of_all_runs) {
   EXPECT_TRUE(std::abs(costs[1] - 3 * costs[0]) < 1e-12);
 }
 
-TEST(the_innermost_loop_is_planned_first) {
+TEST(TheInnermostLoopIsPlannedFirst) {
   Inside inside(LoopModule(2, /*has_around=*/false, /*depth=*/2));
   const PlannedInside planned = inside.planner.Plan(24 * kKib, 0);
   EXPECT_TRUE(!planned.plans.empty() && Recomputes(planned.plans.front()));
@@ -82,7 +82,7 @@ TEST(the_innermost_loop_is_planned_first) {
   EXPECT_TRUE(inside.Workspace(planned) < inside.Workspace({}));
 }
 
-TEST(many_loops_are_planned_like_each_alone) {
+TEST(ManyLoopsArePlannedLikeEachAlone) {
   for (const int depth : {1, 2}) {
     Inside one(LoopModule(3, /*has_around=*/false, depth)), many(LoopModule(3, /*has_around=*/false, depth, /*num_loops=*/9));
     const PlannedInside alone = one.planner.Plan(24 * kKib, 0), planned = many.planner.Plan(24 * kKib, 0);
@@ -95,7 +95,7 @@ TEST(many_loops_are_planned_like_each_alone) {
   }
 }
 
-TEST(bounds_hold_whatever_is_planned) {
+TEST(BoundsHoldWhateverIsPlanned) {
   Inside inside(LoopModule(3));
   EXPECT_EQ(Most(inside.planner.LeastWorkspaces(false)), 0);
   const int64_t planned_bytes = inside.Workspace(inside.planner.Plan(0, 0));
@@ -105,11 +105,11 @@ TEST(bounds_hold_whatever_is_planned) {
   EXPECT_EQ(Most(unplanned.planner.LeastWorkspaces(true)), least_bytes);
 }
 
-TEST(the_first_planner_plans_for_nearby_limits_and_a_quick_one_in_a_hurry) {
+TEST(TheFirstPlannerPlansForNearbyLimitsAndAQuickOneInAHurry) {
   std::vector<std::string> asked;
   const RematPlanner given = [&](const RematTask& task) {
     asked.push_back(task.planner + (task.order.empty() ? "" : " ordered"));
-    RematPlan plan = PlanQuickly(task);
+    ModulePlan plan = PlanQuickly(task);
     plan.planner = "mine";
     return plan;
   };

@@ -57,15 +57,14 @@ HeapResult HeapInOrder(const HloAnalysis& analysis, const std::vector<int64_t>& 
   const HloModule& module = analysis.graph.module();
   if (computation == kEntryComputation) computation = module.entry;
   std::vector<int32_t> sequence;
-  for (const int64_t id : SequenceOf(module, op_instruction_ids, order, computation)) {
-    const int32_t i = module.instruction_index.Find(id);
+  for (const int32_t i : SequenceOf(module, op_instruction_ids, order, computation)) {
     if (!analysis.graph.is_dropped(i)) sequence.push_back(i);
   }
   return AssignBuffers(*analysis.alias, ComputeHloLiveRanges(*analysis.alias, computation, sequence));
 }
 
-PackedOrder SearchPackedOrder(const HloAnalysis& analysis, const HloProgram& hlo, const Schedule& start,
-                              PackedOrderOptions options, int32_t computation) {
+PackedOrder PackOrderOf(const HloAnalysis& analysis, const HloProgram& hlo, const Schedule& start,
+                        PackedOrderOptions options, int32_t computation) {
   options.max_trials = std::min(options.max_trials, MaxTrials(analysis.graph.module()));
   const HeapJudge judge = [&](const Schedule& order, int64_t target_bytes) {
     return HeapAbove(HeapInOrder(analysis, hlo.op_instruction_ids, order, computation), target_bytes);
@@ -73,8 +72,8 @@ PackedOrder SearchPackedOrder(const HloAnalysis& analysis, const HloProgram& hlo
   return SearchPackedOrder(hlo.program, start, judge, options);
 }
 
-PackedSchedule SearchPackedSchedule(const HloModule& module, const Roofline& roofline, const Schedule& schedule,
-                                    const PackedOrderOptions& options, int32_t computation) {
+PackedSchedule PackScheduleOf(const HloModule& module, const Roofline& roofline, const Schedule& schedule,
+                              const PackedOrderOptions& options, int32_t computation) {
   PackedSchedule result = {schedule, ""};
   if (MaxTrials(module) == 0) return result;
   HloProgram hlo;
@@ -83,7 +82,7 @@ PackedSchedule SearchPackedSchedule(const HloModule& module, const Roofline& roo
   if (analysis == nullptr || !BuildHloProgram(*analysis, roofline, &hlo, computation).empty()) return result;
   if (hlo.program.num_ops() != std::ssize(schedule)) return result;
   SeparateRuns(schedule, &hlo.program);
-  const Schedule runs = SearchPackedOrder(*analysis, hlo, hlo.program.schedule, options, computation).order;
+  const Schedule runs = PackOrderOf(*analysis, hlo, hlo.program.schedule, options, computation).order;
   if (runs == hlo.program.schedule) return result;
   result.bytes = ApplySchedule(module, hlo.op_instruction_ids, runs, computation).bytes;
   for (size_t k = 0; k < runs.size(); ++k) result.schedule[k] = schedule[runs[k]];

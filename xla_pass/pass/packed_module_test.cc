@@ -7,14 +7,15 @@
 
 #include "program/liveness.h"
 #include "testing/expect.h"
-#include "testing/hlo_proto_builder.h"
+#include "testing/two_wide_module.h"
 #include "bridge/transform.h"
 #include "verify/verify.h"
 
 namespace coopjax {
 namespace {
 
-using testing::F32;
+using testing::CalledTwoWide;
+using testing::TwoWide;
 
 struct Module {
   explicit Module(std::string bytes) {
@@ -31,37 +32,7 @@ struct Module {
   HloProgram hlo;
 };
 
-// p -> wide (4 KiB) -> two slices a and b; p -> other (4 KiB) -> slice c; a + c + b.
-// Ops in this order: 0 wide, 1 a, 2 other, 3 c, 4 b, 5 a + c, 6 the sum.
-void AddTwoWide(testing::HloProtoBuilder& builder) {
-  const int64_t p = builder.Parameter(0, F32({16}));
-  const int64_t wide = builder.Add("broadcast", F32({64, 16}), {p});
-  const int64_t a = builder.Add("slice", F32({16}), {wide});
-  const int64_t other = builder.Add("broadcast", F32({64, 16}), {p});
-  const int64_t c = builder.Add("slice", F32({16}), {other});
-  const int64_t b = builder.Add("slice", F32({16}), {wide});
-  builder.Add("add", F32({16}), {builder.Add("add", F32({16}), {a, c}), b});
-}
-
-std::string TwoWide() {
-  testing::HloProtoBuilder builder;
-  builder.Begin("main");
-  AddTwoWide(builder);
-  return builder.Build();
-}
-
-// The same inside a call, which is computation 0.
-std::string CalledTwoWide() {
-  testing::HloProtoBuilder builder;
-  const int64_t called = builder.Begin("called");
-  AddTwoWide(builder);
-  builder.Begin("main");
-  const int64_t p = builder.Parameter(0, F32({16}));
-  builder.Add("negate", F32({16}), {builder.Add("call", F32({16}), {p}, {.called = {called}})});
-  return builder.Build();
-}
-
-TEST(the_heap_of_another_order_is_that_of_the_module_in_it) {
+TEST(TheHeapOfAnotherOrderIsThatOfTheModuleInIt) {
   const Module given(TwoWide());
   const Schedule order = {2, 0, 1, 4, 3, 5, 6};
   const Module reordered(ApplySchedule(*given.module, given.hlo.op_instruction_ids, order).bytes);
@@ -71,12 +42,12 @@ TEST(the_heap_of_another_order_is_that_of_the_module_in_it) {
 }
 
 // wide is made anew for b, but other comes while it is there: 8 KiB and what is small. Moved, one of them at a time.
-TEST(runs_move_and_reads_stay_with_their_production) {
+TEST(RunsMoveAndReadsStayWithTheirProduction) {
   const Module given(TwoWide());
   const Schedule schedule = {0, 2, 1, 3, 0, 4, 5, 6};
   const Module cloned(ApplySchedule(*given.module, given.hlo.op_instruction_ids, schedule).bytes);
   EXPECT_TRUE(cloned.Heap().temp_bytes >= 2 * 4096);
-  const PackedSchedule packed = SearchPackedSchedule(*cloned.module, Roofline(), schedule, {.target_bytes = 4096});
+  const PackedSchedule packed = PackScheduleOf(*cloned.module, Roofline(), schedule, {.target_bytes = 4096});
   const Module moved(packed.bytes);
   EXPECT_TRUE(moved.Heap().temp_bytes <= 4096 + 2 * 64);
   EXPECT_EQ(VerifyTransform(*given.module, *moved.module), "");
@@ -88,7 +59,7 @@ TEST(runs_move_and_reads_stay_with_their_production) {
   EXPECT_TRUE(step(0) < step(1) && step(1) < again && again < step(4));
 }
 
-TEST(runs_inside_a_call_move) {
+TEST(RunsInsideACallMove) {
   const Module given(CalledTwoWide());
   HloProgram called;
   EXPECT_EQ(BuildHloProgram(*given.analysis, Roofline(), &called, 0), "");
@@ -96,18 +67,18 @@ TEST(runs_inside_a_call_move) {
   const Module cloned(ApplySchedule(*given.module, called.op_instruction_ids, schedule, 0).bytes);
   EXPECT_TRUE(cloned.Heap().temp_bytes >= 2 * 4096);
   const PackedSchedule packed =
-      SearchPackedSchedule(*cloned.module, Roofline(), schedule, {.target_bytes = 4096}, /*computation=*/0);
+      PackScheduleOf(*cloned.module, Roofline(), schedule, {.target_bytes = 4096}, /*computation=*/0);
   const Module moved(packed.bytes);
   EXPECT_TRUE(moved.Heap().temp_bytes <= 4096 + 3 * 64);
   EXPECT_EQ(VerifyTransform(*given.module, *moved.module), "");
   EXPECT_EQ(CheckSchedule(called.program, packed.schedule), "");
 }
 
-TEST(what_packs_well_stays) {
+TEST(WhatPacksWellStays) {
   const Module given(TwoWide());
   const Schedule& schedule = given.hlo.program.schedule;
   const int64_t temp_bytes = given.Heap().temp_bytes;
-  const PackedSchedule packed = SearchPackedSchedule(*given.module, Roofline(), schedule, {.target_bytes = temp_bytes});
+  const PackedSchedule packed = PackScheduleOf(*given.module, Roofline(), schedule, {.target_bytes = temp_bytes});
   EXPECT_EQ(packed.bytes, "");
   EXPECT_TRUE(packed.schedule == schedule);
 }

@@ -5,8 +5,9 @@
 #include <map>
 #include <utility>
 
-#include "program/liveness.h"
+#include "pass/carried_out.h"
 #include "pass/packed_module.h"
+#include "program/liveness.h"
 #include "bridge/transform.h"
 #include "verify/verify.h"
 
@@ -81,7 +82,7 @@ class Pass {
   const Deadline deadline_;
   const ProgramReader reader_;
   std::string order_planner_ = "order";      // that made the best order; this search by default
-  std::optional<Candidate> best_;
+  std::optional<CarriedOut> best_;
   RecomputeOrderResult result_;
 };
 
@@ -108,8 +109,8 @@ void Pass::PackOrder() {
   const Schedule& best = result_.orders.front().order;
   const HeapResult heap = HeapOf(best);
   if (IsPacked(heap)) return;
-  PackedOrder packed = SearchPackedOrder(*analysis_, result_.hlo, best, {.target_bytes = heap.least_temp_bytes,
-                                                                         .time_limit_s = deadline_.Left() / 4});
+  PackedOrder packed = PackOrderOf(*analysis_, result_.hlo, best, {.target_bytes = heap.least_temp_bytes,
+                                                                   .time_limit_s = deadline_.Left() / 4});
   if (packed.heap.temp_bytes == heap.temp_bytes) return;
   const int64_t peak_bytes = ComputeLiveness(program(), packed.order).peak_bytes;
   result_.orders.insert(result_.orders.begin(),
@@ -122,7 +123,7 @@ void Pass::PlanOrder() {
   fixed.program.op_can_recompute.assign(program().num_ops(), 0);
   const RematTask task = {.hlo = fixed, .limit_bytes = ComputeLowerBound(program()).bytes,
                           .time_limit_s = deadline_.Left()};
-  for (RematPlan& plan : RematPlanners{options_.planner}.Plan(task, &result_.reason)) {
+  for (ModulePlan& plan : RematPlanners{options_.planner}.Plan(task, &result_.reason)) {
     result_.orders.push_back({plan.schedule, HeapOf(plan.schedule).temp_bytes, plan.peak_bytes, "planner"});
     order_planner_ = plan.planner;
   }
@@ -196,21 +197,25 @@ void Pass::Recompute(int64_t budget_bytes) {
 // without repeats need not with them. Planners that the caller brings look at other orders themselves.
 void Pass::Search(int64_t budget_bytes, bool is_large) {
   const RematPlanners planners = {options_.planner, is_large};
-  const BudgetSearchOptions options = {budget_bytes, is_large ? kMaxRoundsOfLarge : kMaxRounds, options_.near_smallest};
-  BudgetSearch search(original_, result_.before.temp_bytes, reader_, planners, options, deadline_);
+  const BudgetSearchOptions options = {.budget_bytes = budget_bytes,
+                                       .came_bytes = result_.before.temp_bytes,
+                                       .max_rounds = is_large ? kMaxRoundsOfLarge : kMaxRounds,
+                                       .near_smallest = options_.near_smallest};
+  BudgetSearch search(original_, reader_, planners, options, deadline_);
   HloProgram came;
   bool plans_as_it_came = inner_ordered_ && reader_.Read(original_, &came).empty();
   if (!plans_as_it_came || !options_.planner) {
     plans_as_it_came &= search.Run(*analysis_, result_.hlo, Starts(is_large)) && !is_large;
   }
   if (plans_as_it_came) search.Run(original_, came, Starts(is_large));
-  std::optional<Candidate> found = search.TakeBest();
+  std::optional<CarriedOut> found = search.TakeBest();
   if (!best_ || (found && found->Rank(budget_bytes) < best_->Rank(budget_bytes))) best_ = std::move(found);
-  std::ranges::copy(search.rounds(), std::back_inserter(result_.rounds));
-  result_.least_workspaces = search.least_workspaces();
-  result_.reason = search.fault();
-  result_.timing.plan_s += search.plan_s();
-  result_.timing.emit_s += search.emit_s();
+  const BudgetSearchReport& report = search.report();
+  std::ranges::copy(report.rounds, std::back_inserter(result_.rounds));
+  result_.least_workspaces = report.least_workspaces;
+  result_.reason = report.fault;
+  result_.timing.plan_s += report.plan_s;
+  result_.timing.emit_s += report.emit_s;
 }
 
 // The best order, the one that came, and the next best; none where planners choose.
@@ -233,9 +238,9 @@ void Pass::TakeOrder() {
   const RankedOrder& best = result_.orders.front();
   if (best.order == program().schedule && !inner_ordered_) return;
   const Stopwatch stopwatch(&result_.timing.emit_s);
-  Candidate candidate = {.plan = {best.order, best.order, order_planner_, best.judged_bytes, best.peak_bytes}};
-  if (!CarryOut(*analysis_, result_.hlo, &candidate, &result_.reason)) return;
-  if (candidate.heap.temp_bytes < result_.before.temp_bytes) best_ = std::move(candidate);
+  CarriedOut ordered = {.plan = {best.order, best.order, order_planner_, best.judged_bytes, best.peak_bytes}};
+  if (!CarryOut(*analysis_, result_.hlo, &ordered, &result_.reason)) return;
+  if (ordered.heap.temp_bytes < result_.before.temp_bytes) best_ = std::move(ordered);
 }
 
 void Pass::Finish() {

@@ -69,7 +69,7 @@ struct RecomputeOrderResult {
   HloProgram hlo;                    // the entry as planners saw it
   RemakeCosts costs;                 // in the order that came
   std::vector<RankedOrder> orders;   // that were judged by their predicted temporary bytes, the best first
-  RematPlan plan;                    // of the entry, that is carried out; the order that came where the module stays
+  ModulePlan plan;                   // of the entry, that is carried out; the order that came where the module stays
   std::shared_ptr<const std::vector<InnerPlan>> inner;   // with it; null: nothing was planned inside
   std::vector<int64_t> op_workspace_bytes;   // of the entry, with what was planned inside; as it came where it stays
   std::vector<int64_t> least_workspaces;     // a lower bound on them; 0 where nothing was to be recomputed

@@ -105,7 +105,7 @@ bool HasRepeats(const RecomputeOrderResult& result) {
   return std::ssize(result.plan.schedule) > result.hlo.program.num_ops();
 }
 
-TEST(order_alone) {
+TEST(OrderAlone) {
   const RecomputeOrderResult result = Planned(Branches(), RecomputeOrderChanges::kOrder, std::nullopt);
   EXPECT_EQ(result.before.temp_bytes, 4 * 4 * kKib);
   EXPECT_TRUE(result.after.temp_bytes <= 4 * kKib + 4 * 64);
@@ -113,20 +113,20 @@ TEST(order_alone) {
   EXPECT_EQ(result.orders.front().judged_bytes, result.after.temp_bytes);
 }
 
-TEST(what_is_called_is_ordered_too) {
+TEST(WhatIsCalledIsOrderedToo) {
   const RecomputeOrderResult result = Planned(CalledBranches(), RecomputeOrderChanges::kOrder, std::nullopt);
   EXPECT_TRUE(result.before.temp_bytes >= 4 * 4 * kKib);
   EXPECT_TRUE(result.after.temp_bytes <= 4 * kKib + 6 * 64);
   EXPECT_TRUE(Planned(CalledBranches(), RecomputeOrderChanges::kClones, std::nullopt).bytes.empty());
 }
 
-TEST(all_that_is_called_is_ordered) {
+TEST(AllThatIsCalledIsOrdered) {
   const RecomputeOrderResult result = Planned(BranchesEverywhere(), RecomputeOrderChanges::kOrder, std::nullopt);
   EXPECT_TRUE(result.before.temp_bytes >= 4 * 4 * kKib);
   EXPECT_TRUE(result.after.temp_bytes <= 4 * kKib + 12 * 64);
 }
 
-TEST(an_order_is_enough_for_a_budget_that_it_holds) {
+TEST(AnOrderIsEnoughForABudgetThatItHolds) {
   const int64_t smallest = Planned(Branches(), RecomputeOrderChanges::kOrder, std::nullopt).after.temp_bytes;
   const RecomputeOrderResult held = Planned(Branches(), RecomputeOrderChanges::kBoth, smallest);
   EXPECT_TRUE(!HasRepeats(held) && held.rounds.empty());
@@ -134,14 +134,14 @@ TEST(an_order_is_enough_for_a_budget_that_it_holds) {
   EXPECT_TRUE(!Planned(Branches(), RecomputeOrderChanges::kBoth, smallest - 1).rounds.empty());
 }
 
-TEST(what_fits_stays_as_it_came) {
+TEST(WhatFitsStaysAsItCame) {
   const RecomputeOrderResult result = Planned(Branches(), RecomputeOrderChanges::kBoth, 16 * kKib);
   EXPECT_TRUE(result.bytes.empty());
   EXPECT_TRUE(result.reason.find("fit") != std::string::npos);
   EXPECT_TRUE(result.plan.schedule == result.hlo.program.schedule);
 }
 
-TEST(clones_alone_keep_the_order) {
+TEST(ClonesAloneKeepTheOrder) {
   const RecomputeOrderResult whole = Planned(ForwardBackward(), RecomputeOrderChanges::kClones, std::nullopt);
   EXPECT_TRUE(whole.bytes.empty());
   const int64_t budget_bytes = whole.before.temp_bytes - 4 * kKib;
@@ -161,7 +161,7 @@ TEST(clones_alone_keep_the_order) {
   }
 }
 
-TEST(what_a_loop_runs_is_recomputed_inside) {
+TEST(WhatALoopRunsIsRecomputedInside) {
   const std::string module = LoopModule(/*num_trips=*/3);
   const int64_t before_bytes = Planned(module, RecomputeOrderChanges::kOrder, 0).after.temp_bytes;
   const int64_t budget_bytes = before_bytes - 8 * kKib;
@@ -178,7 +178,7 @@ TEST(what_a_loop_runs_is_recomputed_inside) {
   }
 }
 
-TEST(the_budget_is_split_where_that_is_cheapest) {
+TEST(TheBudgetIsSplitWhereThatIsCheapest) {
   // Entry and body can both give way: the entry's repeats run once, the body's a hundred times.
   const std::string module = LoopModule(/*num_trips=*/100, /*has_around=*/true);
   const int64_t before_bytes = Planned(module, RecomputeOrderChanges::kOrder, 0).after.temp_bytes;
@@ -193,7 +193,7 @@ TEST(the_budget_is_split_where_that_is_cheapest) {
   EXPECT_TRUE(tried(1) && tried(0) && tried(0.5));
 }
 
-TEST(where_the_budget_is_out_of_reach_the_smallest_or_the_cheapest_near_it) {
+TEST(WhereTheBudgetIsOutOfReachTheSmallestOrTheCheapestNearIt) {
   const AnalyzedModule module = Analyzed(LoopModule(/*num_trips=*/100, /*has_around=*/true));
   RecomputeOrderOptions options = {.budget_bytes = 1, .roofline = kRoofline};
   const RecomputeOrderResult smallest = RecomputeOrder(*module.analysis, options);
@@ -204,12 +204,12 @@ TEST(where_the_budget_is_out_of_reach_the_smallest_or_the_cheapest_near_it) {
   EXPECT_TRUE(near.after.temp_bytes <= 2 * smallest.after.temp_bytes);
 }
 
-TEST(a_given_planner_may_order) {
+TEST(AGivenPlannerMayOrder) {
   const AnalyzedModule module = Analyzed(Branches());
   RecomputeOrderOptions options = {.changes = RecomputeOrderChanges::kOrder, .roofline = kRoofline};
   options.planner = [](const RematTask& task) {
     for (const uint8_t can_recompute : task.hlo.program.op_can_recompute) EXPECT_TRUE(!can_recompute);
-    RematPlan plan = PlanQuickly(task);
+    ModulePlan plan = PlanQuickly(task);
     plan.planner = "mine";
     return plan;
   };
@@ -218,13 +218,13 @@ TEST(a_given_planner_may_order) {
   EXPECT_TRUE(result.after.temp_bytes <= 4 * kKib + 4 * 64);
 }
 
-TEST(any_planner_will_do_and_none_is_trusted) {
+TEST(AnyPlannerWillDoAndNoneIsTrusted) {
   const AnalyzedModule module = Analyzed(ForwardBackward());
   RecomputeOrderOptions options = {.budget_bytes = 8 * kKib, .roofline = kRoofline};
   int32_t num_calls = 0;
   options.planner = [&](const RematTask& task) {
     ++num_calls;
-    return RematPlan{.schedule = Schedule(task.order.rbegin(), task.order.rend())};   // no schedule of this program
+    return ModulePlan{.schedule = Schedule(task.order.rbegin(), task.order.rend())};   // no schedule of this program
   };
   const RecomputeOrderResult result = RecomputeOrder(*module.analysis, options);
   EXPECT_TRUE(num_calls > 0);

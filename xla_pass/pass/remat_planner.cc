@@ -14,17 +14,17 @@ constexpr int32_t kMaxPolishedOfLarge = 4'000;   // ops
 constexpr int64_t kMaxTrials = 100'000;
 constexpr double kNearSmallest = 1.01;           // the last percent often costs the most
 
-void Measure(const StepProgram& program, int64_t limit_bytes, RematPlan* plan) {
+void Measure(const StepProgram& program, int64_t limit_bytes, ModulePlan* plan) {
   plan->limit_bytes = limit_bytes;
   plan->peak_bytes = ComputeLiveness(program, plan->schedule).peak_bytes;
   plan->cost_s = CountRecompute(program, plan->schedule).cost_s;
 }
 
-std::vector<RematPlan> OwnPlans(const RematTask& task, bool is_large) {
+std::vector<ModulePlan> OwnPlans(const RematTask& task, bool is_large) {
   const StepProgram& program = task.hlo.program;
   const Schedule order = task.order.empty() ? ScheduleForMemory(program) : Schedule(task.order.begin(), task.order.end());
   const double time_limit_s = task.time_limit_s / 3;
-  std::vector<RematPlan> plans;
+  std::vector<ModulePlan> plans;
   if (!is_large) {
     const PeakOptions options = {.max_trials = kMaxTrials, .time_limit_s = time_limit_s};
     plans.push_back({PlanPeak(program, order, task.limit_bytes, options).schedule, order, "peak"});
@@ -43,9 +43,9 @@ std::vector<RematPlan> OwnPlans(const RematTask& task, bool is_large) {
 
 }  // namespace
 
-std::vector<RematPlan> RematPlanners::Plan(const RematTask& task, std::string* fault) const {
-  std::vector<RematPlan> plans;
-  for (RematPlan& plan : given ? std::vector<RematPlan>{given(task)} : OwnPlans(task, is_large)) {
+std::vector<ModulePlan> RematPlanners::Plan(const RematTask& task, std::string* fault) const {
+  std::vector<ModulePlan> plans;
+  for (ModulePlan& plan : given ? std::vector<ModulePlan>{given(task)} : OwnPlans(task, is_large)) {
     std::string wrong = CheckSchedule(task.hlo.program, plan.schedule);
     if (wrong.empty() && !plan.order.empty()) wrong = CheckSchedule(task.hlo.program, plan.order);
     if (!wrong.empty()) {
@@ -55,24 +55,24 @@ std::vector<RematPlan> RematPlanners::Plan(const RematTask& task, std::string* f
     Measure(task.hlo.program, task.limit_bytes, &plan);
     plans.push_back(std::move(plan));
   }
-  std::ranges::stable_sort(plans, {}, &RematPlan::Rank);
+  std::ranges::stable_sort(plans, {}, &ModulePlan::Rank);
   return plans;
 }
 
-RematPlan PlanQuickly(const RematTask& task) {
+ModulePlan PlanQuickly(const RematTask& task) {
   const StepProgram& program = task.hlo.program;
-  RematPlan plan;
+  ModulePlan plan;
   plan.order = task.order.empty() ? ScheduleForMemory(program) : Schedule(task.order.begin(), task.order.end());
   plan.planner = "peak";
   const auto planned = [&](int64_t limit_bytes) {
-    RematPlan made = plan;
+    ModulePlan made = plan;
     made.schedule = PlanPeak(program, plan.order, limit_bytes, {.time_limit_s = task.time_limit_s}).schedule;
     Measure(program, limit_bytes, &made);
     return made;
   };
   plan = planned(task.limit_bytes);
   if (plan.fits()) return plan;
-  RematPlan near = planned(static_cast<int64_t>(kNearSmallest * static_cast<double>(plan.peak_bytes)));
+  ModulePlan near = planned(static_cast<int64_t>(kNearSmallest * static_cast<double>(plan.peak_bytes)));
   return near.fits() ? near : plan;
 }
 

@@ -22,7 +22,7 @@ struct RematTask {
   double time_limit_s = 10;
 };
 
-struct RematPlan {
+struct ModulePlan {
   Schedule schedule = {};             // repeats are recomputes
   Schedule order = {};                // without repeats, that it was made from
   std::string planner = "";           // that made it
@@ -36,7 +36,7 @@ struct RematPlan {
 };
 
 // Fills in schedule, order and planner: a schedule within the limit, or near it.
-using RematPlanner = std::function<RematPlan(const RematTask& task)>;
+using RematPlanner = std::function<ModulePlan(const RematTask& task)>;
 
 struct RematPlanners {
   // Null for the core's own: from each order the peak planner's plan, Coop's polished by the peak planner, whose victims
@@ -46,10 +46,10 @@ struct RematPlanners {
   bool is_large = false;              // of the core's own the segment planner alone
 
   // The valid plans, the best first; `fault` says what is wrong with others.
-  std::vector<RematPlan> Plan(const RematTask& task, std::string* fault) const;
+  std::vector<ModulePlan> Plan(const RematTask& task, std::string* fault) const;
 };
 
 // By the peak planner alone; where the limit is out of reach, the cheap one of two near the smallest peak.
-RematPlan PlanQuickly(const RematTask& task);
+ModulePlan PlanQuickly(const RematTask& task);
 
 }  // namespace coopjax

@@ -25,7 +25,7 @@ RematPlanner PlannerOf(const nb::object& planner) {
     const nb::gil_scoped_acquire acquire;
     const nb::object order = task.order.empty() ? nb::none() : ToNumpy(Schedule(task.order.begin(), task.order.end()));
     const nb::object found = planner(ProgramFields(task.hlo), order, task.planner, task.limit_bytes, task.time_limit_s);
-    RematPlan plan;
+    ModulePlan plan;
     plan.schedule = ToVector<OpId>(nb::cast<Array<int32_t>>(found[0]));
     plan.order = ToVector<OpId>(nb::cast<Array<int32_t>>(found[1]));
     plan.planner = nb::cast<std::string>(found[2]);
