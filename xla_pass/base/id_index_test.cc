@@ -7,9 +7,9 @@
 namespace coopjax {
 namespace {
 
-TEST(an_empty_index_finds_nothing) { EXPECT_EQ(IdIndex().Find(0), -1); }
+TEST(AnEmptyIndexFindsNothing) { EXPECT_EQ(IdIndex().Find(0), -1); }
 
-TEST(an_id_has_one_index) {
+TEST(AnIdHasOneIndex) {
   IdIndex index;
   EXPECT_TRUE(index.Add(7, 0));
   EXPECT_TRUE(!index.Add(7, 1));
@@ -18,7 +18,7 @@ TEST(an_id_has_one_index) {
 }
 
 // Ids as XLA makes them, ids that only differ in their highest bits, and negative ones.
-TEST(it_is_a_map) {
+TEST(ItIsAMap) {
   IdIndex index;
   std::unordered_map<int64_t, int32_t> map;
   for (int64_t k = 0; k < 3000; ++k) {

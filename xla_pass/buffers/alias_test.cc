@@ -1,7 +1,6 @@
 #include "buffers/alias.h"
 
 #include "hlo/graph_check.h"
-#include "buffers/phi.h"
 #include "testing/expect.h"
 #include "testing/hlo_builder.h"
 
@@ -172,29 +171,6 @@ TEST(WhoMayTakeOverADyingOperand) {
   EXPECT_TRUE(!can_share(constant, product));
   EXPECT_TRUE(!can_share(product, flipped));  // not elementwise
   EXPECT_TRUE(!can_share(flipped, flat));     // other shape
-}
-
-TEST(PhisThatOneValueReachesAreThatValue) {
-  // 3 = phi(0, 3), 4 = phi(3, 5), 5 = phi(4, 0): all are 0. 6 = phi(1, 6), 7 = phi(1, 2): 7 stays.
-  const std::vector<uint8_t> is_phi = {0, 0, 0, 1, 1, 1, 1, 1};
-  const std::vector<std::vector<int32_t>> inputs = {{}, {}, {}, {0, 3}, {3, 5}, {0, 4}, {1, 6}, {1, 2}};
-  const std::vector<int32_t> expected = {0, 1, 2, 0, 0, 0, 1, 7};
-  EXPECT_TRUE(SimplifyPhis(is_phi, inputs) == expected);
-}
-
-TEST(MalformedModulesAreNamed) {
-  HloBuilder b;
-  b.Begin("main");
-  const int64_t p = b.Parameter(0, TupleOf({F32({4})}));
-  b.Add("get-tuple-element", F32({4}), {p});
-  b.last().tuple_index = 1;
-  EXPECT_EQ(CheckHloGraph(HloGraph(b.Finish())), "'get-tuple-element.1' is not a well-formed get-tuple-element");
-  HloBuilder c;
-  const int64_t body = c.Begin("body");
-  c.Parameter(0, F32({4}));
-  c.Begin("main");
-  c.Add("while", F32({4}), {c.Parameter(0, F32({4}))}, {body});
-  EXPECT_EQ(CheckHloGraph(HloGraph(c.Finish())), "'while.2' is not a well-formed while");
 }
 
 }  // namespace

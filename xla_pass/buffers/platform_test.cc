@@ -24,14 +24,14 @@ HloPlatform PlatformOfNegate(const Shape& shape, const char* raw) {
   return PlatformOf(b.Finish());
 }
 
-TEST(a_module_shows_what_it_was_compiled_for) {
+TEST(AModuleShowsWhatItWasCompiledFor) {
   EXPECT_TRUE(PlatformOfNegate(F32({8}), "") == HloPlatform::kCpu);
   EXPECT_TRUE(PlatformOfNegate(F32({8}), R"({"operation_queue_id":"0"})") == HloPlatform::kGpu);
   EXPECT_TRUE(PlatformOfNegate(Tiled(F32({8, 128})), "") == HloPlatform::kTpu);
   EXPECT_TRUE(PlatformOfNegate(TupleOf({F32({}), Tiled(F32({8, 128}))}), "") == HloPlatform::kTpu);
 }
 
-TEST(values_elsewhere_take_nothing_and_tpu_rounds_up) {
+TEST(ValuesElsewhereTakeNothingAndTpuRoundsUp) {
   const HeapRules cpu = RulesFor(HloPlatform::kCpu), gpu = RulesFor(HloPlatform::kGpu), tpu = RulesFor(HloPlatform::kTpu);
   EXPECT_EQ(cpu.Bytes(TupleOf({F32({}), F32({})})), 16);
   EXPECT_EQ(tpu.Bytes(TupleOf({F32({}), F32({})})), 512);

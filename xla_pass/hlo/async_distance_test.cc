@@ -50,7 +50,7 @@ std::string Fault(const std::string& before, const std::string& after) {
   return CheckAsyncDistance(*first, *second);
 }
 
-TEST(what_is_between_stays_between) {
+TEST(WhatIsBetweenStaysBetween) {
   EXPECT_EQ(Fault("sabdc", "sabdc"), "");
   EXPECT_EQ(Fault("sabdc", "sbadc"), "");
   EXPECT_EQ(Fault("sabdc", "csabd"), "");
@@ -60,7 +60,7 @@ TEST(what_is_between_stays_between) {
   EXPECT_EQ(Fault("asdbc", "asbdc"), "");
 }
 
-TEST(a_done_finds_its_start) {
+TEST(ADoneFindsItsStart) {
   std::string error;
   const auto module = ParseHloModule(Module("sabdc"), &error);
   for (const Instruction& instruction : module->instructions) {

@@ -17,7 +17,7 @@ std::string VarintField(uint32_t number, uint64_t value) {
   return out;
 }
 
-TEST(source_lines_come_from_the_stack_frames) {
+TEST(SourceLinesComeFromTheStackFrames) {
   std::string metadata, field, location, frame, frames;
   AppendBytesField(2, "jit(f)/tanh", &metadata);
   AppendVarintField(15, 1, &metadata);

@@ -51,7 +51,7 @@ std::string Sample() {
   return builder.Build();
 }
 
-TEST(fields_are_parsed) {
+TEST(FieldsAreParsed) {
   std::string error;
   const auto module = ParseHloModule(Sample(), &error);
   EXPECT_EQ(error, "");
@@ -73,7 +73,7 @@ TEST(fields_are_parsed) {
   EXPECT_TRUE(module->input_output_aliases[0].output_index == std::vector<int64_t>{0});
 }
 
-TEST(emitting_everything_anew_changes_nothing) {
+TEST(EmittingEverythingAnewChangesNothing) {
   std::string error;
   const auto module = ParseHloModule(Sample(), &error);
   EXPECT_TRUE(EmitHloModule(*module, {}) == module->bytes);
@@ -91,7 +91,7 @@ TEST(emitting_everything_anew_changes_nothing) {
   EXPECT_TRUE(EmitHloModule(*module, edits) == module->bytes);
 }
 
-TEST(a_cloned_computation_keeps_unknown_fields) {
+TEST(AClonedComputationKeepsUnknownFields) {
   std::string error;
   const auto module = ParseHloModule(Sample(), &error);
   ComputationEdit clone;
@@ -116,7 +116,7 @@ TEST(a_cloned_computation_keeps_unknown_fields) {
   EXPECT_EQ(after->computations[1].sequence.size(), 1u);
 }
 
-TEST(malformed_modules_are_refused_with_a_reason) {
+TEST(MalformedModulesAreRefusedWithAReason) {
   EXPECT_EQ(Fault(""), "the module has no schedule");
   EXPECT_EQ(Fault("\x0a\x05"), "the bytes are not a protobuf message");
   EXPECT_EQ(Fault(VarintField(6, 3) + std::string("\x3a\x00", 2)), "the module has no entry computation");
@@ -137,7 +137,7 @@ TEST(malformed_modules_are_refused_with_a_reason) {
   EXPECT_EQ(Fault(unscheduled.Build()), "the entry computation is not in the schedule");
 }
 
-TEST(an_empty_sequence_schedules_nothing) {
+TEST(AnEmptySequenceSchedulesNothing) {
   const auto build = [](bool is_fusion) {
     HloProtoBuilder builder;
     builder.ListUnscheduled();
@@ -169,7 +169,7 @@ std::string WithSequence(const std::vector<int64_t>& sequence) {
   return EmitHloModule(*module, {edit});
 }
 
-TEST(bad_sequences_are_refused_with_a_reason) {
+TEST(BadSequencesAreRefusedWithAReason) {
   const int64_t a = int64_t{1} << 32, b = a + 1;
   EXPECT_EQ(Fault(WithSequence({a, b})), "");
   EXPECT_EQ(Fault(WithSequence({b, a})), "the schedule of 'main' has 'negate.2' before 'iota.1'");
@@ -178,7 +178,7 @@ TEST(bad_sequences_are_refused_with_a_reason) {
   EXPECT_EQ(Fault(WithSequence({a, b, 5})), "the schedule of 'main' names instruction 5, which is not in it");
 }
 
-TEST(truncated_and_flipped_bytes_never_crash) {
+TEST(TruncatedAndFlippedBytesNeverCrash) {
   const std::string bytes = Sample();
   for (size_t size = 0; size < bytes.size(); ++size) Fault(bytes.substr(0, size));
   for (size_t at = 0; at < bytes.size(); ++at) {

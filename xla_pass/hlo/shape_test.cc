@@ -32,7 +32,7 @@ std::string VarintField(uint32_t number, uint64_t value) {
   return out;
 }
 
-TEST(sizes_of_plain_shapes) {
+TEST(SizesOfPlainShapes) {
   EXPECT_EQ(Bytes(F32({})), 4);
   EXPECT_EQ(Bytes(F32({3, 5})), 60);
   EXPECT_EQ(Bytes(F32({3, 0, 5})), 0);
@@ -43,7 +43,7 @@ TEST(sizes_of_plain_shapes) {
   EXPECT_EQ(Bytes(VarintField(2, 17)), 0);                               // token
 }
 
-TEST(sizes_with_layouts) {
+TEST(SizesWithLayouts) {
   EXPECT_EQ(Bytes(ArrayShape(21, {7})), 7);                              // s4, a byte each
   EXPECT_EQ(Bytes(ArrayShape(21, {7}, VarintField(7, 4))), 4);           // s4, packed: ceil(7 / 2)
   EXPECT_EQ(Bytes(ArrayShape(11, {10, 100}, Tile({8, 128}))), 16 * 128 * 4);
@@ -56,13 +56,13 @@ TEST(sizes_with_layouts) {
   EXPECT_EQ(Bytes(ArrayShape(11, {10}, VarintField(16, 8))), 16 * 4);    // tail padded to a multiple of 8
 }
 
-TEST(dynamic_dimensions_add_their_sizes) {
+TEST(DynamicDimensionsAddTheirSizes) {
   std::string shape = F32({3, 5});
   AppendBytesField(6, std::string("\0\1", 2), &shape);
   EXPECT_EQ(Bytes(shape), 60 + 2 * 4);
 }
 
-TEST(shapes_that_make_no_sense) {
+TEST(ShapesThatMakeNoSense) {
   EXPECT_EQ(Bytes(ArrayShape(99, {2})), -1);                             // unknown element type
   EXPECT_EQ(Bytes(F32({-1})), -1);
   EXPECT_EQ(Bytes(F32({int64_t{1} << 40, int64_t{1} << 40})), -1);       // 2^82 bytes

@@ -16,7 +16,7 @@ bool Parses(const std::string& message) {
   return reader.ok();
 }
 
-TEST(varints_round_trip_at_every_length) {
+TEST(VarintsRoundTripAtEveryLength) {
   const std::vector<uint64_t> values = {0, 1, 127, 128, 16383, 16384, uint64_t{1} << 32, uint64_t{1} << 63, UINT64_MAX};
   for (const uint64_t value : values) {
     std::string message;
@@ -31,7 +31,7 @@ TEST(varints_round_trip_at_every_length) {
   }
 }
 
-TEST(fields_of_every_type_are_read_in_order) {
+TEST(FieldsOfEveryTypeAreReadInOrder) {
   // 1: fixed64 = 2, 2: fixed32 = 3, 3: bytes "ab".
   const std::string message("\x09\x02\0\0\0\0\0\0\0\x15\x03\0\0\0\x1a\x02" "ab", 18);
   WireReader reader(message);
@@ -42,7 +42,7 @@ TEST(fields_of_every_type_are_read_in_order) {
   EXPECT_TRUE(!reader.Next(&field) && reader.ok());
 }
 
-TEST(garbage_ends_the_iteration) {
+TEST(GarbageEndsTheIteration) {
   EXPECT_TRUE(Parses(""));
   EXPECT_TRUE(!Parses("\x08"));                                                   // a tag and nothing behind it
   EXPECT_TRUE(!Parses("\x08\x80"));                                               // half a varint
@@ -55,7 +55,7 @@ TEST(garbage_ends_the_iteration) {
   EXPECT_TRUE(!Parses("\x08\x80\x80\x80\x80\x80\x80\x80\x80\x80\x80\x01"));       // a varint of eleven bytes
 }
 
-TEST(repeated_integers_packed_or_not) {
+TEST(RepeatedIntegersPackedOrNot) {
   const std::vector<int64_t> values = {0, 1, -1, 300, INT64_MIN};
   std::string packed, unpacked;
   AppendPackedField(36, values, &packed);

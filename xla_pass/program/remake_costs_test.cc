@@ -48,7 +48,7 @@ double ObviousSeconds(const StepProgram& program, const Schedule& order, ValueId
   return seconds;
 }
 
-TEST(ancestors_that_are_gone_count_once) {
+TEST(AncestorsThatAreGoneCountOnce) {
   // a -> b -> c, d; (c, d) -> e; e and a are read at the end.
   ProgramBuilder builder;
   const ValueId p = builder.Given(8);
@@ -73,7 +73,7 @@ TEST(ancestors_that_are_gone_count_once) {
   EXPECT_TRUE(ExpensiveOps(program, costs) == (std::vector<uint8_t>{0, 0, 1, 1, 1, 1}));
 }
 
-TEST(it_is_the_definition) {
+TEST(ItIsTheDefinition) {
   for (uint32_t seed = 0; seed < 300; ++seed) {
     const StepProgram program = testing::RandomProgram(seed, 5 + seed % 40);
     const RemakeCosts costs = ComputeRemakeCosts(program, program.schedule);
@@ -85,7 +85,7 @@ TEST(it_is_the_definition) {
   }
 }
 
-TEST(longer_chains_are_endless) {
+TEST(LongerChainsAreEndless) {
   for (const int32_t length : {kLongestChain, kLongestChain + 1}) {
     ProgramBuilder builder;
     ValueId v = builder.Given(8);

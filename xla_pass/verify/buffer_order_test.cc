@@ -29,12 +29,12 @@ std::string Donation(bool reads_late) {
   return CheckBufferOrder(b.Finish());
 }
 
-TEST(a_donated_parameter_is_read_before_its_output_is_written) {
+TEST(ADonatedParameterIsReadBeforeItsOutputIsWritten) {
   EXPECT_EQ(Donation(false), "");
   EXPECT_EQ(Donation(true), "'negate.2' reads 'parameter.0' after 'add.1' has overwritten its buffer");
 }
 
-TEST(a_parameter_that_is_not_donated_may_be_read_at_any_time) {
+TEST(AParameterThatIsNotDonatedMayBeReadAtAnyTime) {
   HloBuilder b;
   b.Begin("main");
   const int64_t p = b.Parameter(0, kArray);
@@ -43,7 +43,7 @@ TEST(a_parameter_that_is_not_donated_may_be_read_at_any_time) {
   EXPECT_EQ(CheckBufferOrder(b.Finish()), "");
 }
 
-TEST(a_parameter_that_is_returned_as_it_came_must_not_be_overwritten) {
+TEST(AParameterThatIsReturnedAsItCameMustNotBeOverwritten) {
   HloBuilder b;
   b.Begin("main");
   const int64_t p = b.Parameter(0, kArray);
@@ -69,7 +69,7 @@ std::string InPlace(const std::string& update, bool reads_late, bool through_tup
   return CheckBufferOrder(b.Finish());
 }
 
-TEST(in_place_updates_come_after_all_readers) {
+TEST(InPlaceUpdatesComeAfterAllReaders) {
   for (const std::string update : {"dynamic-update-slice", "scatter", "set-dimension-size"}) {
     for (const bool through_tuple : {false, true}) {
       EXPECT_EQ(InPlace(update, false, through_tuple), "");
@@ -103,7 +103,7 @@ std::string InPlaceFusion(bool reads_late, bool is_annotated) {
   return CheckBufferOrder(b.Finish());
 }
 
-TEST(fusions_update_in_place_too) {
+TEST(FusionsUpdateInPlaceToo) {
   for (const bool is_annotated : {false, true}) {
     EXPECT_EQ(InPlaceFusion(false, is_annotated), "");
     EXPECT_TRUE(InPlaceFusion(true, is_annotated).ends_with("has overwritten its buffer"));
@@ -129,7 +129,7 @@ std::string Loop(int64_t element_read_late) {
   return CheckBufferOrder(b.Finish());
 }
 
-TEST(a_loop_overwrites_what_it_changes_and_nothing_else) {
+TEST(ALoopOverwritesWhatItChangesAndNothingElse) {
   EXPECT_EQ(Loop(1), "");
   EXPECT_EQ(Loop(0), "'negate.12' reads 'negate.8' after 'while.11' has overwritten its buffer");
 }
@@ -170,23 +170,23 @@ std::string Conditional(bool is_changed) {
   return CheckBufferOrder(b.Finish());
 }
 
-TEST(a_conditional_overwrites_what_a_branch_changes) {
+TEST(AConditionalOverwritesWhatABranchChanges) {
   EXPECT_EQ(Conditional(false), "");
   EXPECT_EQ(Conditional(true), "'negate.6' reads 'iota.4' after 'conditional.5' has overwritten its buffer");
 }
 
-TEST(a_body_reads_its_state_before_it_overwrites_it) {
+TEST(ABodyReadsItsStateBeforeItOverwritesIt) {
   EXPECT_EQ(Body(false, "is-finite"), "");
   EXPECT_EQ(Body(true, "is-finite"), "'negate.4' reads 'parameter.0' after 'add.3' has overwritten its buffer");
 }
 
-TEST(a_condition_leaves_the_state_to_the_body) {
+TEST(AConditionLeavesTheStateToTheBody) {
   EXPECT_EQ(Body(false, "dynamic-update-slice"),
             "'while.15' reads 'parameter.7' after 'dynamic-update-slice.9' has overwritten its buffer");
 }
 
 // A call that updates its operand inside, and returns something else.
-TEST(a_call_may_overwrite_its_operand) {
+TEST(ACallMayOverwriteItsOperand) {
   for (const bool reads_late : {false, true}) {
     HloBuilder b;
     const int64_t callee = b.Begin("callee");
@@ -202,7 +202,7 @@ TEST(a_call_may_overwrite_its_operand) {
   }
 }
 
-TEST(an_asynchronous_copy_reads_until_it_is_done) {
+TEST(AnAsynchronousCopyReadsUntilItIsDone) {
   for (const bool is_overwritten : {false, true}) {
     HloBuilder b;
     b.Begin("main");
@@ -219,7 +219,7 @@ TEST(an_asynchronous_copy_reads_until_it_is_done) {
 }
 
 // The start updates its operand in place; the operand stays in its result, and nobody may write there until the done.
-TEST(an_asynchronous_start_may_overwrite_its_operand) {
+TEST(AnAsynchronousStartMayOverwriteItsOperand) {
   for (const bool is_overwritten : {false, true}) {
     HloBuilder b;
     const int64_t callee = b.Begin("callee");
@@ -234,7 +234,7 @@ TEST(an_asynchronous_start_may_overwrite_its_operand) {
   }
 }
 
-TEST(what_cannot_be_resolved_is_a_fault) {
+TEST(WhatCannotBeResolvedIsAFault) {
   HloBuilder unknown_output;
   unknown_output.Begin("main");
   unknown_output.Parameter(0, kArray);

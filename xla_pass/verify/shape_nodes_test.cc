@@ -12,7 +12,7 @@ using testing::F32;
 using testing::HloBuilder;
 using testing::TupleOf;
 
-TEST(nodes_are_numbered_in_pre_order) {
+TEST(NodesAreNumberedInPreOrder) {
   HloBuilder b;
   b.Begin("main");
   const int64_t second = b.Parameter(1, F32({4}));
@@ -36,7 +36,7 @@ TEST(nodes_are_numbered_in_pre_order) {
   EXPECT_EQ(nodes.OperandNode(2, 2, 0), kNoNode);
 }
 
-TEST(parameters_are_found_by_number) {
+TEST(ParametersAreFoundByNumber) {
   HloBuilder b;
   b.Begin("main");
   b.Parameter(1, F32({4}));

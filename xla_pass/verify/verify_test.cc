@@ -59,13 +59,13 @@ std::string Verdict(const Schedule& schedule) {
   return VerifyBytes(*before, result.bytes);
 }
 
-TEST(what_the_transformation_makes_is_accepted) {
+TEST(WhatTheTransformationMakesIsAccepted) {
   EXPECT_EQ(Verdict({0, 1, 2, 3}), "");
   EXPECT_EQ(Verdict({1, 2, 0, 3}), "");
   EXPECT_EQ(Verdict({0, 0, 1, 1, 1, 0, 2, 0, 3}), "");
 }
 
-TEST(a_clone_that_reads_an_overwritten_parameter_is_refused) {
+TEST(ACloneThatReadsAnOverwrittenParameterIsRefused) {
   // s reads p, u overwrites it.
   EXPECT_EQ(Verdict({0, 1, 1, 2, 3}), "");
   EXPECT_EQ(Verdict({0, 1, 2, 1, 3}),
@@ -102,11 +102,11 @@ InstructionEdit& Named(std::vector<InstructionEdit>& edits, const std::string& n
   return *std::ranges::find_if(edits, [&](const InstructionEdit& edit) { return edit.name == name; });
 }
 
-TEST(an_untouched_module_passes) {
+TEST(AnUntouchedModulePasses) {
   EXPECT_EQ(Mutated({0, 1, 2, 3}, [](auto&, auto&, auto&) {}), "");
 }
 
-TEST(swapped_operands_are_refused) {
+TEST(SwappedOperandsAreRefused) {
   EXPECT_EQ(Mutated({0, 1, 2, 3}, [](auto&, auto& edits, auto&) {
     std::ranges::reverse(Named(edits, "subtract.11").operand_ids);
   }),
@@ -121,7 +121,7 @@ TEST(swapped_operands_are_refused) {
             "'subtract.11' has other operands");
 }
 
-TEST(changed_fields_are_refused) {
+TEST(ChangedFieldsAreRefused) {
   EXPECT_EQ(Mutated({0, 1, 2, 3}, [](auto& module, auto& edits, auto& computation) {
     for (size_t k = 0; k < edits.size(); ++k) {
       const Instruction& old = module.instructions[module.entry_computation().instructions[k]];
@@ -131,7 +131,7 @@ TEST(changed_fields_are_refused) {
   }), "'exponential.9' differs from 'exponential.9'");
 }
 
-TEST(a_clone_must_be_of_what_it_says) {
+TEST(ACloneMustBeOfWhatItSays) {
   const auto renamed = [](const Schedule& schedule, const std::string& name) {
     return Mutated(schedule, [&](auto&, auto& edits, auto&) { Named(edits, "exponential.9.coop_remat1").name = name; });
   };
@@ -143,13 +143,13 @@ TEST(a_clone_must_be_of_what_it_says) {
   EXPECT_EQ(renamed({0, 0, 0, 1, 2, 3}, "exponential.9.coop_remat2"), "the name 'exponential.9.coop_remat2' is taken");
 }
 
-TEST(a_clone_must_have_a_computation_of_its_own) {
+TEST(ACloneMustHaveAComputationOfItsOwn) {
   EXPECT_EQ(Mutated({0, 1, 1, 2, 3}, [](auto&, auto& edits, auto&) {
     Named(edits, "fusion.10.coop_remat1").called_computation_ids = Named(edits, "fusion.10").called_computation_ids;
   }), "computation 'fused' has the wrong number of callers");
 }
 
-TEST(a_missing_instruction_is_refused) {
+TEST(AMissingInstructionIsRefused) {
   EXPECT_EQ(Mutated({0, 1, 2, 3}, [](auto&, auto&, auto& computation) { computation.sequence.pop_back(); }),
             "the schedule of 'main' lacks 'tuple.13'");
   EXPECT_EQ(Mutated({0, 1, 2, 3}, [](auto& module, auto& edits, auto& computation) {
@@ -162,13 +162,13 @@ TEST(a_missing_instruction_is_refused) {
   }), "operand 0 of 'add.12' is not what 'add.12' reads");
 }
 
-TEST(ids_occur_once) {
+TEST(IdsOccurOnce) {
   EXPECT_EQ(Mutated({0, 0, 1, 2, 3}, [](auto&, auto& edits, auto&) {
     Named(edits, "exponential.9.coop_remat1").id = Named(edits, "exponential.9").id;
   }), "instruction id " + std::to_string(Step().e) + " occurs twice");
 }
 
-TEST(the_root_and_the_control_predecessors_stay) {
+TEST(TheRootAndTheControlPredecessorsStay) {
   EXPECT_EQ(Mutated({0, 1, 2, 3}, [](auto&, auto& edits, auto& computation) {
     computation.new_root_id = Named(edits, "add.12").id;
   }), "the root changed");
@@ -177,7 +177,7 @@ TEST(the_root_and_the_control_predecessors_stay) {
   }), "'subtract.11' changed");
 }
 
-TEST(nothing_else_in_the_module_changes) {
+TEST(NothingElseInTheModuleChanges) {
   const Step step;
   const auto before = Parsed(step.Build());
   Step renamed;
@@ -199,7 +199,7 @@ std::string Twice(const std::string& opcode, const std::string& fields = "") {
   return VerifyBytes(*before, ApplySchedule(*before, {op, end}, {0, 0, 1}).bytes);
 }
 
-TEST(what_must_not_run_twice) {
+TEST(WhatMustNotRunTwice) {
   for (const std::string opcode : {"select", "dot", "copy", "dynamic-slice", "reduce-window", "sort", "clamp"}) {
     EXPECT_EQ(Twice(opcode), "");
   }
@@ -227,7 +227,7 @@ std::string FusionTwice(const std::string& inner, const std::string& root) {
   return VerifyBytes(*before, ApplySchedule(*before, {op, end}, {0, 0, 1}).bytes);
 }
 
-TEST(fusions_that_must_not_run_twice) {
+TEST(FusionsThatMustNotRunTwice) {
   EXPECT_EQ(FusionTwice("select", "negate"), "");
   EXPECT_EQ(FusionTwice("dynamic-update-slice", "negate"), "");  // the update is the fusion's own affair
   EXPECT_TRUE(FusionTwice("dynamic-update-slice", "bitcast").ends_with("must not run twice"));
@@ -236,7 +236,7 @@ TEST(fusions_that_must_not_run_twice) {
   EXPECT_TRUE(FusionTwice("rng", "negate").ends_with("must not run twice"));
 }
 
-TEST(effects_keep_their_order) {
+TEST(EffectsKeepTheirOrder) {
   for (const std::string opcode : {"all-reduce", "rng-get-and-update-state", "negate", "rng-bit-generator"}) {
     HloProtoBuilder builder;
     builder.Begin("main");
@@ -250,7 +250,7 @@ TEST(effects_keep_their_order) {
   }
 }
 
-TEST(clones_precede_control_successors) {
+TEST(ClonesPrecedeControlSuccessors) {
   HloProtoBuilder builder;
   builder.Begin("main");
   const int64_t p = builder.Parameter(0, F32({4}));
@@ -265,7 +265,7 @@ TEST(clones_precede_control_successors) {
   EXPECT_EQ(verdict({0, 1, 0, 2}), "'negate.2.coop_remat1' runs after a control successor of its original");
 }
 
-TEST(garbage_is_refused) {
+TEST(GarbageIsRefused) {
   const Step step;
   const auto before = Parsed(step.Build());
   const std::string after = ApplySchedule(*before, step.ops, {0, 1, 1, 0, 2, 0, 3}).bytes;

@@ -25,7 +25,7 @@ struct Pair {
 
 // Whichever of a and b comes first runs next to 10 bytes of the other: 10 + 3 + 10. Alone, neither needs more than
 // 10 + 3, and what makes u and v 20.
-TEST(the_first_of_two_holds_what_the_other_reads) {
+TEST(TheFirstOfTwoHoldsWhatTheOtherReads) {
   Pair pair;
   pair.Add(pair.v);
   EXPECT_EQ(ComputeLowerBound(pair.builder.program()).bytes, 20);
@@ -34,21 +34,21 @@ TEST(the_first_of_two_holds_what_the_other_reads) {
 
 // b reads a narrow copy (4 bytes) of v: next to it, a takes 10 + 3 + 4, but while it was made u and v were there, 10 + 4
 // + 10. Made after a, it holds v next to a: 10 + 3 + 10.
-TEST(what_can_be_made_again_is_held_or_what_it_is_made_from) {
+TEST(WhatCanBeMadeAgainIsHeldOrWhatItIsMadeFrom) {
   Pair pair;
   pair.Add(pair.builder.Op({.inputs = {pair.v}, .output_bytes = {4}}));
   EXPECT_EQ(pair.Bytes(), 23);
 }
 
 // The same with a before the copy by control: of a and the copy only a can come first.
-TEST(what_must_come_first_is_no_pair) {
+TEST(WhatMustComeFirstIsNoPair) {
   Pair pair;
   pair.builder.Op({.inputs = {pair.u}, .output_bytes = {1}, .kind = ValueKind::kOutput, .workspace_bytes = 5});
   pair.builder.Op({.inputs = {pair.v}, .output_bytes = {1}, .kind = ValueKind::kOutput, .control = {1}});
   EXPECT_EQ(pair.Bytes(), 10 + 5 + 10);
 }
 
-TEST(never_less_than_the_plain_bound_nor_more_than_a_peak) {
+TEST(NeverLessThanThePlainBoundNorMoreThanAPeak) {
   int32_t num_higher = 0;
   for (uint32_t seed = 0; seed < 300; ++seed) {
     const StepProgram program = testing::RandomProgram(seed, 4 + seed % 40);

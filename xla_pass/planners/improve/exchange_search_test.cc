@@ -1,9 +1,5 @@
 #include "planners/improve/exchange_search.h"
 
-#include <algorithm>
-#include <random>
-
-#include "planners/improve/exchange_knapsack.h"
 #include "program/liveness.h"
 #include "planners/peak/planner.h"
 #include "testing/program_builder.h"
@@ -11,46 +7,6 @@
 
 namespace coopjax {
 namespace {
-
-// All sets, one by one.
-double MostGain(const std::vector<ExchangeItem>& items, const std::vector<double>& room) {
-  double best = 0;
-  for (uint32_t set = 0; set < 1u << items.size(); ++set) {
-    double gain = 0;
-    bool is_allowed = true;
-    std::vector<double> left = room;
-    for (size_t i = 0; i < items.size(); ++i) {
-      if (!(set >> i & 1)) continue;
-      gain += items[i].gain_s;
-      for (size_t k = 0; k < room.size(); ++k) left[k] -= items[i].bytes[k];
-      for (int32_t other : items[i].conflicts) is_allowed &= !(set >> other & 1);
-    }
-    for (double bytes : left) is_allowed &= bytes >= 0;
-    if (is_allowed) best = std::max(best, gain);
-  }
-  return best;
-}
-
-TEST(KnapsackFindsTheBestOfAllSets) {
-  std::mt19937_64 random(3);
-  for (int round = 0; round < 60; ++round) {
-    std::vector<ExchangeItem> items(10);
-    for (ExchangeItem& item : items) {
-      const int sign = random() % 2 ? 1 : -1;
-      item.gain_s = sign * static_cast<double>(1 + random() % 6);
-      for (int k = 0; k < 3; ++k) item.bytes.push_back(sign * static_cast<double>(random() % 5));
-    }
-    for (int i = 0; i < 4; ++i) {
-      const int32_t a = random() % 10, b = random() % 10;
-      if (a == b) continue;
-      items[a].conflicts.push_back(b);
-      items[b].conflicts.push_back(a);
-    }
-    const std::vector<double> room = {1, 0, 2};
-    EXPECT_EQ(ChooseExchange(items, room, 20000, &random).gain_s, MostGain(items, room));
-  }
-  EXPECT_TRUE(ChooseExchange({}, {}, 100, &random).items.empty());
-}
 
 // `small` values of 10 bytes that take 2 s each, and one of 30 bytes that takes 5 s, are read at the end. Two ops of
 // 10 bytes lie between.

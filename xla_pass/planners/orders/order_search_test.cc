@@ -14,7 +14,7 @@ std::vector<RankedOrder> Search(const StepProgram& program, const OrderJudge& ju
                       {.max_searched_ops = max_searched_ops});
 }
 
-TEST(orders_are_valid_and_never_worse) {
+TEST(OrdersAreValidAndNeverWorse) {
   for (uint32_t seed = 0; seed < 200; ++seed) {
     const StepProgram program = testing::RandomProgram(seed, 5 + seed % 40);
     const OrderJudge judge = [&](const Schedule& order) { return ComputeLiveness(program, order).peak_bytes; };
@@ -44,7 +44,7 @@ StepProgram TwoBranches() {
   return builder.program();
 }
 
-TEST(the_judge_decides) {
+TEST(TheJudgeDecides) {
   const StepProgram program = TwoBranches();
   const OrderJudge peak = [&](const Schedule& order) { return ComputeLiveness(program, order).peak_bytes; };
   EXPECT_EQ(Search(program, peak).front().judged_bytes, 12);

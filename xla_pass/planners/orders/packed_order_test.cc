@@ -43,7 +43,7 @@ int64_t SmallestHeap(const StepProgram& program, const Csr& before, Schedule* or
   return smallest_bytes;
 }
 
-TEST(the_smallest_heap_of_all_orders_is_found) {
+TEST(TheSmallestHeapOfAllOrdersIsFound) {
   int32_t num_smaller = 0, num_smallest = 0;
   for (uint32_t seed = 0; seed < 60; ++seed) {
     const StepProgram program = testing::RandomProgram(seed, 8);
@@ -62,7 +62,7 @@ TEST(the_smallest_heap_of_all_orders_is_found) {
   EXPECT_EQ(num_smallest, num_smaller);
 }
 
-TEST(longer_programs_lose_fewer_bytes) {
+TEST(LongerProgramsLoseFewerBytes) {
   int64_t start_bytes = 0, packed_bytes = 0;
   for (uint32_t seed = 0; seed < 20; ++seed) {
     const StepProgram program = testing::RandomProgram(seed, 40);
@@ -79,7 +79,7 @@ TEST(longer_programs_lose_fewer_bytes) {
   EXPECT_TRUE(4 * packed_bytes < start_bytes);
 }
 
-TEST(what_is_good_enough_stays) {
+TEST(WhatIsGoodEnoughStays) {
   const StepProgram program = testing::RandomProgram(1, 30);
   const HeapJudge judge = [&](const Schedule& order, int64_t target) { return HeapOf(program, order, target); };
   const int64_t bytes = HeapOf(program, program.schedule, 0).temp_bytes;

@@ -1,0 +1,123 @@
+#include "hlo/graph.h"
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "testing/expect.h"
+#include "testing/hlo_builder.h"
+
+namespace coopjax {
+namespace {
+
+using testing::F32;
+using testing::HloBuilder;
+using testing::TupleOf;
+using Indices = std::vector<int32_t>;
+using Path = std::vector<int64_t>;
+
+Indices ListOf(std::span<const int32_t> list) { return {list.begin(), list.end()}; }
+
+// (f32, (f32, f32), f32): nodes 0 to 5 in pre-order, and the operand that came before takes one.
+TEST(ShapeTreesAreNumberedInPreOrder) {
+  HloBuilder b;
+  b.Begin("main");
+  b.Parameter(0, F32({}));
+  b.Parameter(1, TupleOf({F32({}), TupleOf({F32({}), F32({})}), F32({})}));
+  const HloGraph graph(b.Finish());
+  EXPECT_EQ(graph.num_nodes(), 1 + 6);
+  EXPECT_EQ(graph.node_base(1), 1);
+  EXPECT_EQ(graph.node_end(1), 7);
+  const Path inner = {1}, second = {1, 1}, last = {2};
+  EXPECT_EQ(graph.NodeAt(1, inner), 1 + 2);
+  EXPECT_EQ(graph.subtree_size(1 + 2), 3);
+  EXPECT_EQ(graph.NodeAt(1, second), 1 + 4);
+  EXPECT_EQ(graph.NodeAt(1, last), 1 + 5);
+  EXPECT_TRUE(graph.PathOf(1 + 4) == second && graph.PathOf(1 + 5) == last && graph.PathOf(1).empty());
+  EXPECT_EQ(graph.owner(1 + 4), 1);
+  EXPECT_EQ(graph.Child(1, 2), 1 + 5);
+  EXPECT_EQ(graph.Child(1, 3), HloGraph::kNoNode);      // there are three
+  EXPECT_EQ(graph.Child(1 + 5, 0), HloGraph::kNoNode);  // an array has none
+  EXPECT_EQ(graph.NodeAt(1, Path{0, 0}), HloGraph::kNoNode);
+}
+
+// x * x: one user, two uses.
+TEST(UsersCountOnceAndUsesEachTime) {
+  HloBuilder b;
+  b.Begin("main");
+  const int64_t x = b.Parameter(0, F32({}));
+  const int64_t y = b.Add("multiply", F32({}), {x, x});
+  b.Add("negate", F32({}), {y});
+  b.Follows({x});
+  const HloGraph graph(b.Finish());
+  EXPECT_TRUE(ListOf(graph.users(0)) == Indices{1});
+  EXPECT_EQ(graph.uses(0).size(), 2u);
+  EXPECT_EQ(graph.uses(0)[1].user, 1);
+  EXPECT_EQ(graph.uses(0)[1].operand_number, 1);
+  EXPECT_TRUE(ListOf(graph.control_predecessors(2)) == Indices{0});
+  EXPECT_TRUE(graph.is_user_of(1, 0) && !graph.is_user_of(2, 0));
+  EXPECT_TRUE(graph.is_root(2) && !graph.is_root(1));
+}
+
+// The entry calls f, which calls g, and runs a fusion.
+TEST(OnlyControlFlowIsReached) {
+  HloBuilder b;
+  const int64_t fused = b.Begin("fused");
+  b.Add("negate", F32({}), {b.Parameter(0, F32({}))});
+  b.EndEmbedded();
+  const int64_t g = b.Begin("g");
+  b.Add("negate", F32({}), {b.Parameter(0, F32({}))});
+  const int64_t f = b.Begin("f");
+  b.Add("call", F32({}), {b.Parameter(0, F32({}))}, {g});
+  b.Begin("main");
+  const int64_t x = b.LoopFusion(F32({}), {b.Parameter(0, F32({}))}, fused);
+  const int64_t call = b.Add("call", F32({}), {x}, {f});
+  const HloGraph graph(b.Finish());
+  const std::vector<bool> expected = {false, true, true, true};
+  for (int32_t c = 0; c < 4; ++c) EXPECT_EQ(graph.is_control_flow(c), expected[c]);
+  EXPECT_TRUE((graph.CallGraphPostOrder() == Indices{1, 2, 3}));
+  EXPECT_TRUE(ListOf(graph.callers(2)) == Indices{b.index(call)});
+  EXPECT_EQ(graph.parameter(2, 0), 4);
+  EXPECT_EQ(graph.parameter(2, 1), -1);
+  EXPECT_EQ(graph.parameter(2, -1), -1);
+  EXPECT_TRUE(graph.sequence(0).empty());
+}
+
+// sine(element 0 of barrier(x, y)) reads x itself; the tuple, the barrier and the elements are gone. A tuple that
+// somebody else reads stays.
+TEST(BarriersTuplesAndElementsAreDropped) {
+  for (const bool is_read : {false, true}) {
+    HloBuilder b;
+    b.Begin("main");
+    const Shape pair = TupleOf({F32({}), F32({})});
+    const int64_t x = b.Parameter(0, F32({})), y = b.Parameter(1, F32({}));
+    const int64_t tuple = b.Add("tuple", pair, {x, y});
+    const int64_t barrier = b.Add("opt-barrier", pair, {tuple});
+    const int64_t element = b.Element(barrier, 0);
+    if (is_read) b.Add("custom-call", F32({}), {tuple});
+    const int64_t sine = b.Add("sine", F32({}), {element});
+    const HloGraph graph(b.Finish());
+    EXPECT_TRUE(ListOf(graph.operands(b.index(sine))) == Indices{b.index(x)});
+    EXPECT_TRUE(graph.is_dropped(b.index(barrier)) && graph.is_dropped(b.index(element)));
+    EXPECT_EQ(graph.is_dropped(b.index(tuple)), !is_read);
+    EXPECT_EQ(graph.sequence(0).size(), is_read ? 5u : 3u);
+  }
+}
+
+// add(negate, sine), and below them p: depth first, operands in order, whatever the schedule.
+TEST(PostOrderIsDepthFirst) {
+  HloBuilder b;
+  b.Begin("main");
+  const int64_t p = b.Parameter(0, F32({}));
+  const int64_t sine = b.Add("sine", F32({}), {p});
+  const int64_t negate = b.Add("negate", F32({}), {p});
+  const int64_t unread = b.Add("cosine", F32({}), {p});
+  const int64_t sum = b.Add("add", F32({}), {negate, sine});
+  const HloGraph graph(b.Finish());
+  const Indices expected = {b.index(p), b.index(unread), b.index(negate), b.index(sine), b.index(sum)};
+  EXPECT_TRUE(graph.PostOrder(0) == expected);
+  EXPECT_TRUE((graph.ById(0) == Indices{0, 1, 2, 3, 4}));
+}
+
+}  // namespace
+}  // namespace coopjax
