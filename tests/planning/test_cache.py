@@ -15,9 +15,8 @@ import coopjax
 from coopjax.planning import cache, function_plan
 from coopjax.policy_engine.rewrite import PolicyDecisions, Region
 from coopjax.policy_engine.cuts import Segment
-from tests.support import models
-from tests.api.test_remat import assert_same_bits, compile_step, temp_bytes
-from tests.support import ROOT
+from tests.support import ROOT, models
+from tests.support.checks import assert_same_bits, compile_step, temp_bytes
 
 KEY = cache.Key("fingerprint", "request", "environment")
 
@@ -50,8 +49,8 @@ def test_a_second_process_makes_no_planning_compile(home):
   code = """
     import coopjax
     from coopjax.planning import function_plan
-    from tests import models
-    from tests.api.test_remat import compile_step, temp_bytes
+    from tests.support import models
+    from tests.support.checks import compile_step, temp_bytes
     decide, calls = function_plan.decide, []
     function_plan.decide = lambda *args, **kwargs: calls.append(1) or decide(*args, **kwargs)
     loss, params, x = models.mlp(depth=8, batch=512)
@@ -86,7 +85,7 @@ def test_a_kept_choice_is_carried_out_with_the_same_bits(home, monkeypatch):
 PLAN_TWO = """
   import coopjax, jax
   from coopjax.xla import compile
-  from tests import models
+  from tests.support import models
   compile_it, calls = compile._compile, []
   compile._compile = lambda *args: calls.append(1) or compile_it(*args)
   loss, params, x = models.mlp(depth=8, batch=512)

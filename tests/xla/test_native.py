@@ -17,7 +17,7 @@ from coopjax.budget import Budget
 from coopjax.hlo_engine.module_plan import Request, plan_module
 from coopjax.xla.module import parse_module, predict_memory, read_step_program
 from tests.support import ROOT
-from tests.xla.test_hlo_corpus import capture
+from tests.support.corpus import capture
 
 pytestmark = pytest.mark.native
 
