@@ -10,7 +10,7 @@ import pytest
 import coopjax
 from coopjax.planning.blocks import block_remat
 from tests.support import models
-from tests.api.test_remat import assert_same_bits
+from tests.support.checks import assert_same_bits
 
 MLP, WEIGHTS, X = models.mlp(depth=6)
 REMAT = functools.partial(coopjax.remat, budget=0.8, engine="hlo")

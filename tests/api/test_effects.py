@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import pytest
 
 import coopjax
-from tests.api.test_transform_bytes import WEIGHTS, X, assert_recomputes_within, layer, remat, step, temp_bytes
+from tests.support.checks import temp_bytes
+from tests.support.layered import WEIGHTS, X, assert_recomputes_within, layer, remat, step
 
 
 def prints_of(wrap, ordered=False):

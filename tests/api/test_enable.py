@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import json
 import os
 import subprocess
@@ -21,37 +20,13 @@ from coopjax.program.step_program import OUTPUT
 from coopjax.hlo_engine import hook, module_plan
 from coopjax.hlo_engine.mark import Mark
 from coopjax.xla import standing, targets
+from coopjax.xla.compile import module_of
 from coopjax.xla.module import parse_module, read_step_program
-from tests.support import models
+from tests.support import ROOT, models
+from tests.support.checks import assert_same_bits, compile_step, temp_bytes
 from tests.support.hlo_hook import before_ours
 from tests.support.hlo_proto import GLUE, Module
-from tests.api.test_remat import assert_same_bits, compile_step, temp_bytes
-from tests.support import ROOT
-
-GPT = models.gpt(depth=1)
-MLP = models.mlp(depth=8, batch=512)  # 128 KiB a layer
-
-
-@functools.cache
-def plain(name="gpt"):
-  return compile_step(*{"gpt": GPT, "mlp": MLP}[name])
-
-
-def step_of(loss):
-  """A jitted function that no cache knows."""
-  return jax.jit(lambda *args: jax.value_and_grad(loss)(*args))
-
-
-def sequence(module_bytes, opcodes_left_out=()):
-  """Names of the entry's instructions in the order in which they run."""
-  module = Module(module_bytes)
-  names = {each.id: each.name for each in module.instructions if each.opcode not in opcodes_left_out}
-  return [names[each] for each in module.sequence if each in names]
-
-
-def module_of(compiled):
-  return compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
-
+from tests.support.scheduled import GPT, MLP, plain, sequence, step_of
 
 def test_the_order_alone_takes_less_memory_with_the_same_bits(outcomes):
   with coopjax.enable():
@@ -240,7 +215,7 @@ CACHED = """
   import contextlib, json, sys
   import jax, coopjax
   from tests.support import models
-  from tests.api.test_remat import compile_step, temp_bytes
+  from tests.support.checks import compile_step, temp_bytes
   jax.config.update("jax_compilation_cache_dir", sys.argv[1])
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
   jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

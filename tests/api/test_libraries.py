@@ -12,21 +12,11 @@ import pytest
 
 import coopjax
 from tests.support import models
+from tests.support.checks import assert_same, temp_bytes
 
 # The policy engine plans the function and its gradient with respect to every argument, not the step around it.
 BUDGETS = {"hlo": 0.5, "policy": 0.55}
 COMPILED = {"hlo": 0.5, "policy": 0.62}
-
-
-def temp_bytes(compiled):
-  return compiled.memory_analysis().temp_size_in_bytes
-
-
-def assert_close(actual, expected, rtol, atol=0.0):
-  assert jax.tree.structure(actual) == jax.tree.structure(expected)
-  for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-    assert a.dtype == e.dtype
-    np.testing.assert_allclose(np.asarray(a, np.float64), np.asarray(e, np.float64), rtol=rtol, atol=atol)
 
 
 def check(step, args, engine):
@@ -36,8 +26,8 @@ def check(step, args, engine):
   plain, fitted = (jax.jit(lambda *args, step=step: step(*args)).lower(*args).compile() for step in steps)
   assert temp_bytes(fitted) <= COMPILED[engine] * temp_bytes(plain)
   assert ("coop_remat" if engine == "hlo" else "rematted_computation") in fitted.as_text()
-  exact, actual = {"rtol": 0.0} if engine == "hlo" else {"rtol": 1e-4, "atol": 1e-6}, fitted(*args)
-  assert_close(actual, plain(*args), **exact)
+  exact, actual = {"rtol": 0.0, "atol": 0.0} if engine == "hlo" else {"rtol": 1e-4, "atol": 1e-6}, fitted(*args)
+  assert_same(actual, plain(*args), **exact)
   return actual
 
 
@@ -127,7 +117,7 @@ def test_equinox_filtered_transformations(network):
   assert temp_bytes(fitted.compiled) <= 0.5 * temp_bytes(plain.compiled)
   assert "coop_remat" in fitted.compiled.as_text()
   actual, expected = (jax.tree.leaves(eqx.filter(step(model, rows, remat), eqx.is_array)) for remat in (True, False))
-  assert_close(actual, expected, rtol=0.0)
+  assert_same(actual, expected, rtol=0.0, atol=0.0)
 
 
 @pytest.mark.parametrize("engine", ["hlo", "policy"])
@@ -168,7 +158,8 @@ def test_equinox_steps_are_planned(network):
   assert plan.fits and plan.regions and any(decision.decision == "recomputed" for decision in plan.decisions)
   (updated, value), (expected, expected_value) = plan.apply(step)(model, rows), step(model, rows)
   assert updated.blocks[0].mlp.activation is model.blocks[0].mlp.activation
-  assert_close(eqx.filter((updated, value), eqx.is_array), eqx.filter((expected, expected_value), eqx.is_array), rtol=1e-6)
+  assert_same(eqx.filter((updated, value), eqx.is_array), eqx.filter((expected, expected_value), eqx.is_array),
+              rtol=1e-6, atol=0.0)
 
 
 # --- Keras ------------------------------------------------------------------------------------------------------

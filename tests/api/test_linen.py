@@ -16,8 +16,8 @@ from flax import linen as nn
 
 import coopjax.linen
 from coopjax.planning import blocks
-from tests.api.test_remat import assert_same_bits, temp_bytes
 from tests.support import ROOT
+from tests.support.checks import assert_same_bits, temp_bytes
 
 WIDTH, BATCH = 32, 512
 INPUT_BYTES = 4 * BATCH * WIDTH

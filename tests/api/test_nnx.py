@@ -12,7 +12,7 @@ from flax import nnx
 
 import coopjax.nnx
 from coopjax.planning import blocks
-from tests.api.test_remat import assert_same_bits, temp_bytes
+from tests.support.checks import assert_same_bits, temp_bytes
 
 WIDTH, BATCH = 32, 512
 HIDDEN_BYTES = 4 * BATCH * 4 * WIDTH

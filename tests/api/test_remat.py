@@ -14,23 +14,7 @@ from coopjax.planning import function_plan
 from coopjax.policy_engine import search
 from coopjax.policy_engine.decisions import PolicyDecisions
 from tests.support import models
-
-
-def compile_step(fn, *args):
-  return jax.jit(jax.value_and_grad(fn)).lower(*args).compile()
-
-
-def temp_bytes(compiled):
-  return compiled.memory_analysis().temp_size_in_bytes
-
-
-def num_instructions(compiled, opcode):
-  return compiled.as_text().count(f" {opcode}(")
-
-
-def assert_same_bits(actual, expected):
-  for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-    np.testing.assert_array_equal(np.asarray(a), np.asarray(e))
+from tests.support.checks import assert_same_bits, compile_step, num_instructions, temp_bytes
 
 
 @pytest.mark.parametrize("share", [0.6, 0.35])

@@ -21,7 +21,7 @@ from coopjax.hlo_engine.mark import Mark
 from coopjax.xla.compile import compile_abstract
 from coopjax.hlo_engine.module_plan import plan_module
 from tests.support import models
-from tests.support.policy_models import temp_bytes
+from tests.support.checks import temp_bytes
 
 DEPTHS = (12, 13)
 FIRST_LAYER = 5  # equations before it: the embedding

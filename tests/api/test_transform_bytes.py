@@ -4,23 +4,13 @@
 are compared with those under `jax.checkpoint`, the compiled temporaries with a share of those without either.
 """
 
-import functools
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-import coopjax
-from tests.support import models
-from tests.api.test_transforms import assert_same, flags
-
-X = models.normal(1, 256, 64)
-WEIGHTS = models.normal(2, 6, 64, 64)
-
-
-def layer(x, weight):
-  return jnp.sin(jnp.tanh(x @ weight))
-
+from tests.support.checks import assert_same, flags, temp_bytes
+from tests.support.layered import WEIGHTS, X, assert_recomputes_within, layer, remat, step
 
 def layers(x, weights, layer=layer):
   for weight in weights:
@@ -132,27 +122,6 @@ def prints(x, weights):
     return layer(x, weight)
 
   return scanned(x, weights, printing)
-
-
-def step(fn, transform=lambda loss: loss):
-  mean_square = transform(lambda x, w: jnp.mean(fn(x, w).astype(jnp.float32) ** 2))
-  return jax.jit(jax.value_and_grad(mean_square, argnums=(0, 1)))
-
-
-def remat(share, engine="auto", **options):
-  """With a fast planner: there are many cases."""
-  planner = "auto" if engine == "policy" else "peak"
-  return functools.partial(coopjax.remat, budget=share, engine=engine, planner=planner, **options)
-
-
-def temp_bytes(compiled):
-  return compiled.memory_analysis().temp_size_in_bytes
-
-
-def assert_recomputes_within(limit_bytes, compiled):
-  assert temp_bytes(compiled) <= limit_bytes
-  text = compiled.as_text()
-  assert "coop_remat" in text or "rematted_computation" in text
 
 
 STRAIGHT = {"hlo": 0.6, "policy": 0.7}  # engines, and the share of the temporaries that is asked of each

@@ -5,7 +5,6 @@ engine; then each one's numbers are compared, or the types of error with which b
 it, bytes and recompute, is in `test_transform_bytes`.)
 """
 
-import contextlib
 import functools
 import os
 import subprocess
@@ -17,11 +16,10 @@ import numpy as np
 import pytest
 
 import coopjax
-from tests.support.transform_kinds import KINDS, X
 from tests.support import ROOT
+from tests.support.checks import SQUEEZED, assert_same, flags
+from tests.support.transform_kinds import KINDS, X
 
-# No plan reaches one byte: the policy engine checkpoints whatever it can, the HLO engine recomputes whatever it can.
-SQUEEZED = {"budget": 1, "on_infeasible": "best_effort", "time_limit_s": 0.5}
 WRAPPERS = {
   "checkpoint": jax.checkpoint,
   "policy": functools.partial(coopjax.remat, engine="policy", **SQUEEZED),
@@ -151,26 +149,6 @@ def cells(kind, wrapper, names=None):
   run = lambda *leaves: {name: jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *leaves)
                          for name, closed in programs.items() if name not in found}
   return found | jax.jit(run)(*jax.tree.leaves((x, rest)))
-
-
-def assert_same(actual, expected, rtol=2e-4, atol=2e-5):
-  assert jax.tree.structure(actual) == jax.tree.structure(expected)
-  for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-    assert a.dtype == e.dtype and a.shape == e.shape
-    if e.dtype != jax.dtypes.float0:
-      np.testing.assert_allclose(np.asarray(a), np.asarray(e), rtol=rtol, atol=atol)
-
-
-@contextlib.contextmanager
-def flags(**values):
-  """Sets flags of JAX that are off by default."""
-  for name, value in values.items():
-    jax.config.update(name, value)
-  try:
-    yield
-  finally:
-    for name in values:
-      jax.config.update(name, False)
 
 
 @pytest.fixture(scope="module")

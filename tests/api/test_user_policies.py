@@ -11,18 +11,14 @@ import coopjax
 from coopjax.policy_engine.rewrite import rewrite
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
 from coopjax.jaxpr.trace import trace
-from tests.api.test_transform_bytes import WEIGHTS, X, step, temp_bytes
-from tests.api.test_transforms import SQUEEZED, assert_same, flags
+from tests.support.checks import SQUEEZED, assert_same, flags, num_dots, temp_bytes
+from tests.support.layered import WEIGHTS, X, step
 
 
 def named(x, weights):
   for i, weight in enumerate(weights):
     x = jnp.tanh(checkpoint_name(x @ weight, "kept" if i % 2 else "free"))
   return x
-
-
-def num_dots(compiled):
-  return compiled.as_text().count(" dot(")
 
 
 SAVE_KEPT = jax.checkpoint_policies.save_only_these_names("kept")

@@ -11,11 +11,12 @@ import coopjax
 from coopjax import _core
 from coopjax.hlo_engine import hook, module_plan
 from coopjax.hlo_engine.mark import Mark
+from coopjax.xla.compile import module_of
 from coopjax.xla.module import parse_module
+from tests.support.checks import compile_step, temp_bytes
 from tests.support.hlo_hook import before_ours
 from tests.support.hlo_hook import hook as other_hook
-from tests.api.test_enable import GPT, MLP, module_of, plain, sequence, step_of
-from tests.api.test_remat import compile_step, temp_bytes
+from tests.support.scheduled import GPT, MLP, plain, sequence, step_of
 
 
 def test_programs_compiled_in_threads_are_all_planned(outcomes):

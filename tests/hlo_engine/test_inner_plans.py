@@ -17,6 +17,7 @@ from coopjax.hlo_engine import module_plan
 from coopjax.hlo_engine.mark import Mark
 from coopjax.xla.module import parse_module, predict_memory, read_step_program
 from tests.support import hlo_proto, models
+from tests.support.checks import assert_same_bits
 from tests.support.hlo_hook import hook
 
 
@@ -32,11 +33,6 @@ def compile_with(fn, *args, rewrite=lambda module: None):
     compiled = lowered.compile()
   (module,) = modules
   return module, compiled
-
-
-def assert_same_bits(actual, expected):
-  for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-    assert np.asarray(a).tobytes() == np.asarray(e).tobytes()
 
 
 def planned(module, share, time_limit_s=10.0):

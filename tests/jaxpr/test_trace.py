@@ -14,7 +14,8 @@ from coopjax.jaxpr.tags import parse_tag, tag_jaxpr, tagged_fn
 from coopjax.jaxpr.trace import fn_and_gradient, split_arguments, trace
 from coopjax.xla.compile import compile_abstract
 from tests.support import models
-from tests.support.policy_models import assert_close, scaled_norm, temp_bytes
+from tests.support.checks import assert_close, temp_bytes
+from tests.support.policy_models import scaled_norm
 
 
 class Affine:

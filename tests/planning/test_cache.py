@@ -14,9 +14,8 @@ import pytest
 import coopjax
 from coopjax.planning import cache, function_plan
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
-from tests.support import models
-from tests.api.test_remat import assert_same_bits, compile_step, temp_bytes
-from tests.support import ROOT
+from tests.support import ROOT, models
+from tests.support.checks import assert_same_bits, compile_step, temp_bytes
 
 KEY = cache.Key("fingerprint", "request", "environment")
 
@@ -50,7 +49,7 @@ def test_a_second_process_makes_no_planning_compile(home):
     import coopjax
     from coopjax.planning import function_plan
     from tests.support import models
-    from tests.api.test_remat import compile_step, temp_bytes
+    from tests.support.checks import compile_step, temp_bytes
     choose, calls = function_plan.choose_anew, []
     function_plan.choose_anew = lambda *args, **kwargs: calls.append(1) or choose(*args, **kwargs)
     loss, params, x = models.mlp(depth=8, batch=512)

@@ -13,7 +13,7 @@ import coopjax.nnx
 from coopjax.planning import steps
 from coopjax.xla.compile import measure
 from tests.support import models
-from tests.api.test_remat import assert_same_bits, num_instructions
+from tests.support.checks import assert_same_bits, num_instructions
 
 fit = functools.partial(coopjax.remat, budget=0.9, planner="peak")
 close = functools.partial(jax.tree.map, functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-6))

@@ -18,7 +18,7 @@ from coopjax.xla.compile import compile_abstract, module_of
 from coopjax.policy_engine.compiled_profile import profile_of
 from coopjax.xla.module import predict_memory, read_step_program
 from tests.support import models
-from tests.api.test_remat import compile_step, temp_bytes
+from tests.support.checks import compile_step, temp_bytes
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from coopjax.policy_engine.candidates import Candidates
 from coopjax.policy_engine.nesting import Chain, nestings
 from coopjax.jaxpr.trace import differentiable, trace
 from tests.support import models
-from tests.support.policy_models import assert_close, num_dots, temp_bytes
+from tests.support.checks import assert_close, num_dots, temp_bytes
 
 
 def random_chain(rng, num, is_open):

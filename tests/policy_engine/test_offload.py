@@ -1,13 +1,13 @@
 """Host offload: the cost model by hand, and derivatives on the CPU, which copies within its own memory."""
 
 import dataclasses
+import functools
 import json
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
 import jax.extend
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import coopjax
@@ -23,6 +23,7 @@ from coopjax.policy_engine.save_curves import save_curve
 from coopjax.jaxpr.tags import tag_jaxpr
 from coopjax.jaxpr.trace import trace
 from coopjax.program.cost import Roofline
+from tests.support import checks
 from tests.support.models import normal
 
 # One FLOP, one byte, one transcendental a second: seconds are FLOPs.
@@ -217,10 +218,7 @@ def remat3(request):
     jax.config.update("jax_remat3", previous)
 
 
-def assert_close(actual, expected):
-  for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-    np.testing.assert_allclose(a, e, rtol=1e-4, atol=1e-6)
-
+assert_close = functools.partial(checks.assert_close, rtol=1e-4, atol=1e-6)
 
 TRANSFORMS = {
   "grad": lambda fn: jax.grad(fn, argnums=(0, 1, 2)),

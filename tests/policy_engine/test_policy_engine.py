@@ -18,7 +18,8 @@ from coopjax.policy_engine.decisions import PolicyDecisions
 from coopjax.jaxpr.trace import differentiable, fn_and_gradient, trace
 from coopjax.xla.compile import compile_abstract
 from tests.support import models
-from tests.support.policy_models import assert_close, baseline, call_with, decoder, num_dots, temp_bytes
+from tests.support.checks import assert_close, num_dots, temp_bytes
+from tests.support.policy_models import baseline, call_with, decoder
 
 
 @pytest.mark.parametrize(("form", "share"), [

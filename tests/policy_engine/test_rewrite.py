@@ -17,7 +17,8 @@ from coopjax.jaxpr.tags import parse_tag
 from coopjax.jaxpr.trace import fn_and_gradient, trace
 from coopjax.xla.compile import compile_abstract
 from tests.support import models, policy_models
-from tests.support.policy_models import assert_close, baseline, call_with, num_dots, temp_bytes
+from tests.support.checks import assert_close, num_dots, temp_bytes
+from tests.support.policy_models import baseline, call_with
 
 
 def mlp_decisions(traced):

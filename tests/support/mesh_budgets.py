@@ -21,7 +21,11 @@ from coopjax.jaxpr.fingerprint import fingerprint_of
 from coopjax.jaxpr.trace import trace
 from coopjax.xla.compile import module_of
 from coopjax.xla.module import parse_module, read_step_program
-from tests.support import models
+from tests.support import checks, models
+from tests.support.checks import assert_same_bits, temp_bytes
+
+# Wherever numbers of partitioned programs may differ by rounding.
+assert_close = functools.partial(checks.assert_close, rtol=2e-5, atol=1e-9)
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 # Weights up and down of all layers, and rows.
@@ -79,26 +83,12 @@ def compile_step(fn, place, is_committed=False):
   return jax.jit(step, in_shardings=shardings(place)).lower(*ARGUMENTS).compile()
 
 
-def temp_bytes(compiled):
-  return compiled.memory_analysis().temp_size_in_bytes
-
-
 def flops(compiled):
   return compiled.cost_analysis()["flops"]
 
 
 def num_collectives(compiled):
   return collections.Counter(re.findall(rf" ({'|'.join(COLLECTIVES)})(?:-start)?\(", compiled.as_text()))
-
-
-def assert_same_bits(actual, expected):
-  for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-    np.testing.assert_array_equal(np.asarray(a), np.asarray(e))
-
-
-def assert_close(actual, expected):
-  for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-    np.testing.assert_allclose(np.asarray(a), np.asarray(e), rtol=2e-5, atol=1e-9)
 
 
 @functools.cache

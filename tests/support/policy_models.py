@@ -5,24 +5,10 @@ import functools
 import jax
 from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
-import numpy as np
 
 from coopjax.jaxpr.trace import fn_and_gradient, trace
 from coopjax.xla.compile import compile_abstract
 from tests.support import models
-
-
-def temp_bytes(compiled):
-  return compiled.memory_analysis().temp_size_in_bytes
-
-
-def num_dots(compiled):
-  return compiled.as_text().count(" dot(")
-
-
-def assert_close(actual, expected):
-  for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-    np.testing.assert_allclose(np.asarray(a), np.asarray(e), rtol=2e-4, atol=2e-6)
 
 
 def call_with(traced, flat_fn):

@@ -1,22 +1,14 @@
 """The corpus of captured modules: all of it can be captured, read, reordered and proved, and is the same each time."""
 
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 
 from benchmarks import hlo_corpus
 from coopjax import _core
 from coopjax.xla.module import parse_module, predict_memory, read_step_program
-from tests.support import ROOT
+from tests.support.corpus import capture
 
-
-
-def capture(directory, *names):
-  command = [sys.executable, "-W", "error", "-m", "benchmarks.hlo_corpus", str(directory), *names]
-  return subprocess.run(command, cwd=ROOT, env=os.environ | {"JAX_PLATFORMS": "cpu"}, capture_output=True, text=True)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from coopjax.hlo_engine.mark import Mark
 from coopjax.hlo_engine.module_plan import plan_module
 from coopjax.xla.module import parse_module, predict_memory, read_step_program
 from tests.support import ROOT
-from tests.xla.test_hlo_corpus import capture
+from tests.support.corpus import capture
 
 pytestmark = pytest.mark.native
 

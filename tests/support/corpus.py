@@ -1,0 +1,12 @@
+"""Capturing the corpus of modules, in a process of its own: `benchmarks/hlo_corpus.py` says what is in it."""
+
+import os
+import subprocess
+import sys
+
+from tests.support import ROOT
+
+
+def capture(directory, *names):
+  command = [sys.executable, "-W", "error", "-m", "benchmarks.hlo_corpus", str(directory), *names]
+  return subprocess.run(command, cwd=ROOT, env=os.environ | {"JAX_PLATFORMS": "cpu"}, capture_output=True, text=True)
