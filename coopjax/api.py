@@ -5,17 +5,18 @@ import functools
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack, overload
 
 import jax
 
 from coopjax import compat
 from coopjax.planning import assemble, kept_plans, steps
-from coopjax.budget import Budget, format_bytes
+from coopjax.budget import Budget, BudgetLike, format_bytes
 from coopjax.planning.choice import Choice, fingerprint_of
 from coopjax.planning.function_plan import choose, decide, warn_no_effect
 from coopjax.errors import BudgetExceededWarning, PlanMismatchError, RematNoEffectWarning
 from coopjax.jaxpr.trace import TracedFn, differentiable, fn_and_gradient, split_arguments, trace
+from coopjax.keywords import Decorator, RematKeywords
 from coopjax.memory_profile import MemoryProfile
 from coopjax.planning.remat_plan import RematPlan
 from coopjax.planning.request import Request
@@ -25,10 +26,14 @@ from coopjax.xla import targets
 from coopjax.xla.compile import compile_abstract, compile_trial, measure
 
 
+@overload
+def remat[**P, R](fn: Callable[P, R], **keywords: Unpack[RematKeywords]) -> Callable[P, R]: ...
+@overload
+def remat(fn: None = None, **keywords: Unpack[RematKeywords]) -> Decorator: ...
 def remat(
   fn: Callable | None = None,
   *,
-  budget: Any = None,
+  budget: BudgetLike | None = None,
   planner: str = "auto",
   engine: str = "auto",
   policy: Callable | None = None,
@@ -144,7 +149,7 @@ def remat(
 def plan(
   fn: Callable,
   *args: Any,
-  budget: Any,
+  budget: BudgetLike,
   planner: str = "auto",
   engine: str = "auto",
   target: str | None = None,
