@@ -82,7 +82,7 @@ def enable(budget: BudgetLike | None = None, *, planner: str = "auto", time_limi
   """
   get_planner(planner)
   check_time_limit(time_limit_s)
-  if budget != standing.DEVICE and budget is not None:
+  if not (budget is None or isinstance(budget, str) and budget == standing.DEVICE):
     budget = Budget.parse(budget)
   platforms = compat.loaded_hook_platforms()
   for platform in platforms:

@@ -88,8 +88,9 @@ def _lift(fn: Callable, fitted: Callable, statics: dict) -> Callable:
   if isinstance(fn, nnx.Module):
     fn = fn.__call__
   # The module of a bound method is an argument like the others, or its state would be a constant.
-  is_owned = inspect.ismethod(fn) and isinstance(fn.__self__, nnx.Module)
-  owners, unbound = ((fn.__self__,), fn.__func__) if is_owned else ((), fn)
+  owners, unbound = (), fn
+  if inspect.ismethod(fn) and isinstance(fn.__self__, nnx.Module):
+    owners, unbound = (fn.__self__,), fn.__func__
   arguments = StaticArguments.of(fn, **statics)
 
   @functools.wraps(fn)

@@ -318,9 +318,14 @@ def _search_scipy(problem: Milp, time_limit_s: float, relative_gap: float, start
 
   matrix = sparse.csr_array(
     (problem.row_values, problem.row_columns, problem.row_starts), (problem.num_rows, problem.num_variables))
+  # SciPy has no types: what takes arrays looks to checkers as if it took a float, because its default is one.
+  bounds = optimize.Bounds(problem.lower, problem.upper)  # pyright: ignore[reportArgumentType]
+  rows = None
+  if problem.num_rows:
+    rows = optimize.LinearConstraint(
+      matrix, problem.row_lower, problem.row_upper)  # pyright: ignore[reportArgumentType]
   answer = optimize.milp(
-    problem.costs, integrality=problem.is_integer, bounds=optimize.Bounds(problem.lower, problem.upper),
-    constraints=optimize.LinearConstraint(matrix, problem.row_lower, problem.row_upper) if problem.num_rows else None,
+    problem.costs, integrality=problem.is_integer, bounds=bounds, constraints=rows,
     options={"time_limit": time_limit_s, "mip_rel_gap": relative_gap})
   # Statuses: 0 optimal, 1 time limit, 2 infeasible, 3 unbounded, 4 other. The objective is bounded by construction, so
   # HiGHS's "unbounded or infeasible", which arrives as 4, can only be the latter.

@@ -7,7 +7,7 @@ lines that explanations need.
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, SupportsIndex
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -71,17 +71,17 @@ class StepProgram:
   def num_values(self) -> int:
     return len(self.value_bytes)
 
-  def inputs(self, op: SupportsIndex) -> np.ndarray:
+  def inputs(self, op: int | np.integer) -> np.ndarray:
     """Value ids that ``op`` reads."""
     offsets, items = self.op_inputs
     return items[offsets[op] : offsets[op + 1]]
 
-  def outputs(self, op: SupportsIndex) -> np.ndarray:
+  def outputs(self, op: int | np.integer) -> np.ndarray:
     """Value ids that ``op`` makes."""
     offsets, items = self.op_outputs
     return items[offsets[op] : offsets[op + 1]]
 
-  def control(self, op: SupportsIndex) -> np.ndarray:
+  def control(self, op: int | np.integer) -> np.ndarray:
     """Op ids that must have run before ``op``."""
     offsets, items = self.op_control
     return items[offsets[op] : offsets[op + 1]]

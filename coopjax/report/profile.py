@@ -10,7 +10,7 @@ import numpy as np
 
 from coopjax import _core
 from coopjax.errors import DumpError
-from coopjax.memory_profile import Buffer, MemoryProfile, totals_of
+from coopjax.memory_profile import Buffer, MemoryProfile, Totals, totals_of
 from coopjax.planning.remat_plan import RematPlan
 from coopjax.report import dump
 from coopjax.xla.buffer_assignment import Allocation, BufferAssignment
@@ -76,7 +76,8 @@ def _of_module(module: _core.HloModule, assignment: BufferAssignment | None, nam
   heap, facts = predict_memory(module), _core.inspect_module(module)
   if assignment is None:
     rows = list(_rows_of_heap(heap))
-    totals = {key: getattr(heap, key) for key in ("temp_bytes", "argument_bytes", "output_bytes", "alias_bytes")}
+    totals: Totals = {"temp_bytes": heap.temp_bytes, "argument_bytes": heap.argument_bytes,
+                      "output_bytes": heap.output_bytes, "alias_bytes": heap.alias_bytes, "host_bytes": 0}
   else:
     rows, totals = list(_rows_of_assignment(assignment)), totals_of(assignment.sizes())
   buffers = _Describer(heap, facts).buffers(rows)

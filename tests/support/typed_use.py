@@ -4,8 +4,7 @@ Every ``assert_type`` is a test of the checker's, which does nothing when the fi
 ``coopjax`` itself, not from the modules that they live in, are part of what is tested.
 """
 
-from collections.abc import Callable
-from typing import assert_type
+from typing import TYPE_CHECKING, assert_type
 
 import jax
 import jax.numpy as jnp
@@ -53,11 +52,12 @@ def functions() -> None:
   wrapped = coopjax.remat(loss, budget="25%", engine="hlo")
   assert_type(wrapped(weights, x, scale=2.0), jax.Array)
   assert_type(decorated(weights, x), jax.Array)
-  if not (wrapped and decorated):  # what a checker must refuse is never run
+  if TYPE_CHECKING:  # what a checker must refuse: an ignore that nothing needs is an error, too
     wrapped(weights)  # pyright: ignore[reportCallIssue]  # x is missing
     decorated(weights, x, scale="2")  # pyright: ignore[reportArgumentType]  # scale is a float
     coopjax.remat(loss, budgets=0.5)  # pyright: ignore[reportCallIssue]  # it is budget=
-    coopjax.rematerialize  # pyright: ignore[reportAttributeAccessIssue]  # there is no such name
+    coopjax.linen.remat(LinenBlock)  # pyright: ignore[reportCallIssue]  # it needs budget=
+    coopjax.remats(loss, budget=0.5)  # pyright: ignore[reportAttributeAccessIssue]  # there is no such name
 
   def predict(weight: jax.Array, /, *xs: jax.Array) -> tuple[jax.Array, int]:
     return sum((weight * x for x in xs), jnp.zeros(())), len(xs)
@@ -68,12 +68,17 @@ def functions() -> None:
 
 def modules() -> None:
   lifted = coopjax.linen.remat(LinenBlock, budget=0.5)
-  assert_type(lifted, type[LinenBlock])
+  assert_type(lifted(width=32), LinenBlock)
   assert_type(DecoratedLinenBlock(width=32), DecoratedLinenBlock)
   block = NnxBlock(nnx.Rngs(0))
   assert_type(block(jnp.ones((8, 32))), jax.Array)
-  on_one = coopjax.nnx.remat(lambda module, x: module(x), budget=0.5)
-  on_one(block, jnp.ones((8, 32)))
+  if TYPE_CHECKING:
+    block()  # pyright: ignore[reportCallIssue]  # x is missing: a method is bound, decorated or not
+
+  def apply(block: NnxBlock, x: jax.Array) -> jax.Array:
+    return block(x)
+
+  assert_type(coopjax.nnx.remat(apply, budget=0.5)(block, jnp.ones((8, 32))), jax.Array)
 
 
 def plans() -> None:
