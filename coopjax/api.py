@@ -3,8 +3,10 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack, overload
 
+from coopjax.budget import BudgetLike
+from coopjax.keywords import Decorator, RematKeywords
 from coopjax.planning import following, regions
 from coopjax.planning.function_plan import choose
 from coopjax.planning.plannable import Plannable
@@ -12,10 +14,14 @@ from coopjax.planning.remat_plan import RematPlan
 from coopjax.planning.request import Request
 
 
+@overload
+def remat[**P, R](fn: Callable[P, R], **keywords: Unpack[RematKeywords]) -> Callable[P, R]: ...
+@overload
+def remat(fn: None = None, **keywords: Unpack[RematKeywords]) -> Decorator: ...
 def remat(
   fn: Callable | None = None,
   *,
-  budget: Any = None,
+  budget: BudgetLike | None = None,
   planner: str = "auto",
   engine: str = "auto",
   policy: Callable | None = None,
@@ -117,7 +123,7 @@ def remat(
 def plan(
   fn: Callable,
   *args: Any,
-  budget: Any,
+  budget: BudgetLike,
   planner: str = "auto",
   engine: str = "auto",
   target: str | None = None,

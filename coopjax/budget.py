@@ -4,7 +4,7 @@ import dataclasses
 import math
 import numbers
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from coopjax.errors import InvalidBudgetError
 
@@ -12,6 +12,7 @@ _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", start=1)}
 _UNITS |= {f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", start=1)} | {"KB": 1000}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*)\s*")
+type BudgetLike = Budget | str | float | SupportsIndex  # what users write; `Budget.parse` says what it means
 _ASK = ('a budget is bytes (int), a size ("6GiB", "500 MB"), a share of the un-rematerialized temporary memory in (0, 1] '
         'or in percent ("25%")')
 
@@ -44,6 +45,13 @@ class Budget:
   is_total: bool = False
   offload: bool = False
 
+  if TYPE_CHECKING:  # the dataclass's own, which takes what `limit_bytes` is made from
+
+    def __init__(
+      self, limit_bytes: str | float | SupportsIndex | None = None, share: float | None = None, is_total: bool = False,
+      offload: bool = False,
+    ) -> None: ...
+
   def __post_init__(self):
     if self.limit_bytes is not None and type(self.limit_bytes) is not int:
       parsed = Budget.parse(self.limit_bytes)
@@ -74,7 +82,7 @@ class Budget:
         raise InvalidBudgetError(f"budget={budget} bytes: a budget must be positive; {_ASK}")
       return cls(limit_bytes=int(budget))
     if isinstance(budget, numbers.Real) and not isinstance(budget, bool):
-      if not 0 < budget <= 1:
+      if budget <= 0 or not budget <= 1:  # nan is neither
         raise InvalidBudgetError(f"budget={budget}: a float is a share and must lie in (0, 1]; {_ASK}")
       return cls(share=float(budget))
     raise InvalidBudgetError(f"budget={budget!r} ({type(budget).__name__}): {_ASK}, or a Budget")
@@ -116,12 +124,14 @@ class Budget:
     """
     if self.share is not None:
       return int(self.share * temp_bytes)
+    assert self.limit_bytes is not None  # one of the two is given, see `_check`
     return self.limit_bytes - (resident_bytes if self.is_total else 0)
 
   def __str__(self) -> str:
     offload = " with host offload" if self.offload else ""
     if self.share is not None:
       return f"{self.share:.4g} of the un-rematerialized temporaries{offload}"
+    assert self.limit_bytes is not None
     return format_bytes(self.limit_bytes) + (" in total" if self.is_total else "") + offload
 
 

@@ -1,12 +1,11 @@
 """Every program of the process through the HLO engine, with no change in the user's code."""
 
 import warnings
-from typing import Any
 
 import jax
 
 from coopjax import compat
-from coopjax.budget import Budget
+from coopjax.budget import Budget, BudgetLike
 from coopjax.errors import RematNoEffectWarning
 from coopjax.planners.base import check_time_limit, get_planner
 from coopjax.hlo_engine import hook
@@ -26,7 +25,7 @@ class Enabled:
     standing.change(self._former)
 
 
-def enable(budget: Any = None, *, planner: str = "auto", time_limit_s: float = 2.0) -> Enabled:
+def enable(budget: BudgetLike | None = None, *, planner: str = "auto", time_limit_s: float = 2.0) -> Enabled:
   """Plans every program that this process compiles from now on; no code has to change.
 
   XLA fuses and lays out a program, then schedules it, mostly for speed. Right after that, a hook gets the program and
@@ -83,7 +82,7 @@ def enable(budget: Any = None, *, planner: str = "auto", time_limit_s: float = 2
   """
   get_planner(planner)
   check_time_limit(time_limit_s)
-  if budget != standing.DEVICE and budget is not None:
+  if not (budget is None or isinstance(budget, str) and budget == standing.DEVICE):
     budget = Budget.parse(budget)
   platforms = compat.loaded_hook_platforms()
   for platform in platforms:

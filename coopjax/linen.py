@@ -2,11 +2,13 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack, overload
 
 import jax
 
+from coopjax.budget import BudgetLike
 from coopjax.jaxpr.static_arguments import StaticArguments
+from coopjax.keywords import LinenDecorator, LinenKeywords
 from coopjax.planning.blocks import block_remat
 
 try:
@@ -19,10 +21,14 @@ except ImportError as error:
 __all__ = ["remat"]
 
 
+@overload
+def remat[F: Callable[..., Any]](target: F, **keywords: Unpack[LinenKeywords]) -> F: ...
+@overload
+def remat(target: None = None, **keywords: Unpack[LinenKeywords]) -> LinenDecorator: ...
 def remat(
   target: Any = None,
   *,
-  budget: Any,
+  budget: BudgetLike,
   variables: Any = True,
   rngs: Any = True,
   static_argnums: int | Sequence[int] = (),
@@ -109,7 +115,7 @@ def _lift(target: Any, methods: str | Sequence[str] | None, options: dict, stati
     kind = "an instance: wrap its class" if isinstance(target, linen.Module) else "neither"
     raise TypeError(f"coopjax.linen.remat takes a Linen module class or a function of a module; {target!r} is {kind}")
   if methods is not None:
-    raise ValueError(f"methods={methods!r}: only for a module class; {target.__qualname__} is a function")
+    raise ValueError(f"methods={methods!r}: only for a module class; {getattr(target, "__qualname__", target)} is a function")
   return transforms.lift_transform(checkpoint, target, arguments=_arguments(target, statics), **options)
 
 

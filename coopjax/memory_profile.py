@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -252,7 +252,17 @@ def _html_row(buffer: Buffer) -> tuple[str, ...]:
   return format_bytes(buffer.num_bytes), buffer.kind, buffer.type, live, buffer.source, buffer.module_path, buffer.name
 
 
-def totals_of(sizes: Any) -> dict[str, int]:
+class Totals(TypedDict):
+  """The fields of a `MemoryProfile` that a compiler gives."""
+
+  temp_bytes: int
+  argument_bytes: int
+  output_bytes: int
+  alias_bytes: int
+  host_bytes: int
+
+
+def totals_of(sizes: Any) -> Totals:
   """The totals of a profile, from a compiled program's memory analysis or what a buffer assignment says in its place."""
   return {"temp_bytes": sizes.temp_size_in_bytes, "argument_bytes": sizes.argument_size_in_bytes,
           "output_bytes": sizes.output_size_in_bytes, "alias_bytes": sizes.alias_size_in_bytes,

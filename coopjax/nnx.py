@@ -3,9 +3,11 @@
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Unpack, overload
 
+from coopjax.budget import BudgetLike
 from coopjax.jaxpr.static_arguments import StaticArguments
+from coopjax.keywords import BlockKeywords, Decorator
 from coopjax.planning.blocks import block_remat
 
 try:
@@ -17,10 +19,14 @@ except ImportError as error:
 __all__ = ["remat"]
 
 
+@overload
+def remat[**P, R](fn: Callable[P, R], **keywords: Unpack[BlockKeywords]) -> Callable[P, R]: ...
+@overload
+def remat(fn: None = None, **keywords: Unpack[BlockKeywords]) -> Decorator: ...
 def remat(
   fn: Callable | None = None,
   *,
-  budget: Any,
+  budget: BudgetLike,
   static_argnums: int | Sequence[int] = (),
   static_argnames: str | Sequence[str] = (),
   engine: str = "policy",
@@ -82,8 +88,9 @@ def _lift(fn: Callable, fitted: Callable, statics: dict) -> Callable:
   if isinstance(fn, nnx.Module):
     fn = fn.__call__
   # The module of a bound method is an argument like the others, or its state would be a constant.
-  owners = (fn.__self__,) if inspect.ismethod(fn) and isinstance(fn.__self__, nnx.Module) else ()
-  unbound = fn.__func__ if owners else fn
+  owners, unbound = (), fn
+  if inspect.ismethod(fn) and isinstance(fn.__self__, nnx.Module):
+    owners, unbound = (fn.__self__,), fn.__func__
   arguments = StaticArguments.of(fn, **statics)
 
   @functools.wraps(fn)

@@ -6,6 +6,7 @@ Exit status: 0 fine, 1 over budget (``check``, ``plan``), 2 bad input.
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import pathlib
@@ -112,10 +113,10 @@ def _complete(parser: argparse.ArgumentParser) -> None:
 
 def _completion(options: argparse.Namespace) -> int:
   try:
-    import argcomplete
+    from argcomplete.shell_integration import shellcode
   except ImportError as error:
     raise MissingPackageError("completion needs argcomplete: pip install 'coopjax[cli]'") from error
-  print(argcomplete.shellcode(["coopjax"], shell=options.shell))
+  print(shellcode(["coopjax"], shell=options.shell))
   return 0
 
 
@@ -218,13 +219,11 @@ def _other_modules(options: argparse.Namespace, profile: MemoryProfile) -> list[
 
 def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
   """With rich on a terminal that has it, else aligned text (for pipes, too)."""
-  try:
-    from rich import box, console, table
-  except ImportError:
-    console = None
-  if console is None or not sys.stdout.isatty():
+  if not sys.stdout.isatty() or importlib.util.find_spec("rich") is None:
     print(display.text_table(columns, rows))
     return
+  from rich import box, console, table
+
   shown = table.Table(box=box.SIMPLE_HEAD)
   for column in columns:
     shown.add_column(column, overflow="fold", justify="right" if column in ("bytes", "share", "rank") else "left")

@@ -5,6 +5,7 @@ nothing listens and nothing is shown.
 """
 
 import contextlib
+import importlib.util
 import logging
 import sys
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ class _Listener(logging.Handler):
     self._task = bars.add_task(title, total=None, incumbent="")
 
   def emit(self, record: logging.LogRecord) -> None:
-    if record.args and isinstance(record.args[0], Incumbent):
+    if isinstance(record.args, tuple) and record.args and isinstance(record.args[0], Incumbent):
       self._bars.update(self._task, incumbent=str(record.args[0]))
     elif record.name == "coopjax.frontier":
       self._bars.update(self._task, description=f"{self._title}: {record.getMessage()}", incumbent="")
@@ -33,13 +34,11 @@ class _Listener(logging.Handler):
 @contextlib.contextmanager
 def shown(title: str) -> Iterator[None]:
   """A bar while this lasts, gone afterwards."""
-  try:
-    from rich import console, progress
-  except ImportError:
-    progress = None
-  if progress is None or not sys.stderr.isatty():
+  if not sys.stderr.isatty() or importlib.util.find_spec("rich") is None:
     yield
     return
+  from rich import console, progress
+
   columns = (progress.SpinnerColumn(), "{task.description}", progress.BarColumn(bar_width=20),
              progress.TimeElapsedColumn(), "{task.fields[incumbent]}")
   level = _logger.level

@@ -59,6 +59,7 @@ def load_arguments(function: str, shapes: str | None, maker: str | None) -> tupl
   """
   if shapes is not None:
     return _read_shapes(pathlib.Path(shapes))
+  assert maker is not None  # one of the two is given
   name = maker if ":" in maker else f"{function.rpartition(':')[0]}:{maker}"
   try:
     made = load_function(name)()
@@ -79,6 +80,8 @@ def _module(where: str) -> Any:
     sys.path.insert(0, str(path.resolve().parent))  # as when Python runs the file
     if path.stem not in sys.modules:
       spec = importlib.util.spec_from_file_location(path.stem, path)
+      if spec is None or spec.loader is None:
+        raise ImportError("no loader takes it")
       sys.modules[path.stem] = importlib.util.module_from_spec(spec)
       spec.loader.exec_module(sys.modules[path.stem])
     return sys.modules[path.stem]
@@ -88,11 +91,10 @@ def _module(where: str) -> Any:
 
 def _read_shapes(path: pathlib.Path) -> tuple[tuple[Any, ...], dict[str, Any]]:
   try:
-    fields = json.loads(path.read_text())
+    read = json.loads(path.read_text())
   except ValueError as error:
     raise UserFunctionError(f"{path} is not JSON: {error}") from error
-  if isinstance(fields, list):
-    fields = {"args": fields}
+  fields: dict[str, Any] = {"args": read} if isinstance(read, list) else read
   if not isinstance(fields, dict) or not set(fields) <= {"args", "kwargs"}:
     raise UserFunctionError(f"{path}: expected a list of arguments, or an object with args and kwargs and nothing else")
   parse = lambda value: jax.tree.map(lambda leaf: _leaf(leaf, path), value)
@@ -103,10 +105,13 @@ def _read_shapes(path: pathlib.Path) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def _leaf(value: Any, path: pathlib.Path) -> Any:
   if not isinstance(value, str):
     return value
+  no_array = UserFunctionError(f"{path}: {value!r} is no array: expected dtype and shape, 'f32[8,128]' for one")
   match = _ARRAY.fullmatch(value)
+  if match is None:
+    raise no_array
   try:
     dtype = jnp.dtype(_SHORT.get(match[1], match[1]))
     shape = tuple(int(size) for size in match[2].split(",") if size.strip())
   except TypeError as error:
-    raise UserFunctionError(f"{path}: {value!r} is no array: expected dtype and shape, 'f32[8,128]' for one") from error
+    raise no_array from error
   return jax.ShapeDtypeStruct(shape, dtype)

@@ -6,8 +6,7 @@ not enough for the budget, a planner chooses what to recompute, by recompute cos
 
 import dataclasses
 import enum
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,7 +45,7 @@ class InnerPlan:
 
   @classmethod
   def of(
-    cls, name: str, fields: dict[str, Any], schedule: np.ndarray, planner: str, limit_bytes: int, order: np.ndarray,
+    cls, name: str, fields: "_core.ProgramFields", schedule: np.ndarray, planner: str, limit_bytes: int, order: np.ndarray,
   ) -> "InnerPlan":
     """As the core tells of it."""
     program = program_of(fields)
@@ -118,7 +117,7 @@ class RecomputeOrderResult:
   cost_rank: np.ndarray
   orders: tuple[tuple[str, int, int], ...]
   rounds: tuple[Round, ...]
-  timing_s: Mapping[str, float]
+  timing_s: "_core.StageSeconds"
 
 
 def recompute_order(
@@ -148,20 +147,23 @@ def recompute_order(
   try:
     found = _core.recompute_order(
       module, changes=int(changes), budget_bytes=budget_bytes, roofline=dataclasses.astuple(roofline),
-      kept_scope=KEPT_SCOPE, planner=planner and _callback(planner), searches_order=searches_order,
+      kept_scope=KEPT_SCOPE, planner=None if planner is None else _callback(planner), searches_order=searches_order,
       near_smallest=near_smallest, time_limit_s=time_limit_s)
   except ValueError as error:
     raise InvalidProgramError(str(error)) from None
-  found |= {"module_bytes": found["module_bytes"] or None, "program": program_of(found["program"]),
-            "inner": tuple(InnerPlan.of(*row) for row in found["inner"]),
-            "before": HeapResult(**found["before"]), "after": HeapResult(**found["after"]),
-            "rounds": tuple(Round(*row) for row in found["rounds"])}
-  return RecomputeOrderResult(**found)
+  return RecomputeOrderResult(
+    module_bytes=found["module_bytes"] or None, reason=found["reason"], order=found["order"],
+    schedule=found["schedule"], planner=found["planner"], limit_bytes=found["limit_bytes"],
+    inner=tuple(InnerPlan.of(*row) for row in found["inner"]), program=program_of(found["program"]),
+    least_workspaces=found["least_workspaces"], recompute_cost_s=found["recompute_cost_s"],
+    before=HeapResult(**found["before"]), after=HeapResult(**found["after"]), remake_s=found["remake_s"],
+    cost_rank=found["cost_rank"], orders=found["orders"], rounds=tuple(Round(*row) for row in found["rounds"]),
+    timing_s=found["timing_s"])
 
 
-def _callback(planner: Planner | str) -> Callable[..., tuple[np.ndarray, np.ndarray, str]]:
+def _callback(planner: Planner | str) -> "_core.PlanCallback":
   def plan(
-    fields: dict[str, Any], order: np.ndarray | None, name: str, limit_bytes: int, time_limit_s: float,
+    fields: "_core.ProgramFields", order: np.ndarray | None, name: str, limit_bytes: int, time_limit_s: float,
   ) -> tuple[np.ndarray, np.ndarray, str]:
     chosen = get_planner(name or planner) if isinstance(planner, str) else planner
     if not name and planner in ORDERING_PLANNERS:

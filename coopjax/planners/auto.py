@@ -9,7 +9,7 @@ import numpy as np
 
 from coopjax import _core
 from coopjax.errors import InvalidPlanError
-from coopjax.planners.base import PlannerResult, first_runs
+from coopjax.planners.base import Planner, PlannerResult, counters_of, first_runs
 from coopjax.planners.coop import CoopPlanner
 from coopjax.planners.fastsa import FastSAPlanner
 from coopjax.planners.peak import PeakPlanner
@@ -207,7 +207,7 @@ class _Search:
     best = self.best
     return best.is_feasible and (best.num_recomputed == 0 or self.gap <= self.least_gap) or self.is_out_of_time
 
-  def run(self, planner, start: np.ndarray, *, order: np.ndarray | None = None) -> PlannerResult:
+  def run(self, planner: Planner, start: np.ndarray, *, order: np.ndarray | None = None) -> PlannerResult:
     """Runs a planner from ``start``; ``order`` is what ``start`` was made from, if it has repeats."""
     time_left_s = max(self.deadline - time.perf_counter(), 0.0)
     result = planner.plan(self.program, self.budget_bytes, time_limit_s=time_left_s, order=start)
@@ -216,7 +216,7 @@ class _Search:
     self._keep(result)
     return result
 
-  def improve(self, improver: Callable[..., dict], result: PlannerResult, max_work: int) -> None:
+  def improve(self, improver: Callable[..., "_core.SearchResult"], result: PlannerResult, max_work: int) -> None:
     """Runs one of the core's searches from a plan on."""
     start = time.perf_counter()
     found = improver(
@@ -224,7 +224,7 @@ class _Search:
       time_limit_s=max(self.deadline - start, 0.0))
     seconds = time.perf_counter() - start
     self._keep(PlannerResult.of(
-      self.program, found.pop("schedule"), "auto", self.budget_bytes, seconds, result.order, **found))
+      self.program, found["schedule"], "auto", self.budget_bytes, seconds, result.order, **counters_of(found)))
 
   def _keep(self, result: PlannerResult) -> None:
     """Notes a result, and tells whoever listens what the best is now."""
@@ -240,6 +240,7 @@ class _Search:
 
   def validated(self) -> PlannerResult:
     """The best result that the validator accepts."""
+    report = None
     for result in sorted(self.results, key=self.rank):
       report = validate(self.program, result.schedule, claimed_peak_bytes=result.peak_live_bytes,
                         claimed_cost_s=result.recompute_cost_s)

@@ -39,10 +39,10 @@ class PlannerResult:
     recompute_cost_s: modelled seconds of the repeats.
     recompute_flops: floating-point operations of the repeats.
     num_recomputed: how many repeats there are.
-    seconds: how long planning took.
-    counters: what the planner counted, by name.
     order: the order without repeats that the planner started from, int32 ``[num_ops]``; handed to the next call for a
       nearby budget it saves the search for one.
+    seconds: how long planning took.
+    counters: what the planner counted, by name.
     placements: rows (value, step of production, offset) of temporaries in an arena of the budget's size, int64
       ``[n, 3]``; None from planners that do not place.
   """
@@ -56,15 +56,15 @@ class PlannerResult:
   recompute_cost_s: float
   recompute_flops: float
   num_recomputed: int
+  order: np.ndarray
   seconds: float = 0.0
   counters: Mapping[str, float] = MappingProxyType({})
-  order: np.ndarray | None = None
   placements: np.ndarray | None = None
 
   @classmethod
   def of(
     cls, program: StepProgram, schedule: np.ndarray, planner: str, budget_bytes: int, seconds: float,
-    order: np.ndarray, **counters,
+    order: np.ndarray, **counters: float,
   ) -> "PlannerResult":
     """The result that a valid ``schedule`` stands for: bytes and cost are counted here, not taken on trust."""
     from coopjax import _core
@@ -75,7 +75,7 @@ class PlannerResult:
     cost_s, flops, num_recomputed = _core.recompute_totals(program.core, schedule)
     return cls(
       schedule, planner, budget_bytes, peak_bytes <= budget_bytes, peak_bytes, peak_step, cost_s, flops, num_recomputed,
-      seconds, MappingProxyType(counters), order,
+      order, seconds, MappingProxyType(counters),
     )
 
   def overhead(self, program: StepProgram) -> float:
@@ -114,6 +114,11 @@ def first_runs(schedule: np.ndarray) -> np.ndarray:
   return schedule[np.sort(np.unique(schedule, return_index=True)[1])]
 
 
+def counters_of(found: Mapping[str, object]) -> dict[str, float]:
+  """What a planner of the core counted: the numbers and flags of its result."""
+  return {name: value for name, value in found.items() if isinstance(value, (int, float))}
+
+
 class Planner(Protocol):
   """Chooses what to recompute. Options are fields of the planner; the same input gives the same plan."""
 
@@ -134,6 +139,7 @@ class Planner(Protocol):
     Raises:
       InvalidProgramError: the program is malformed.
     """
+    ...
 
 
 def get_planner(name: str) -> Planner:

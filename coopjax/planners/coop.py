@@ -15,7 +15,7 @@ import numpy as np
 
 from coopjax import _core
 from coopjax.errors import InvalidProgramError
-from coopjax.planners.base import PlannerResult
+from coopjax.planners.base import PlannerResult, counters_of
 from coopjax.program.step_program import StepProgram
 
 EVICTIONS = ("window", "dtr", "dte")
@@ -112,9 +112,10 @@ class CoopPlanner:
     start = time.perf_counter()
     order = _core.schedule_for_memory(program.core) if order is None else order
     found = _core.plan_coop(program.core, order, budget_bytes, self._options(program))
-    schedule, placements = found.pop("schedule"), found.pop("placements").reshape(-1, 3)
-    is_placed = found.pop("is_feasible")
-    result = PlannerResult.of(program, schedule, "coop", budget_bytes, time.perf_counter() - start, order, **found)
+    counted, placements = counters_of(found), found["placements"].reshape(-1, 3)
+    is_placed = counted.pop("is_feasible")
+    result = PlannerResult.of(
+      program, found["schedule"], "coop", budget_bytes, time.perf_counter() - start, order, **counted)
     heap_bytes = found["heap_bytes"]
     lost_share = (heap_bytes - result.peak_live_bytes) / heap_bytes if is_placed and heap_bytes else 0.0
     counters = MappingProxyType({**result.counters, "heap_fragmentation": lost_share})

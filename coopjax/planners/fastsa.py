@@ -9,7 +9,7 @@ import time
 import numpy as np
 
 from coopjax import _core
-from coopjax.planners.base import PlannerResult
+from coopjax.planners.base import PlannerResult, counters_of
 from coopjax.program.step_program import StepProgram
 
 
@@ -52,5 +52,5 @@ class FastSAPlanner:
     start = time.perf_counter()
     order = program.schedule if order is None else order
     found = _core.plan_fastsa(program.core, order, budget_bytes, time_limit_s=time_limit_s, **dataclasses.asdict(self))
-    schedule = found.pop("schedule")
-    return PlannerResult.of(program, schedule, "fastsa", budget_bytes, time.perf_counter() - start, order, **found)
+    return PlannerResult.of(
+      program, found["schedule"], "fastsa", budget_bytes, time.perf_counter() - start, order, **counters_of(found))

@@ -11,6 +11,7 @@ import time
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 _FEASIBILITY_TOLERANCE = 1e-6
 _SEED = 0
@@ -85,7 +86,10 @@ class MilpBuilder:
     self._entries: list[tuple[np.ndarray, np.ndarray]] = []
     self._rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
 
-  def variables(self, count: int, *, lower=0.0, upper=1.0, cost=0.0, is_integer=True) -> int:
+  def variables(
+    self, count: int, *, lower: ArrayLike = 0.0, upper: ArrayLike = 1.0, cost: ArrayLike = 0.0,
+    is_integer: ArrayLike = True,
+  ) -> int:
     """Adds ``count`` variables, binary by default; scalars or arrays ``[count]``.
 
     Returns:
@@ -102,7 +106,10 @@ class MilpBuilder:
     """Adds ``lower <= sum(values * x[columns]) <= upper``; ``values`` may be one number for all."""
     self.rows([0, len(columns)], columns, values, lower, upper)
 
-  def rows(self, starts, columns, values, lower=-np.inf, upper=np.inf) -> None:
+  def rows(
+    self, starts: ArrayLike, columns: ArrayLike, values: ArrayLike, lower: ArrayLike = -np.inf,
+    upper: ArrayLike = np.inf,
+  ) -> None:
     """Adds many rows at once in CSR form.
 
     Args:
@@ -170,7 +177,8 @@ class MilpResult:
 class MilpSolver(Protocol):
   """Solves a :class:`Milp`."""
 
-  name: str
+  @property
+  def name(self) -> str: ...
 
   def solve(
     self, problem: Milp, *, time_limit_s: float, relative_gap: float = 0.0, start: np.ndarray | None = None,
@@ -186,6 +194,7 @@ class MilpSolver(Protocol):
     Raises:
       ValueError: ``start`` is not feasible.
     """
+    ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -309,9 +318,14 @@ def _search_scipy(problem: Milp, time_limit_s: float, relative_gap: float, start
 
   matrix = sparse.csr_array(
     (problem.row_values, problem.row_columns, problem.row_starts), (problem.num_rows, problem.num_variables))
+  # SciPy has no types: what takes arrays looks to checkers as if it took a float, because its default is one.
+  bounds = optimize.Bounds(problem.lower, problem.upper)  # pyright: ignore[reportArgumentType]
+  rows = None
+  if problem.num_rows:
+    rows = optimize.LinearConstraint(
+      matrix, problem.row_lower, problem.row_upper)  # pyright: ignore[reportArgumentType]
   answer = optimize.milp(
-    problem.costs, integrality=problem.is_integer, bounds=optimize.Bounds(problem.lower, problem.upper),
-    constraints=optimize.LinearConstraint(matrix, problem.row_lower, problem.row_upper) if problem.num_rows else None,
+    problem.costs, integrality=problem.is_integer, bounds=bounds, constraints=rows,
     options={"time_limit": time_limit_s, "mip_rel_gap": relative_gap})
   # Statuses: 0 optimal, 1 time limit, 2 infeasible, 3 unbounded, 4 other. The objective is bounded by construction, so
   # HiGHS's "unbounded or infeasible", which arrives as 4, can only be the latter.

@@ -119,8 +119,9 @@ def _solve(problem: _core.PackingProblem, method: str, order: str | None, effort
     orders = ("size", "duration") if order is None else (order,)
     heaps = [problem.pack_in_order(ORDERS.index(name), method == "first_fit") for name in orders]
     found = min(heaps, key=lambda heap: heap["heap_bytes"])
-  found["status"] = STATUSES[found["status"]]
-  return Packing(**found, seconds=time.perf_counter() - start)
+  return Packing(
+    found["offsets"], found["heap_bytes"], found["peak_live_bytes"], found["lower_bound_bytes"],
+    STATUSES[found["status"]], time.perf_counter() - start, found["effort"])
 
 
 def _problem(lower, upper, sizes, alignment, capacity, fixed_offsets, same_offset_as):
@@ -195,8 +196,8 @@ def pack_schedule(
     raise InvalidProgramError(fault)
   ways = []
   for shares_always in (False, True):
-    values, *buffers, same = _core.schedule_buffers(program.core, schedule, shares_always)
-    ways.append((values, buffers[0], _problem(*buffers, alignment, capacity, None, same)))
+    values, lower, upper, sizes, same = _core.schedule_buffers(program.core, schedule, shares_always)
+    ways.append((values, lower, _problem(lower, upper, sizes, alignment, capacity, None, same)))
   packings = []
   for *_, problem in ways:
     left_s = max(time_limit_s - (time.perf_counter() - start), 0.0)

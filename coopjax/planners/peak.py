@@ -6,7 +6,7 @@ import time
 import numpy as np
 
 from coopjax import _core
-from coopjax.planners.base import PlannerResult
+from coopjax.planners.base import PlannerResult, counters_of
 from coopjax.program.step_program import StepProgram
 
 
@@ -46,5 +46,5 @@ class PeakPlanner:
     start = time.perf_counter()
     order = _core.schedule_for_memory(program.core) if order is None else order
     found = _core.plan_peak(program.core, order, budget_bytes, time_limit_s=time_limit_s, **dataclasses.asdict(self))
-    schedule = found.pop("schedule")
-    return PlannerResult.of(program, schedule, "peak", budget_bytes, time.perf_counter() - start, order, **found)
+    return PlannerResult.of(
+      program, found["schedule"], "peak", budget_bytes, time.perf_counter() - start, order, **counters_of(found))

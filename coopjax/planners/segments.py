@@ -6,7 +6,7 @@ import time
 import numpy as np
 
 from coopjax import _core
-from coopjax.planners.base import PlannerResult
+from coopjax.planners.base import PlannerResult, counters_of
 from coopjax.program.step_program import StepProgram
 
 
@@ -39,5 +39,5 @@ class SegmentPlanner:
     order = _core.schedule_for_memory(program.core) if order is None else order
     options = dataclasses.asdict(self)
     found = _core.plan_segments(program.core, order, budget_bytes, time_limit_s=time_limit_s, **options)
-    schedule = found.pop("schedule")
-    return PlannerResult.of(program, schedule, "segments", budget_bytes, time.perf_counter() - start, order, **found)
+    return PlannerResult.of(
+      program, found["schedule"], "segments", budget_bytes, time.perf_counter() - start, order, **counters_of(found))

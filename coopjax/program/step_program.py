@@ -7,9 +7,12 @@ lines that explanations need.
 
 import dataclasses
 import functools
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+  from coopjax import _core
 
 TEMPORARY, PARAMETER, CONSTANT, OUTPUT = range(4)
 
@@ -68,23 +71,23 @@ class StepProgram:
   def num_values(self) -> int:
     return len(self.value_bytes)
 
-  def inputs(self, op: int) -> np.ndarray:
+  def inputs(self, op: int | np.integer) -> np.ndarray:
     """Value ids that ``op`` reads."""
     offsets, items = self.op_inputs
     return items[offsets[op] : offsets[op + 1]]
 
-  def outputs(self, op: int) -> np.ndarray:
+  def outputs(self, op: int | np.integer) -> np.ndarray:
     """Value ids that ``op`` makes."""
     offsets, items = self.op_outputs
     return items[offsets[op] : offsets[op + 1]]
 
-  def control(self, op: int) -> np.ndarray:
+  def control(self, op: int | np.integer) -> np.ndarray:
     """Op ids that must have run before ``op``."""
     offsets, items = self.op_control
     return items[offsets[op] : offsets[op + 1]]
 
   @functools.cached_property
-  def core(self) -> Any:
+  def core(self) -> "_core.StepProgram":
     """The C++ twin (``coopjax._core.StepProgram``), made once.
 
     Raises:

@@ -75,12 +75,12 @@ class Report:
 
 def validate(
   program: StepProgram,
-  schedule: Sequence[int],
+  schedule: Sequence[int] | np.ndarray,
   *,
   budget_bytes: int | None = None,
   claimed_peak_bytes: int | None = None,
   claimed_cost_s: float | None = None,
-  placements: Sequence[tuple[int, int, int]] | None = None,
+  placements: Sequence[tuple[int, int, int]] | np.ndarray | None = None,
   arena_bytes: int | None = None,
   alignment_bytes: int = 1,
 ) -> Report:
@@ -245,11 +245,12 @@ def _inherit(buffer: _Buffer, step: int, heir: int) -> None:
 
 
 def _check_in_place(
-  program: StepProgram, ops: list[_Op], steps: list[int], placements: Sequence[tuple[int, int, int]],
+  program: StepProgram, ops: list[_Op], steps: list[int],
+  placements: Sequence[tuple[int, int, int]] | np.ndarray,
 ) -> list[Violation]:
   """Who overwrites a value of at least its size lies where that lay."""
   found, latest = [], {}  # step of production, per value
-  offsets = {(int(value), int(step)): int(offset) for value, step, offset in placements}
+  offsets: dict[tuple[int, int | None], int] = {(int(value), int(step)): int(offset) for value, step, offset in placements}
   sizes, in_place_of = program.value_bytes.tolist(), program.value_in_place_of.tolist()
   for step, op in enumerate(steps):
     for output in ops[op].outputs:
@@ -264,7 +265,8 @@ def _check_in_place(
 
 
 def _check_placements(
-  buffers: list[_Buffer], placements: Sequence[tuple[int, int, int]], arena_bytes: int | None, alignment_bytes: int,
+  buffers: list[_Buffer], placements: Sequence[tuple[int, int, int]] | np.ndarray, arena_bytes: int | None,
+  alignment_bytes: int,
 ) -> list[Violation]:
   found = []
   offsets = {(int(value), int(step)): int(offset) for value, step, offset in placements}

@@ -11,6 +11,7 @@ Read are, each also gzipped:
 
 import dataclasses
 import gzip
+import os
 import pathlib
 import re
 
@@ -75,7 +76,7 @@ def list_modules(directory: str | pathlib.Path) -> list[DumpFile]:
   return sorted((file for _, file in found.values()), key=lambda file: (-file.num_bytes, file.name))
 
 
-def read(path: str | pathlib.Path, module: str | None = None) -> Dump:
+def read(path: str | os.PathLike[str], module: str | None = None) -> Dump:
   """Reads a dump.
 
   Args:
@@ -164,11 +165,11 @@ def _assignment_beside(path: pathlib.Path) -> BufferAssignment | None:
 def _assignment_of_text(text: str, path: pathlib.Path) -> tuple[BufferAssignment, dict[int, str]]:
   """The assignment that XLA printed, and the types of its logical buffers by id."""
   buffers: dict[int, LogicalBuffer] = {}
-  allocations: list[tuple[list, list]] = []
+  allocations: list[tuple[tuple[int, int, str], list[tuple[int, int, int]]]] = []
   types: dict[int, str] = {}
   for line in text.splitlines():
     if match := _ALLOCATION.match(line):
-      allocations.append(([int(match[1]), int(match[2]), match[3]], []))
+      allocations.append(((int(match[1]), int(match[2]), match[3]), []))
     elif allocations and (match := _VALUE.match(line)):
       buffer_id, color, num_bytes, offset = (int(match[i]) for i in (1, 4, 5, 6))
       index = tuple(int(i) for i in match[3].split(",") if i) if match[3] else ()

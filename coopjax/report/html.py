@@ -30,9 +30,9 @@ def to_html(profile: MemoryProfile, after: MemoryProfile | None = None, *, plan:
   Returns:
     HTML without any reference to another file. Size: about 60 bytes a buffer.
   """
-  labels = ("before", "after") if after is not None else ("",)
+  shown = {"": profile} if after is None else {"before": profile, "after": after}
   data: dict[str, Any] = {
-    "programs": [_packed(each, label) for each, label in zip((profile, after), labels)],
+    "programs": [_packed(each, label) for label, each in shown.items()],
     "budget_bytes": plan.budget_bytes if budget_bytes is None and plan is not None else budget_bytes,
   }
   if plan is not None:
@@ -49,8 +49,9 @@ def to_html(profile: MemoryProfile, after: MemoryProfile | None = None, *, plan:
 def _packed(profile: MemoryProfile, label: str) -> dict[str, Any]:
   """A profile as columns; texts, many of them equal, as numbers into a table."""
   number_of: dict[str, int] = {}
-  columns = {name: [number_of.setdefault(getattr(buffer, name), len(number_of)) for buffer in profile.buffers]
-             for name in _TEXTS}
+  columns: dict[str, list[Any]] = {
+    name: [number_of.setdefault(getattr(buffer, name), len(number_of)) for buffer in profile.buffers]
+    for name in _TEXTS}
   for name in _NUMBERS:
     columns[name] = [getattr(buffer, name) for buffer in profile.buffers]
   columns["cost_s"] = [None if math.isnan(cost) else float(f"{cost:.4g}") for cost in columns["cost_s"]]

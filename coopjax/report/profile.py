@@ -10,7 +10,7 @@ import numpy as np
 
 from coopjax import _core
 from coopjax.errors import DumpError
-from coopjax.memory_profile import Buffer, MemoryProfile, totals_of
+from coopjax.memory_profile import Buffer, MemoryProfile, Totals, totals_of
 from coopjax.planning.remat_plan import RematPlan
 from coopjax.report import dump
 from coopjax.xla.buffer_assignment import Allocation, BufferAssignment
@@ -56,6 +56,7 @@ def inspect(source: Any, module: str | None = None) -> MemoryProfile:
 def of_dump(found: dump.Dump) -> MemoryProfile:
   """The profile of a dump that was read."""
   if found.module is None:
+    assert found.assignment is not None  # there is no dump with neither
     rows = list(_rows_of_assignment(found.assignment))
     buffers = [_buffer(row, found.types.get(row.id, "")) for row in rows]
     return MemoryProfile(**totals_of(found.assignment.sizes()), name=found.name, buffers=tuple(buffers))
@@ -64,6 +65,8 @@ def of_dump(found: dump.Dump) -> MemoryProfile:
 
 def _of_compiled(compiled: jax.stages.Compiled) -> MemoryProfile:
   stats = compiled.memory_analysis()
+  if stats is None:
+    raise DumpError("the backend that compiled this program tells nothing of its memory")
   proto = stats.serialized_buffer_assignment_proto
   profile = _of_module(parse_module(module_of(compiled)), BufferAssignment.from_bytes(proto) if proto else None)
   return dataclasses.replace(profile, **totals_of(stats))
@@ -73,7 +76,8 @@ def _of_module(module: _core.HloModule, assignment: BufferAssignment | None, nam
   heap, facts = predict_memory(module), _core.inspect_module(module)
   if assignment is None:
     rows = list(_rows_of_heap(heap))
-    totals = {key: getattr(heap, key) for key in ("temp_bytes", "argument_bytes", "output_bytes", "alias_bytes")}
+    totals: Totals = {"temp_bytes": heap.temp_bytes, "argument_bytes": heap.argument_bytes,
+                      "output_bytes": heap.output_bytes, "alias_bytes": heap.alias_bytes, "host_bytes": 0}
   else:
     rows, totals = list(_rows_of_assignment(assignment)), totals_of(assignment.sizes())
   buffers = _Describer(heap, facts).buffers(rows)
@@ -135,7 +139,7 @@ def _buffer(row: _Row, type_: str, **facts: Any) -> Buffer:
 class _Describer:
   """What the module says of the buffers: types, live ranges, lines."""
 
-  def __init__(self, heap: HeapResult, facts: dict[str, Any]):
+  def __init__(self, heap: HeapResult, facts: "_core.ModuleFacts"):
     self._heap, self._facts = heap, facts
     self._time_of_id = {int(instruction_id): time for time, instruction_id in enumerate(facts["instruction_ids"])}
     self._time_of_name = {name: time for time, name in enumerate(facts["names"])}

@@ -6,7 +6,6 @@ Both work on the bytes of an ``HloModuleProto`` at POST_SCHEDULER (what the hook
 
 import dataclasses
 import enum
-from typing import Any
 
 import numpy as np
 
@@ -118,18 +117,21 @@ def read_step_program(
     coopjax.errors.InvalidProgramError: the bytes are not such a module.
   """
   module = parse_module(module) if isinstance(module, bytes) else module
+  speeds = roofline or CPU
   try:
     fields, op_instruction_ids = _core.read_step_program(
-      module, *dataclasses.astuple(roofline or CPU), computation_id, kept_scope)
+      module, speeds.flops_per_s, speeds.transcendentals_per_s, speeds.bytes_per_s, speeds.op_overhead_s,
+      computation_id, kept_scope)
   except ValueError as error:
     raise InvalidProgramError(str(error)) from None
   return program_of(fields), op_instruction_ids
 
 
-def program_of(fields: dict[str, Any]) -> StepProgram:
+def program_of(fields: "_core.ProgramFields") -> StepProgram:
   """A computation as the core tells of it."""
-  arrays = {"op_can_recompute": fields["op_can_recompute"].astype(bool), "may_share": fields["may_share"].reshape(-1, 3)}
-  return StepProgram(**{**fields, **arrays})
+  program = StepProgram(**fields)
+  return dataclasses.replace(
+    program, op_can_recompute=program.op_can_recompute.astype(bool), may_share=program.may_share.reshape(-1, 3))
 
 
 def predict_memory(module: bytes | _core.HloModule) -> HeapResult:

@@ -117,7 +117,9 @@ class _Search:
     self._least_bytes = self._negligible_bytes()
     self._ordered = OrderedProgram(self._program, self._order, self._least_bytes)
     live = _core.live_bytes(self._program.core, self._order)
-    self.watched = [(int(np.argmax(live)),) * 2] if len(live) else []
+    if len(live):
+      peak = int(np.argmax(live))
+      self.watched = [(peak, peak)]
     while self.status in ("feasible", "unknown") and not self._is_stuck and not self.timed_out:
       self._refine(deadline)
       self.timed_out |= time.perf_counter() > deadline

@@ -66,7 +66,7 @@ class Addresses:
 def plan_addresses(program: StepProgram, schedule: np.ndarray, options: AddressOptions) -> Addresses:
   """Offsets of all temporaries of ``schedule``, a valid order without repeats."""
   problem = _problem(program, schedule, options.alignment_bytes)
-  counters = {"address_ilps": 0, "address_timed_out": 0, "address_too_large": 0}
+  counters: dict[str, float] = {"address_ilps": 0, "address_timed_out": 0, "address_too_large": 0}
   fixed = problem.pyramid() if options.preplaces else {}
   began = time.perf_counter()
   packing = problem.pack(fixed, 0, 0.0)

@@ -25,6 +25,7 @@ caller.
 import math
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from coopjax.planners.milp import Milp, MilpBuilder
 from coopjax.planners.model.graph import OrderGraph, OrderShare, OrderValue
@@ -293,7 +294,7 @@ class _Rows:
   """Rows collected as (row, column, coefficient)."""
 
   def __init__(self) -> None:
-    self._parts = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
+    self._parts: list[tuple[np.ndarray, ...]] = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
 
   def add(self, rows: np.ndarray, columns: np.ndarray, coefficient: float) -> None:
     self._parts.append((rows, columns, np.full(len(rows), float(coefficient))))
@@ -303,9 +304,11 @@ class _Rows:
     rows = np.flatnonzero(columns >= 0)
     self.add(rows, columns[rows], coefficient)
 
-  def build(self, builder: MilpBuilder, *, lower=-np.inf, upper=np.inf, scale: float = 1.0) -> None:
+  def build(
+    self, builder: MilpBuilder, *, lower: ArrayLike = -np.inf, upper: ArrayLike = np.inf, scale: float = 1.0,
+  ) -> None:
     """Adds them; there are as many as there are limits. Entries of one column in one row add up."""
-    count = next(len(limits) for limits in (lower, upper) if np.ndim(limits))
+    count = next(np.size(limits) for limits in (lower, upper) if np.ndim(limits))
     rows, columns, values = (np.concatenate([part[i] for part in self._parts]) for i in range(3))
     width = int(columns.max(initial=0)) + 1
     keys, inverse = np.unique(rows * width + columns, return_inverse=True)

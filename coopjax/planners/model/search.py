@@ -145,7 +145,7 @@ class OrderSearch:
       pair = self._unordered_pair(case, stuck_at)
       if pair is None:
         break
-      for edge in (pair, pair[::-1]):
+      for edge in (pair, (pair[1], pair[0])):
         count += 1
         child = with_edges(case, self.order, [edge])
         found = self._cut(child, child.schedule)
@@ -170,7 +170,7 @@ class OrderSearch:
   def _raise_bound(self, bound_bytes: int) -> None:
     self.bound_bytes = max(self.bound_bytes, bound_bytes)
 
-  def _cut(self, program: StepProgram, order: np.ndarray, **options) -> dict:
+  def _cut(self, program: StepProgram, order: np.ndarray, **options) -> "_core.OrderCutResult":
     found = _core.reorder_by_cuts(
       program.core, order, relative_gap=self._options.relative_gap, bound_bytes=self.bound_bytes,
       time_limit_s=self._left_s() / 2, **options)
