@@ -1,7 +1,7 @@
 #include <functional>
 #include <vector>
 
-#include "buffers/alias.h"
+#include "buffers/share_gpu.h"
 #include "testing/expect.h"
 #include "testing/hlo_builder.h"
 
