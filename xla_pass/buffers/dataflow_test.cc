@@ -61,14 +61,15 @@ TEST(ATupleShowsItsElements) {
   EXPECT_EQ(a.dataflow.defining_instruction(a.ValueAt(sine)), b.index(sine));
 }
 
-// An element that is taken out of a tuple is read where it is used, not where it is taken.
+// An element that is put into a tuple and taken out of it again is read where it is used, not on the way.
 TEST(PassingThroughIsNoUse) {
   HloBuilder b;
   b.Begin("main");
   const int64_t p = b.Parameter(0, kPair);
   const int64_t first = b.Element(p, 0);
   const int64_t flat = b.Add("bitcast", F32({2, 2}), {first});
-  const int64_t sine = b.Add("sine", F32({2, 2}), {flat});
+  const int64_t again = b.Element(b.Add("tuple", TupleOf({kArray, F32({2, 2})}), {first, flat}), 1);
+  const int64_t sine = b.Add("sine", F32({2, 2}), {again});
   const Analysis a(b);
   EXPECT_EQ(a.ValueAt(flat), a.ValueAt(p, 1));
   EXPECT_TRUE((a.Uses(a.ValueAt(p, 1)) == Uses{{flat, 0}, {sine, 0}}));
@@ -112,7 +113,7 @@ TEST(WhereBranchesMeetThereIsAPhiIfTheyDiffer) {
 TEST(FusionsHaveNoValuesInside) {
   HloBuilder b;
   const int64_t fused = b.Begin("fused");
-  const int64_t inside = b.Parameter(0, kArray);
+  const int64_t inside = b.Add("negate", kArray, {b.Parameter(0, kArray)});
   b.EndEmbedded();
   b.Begin("main");
   const int64_t fusion = b.LoopFusion(kArray, {b.Parameter(0, kArray)}, fused);

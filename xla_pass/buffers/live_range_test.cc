@@ -11,6 +11,7 @@ namespace {
 
 using testing::F32;
 using testing::HloBuilder;
+using testing::TupleOf;
 
 const Shape kArray = F32({4});
 
@@ -62,8 +63,20 @@ TEST(AnotherOrderMovesTheTimes) {
   EXPECT_EQ(after.time[b.index(x)], 2);
 }
 
-// p at 0; what is called before its call, parameter at 1, sine at 2; the call at 3, cosine at 4. The called computation
-// spans [1, 3), and its result, which is the call's, lives until cosine has read it. A fusion has no times inside.
+// What the result shows lives as long as the program, 4, not only to the tuple at 3.
+TEST(WhatTheResultShowsLivesToTheEnd) {
+  HloBuilder b;
+  b.Begin("main");
+  const int64_t x = b.Add("reverse", kArray, {b.Parameter(0, kArray)});
+  const int64_t y = b.Add("reverse", kArray, {x});
+  b.Add("tuple", TupleOf({kArray}), {x});
+  const Analysis a(b);
+  const HloLiveRanges ranges = ComputeHloLiveRanges(a.alias);
+  EXPECT_TRUE(a.Lives(ranges, x, 1, 4) && a.Lives(ranges, y, 2, 2));
+}
+
+// p at 0, x at 1; what is called stands before its call, parameter at 2, sine at 3; the call at 4, the fusion at 5. x is
+// last read by sine, whose value is the call's and lives until the fusion has read it. A fusion has no times inside.
 TEST(CallsAreFlattened) {
   HloBuilder b;
   const int64_t fused = b.Begin("fused");
@@ -72,19 +85,18 @@ TEST(CallsAreFlattened) {
   const int64_t f = b.Begin("f");
   const int64_t sine = b.Add("sine", kArray, {b.Parameter(0, kArray)});
   b.Begin("main");
-  const int64_t p = b.Parameter(0, kArray);
-  const int64_t call = b.Add("call", kArray, {p}, {f});
+  const int64_t x = b.Add("reverse", kArray, {b.Parameter(0, kArray)});
+  const int64_t call = b.Add("call", kArray, {x}, {f});
   const int64_t fusion = b.LoopFusion(kArray, {call}, fused);
   const Analysis a(b);
   const HloLiveRanges ranges = ComputeHloLiveRanges(a.alias);
-  EXPECT_EQ(ranges.time[b.index(sine)], 2);
-  EXPECT_EQ(ranges.time[b.index(call)], 3);
+  EXPECT_EQ(ranges.time[b.index(sine)], 3);
+  EXPECT_EQ(ranges.time[b.index(call)], 4);
   EXPECT_EQ(ranges.time[b.index(inside)], -1);
-  EXPECT_EQ(ranges.span[1].start, 1);
-  EXPECT_EQ(ranges.span[1].end, 3);
+  EXPECT_EQ(ranges.span[1].start, 2);
+  EXPECT_EQ(ranges.span[1].end, 4);
   EXPECT_EQ(ranges.span[0].start, -1);
-  EXPECT_TRUE(a.Lives(ranges, sine, 2, 4));
-  EXPECT_TRUE(a.Lives(ranges, fusion, 4, 5));
+  EXPECT_TRUE(a.Lives(ranges, x, 1, 3) && a.Lives(ranges, sine, 3, 5) && a.Lives(ranges, fusion, 5, 6));
 }
 
 // y = dynamic-update-slice(x) lies where x does: x, which z reads afterwards by the order, ends where y starts, and y

@@ -56,6 +56,8 @@ TEST(AFixedOffsetBoundsTheHeap) {
 TEST(PressureIsTheMostThatABlockSees) {
   const PackingBlocks blocks = MakePackingBlocks({{{0, 2, 3}, {1, 4, 4}, {3, 5, 1}}});
   EXPECT_TRUE((PressureOfBlocks(blocks) == std::vector<int64_t>{7, 7, 5}));
+  const PackingBlocks at_the_end = MakePackingBlocks({{{0, 3, 1}, {2, 3, 9}}});
+  EXPECT_TRUE((PressureOfBlocks(at_the_end) == std::vector<int64_t>{10, 10}));
   EXPECT_TRUE(PressureOfBlocks(PackingBlocks()).empty());
 }
 

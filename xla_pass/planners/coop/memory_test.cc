@@ -72,7 +72,7 @@ TEST(OnlyValuesThatCanComeBackAreEvictable) {
   EXPECT_TRUE(!s.memory.IsEvictable(kB, /*spares_reserved=*/false));
 }
 
-// 64 bytes are enough for c's 32, of which the rest is freed, but 32 are not for b's 64.
+// 64 bytes are enough for b's 64, and for c's 32, when the rest is freed; 32 are not enough for b.
 TEST(APieceGoesToWhomItIsLargeEnoughFor) {
   Simulated s;
   s.Make(kA);
@@ -84,7 +84,9 @@ TEST(APieceGoesToWhomItIsLargeEnoughFor) {
   s.memory.Hold(kC, piece);
   EXPECT_EQ(s.memory.TakeOver(kC, kB, /*is_lost=*/false), Arena::kNoPiece);
   EXPECT_EQ(s.memory.arena().free_bytes(), 128);
-  s.Make(kB);
+  s.Make(kA);
+  EXPECT_TRUE(s.memory.TakeOver(kA, kB, /*is_lost=*/false) == piece);
+  s.memory.Hold(kB, piece);
   EXPECT_EQ(s.memory.TakeOver(kB, kOut, /*is_lost=*/false), Arena::kNoPiece);   // outputs lie elsewhere
   EXPECT_EQ(s.memory.arena().free_bytes(), 128);
 }
