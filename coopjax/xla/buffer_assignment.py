@@ -105,7 +105,7 @@ class BufferAssignment:
     return cls._from_fields(_core.parse_buffer_assignment(bytes(proto), True))
 
   @classmethod
-  def _from_fields(cls, fields: dict) -> "BufferAssignment":
+  def _from_fields(cls, fields: "_core.BufferAssignmentFields") -> "BufferAssignment":
     return cls(tuple(LogicalBuffer(*row) for row in fields["logical_buffers"]),
                tuple(Allocation(*row) for row in fields["allocations"]))
 
