@@ -3,7 +3,7 @@
 What is optimal: of all schedules whose first runs follow the order and whose repeats run right before a first run, each
 op at most once there, in the order's order: Checkmate's class (Jain et al., MLSys 2020), with the accounting of
 ``xla_pass/program/step_program.h``. Checkmate's MILP has a variable per stage and op and more per edge, and ends at a few
-hundred ops. Here memory is watched at a few steps only (``exact_model.py``), first at the peak. The solution of that
+hundred ops. Here memory is watched at a few steps only (``watched_model.py``), first at the peak. The solution of that
 relaxation is turned into a schedule; where the schedule overflows, more steps are watched, and so on until it fits: then
 it is optimal, because every relaxation's optimum is a lower bound. Two things end it sooner: the bound of any schedule
 (``xla_pass/planners/bounds/cost_bound.h``) and, where all costs are multiples of one unit, the next multiple above a bound; and every

@@ -1,7 +1,7 @@
 """MODeL (Steiner et al., "MODeL: Memory Optimizations for Deep Learning", ICML 2023): order, then addresses.
 
-Two integer programs on an open solver: the order with the least peak of live bytes (``model_order.py``), then offsets
-for that order (``model_addresses.py``). Nothing is recomputed. What differs from the paper:
+Two integer programs on an open solver: the order with the least peak of live bytes (``order_ilp.py``), then offsets
+for that order (``address_ilp.py``). Nothing is recomputed. What differs from the paper:
 
 - The warm start comes from list schedulers and from orders by minimum cuts (``xla_pass/planners/orders/order_cut.h``), which also bound
   the peak of every order. Where the two meet within the gap, which is the rule, the ILP has nothing left to decide.
@@ -37,7 +37,7 @@ class ModelPlanner:
     horizon: timesteps of the ILP over a whole program: ``"pruned"``, the longest path and 1% (the paper's; some orders
       can't be expressed), or ``"num_ops"`` (all orders; the solver's bound is one for the program).
     relative_gap: of the peak over its bound, at which an order counts as optimal; the paper's is 0.5%.
-    updates_early: whether weight updates get control edges that make them early (``model_control_edges.py``).
+    updates_early: whether weight updates get control edges that make them early (``control_edges.py``).
     generators_late: whether ops without inputs get control edges that make them late.
     cuts: whether the warm start uses orders by minimum cuts and their bound; without, it is the best list scheduler's.
     max_branches: cases that such a bound is split into, by which of two ops runs first.
