@@ -7,7 +7,8 @@
   packing   offsets for fixed schedules, beside omnimalloc (PyPI)
   scale     planning time from 1k to 1M ops
 
-Every plan is judged by the validator. A plain greedy stands in every table. Writes benchmarks/results/planners/TABLE.json.
+Every plan is judged by the validator. A plain greedy stands in every table. Writes
+benchmarks/results/planners/TABLE.json.
 
   python benchmarks/planners.py                                  # everything: hours on two cores
   python benchmarks/planners.py fastsa --models gpt2 resnet18

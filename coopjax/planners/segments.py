@@ -1,4 +1,4 @@
-"""Rematerialization of large programs in near-linear time; the algorithm is in ``xla_pass/planners/segments/planner.h``."""
+"""Rematerialization of large programs in near-linear time, by ``xla_pass/planners/segments/planner.h``."""
 
 import dataclasses
 import time
