@@ -54,7 +54,8 @@ def _sum_up_fastsa(rows: Sequence[Row]) -> list[str]:
   return [
     f"{planner} at {share:.0%}: {sum(row['holds'] for row in group)} of {len(group)} hold the budget, mean memory cut "
     f"{mean(group, 'memory_cut'):.1%} (no plan: more than {mean(group, 'most_cut'):.1%}), mean extra cost "
-    f"{mean(group, 'overhead'):.2%}, most {max(row['overhead'] for row in group):.2%}, mean {mean(group, 'seconds'):.1f} s"
+    f"{mean(group, 'overhead'):.2%}, most {max(row['overhead'] for row in group):.2%}, "
+    f"mean {mean(group, 'seconds'):.1f} s"
     for (share, planner), group in _grouped(rows, "share", "planner")]
 
 
@@ -88,9 +89,10 @@ def _sum_up_coop(rows: Sequence[Row]) -> list[str]:
 
 def _sum_up_model(rows: Sequence[Row]) -> list[str]:
   return [
-    f"batch {batch}: order alone saves {mean(group, 'saves'):.1%} on average (greedy {mean(group, 'greedy_saves'):.1%}), "
-    f"median {sorted(row['seconds'] for row in group)[len(group) // 2]:.1f} s, {sum(row['is_proven'] for row in group)} of "
-    f"{len(group)} proved, fragmentation at most {max(row['fragmentation'] for row in group):.2%}"
+    f"batch {batch}: order alone saves {mean(group, 'saves'):.1%} on average "
+    f"(greedy {mean(group, 'greedy_saves'):.1%}), "
+    f"median {sorted(row['seconds'] for row in group)[len(group) // 2]:.1f} s, "
+    f"{sum(row['is_proven'] for row in group)} of {len(group)} proved, fragmentation at most {max(row['fragmentation'] for row in group):.2%}"
     for (batch,), group in _grouped(rows, "batch")]
 
 
