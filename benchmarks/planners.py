@@ -92,7 +92,8 @@ def _sum_up_model(rows: Sequence[Row]) -> list[str]:
     f"batch {batch}: order alone saves {mean(group, 'saves'):.1%} on average "
     f"(greedy {mean(group, 'greedy_saves'):.1%}), "
     f"median {sorted(row['seconds'] for row in group)[len(group) // 2]:.1f} s, "
-    f"{sum(row['is_proven'] for row in group)} of {len(group)} proved, fragmentation at most {max(row['fragmentation'] for row in group):.2%}"
+    f"{sum(row['is_proven'] for row in group)} of {len(group)} proved, "
+    f"fragmentation at most {max(row['fragmentation'] for row in group):.2%}"
     for (batch,), group in _grouped(rows, "batch")]
 
 
