@@ -1,5 +1,6 @@
 # make demo    the main job: train a GPT inside a byte budget, and show what it costs
 # make test    the whole suite, C++ and Python
+# make lint    formatting, lint and types, Python and C++; FIX=1 formats and mends first
 # make cc-test the C++ unit tests alone
 # make test-targets  the tests that compile for TPUs and GPUs, which need not be there; fetches 400 MB of compilers
 # make test-browser  the report in headless Chromium; installs one from Debian if there is none
@@ -19,6 +20,7 @@ PYTHON_VERSION ?=
 JOBS ?= 2
 TABLES ?=
 FUZZ_RUNS ?= 4000
+FIX ?=
 
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 # Rebuilt when the C++ or the package's own description changes; Python files are used where they lie.
@@ -42,6 +44,9 @@ test-browser: $(INSTALLED)
 
 test: $(INSTALLED) cc-test
 	$(VENV)/bin/python -m pytest -n $(JOBS) -m "not browser and not targets and not native"
+
+lint: $(INSTALLED)
+	JOBS=$(JOBS) .ci/lint '$(VENV)' $(if $(FIX),--fix)
 
 test-targets: $(INSTALLED)
 	.ci/install-targets '$(VENV)'
@@ -77,4 +82,4 @@ clean:
 	rm -rf .venv .venv-* build out .pytest_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help demo test test-browser test-targets cc-test native-test bazel-test fuzz bench bench-planners clean
+.PHONY: help demo test lint test-browser test-targets cc-test native-test bazel-test fuzz bench bench-planners clean

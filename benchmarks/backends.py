@@ -230,7 +230,7 @@ class Bench:
     return plan.measured, {"engine": plan.engine, "rounds": len(plan.rounds), **self._repeated(flops - self.plain_flops)}
 
   def _by_xla(self, total_bytes: int, baseline: Row) -> tuple[coopjax.MemoryProfile, Row]:
-    """XLA's rematerialization at a limit on everything; its program is not traced, but compiled FLOPs can be compared."""
+    """XLA's rematerialization at a limit on everything; its program is not traced, compiled FLOPs can be compared."""
     profile = measure(compile_limited(*self.plain, self.device, total_bytes))
     flops = baseline.get("compiled_flops")
     return profile, self._repeated(profile.flops - flops) if flops and profile.flops else {}

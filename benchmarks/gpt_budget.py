@@ -5,7 +5,8 @@ gradient) every variant is compiled, and its temporaries are read from the execu
 take turns, one step each, round after round, so that a busy machine slows all alike; a step time ratio is the median
 over the unbudgeted program's of the same rounds. Recomputed FLOPs are what XLA's cost analysis counts in the compiled
 program beyond what it counts in the unbudgeted one. "plan s" is the planner's time inside XLA's
-pipeline; "in hook" is the rest of the hook (read, predict, rewrite, prove), as a share of XLA's own compile. Writes benchmarks/results/gpt_budget.json.
+pipeline; "in hook" is the rest of the hook (read, predict, rewrite, prove), as a share of XLA's own compile. Writes
+benchmarks/results/gpt_budget.json.
 
   python benchmarks/gpt_budget.py                       # everything, some half an hour on two cores
   python benchmarks/gpt_budget.py --model decoder --rounds 20

@@ -7,7 +7,8 @@
   packing   offsets for fixed schedules, beside omnimalloc (PyPI)
   scale     planning time from 1k to 1M ops
 
-Every plan is judged by the validator. A plain greedy stands in every table. Writes benchmarks/results/planners/TABLE.json.
+Every plan is judged by the validator. A plain greedy stands in every table. Writes
+benchmarks/results/planners/TABLE.json.
 
   python benchmarks/planners.py                                  # everything: hours on two cores
   python benchmarks/planners.py fastsa --models gpt2 resnet18
@@ -53,7 +54,8 @@ def _sum_up_fastsa(rows: Sequence[Row]) -> list[str]:
   return [
     f"{planner} at {share:.0%}: {sum(row['holds'] for row in group)} of {len(group)} hold the budget, mean memory cut "
     f"{mean(group, 'memory_cut'):.1%} (no plan: more than {mean(group, 'most_cut'):.1%}), mean extra cost "
-    f"{mean(group, 'overhead'):.2%}, most {max(row['overhead'] for row in group):.2%}, mean {mean(group, 'seconds'):.1f} s"
+    f"{mean(group, 'overhead'):.2%}, most {max(row['overhead'] for row in group):.2%}, "
+    f"mean {mean(group, 'seconds'):.1f} s"
     for (share, planner), group in _grouped(rows, "share", "planner")]
 
 
@@ -87,9 +89,11 @@ def _sum_up_coop(rows: Sequence[Row]) -> list[str]:
 
 def _sum_up_model(rows: Sequence[Row]) -> list[str]:
   return [
-    f"batch {batch}: order alone saves {mean(group, 'saves'):.1%} on average (greedy {mean(group, 'greedy_saves'):.1%}), "
-    f"median {sorted(row['seconds'] for row in group)[len(group) // 2]:.1f} s, {sum(row['is_proven'] for row in group)} of "
-    f"{len(group)} proved, fragmentation at most {max(row['fragmentation'] for row in group):.2%}"
+    f"batch {batch}: order alone saves {mean(group, 'saves'):.1%} on average "
+    f"(greedy {mean(group, 'greedy_saves'):.1%}), "
+    f"median {sorted(row['seconds'] for row in group)[len(group) // 2]:.1f} s, "
+    f"{sum(row['is_proven'] for row in group)} of {len(group)} proved, "
+    f"fragmentation at most {max(row['fragmentation'] for row in group):.2%}"
     for (batch,), group in _grouped(rows, "batch")]
 
 

@@ -2,7 +2,8 @@
 
 The module is the gradient of an unrolled decoder on the CPU; the command is timed as a user runs it, the interpreter's
 start included; beside it stands its CPU time, which a busy machine changes less. The report is opened in headless
-Chromium (`.ci/install-browser`): it is interactive when its first picture is drawn and a key has drawn the next. Writes benchmarks/results/seeing.json.
+Chromium (`.ci/install-browser`): it is interactive when its first picture is drawn and a key has drawn the next. Writes
+benchmarks/results/seeing.json.
 
   python benchmarks/seeing.py      # a minute or two, nearly all of it XLA's
 """

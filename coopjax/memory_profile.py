@@ -125,7 +125,7 @@ class MemoryProfile:
 
   Example:
     >>> import jax, jax.numpy as jnp, coopjax
-    >>> compiled = jax.jit(lambda x: jnp.tanh(x @ x).sum()).lower(jnp.ones((64, 64))).compile()
+    >>> compiled = jax.jit(lambda x: jnp.sort(x @ x).sum()).lower(jnp.ones((64, 64))).compile()
     >>> profile = coopjax.inspect(compiled)
     >>> profile.temp_bytes == compiled.memory_analysis().temp_size_in_bytes
     True

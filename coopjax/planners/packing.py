@@ -1,7 +1,7 @@
 """Offsets for buffers whose live ranges are fixed, and for the values of a schedule.
 
 A heap can't be smaller than the bytes that are live together; what it has above them is fragmentation. Three packers,
-all in ``xla_pass/packing/packing*``:
+all in ``xla_pass/packing/``:
 
 * ``best_fit``: what XLA does for temporaries: best fit by falling size, and again by falling duration, the smaller
   heap.

@@ -39,7 +39,7 @@ def inspect(source: Any, module: str | None = None) -> MemoryProfile:
 
   Example:
     >>> import jax, jax.numpy as jnp, coopjax
-    >>> profile = coopjax.inspect(jax.jit(lambda x: jnp.tanh(x @ x).sum()).lower(jnp.ones((64, 64))).compile())
+    >>> profile = coopjax.inspect(jax.jit(lambda x: jnp.sort(x @ x).sum()).lower(jnp.ones((64, 64))).compile())
     >>> profile.grouped(profile.at_peak(), "dtype")[0].key
     'f32'
   """

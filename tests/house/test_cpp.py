@@ -1,4 +1,4 @@
-"""Builds and runs the C++ unit tests (``xla_pass/*_test.cc``), so that pytest alone covers the whole project."""
+"""Builds and runs the C++ unit tests (``xla_pass/**/*_test.cc``), so that pytest alone covers the whole project."""
 
 import os
 import pathlib

@@ -33,7 +33,7 @@ nb::dict ToDict(const CoopResult& result) {
 }
 
 void BindOptions(nb::module_& m) {
-  nb::class_<CoopOptions>(m, "CoopOptions", "The switches of the Coop planner; see coop_options.h.")
+  nb::class_<CoopOptions>(m, "CoopOptions", "The switches of the Coop planner; see planners/coop/options.h.")
       .def(nb::init<>())
       .def_prop_rw(
           "eviction", [](const CoopOptions& options) { return static_cast<int>(options.eviction); },
@@ -69,8 +69,8 @@ void BindCoop(nb::module_& m) {
       result = PlanCoop(program, steps, budget_bytes, options);
     }
     return ToDict(result);
-  }, "Coop, DTR or DTE simulated in an arena of the budget's size; see coop_planner.h. `placements` has rows (value, "
-     "step of production, offset), flattened.");
+  }, "Coop, DTR or DTE simulated in an arena of the budget's size; see planners/coop/planner.h. `placements` has rows "
+     "(value, step of production, offset), flattened.");
   m.def("plan_windows", [](const StepProgram& program, Array<int32_t> order, Array<int64_t> offsets,
                            int64_t budget_bytes) {
     const std::vector<int32_t> steps = ToVector<int32_t>(order);

@@ -91,11 +91,11 @@ void BindHloProgram(nb::module_& m) {
      "The fields of a computation's StepProgram, by default the entry's, and the instruction id of each op; see "
      "hlo_program.h.");
   m.def("predict_memory", [](const ParsedModule& parsed) { return HeapFields(parsed.Heap()); },
-        "What XLA's buffer assignment will do with a scheduled module; see hlo_heap.h.");
+        "What XLA's buffer assignment will do with a scheduled module; see buffers/heap.h.");
   m.def("module_cost", [](const ParsedModule& parsed, bool count_iterations) {
     const auto cost = coopjax::CostModel(parsed.Analysis().graph, count_iterations).ComputationCost(parsed.module->entry);
     return nb::make_tuple(cost.flops, cost.transcendentals, cost.bytes_accessed);
-  }, "FLOPs, transcendentals and bytes accessed of one run of a module; see hlo_cost.h.");
+  }, "FLOPs, transcendentals and bytes accessed of one run of a module; see bridge/cost.h.");
   m.def("parse_buffer_assignment", [](const nb::bytes& proto, bool is_hlo_proto) {
     std::string_view message(proto.c_str(), proto.size());
     if (is_hlo_proto) message = coopjax::BufferAssignmentOfHloProto(message);

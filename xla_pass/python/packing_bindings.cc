@@ -81,7 +81,7 @@ void BindProblem(nb::module_& m) {
         return ToDict(self, result);
       }, nb::kw_only(), nb::arg("effort"), nb::arg("time_limit_s"), nb::arg("peels") = true,
          nb::arg("branches") = true, nb::arg("anneals") = true, nb::arg("seed") = 0,
-         "The search of packing_search.h.");
+         "The search of packing/search.h.");
 }
 
 }  // namespace
@@ -102,7 +102,7 @@ void BindPacking(nb::module_& m) {
     return nb::make_tuple(ToNumpy(buffers.values), ToNumpy(lower), ToNumpy(upper), ToNumpy(sizes),
                           ToNumpy(same_offset_as));
   }, "(value or -1 for workspace, lower, upper, bytes, buffer at whose offset it lies or -1) of each buffer of a valid "
-     "schedule, as arrays; see packing_schedule.h.");
+     "schedule, as arrays; see packing/of_schedule.h.");
 }
 
 }  // namespace coopjax::python

@@ -105,7 +105,7 @@ void BindRemat(nb::module_& m) {
   }, nb::arg("program"), nb::arg("order"), nb::arg("budget_bytes"), nb::kw_only(), nb::arg("exponent") = 2.0,
      nb::arg("num_price_rounds") = 24, nb::arg("merge_repeats") = true, nb::arg("clean_up") = true,
      nb::arg("swap") = true, nb::arg("max_trials") = 1000000, nb::arg("time_limit_s") = 10.0,
-     "Rematerialization under a budget of live bytes; see peak_planner.h.");
+     "Rematerialization under a budget of live bytes; see planners/peak/planner.h.");
 }
 
 // A search that makes a plan better: all take and give the same.

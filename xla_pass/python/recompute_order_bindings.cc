@@ -110,7 +110,7 @@ void BindRecomputeOrder(nb::module_& m) {
     return ToDict(result);
   }, nb::arg("module"), nb::kw_only(), nb::arg("changes"), nb::arg("budget_bytes").none(), nb::arg("roofline"),
      nb::arg("kept_scope"), nb::arg("planner").none(), nb::arg("searches_order"), nb::arg("near_smallest"),
-     nb::arg("time_limit_s"), "A module in less memory, by its order and by recomputing; see recompute_order_pass.h.");
+     nb::arg("time_limit_s"), "A module in less memory, by its order and by recomputing; see pass/recompute_order.h.");
   m.def("least_workspaces", [](const ParsedModule& parsed) {
     const ProgramReader reader = {};
     const RematPlanners planners = {};

@@ -34,7 +34,7 @@ void BindSegments(nb::module_& m) {
   }, nb::arg("program"), nb::arg("order"), nb::arg("budget_bytes"), nb::kw_only(), nb::arg("num_rounds") = 14,
      nb::arg("max_levels") = 6, nb::arg("clean_up") = true, nb::arg("max_polished_ops") = 20000,
      nb::arg("max_trials") = 300000, nb::arg("time_limit_s") = 60.0,
-     "Rematerialization of large programs; see segment_planner.h. `order` has no repeats.");
+     "Rematerialization of large programs; see planners/segments/planner.h. `order` has no repeats.");
 }
 
 }  // namespace coopjax::python
