@@ -56,7 +56,7 @@ TEST(AnnotatedAliasesArePairs) {
   b.Begin("main");
   const int64_t x = b.Parameter(0, kArray), y = b.Parameter(1, kPair);
   b.Add("custom-call", kPair, {x, y});
-  b.last().output_operand_aliasing = {{{0}, 1, {1}}, {{1}, 0, {}}, {{2}, 0, {}}, {{0}, 2, {}}, {{0}, 0, {0}}};
+  b.last().output_operand_aliasing = {{{0}, -1, {}}, {{0}, 2, {}}, {{2}, 0, {}}, {{0}, 0, {0}}, {{0}, 1, {1}}, {{1}, 0, {}}};
   EXPECT_EQ(Pairs(b), "1.2>1 0.0>2");
 }
 
