@@ -27,12 +27,12 @@ struct Attributes {
 };
 
 void ParseWindow(std::string_view message, std::vector<WindowDimension>* window) {
-  WireReader reader(message);
-  for (WireField field; reader.Next(&field);) {
+  hlo::WireReader reader(message);
+  for (hlo::WireField field; reader.Next(&field);) {
     if (field.number != 1) continue;
     WindowDimension& dimension = window->emplace_back();
-    WireReader part(field.bytes);
-    for (WireField attribute; part.Next(&attribute);) {
+    hlo::WireReader part(field.bytes);
+    for (hlo::WireField attribute; part.Next(&attribute);) {
       switch (attribute.number) {
         case 1: dimension.size = attribute.as_int64(); break;
         case 2: dimension.stride = attribute.as_int64(); break;
@@ -46,34 +46,34 @@ void ParseWindow(std::string_view message, std::vector<WindowDimension>* window)
 }
 
 void ParseConvolutionDimensions(std::string_view message, Attributes* attributes) {
-  WireReader reader(message);
-  for (WireField field; reader.Next(&field);) {
+  hlo::WireReader reader(message);
+  for (hlo::WireField field; reader.Next(&field);) {
     switch (field.number) {
-      case 6: ReadRepeatedInt64(field, &attributes->kernel_spatial); break;
+      case 6: hlo::ReadRepeatedInt64(field, &attributes->kernel_spatial); break;
       case 7: attributes->input_batch = field.as_int64(); break;
       case 8: attributes->input_feature = field.as_int64(); break;
       case 10: attributes->output_feature = field.as_int64(); break;
-      case 11: ReadRepeatedInt64(field, &attributes->input_spatial); break;
-      case 12: ReadRepeatedInt64(field, &attributes->output_spatial); break;
+      case 11: hlo::ReadRepeatedInt64(field, &attributes->input_spatial); break;
+      case 12: hlo::ReadRepeatedInt64(field, &attributes->output_spatial); break;
     }
   }
 }
 
-Attributes ParseAttributes(const Instruction& instruction) {
+Attributes ParseAttributes(const hlo::Instruction& instruction) {
   Attributes attributes;
-  WireReader reader(instruction.raw);
-  for (WireField field; reader.Next(&field);) {
+  hlo::WireReader reader(instruction.raw);
+  for (hlo::WireField field; reader.Next(&field);) {
     switch (field.number) {
       case 15: ParseWindow(field.bytes, &attributes.window); break;
       case 16: ParseConvolutionDimensions(field.bytes, &attributes); break;
       case 30: {
-        WireReader dimensions(field.bytes);
-        for (WireField part; dimensions.Next(&part);) {
-          if (part.number == 1) ReadRepeatedInt64(part, &attributes.lhs_contracting_dimensions);
+        hlo::WireReader dimensions(field.bytes);
+        for (hlo::WireField part; dimensions.Next(&part);) {
+          if (part.number == 1) hlo::ReadRepeatedInt64(part, &attributes.lhs_contracting_dimensions);
         }
         break;
       }
-      case 32: ReadRepeatedInt64(field, &attributes.fft_length); break;
+      case 32: hlo::ReadRepeatedInt64(field, &attributes.fft_length); break;
       case 50: attributes.feature_group_count = std::max<int64_t>(1, field.as_int64()); break;
       case 58: attributes.batch_group_count = std::max<int64_t>(1, field.as_int64()); break;
     }
@@ -81,11 +81,11 @@ Attributes ParseAttributes(const Instruction& instruction) {
   return attributes;
 }
 
-int64_t DimensionOr1(const Shape& shape, int64_t dimension) {
+int64_t DimensionOr1(const hlo::Shape& shape, int64_t dimension) {
   return dimension >= 0 && dimension < std::ssize(shape.dimensions) ? shape.dimensions[dimension] : 1;
 }
 
-double DotFlops(const Shape& lhs, const Shape& result, const Attributes& attributes) {
+double DotFlops(const hlo::Shape& lhs, const hlo::Shape& result, const Attributes& attributes) {
   double width = 1;
   for (const int64_t dimension : attributes.lhs_contracting_dimensions) width *= DimensionOr1(lhs, dimension);
   return 2.0 * static_cast<double>(result.num_elements()) * width;
@@ -111,7 +111,7 @@ double ValidPositions(const WindowDimension& window, int64_t input, int64_t kern
   return count;
 }
 
-double ConvolutionFlops(const Shape& lhs, const Shape& rhs, const Shape& result, const Attributes& attributes) {
+double ConvolutionFlops(const hlo::Shape& lhs, const hlo::Shape& rhs, const hlo::Shape& result, const Attributes& attributes) {
   double positions = 1;
   for (size_t k = 0; k < attributes.window.size(); ++k) {
     if (k >= attributes.input_spatial.size() || k >= attributes.kernel_spatial.size() ||
@@ -136,15 +136,15 @@ double WindowElements(const Attributes& attributes) {
 double CeilLog2(int64_t n) { return n > 1 ? static_cast<double>(std::bit_width(static_cast<uint64_t>(n - 1))) : 0; }
 
 // The first array of a result: that of a reduce over several operands, say.
-const Shape& FirstArray(const Shape& shape) {
+const hlo::Shape& FirstArray(const hlo::Shape& shape) {
   return shape.is_tuple() && !shape.tuple_shapes.empty() ? FirstArray(shape.tuple_shapes[0]) : shape;
 }
 
 }  // namespace
 
-int64_t TripCount(const Instruction& loop) {
-  WireReader reader(loop.raw);
-  for (WireField field; reader.Next(&field);) {
+int64_t TripCount(const hlo::Instruction& loop) {
+  hlo::WireReader reader(loop.raw);
+  for (hlo::WireField field; reader.Next(&field);) {
     if (field.number != 43) continue;
     const size_t key = field.bytes.find("\"known_trip_count\"");
     if (key == std::string_view::npos) return 1;
@@ -158,7 +158,7 @@ int64_t TripCount(const Instruction& loop) {
   return 1;
 }
 
-CostModel::CostModel(const HloGraph& graph, bool count_iterations)
+CostModel::CostModel(const hlo::Graph& graph, bool count_iterations)
     : graph_(graph), count_iterations_(count_iterations) {
   computation_cost_.resize(graph.module().computations.size());
   is_known_.assign(graph.module().computations.size(), 0);
@@ -166,7 +166,7 @@ CostModel::CostModel(const HloGraph& graph, bool count_iterations)
 
 double CostModel::ArrayBytes(int32_t i) const {
   double bytes = 0;
-  for (Node node = graph_.node_base(i); node < graph_.node_end(i); ++node) {
+  for (hlo::Node node = graph_.node_base(i); node < graph_.node_end(i); ++node) {
     if (graph_.shape(node).is_array()) bytes += static_cast<double>(graph_.shape(node).byte_size());
   }
   return bytes;
@@ -206,18 +206,18 @@ double CostModel::FusionParameterBytes(int32_t parameter) const {
   double bytes = 0;
   bool is_read_whole = false;
   for (const int32_t user : graph_.users(parameter)) {
-    const Op op = graph_.op(user);
+    const hlo::Op op = graph_.op(user);
     const auto operands = graph_.operands(user);
-    if (op == Op::kFusion) {
+    if (op == hlo::Op::kFusion) {
       for (int32_t number = 0; number < std::ssize(operands); ++number) {
         const int32_t inner = graph_.parameter(graph_.called(user)[0], number);
         if (operands[number] == parameter && inner >= 0) bytes += FusionParameterBytes(inner);
       }
-    } else if (op == Op::kSlice || ((op == Op::kDynamicSlice || op == Op::kGather) && operands[0] == parameter)) {
+    } else if (op == hlo::Op::kSlice || ((op == hlo::Op::kDynamicSlice || op == hlo::Op::kGather) && operands[0] == parameter)) {
       bytes += ArrayBytes(user);
-    } else if (op == Op::kBroadcast || op == Op::kReshape) {
+    } else if (op == hlo::Op::kBroadcast || op == hlo::Op::kReshape) {
       bytes += ArrayBytes(parameter);
-    } else if (!(op == Op::kDynamicUpdateSlice && operands[0] == parameter) && !is_read_whole) {
+    } else if (!(op == hlo::Op::kDynamicUpdateSlice && operands[0] == parameter) && !is_read_whole) {
       is_read_whole = true;
       bytes += ArrayBytes(parameter);
     }
@@ -232,9 +232,9 @@ OpCost CostModel::FusionCost(int32_t i) {
   const int32_t root = graph_.root(computation);
   const auto written_bytes = [&](int32_t result) {
     // A dynamic-update-slice at the root writes only the update.
-    return ArrayBytes(graph_.op(result) == Op::kDynamicUpdateSlice ? graph_.operands(result)[1] : result);
+    return ArrayBytes(graph_.op(result) == hlo::Op::kDynamicUpdateSlice ? graph_.operands(result)[1] : result);
   };
-  if (graph_.op(root) == Op::kTuple) {
+  if (graph_.op(root) == hlo::Op::kTuple) {
     for (const int32_t result : graph_.operands(root)) cost.bytes_accessed += written_bytes(result);
   } else {
     cost.bytes_accessed += written_bytes(root);
@@ -248,7 +248,7 @@ OpCost CostModel::FusionCost(int32_t i) {
 
 OpCost CostModel::ControlFlowCost(int32_t i) {
   OpCost cost;
-  if (graph_.op(i) == Op::kConditional) {
+  if (graph_.op(i) == hlo::Op::kConditional) {
     for (const int32_t branch : graph_.called(i)) {
       const OpCost inner = ComputationCost(branch);
       cost = {std::max(cost.flops, inner.flops), std::max(cost.transcendentals, inner.transcendentals),
@@ -256,7 +256,7 @@ OpCost CostModel::ControlFlowCost(int32_t i) {
     }
     return cost;
   }
-  const bool is_loop = graph_.op(i) == Op::kWhile && count_iterations_;
+  const bool is_loop = graph_.op(i) == hlo::Op::kWhile && count_iterations_;
   const double count = is_loop ? static_cast<double>(TripCount(graph_.instruction(i))) : 1;
   for (const int32_t callee : graph_.called(i)) {
     const OpCost inner = ComputationCost(callee);
@@ -274,17 +274,17 @@ OpCost CostModel::AppliedCost(int32_t i) {
     return static_cast<double>(FirstArray(*graph_.instruction(of).shape).num_elements());
   };
   switch (graph_.op(i)) {
-    case Op::kReduce:
+    case hlo::Op::kReduce:
       return ScaledCallee(i, 0, elements(operands[0]) - elements(i));
-    case Op::kReduceWindow:
+    case hlo::Op::kReduceWindow:
       return ScaledCallee(i, 0, (WindowElements(ParseAttributes(graph_.instruction(i))) - 1) * elements(i));
-    case Op::kSelectAndScatter: {
+    case hlo::Op::kSelectAndScatter: {
       const double sources = elements(operands[1]);
       OpCost cost = ScaledCallee(i, 0, sources * (WindowElements(ParseAttributes(graph_.instruction(i))) - 1));
       cost.flops += ScaledCallee(i, 1, sources).flops;
       return cost;
     }
-    case Op::kScatter: {
+    case hlo::Op::kScatter: {
       // Operands, indices, updates; the updates are read, and as much of the operands is read and written.
       const size_t num_results = (operands.size() - 1) / 2;
       OpCost cost = ScaledCallee(i, 0, elements(operands[num_results + 1]));
@@ -299,28 +299,28 @@ OpCost CostModel::AppliedCost(int32_t i) {
 
 // FLOPs of the ops that do their arithmetic themselves.
 double CostModel::OwnFlops(int32_t i) const {
-  const Instruction& instruction = graph_.instruction(i);
-  const auto operand = [&](size_t k) -> const Shape& {
+  const hlo::Instruction& instruction = graph_.instruction(i);
+  const auto operand = [&](size_t k) -> const hlo::Shape& {
     return FirstArray(*graph_.instruction(graph_.operands(i)[k]).shape);
   };
-  const auto elements = [](const Shape& shape) { return static_cast<double>(shape.num_elements()); };
-  const auto last_dimension = [](const Shape& shape) {
+  const auto elements = [](const hlo::Shape& shape) { return static_cast<double>(shape.num_elements()); };
+  const auto last_dimension = [](const hlo::Shape& shape) {
     return static_cast<double>(DimensionOr1(shape, std::ssize(shape.dimensions) - 1));
   };
-  const Shape& result = FirstArray(*instruction.shape);
+  const hlo::Shape& result = FirstArray(*instruction.shape);
   switch (graph_.op(i)) {
-    case Op::kDot: return DotFlops(operand(0), result, ParseAttributes(instruction));
-    case Op::kConvolution: return ConvolutionFlops(operand(0), operand(1), result, ParseAttributes(instruction));
-    case Op::kSort: return elements(operand(0)) * CeilLog2(operand(0).num_elements());
-    case Op::kTriangularSolve: return 2 * elements(operand(1)) * last_dimension(operand(0));
-    case Op::kCholesky: return elements(result) * last_dimension(result) / 3;
-    case Op::kFft: {
+    case hlo::Op::kDot: return DotFlops(operand(0), result, ParseAttributes(instruction));
+    case hlo::Op::kConvolution: return ConvolutionFlops(operand(0), operand(1), result, ParseAttributes(instruction));
+    case hlo::Op::kSort: return elements(operand(0)) * CeilLog2(operand(0).num_elements());
+    case hlo::Op::kTriangularSolve: return 2 * elements(operand(1)) * last_dimension(operand(0));
+    case hlo::Op::kCholesky: return elements(result) * last_dimension(result) / 3;
+    case hlo::Op::kFft: {
       double factors = 1;
       for (const int64_t length : ParseAttributes(instruction).fft_length) factors *= std::floor(std::log2(length));
       return 8 * factors * elements(operand(0));
     }
-    case Op::kAllReduce: case Op::kAllReduceStart: return elements(result);
-    case Op::kCopy: return 0;
+    case hlo::Op::kAllReduce: case hlo::Op::kAllReduceStart: return elements(result);
+    case hlo::Op::kCopy: return 0;
     default: return graph_.opcode(i).is_elementwise ? elements(result) : 0;
   }
 }
@@ -328,27 +328,27 @@ double CostModel::OwnFlops(int32_t i) const {
 double CostModel::AccessedBytes(int32_t i) const {
   const auto operands = graph_.operands(i);
   switch (graph_.op(i)) {
-    case Op::kSlice: case Op::kDynamicSlice: return 2 * ArrayBytes(i);
-    case Op::kGather: return 2 * ArrayBytes(i) + ArrayBytes(operands[1]);
-    case Op::kDynamicUpdateSlice: return 2 * ArrayBytes(operands[1]);
+    case hlo::Op::kSlice: case hlo::Op::kDynamicSlice: return 2 * ArrayBytes(i);
+    case hlo::Op::kGather: return 2 * ArrayBytes(i) + ArrayBytes(operands[1]);
+    case hlo::Op::kDynamicUpdateSlice: return 2 * ArrayBytes(operands[1]);
     default: return OperandAndResultBytes(i);
   }
 }
 
 OpCost CostModel::Cost(int32_t i) {
-  const Op op = graph_.op(i);
-  if (IsGlue(op)) return {};
+  const hlo::Op op = graph_.op(i);
+  if (hlo::IsGlue(op)) return {};
   switch (op) {
-    case Op::kFusion: return FusionCost(i);
-    case Op::kCall: case Op::kWhile: case Op::kConditional: case Op::kAsyncStart: return ControlFlowCost(i);
-    case Op::kReduce: case Op::kMap: case Op::kReduceWindow: case Op::kSelectAndScatter: case Op::kScatter:
+    case hlo::Op::kFusion: return FusionCost(i);
+    case hlo::Op::kCall: case hlo::Op::kWhile: case hlo::Op::kConditional: case hlo::Op::kAsyncStart: return ControlFlowCost(i);
+    case hlo::Op::kReduce: case hlo::Op::kMap: case hlo::Op::kReduceWindow: case hlo::Op::kSelectAndScatter: case hlo::Op::kScatter:
       return AppliedCost(i);
-    case Op::kAsyncUpdate: case Op::kAsyncDone: case Op::kCopyDone: case Op::kRecvDone: case Op::kAllReduceDone:
-    case Op::kAllGatherDone: case Op::kCollectivePermuteDone:
+    case hlo::Op::kAsyncUpdate: case hlo::Op::kAsyncDone: case hlo::Op::kCopyDone: case hlo::Op::kRecvDone: case hlo::Op::kAllReduceDone:
+    case hlo::Op::kAllGatherDone: case hlo::Op::kCollectivePermuteDone:
       return {};  // counted at the start
     default: break;
   }
-  const bool is_random = op == Op::kRng || op == Op::kRngBitGenerator;
+  const bool is_random = op == hlo::Op::kRng || op == hlo::Op::kRngBitGenerator;
   if (graph_.opcode(i).is_transcendental || is_random) {
     return {0, static_cast<double>(FirstArray(*graph_.instruction(i).shape).num_elements()), AccessedBytes(i)};
   }
@@ -362,18 +362,18 @@ double CostModel::ComputationSeconds(int32_t computation, const Roofline& roofli
 }
 
 double CostModel::Seconds(int32_t i, const Roofline& roofline) {
-  if (IsGlue(graph_.op(i))) return 0;
+  if (hlo::IsGlue(graph_.op(i))) return 0;
   double seconds = 0;
   switch (graph_.op(i)) {
-    case Op::kWhile: {
+    case hlo::Op::kWhile: {
       for (const int32_t callee : graph_.called(i)) seconds += ComputationSeconds(callee, roofline);
       if (count_iterations_) seconds *= static_cast<double>(TripCount(graph_.instruction(i)));
       break;
     }
-    case Op::kConditional:
+    case hlo::Op::kConditional:
       for (const int32_t callee : graph_.called(i)) seconds = std::max(seconds, ComputationSeconds(callee, roofline));
       break;
-    case Op::kCall: case Op::kAsyncStart:
+    case hlo::Op::kCall: case hlo::Op::kAsyncStart:
       seconds = ComputationSeconds(graph_.called(i)[0], roofline);
       break;
     default: {

@@ -30,7 +30,7 @@ struct Roofline {
 class CostModel {
  public:
   // `graph` must outlive the model. Without `count_iterations` a loop costs one iteration, as in XLA.
-  explicit CostModel(const HloGraph& graph, bool count_iterations = true);
+  explicit CostModel(const hlo::Graph& graph, bool count_iterations = true);
 
   OpCost Cost(int32_t instruction);
   // Of all instructions of a computation.
@@ -50,13 +50,13 @@ class CostModel {
   double ArrayBytes(int32_t instruction) const;
   double ComputationSeconds(int32_t computation, const Roofline& roofline);
 
-  const HloGraph& graph_;
+  const hlo::Graph& graph_;
   const bool count_iterations_;
   std::vector<OpCost> computation_cost_;
   std::vector<uint8_t> is_known_;         // [computation]
 };
 
 // Iterations of a while loop: `known_trip_count` of its backend_config, 1 when there is none.
-int64_t TripCount(const Instruction& loop);
+int64_t TripCount(const hlo::Instruction& loop);
 
 }  // namespace coopjax

@@ -14,8 +14,8 @@ using testing::TupleOf;
 std::string ContractingDimension(int64_t dimension) {
   std::string dimensions, raw;
   const std::vector<int64_t> contracting = {dimension};
-  AppendPackedField(1, contracting, &dimensions);
-  AppendBytesField(30, dimensions, &raw);
+  hlo::AppendPackedField(1, contracting, &dimensions);
+  hlo::AppendBytesField(30, dimensions, &raw);
   return raw;
 }
 
@@ -25,16 +25,16 @@ std::string Convolution1D(int64_t size, int64_t stride, int64_t low, int64_t hig
                           int64_t base_dilation) {
   std::string dimension, window, numbers, raw;
   const int64_t attributes[] = {size, stride, low, high, window_dilation, base_dilation};
-  for (uint32_t k = 0; k < 6; ++k) AppendVarintField(k + 1, attributes[k], &dimension);
-  AppendBytesField(1, dimension, &window);
-  AppendVarintField(8, 2, &numbers);   // input feature
-  AppendVarintField(10, 2, &numbers);  // output feature
+  for (uint32_t k = 0; k < 6; ++k) hlo::AppendVarintField(k + 1, attributes[k], &dimension);
+  hlo::AppendBytesField(1, dimension, &window);
+  hlo::AppendVarintField(8, 2, &numbers);   // input feature
+  hlo::AppendVarintField(10, 2, &numbers);  // output feature
   const std::vector<int64_t> kernel_spatial = {0}, spatial = {1};
-  AppendPackedField(6, kernel_spatial, &numbers);
-  AppendPackedField(11, spatial, &numbers);
-  AppendPackedField(12, spatial, &numbers);
-  AppendBytesField(15, window, &raw);
-  AppendBytesField(16, numbers, &raw);
+  hlo::AppendPackedField(6, kernel_spatial, &numbers);
+  hlo::AppendPackedField(11, spatial, &numbers);
+  hlo::AppendPackedField(12, spatial, &numbers);
+  hlo::AppendBytesField(15, window, &raw);
+  hlo::AppendBytesField(16, numbers, &raw);
   return raw;
 }
 
@@ -43,7 +43,7 @@ TEST(DotsCostTwoFlopsPerMultiplyAdd) {
   b.Begin("main");
   const int64_t dot = b.Add("dot", F32({4, 16}), {b.Parameter(0, F32({4, 8})), b.Parameter(1, F32({8, 16}))});
   b.SetRaw(ContractingDimension(1));
-  const HloGraph graph(b.Finish());
+  const hlo::Graph graph(b.Finish());
   const OpCost cost = CostModel(graph).Cost(b.index(dot));
   EXPECT_EQ(cost.flops, 2.0 * 4 * 16 * 8);
   EXPECT_EQ(cost.bytes_accessed, 4.0 * (4 * 8 + 8 * 16 + 4 * 16));
@@ -67,7 +67,7 @@ TEST(ConvolutionsCountPositionsThatMeetInput) {
     const int64_t lhs = b.Parameter(0, F32({2, c.input, 3})), rhs = b.Parameter(1, F32({c.kernel, 3, 5}));
     const int64_t convolution = b.Add("convolution", F32({2, c.output, 5}), {lhs, rhs});
     b.SetRaw(Convolution1D(c.kernel, c.stride, c.low, c.high, c.window_dilation, c.base_dilation));
-    const HloGraph graph(b.Finish());
+    const hlo::Graph graph(b.Finish());
     EXPECT_EQ(CostModel(graph).Cost(b.index(convolution)).flops, 2.0 * 2 * 3 * 5 * static_cast<double>(positions));
   }
 }
@@ -78,7 +78,7 @@ TEST(TranscendentalsAreCountedApart) {
   const int64_t p = b.Parameter(0, F32({10}));
   const int64_t e = b.Add("exponential", F32({10}), {p});
   const int64_t sum = b.Add("add", F32({10}), {e, p});
-  const HloGraph graph(b.Finish());
+  const hlo::Graph graph(b.Finish());
   CostModel model(graph);
   EXPECT_EQ(model.Cost(b.index(e)).flops, 0.0);
   EXPECT_EQ(model.Cost(b.index(e)).transcendentals, 10.0);
@@ -98,7 +98,7 @@ TEST(FusionsReadWhatTheyUse) {
   b.EndEmbedded();
   b.Begin("main");
   const int64_t call = b.LoopFusion(F32({10}), {b.Parameter(0, F32({100})), b.Parameter(1, F32({10}))}, fused);
-  const HloGraph graph(b.Finish());
+  const hlo::Graph graph(b.Finish());
   const OpCost cost = CostModel(graph).Cost(b.index(call));
   EXPECT_EQ(cost.flops, 20.0);
   EXPECT_EQ(cost.bytes_accessed, 4.0 * (10 + 10 + 10));
@@ -116,9 +116,9 @@ TEST(LoopsCostTheirIterations) {
   const int64_t p = b.Parameter(0, F32({4}));
   const int64_t loop = b.Add("while", F32({4}), {p}, {body, condition});
   std::string raw;
-  AppendBytesField(43, R"({"known_init_step":{"init":"0"},"known_trip_count":{"n":"7"}})", &raw);
+  hlo::AppendBytesField(43, R"({"known_init_step":{"init":"0"},"known_trip_count":{"n":"7"}})", &raw);
   b.SetRaw(raw);
-  const HloGraph graph(b.Finish());
+  const hlo::Graph graph(b.Finish());
   EXPECT_EQ(CostModel(graph).Cost(b.index(loop)).flops, 7.0 * (4 + 1));
   EXPECT_EQ(CostModel(graph, /*count_iterations=*/false).Cost(b.index(loop)).flops, 5.0);
   // Three ops inside, 0.5 s overhead each, and the loop itself: nothing else costs time here.
@@ -131,7 +131,7 @@ TEST(SecondsFollowTheSlowerSide) {
   b.Begin("main");
   const int64_t p = b.Parameter(0, F32({10}));
   const int64_t e = b.Add("exponential", F32({10}), {p});  // 10 transcendentals, 80 bytes
-  const HloGraph graph(b.Finish());
+  const hlo::Graph graph(b.Finish());
   EXPECT_EQ(CostModel(graph).Seconds(b.index(e), {1, 2, 1000, 1}), 5.0 + 1);
   EXPECT_EQ(CostModel(graph).Seconds(b.index(e), {1, 1000, 8, 0}), 10.0);
   EXPECT_EQ(CostModel(graph).Seconds(b.index(p), {1, 1, 1, 1}), 0.0);

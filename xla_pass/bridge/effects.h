@@ -8,12 +8,12 @@
 namespace coopjax {
 
 // The instruction (HasOwnEffects), or any that it calls.
-bool HasEffects(const HloGraph& graph, int32_t instruction);
+bool HasEffects(const hlo::Graph& graph, int32_t instruction);
 
 // The same operands give the same bits, in all that it calls, too.
-bool IsPure(const HloGraph& graph, int32_t instruction);
+bool IsPure(const hlo::Graph& graph, int32_t instruction);
 
 // Overwrites an operand, or may: a fusion that ends in an update.
-bool WritesInPlace(const HloGraph& graph, int32_t instruction);
+bool WritesInPlace(const hlo::Graph& graph, int32_t instruction);
 
 }  // namespace coopjax

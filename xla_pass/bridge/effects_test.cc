@@ -13,8 +13,8 @@ using testing::F32;
 using testing::HloBuilder;
 using testing::TupleOf;
 
-Shape InMemory(int64_t memory_space) {
-  Shape shape = F32({4});
+hlo::Shape InMemory(int64_t memory_space) {
+  hlo::Shape shape = F32({4});
   shape.memory_space = memory_space;
   return shape;
 }
@@ -25,11 +25,11 @@ TEST(CollectivesAndRandomStateAreEffects) {
   const int64_t p = b.Parameter(0, F32({4}));
   for (const char* opcode : {"all-reduce", "collective-permute", "rng", "send", "outfeed", "brand-new-op"}) {
     const int64_t i = b.Add(opcode, F32({4}), {p});
-    EXPECT_TRUE(HasEffects(HloGraph(b.Finish()), b.index(i)));
+    EXPECT_TRUE(HasEffects(hlo::Graph(b.Finish()), b.index(i)));
   }
   for (const char* opcode : {"negate", "copy", "reverse", "partition-id", "replica-id"}) {
     const int64_t i = b.Add(opcode, F32({4}), {p});
-    EXPECT_TRUE(!HasEffects(HloGraph(b.Finish()), b.index(i)));
+    EXPECT_TRUE(!HasEffects(hlo::Graph(b.Finish()), b.index(i)));
   }
 }
 
@@ -40,7 +40,7 @@ TEST(ACustomCallHasTheEffectsThatItSays) {
   const int64_t quiet = b.Add("custom-call", F32({4}), {p});
   const int64_t loud = b.Add("custom-call", F32({4}), {p});
   b.last().custom_call_has_side_effect = true;
-  const HloGraph graph(b.Finish());
+  const hlo::Graph graph(b.Finish());
   EXPECT_TRUE(!HasEffects(graph, b.index(quiet)));
   EXPECT_TRUE(HasEffects(graph, b.index(loud)));
 }
@@ -53,7 +53,7 @@ TEST(WhatIsMadeInASmallMemoryIsAnEffectAndGlueMakesNothing) {
   const int64_t on_host = b.Add("negate", InMemory(5), {p}), small = b.Add("negate", InMemory(1), {p});
   const int64_t one_of_two = b.Add("custom-call", TupleOf({InMemory(0), InMemory(1)}), {p});
   const int64_t shown = b.Add("bitcast", InMemory(1), {small});
-  const HloGraph graph(b.Finish());
+  const hlo::Graph graph(b.Finish());
   EXPECT_TRUE(!HasEffects(graph, b.index(on_host)));
   EXPECT_TRUE(HasEffects(graph, b.index(small)));
   EXPECT_TRUE(HasEffects(graph, b.index(one_of_two)));
@@ -73,8 +73,8 @@ TEST(EffectsAreThoseOfAllThatIsCalled) {
   b.Begin("main");
   const int64_t p = b.Parameter(0, F32({4}));
   const int64_t drawn = b.Add("call", F32({4}), {p}, {outer}), fused = b.LoopFusion(F32({4}), {p}, pure);
-  const HloGraph graph(b.Finish());
-  EXPECT_TRUE(!HasOwnEffects(graph.instruction(b.index(drawn))));
+  const hlo::Graph graph(b.Finish());
+  EXPECT_TRUE(!hlo::HasOwnEffects(graph.instruction(b.index(drawn))));
   EXPECT_TRUE(HasEffects(graph, b.index(drawn)));
   EXPECT_TRUE(!HasEffects(graph, b.index(fused)));
 }
@@ -89,7 +89,7 @@ TEST(PureIsWhatGivesTheSameBits) {
   const int64_t p = b.Parameter(0, F32({4}));
   const int64_t negate = b.Add("negate", F32({4}), {p}), called = b.Add("custom-call", F32({4}), {p});
   const int64_t fused = b.LoopFusion(F32({4}), {p}, custom), unknown = b.Add("brand-new-op", F32({4}), {p});
-  const HloGraph graph(b.Finish());
+  const hlo::Graph graph(b.Finish());
   EXPECT_TRUE(IsPure(graph, b.index(negate)));
   EXPECT_TRUE(!IsPure(graph, b.index(called)));
   EXPECT_TRUE(!IsPure(graph, b.index(fused)));
@@ -102,7 +102,7 @@ TEST(UpdatesWriteInPlace) {
   const int64_t p = b.Parameter(0, F32({8})), row = b.Parameter(1, F32({1}));
   const int64_t update = b.Add("dynamic-update-slice", F32({8}), {p, row});
   const int64_t shown = b.Add("bitcast", F32({2, 4}), {update}), negate = b.Add("negate", F32({2, 4}), {shown});
-  const HloGraph graph(b.Finish());
+  const hlo::Graph graph(b.Finish());
   EXPECT_TRUE(WritesInPlace(graph, b.index(update)));
   EXPECT_TRUE(WritesInPlace(graph, b.index(shown)));
   EXPECT_TRUE(!WritesInPlace(graph, b.index(negate)));
@@ -125,7 +125,7 @@ TEST(AFusionThatEndsInAnUpdateMayWriteInPlace) {
   const int64_t one = b.LoopFusion(F32({8}), {p, row}, computations[0]);
   const int64_t two = b.LoopFusion(TupleOf({F32({1}), F32({8})}), {p, row}, computations[1]);
   const int64_t inside = b.LoopFusion(F32({8}), {p, row}, computations[2]);
-  const HloGraph graph(b.Finish());
+  const hlo::Graph graph(b.Finish());
   EXPECT_TRUE(WritesInPlace(graph, b.index(one)));
   EXPECT_TRUE(WritesInPlace(graph, b.index(two)));
   EXPECT_TRUE(!WritesInPlace(graph, b.index(inside)));

@@ -13,11 +13,11 @@ namespace coopjax {
 namespace {
 
 // How often a computation runs in one run of the module, as far as trip counts are known.
-double NumRuns(const HloGraph& graph, int32_t computation) {
+double NumRuns(const hlo::Graph& graph, int32_t computation) {
   double num_runs = 1;
   while (computation != graph.module().entry) {
     const int32_t caller = graph.callers(computation)[0];
-    if (graph.op(caller) == Op::kWhile) num_runs *= static_cast<double>(TripCount(graph.instruction(caller)));
+    if (graph.op(caller) == hlo::Op::kWhile) num_runs *= static_cast<double>(TripCount(graph.instruction(caller)));
     computation = graph.instruction(caller).computation;
   }
   return num_runs;
@@ -27,7 +27,7 @@ double NumRuns(const HloGraph& graph, int32_t computation) {
 template <typename T>
 class PerInstruction {
  public:
-  PerInstruction(const Computation& computation, const T& value)
+  PerInstruction(const hlo::Computation& computation, const T& value)
       : first_(computation.instructions.front()), values_(computation.instructions.size(), value) {}
   T& operator[](int32_t i) { return values_[i - first_]; }
   const T& operator[](int32_t i) const { return values_[i - first_]; }
@@ -56,8 +56,8 @@ class ProgramBuilder {
     // Parameters are there from the start, wherever they are scheduled.
     for (const bool are_parameters : {true, false}) {
       for (const int32_t i : graph_.sequence(computation_)) {
-        if ((graph_.op(i) == Op::kParameter) != are_parameters) continue;
-        if (IsGlue(graph_.op(i))) {
+        if ((graph_.op(i) == hlo::Op::kParameter) != are_parameters) continue;
+        if (hlo::IsGlue(graph_.op(i))) {
           AddGlue(i);
         } else {
           AddOp(i);
@@ -72,7 +72,7 @@ class ProgramBuilder {
   void MarkOuterBuffers();
   void FindMadeOf();
   std::span<const int32_t> MadeOf(const int32_t& i) const {
-    return IsGlue(graph_.op(i)) ? std::span<const int32_t>(made_of_[i]) : std::span(&i, 1);
+    return hlo::IsGlue(graph_.op(i)) ? std::span<const int32_t>(made_of_[i]) : std::span(&i, 1);
   }
   void FindStarts();
   void AddGlue(int32_t i);
@@ -90,12 +90,12 @@ class ProgramBuilder {
   void SetCanRecompute();
 
   const HloAlias& alias_;
-  const HloGraph& graph_;
+  const hlo::Graph& graph_;
   const HloDataflow& dataflow_;
   const HloLiveRanges& ranges_;
-  const MetadataReader& metadata_;
+  const hlo::MetadataReader& metadata_;
   const int32_t computation_;
-  const Computation& own_;
+  const hlo::Computation& own_;
   const Roofline& roofline_;
   HloProgram& result_;
   StepProgram& program_;
@@ -119,13 +119,13 @@ class ProgramBuilder {
 void ProgramBuilder::MarkOuterBuffers() {
   is_outer_.assign(alias_.num_buffers(), 0);
   const auto mark = [&](int32_t i) {
-    for (Node node = graph_.node_base(i); node < graph_.node_end(i); ++node) {
+    for (hlo::Node node = graph_.node_base(i); node < graph_.node_end(i); ++node) {
       const int32_t value = dataflow_.value_at(node);
       if (value != HloDataflow::kNoValue) is_outer_[alias_.buffer_of(value)] = 1;
     }
   };
   for (const int32_t i : graph_.sequence(computation_)) {
-    if (graph_.op(i) == Op::kParameter) mark(i);
+    if (graph_.op(i) == hlo::Op::kParameter) mark(i);
   }
   mark(graph_.root(computation_));
 }
@@ -134,7 +134,7 @@ void ProgramBuilder::MarkOuterBuffers() {
 // an op that hands it on (an asynchronous done, a loop around it). The module's schedule must have those, too.
 void ProgramBuilder::FindMadeOf() {
   for (const int32_t i : own_.instructions) {  // operands come first
-    if (!IsGlue(graph_.op(i))) continue;
+    if (!hlo::IsGlue(graph_.op(i))) continue;
     std::vector<int32_t>& made_of = made_of_[i];
     for (const int32_t operand : graph_.instruction(i).operands) {
       const auto shown = MadeOf(operand);
@@ -147,7 +147,7 @@ void ProgramBuilder::FindMadeOf() {
 
 void ProgramBuilder::FindStarts() {
   for (const int32_t i : graph_.sequence(computation_)) {
-    const Instruction* start = StartOf(graph_.module(), graph_.instruction(i));
+    const hlo::Instruction* start = hlo::StartOf(graph_.module(), graph_.instruction(i));
     if (start != nullptr) start_of_[i] = static_cast<int32_t>(start - graph_.module().instructions.data());
     if (start != nullptr) is_start_[start_of_[i]] = 1;
   }
@@ -173,9 +173,9 @@ ValueKind ProgramBuilder::KindOf(int32_t value) const {
 
 void ProgramBuilder::AddGlue(int32_t i) {
   AddDependences(i);
-  const bool is_parameter = graph_.op(i) == Op::kParameter;
-  if (!is_parameter && graph_.op(i) != Op::kConstant) return;
-  for (Node node = graph_.node_base(i); node < graph_.node_end(i); ++node) {
+  const bool is_parameter = graph_.op(i) == hlo::Op::kParameter;
+  if (!is_parameter && graph_.op(i) != hlo::Op::kConstant) return;
+  for (hlo::Node node = graph_.node_base(i); node < graph_.node_end(i); ++node) {
     const int32_t value = dataflow_.value_at(node);
     // A caller may hand one value in twice.
     if (!graph_.shape(node).is_array() || value == HloDataflow::kNoValue || step_value_[value] != kNoValue) continue;
@@ -203,7 +203,7 @@ void ProgramBuilder::AddOp(int32_t i) {
 void ProgramBuilder::AddInputs(int32_t i) {
   std::vector<ValueId> inputs;
   for (const int32_t operand : graph_.operands(i)) {
-    for (Node node = graph_.node_base(operand); node < graph_.node_end(operand); ++node) {
+    for (hlo::Node node = graph_.node_base(operand); node < graph_.node_end(operand); ++node) {
       const int32_t value = dataflow_.value_at(node);
       if (value == HloDataflow::kNoValue || step_value_[value] == kNoValue) continue;
       // What an asynchronous start has overwritten stays in its result, but its done does not read it.
@@ -216,10 +216,10 @@ void ProgramBuilder::AddInputs(int32_t i) {
 
 void ProgramBuilder::AddOutputs(int32_t i, OpId op) {
   std::vector<ValueId> outputs;
-  for (Node node = graph_.node_base(i); node < graph_.node_end(i); ++node) {
+  for (hlo::Node node = graph_.node_base(i); node < graph_.node_end(i); ++node) {
     const int32_t value = dataflow_.value_at(node);
     if (value == HloDataflow::kNoValue || !graph_.shape(node).is_array() || step_value_[value] != kNoValue) continue;
-    if (graph_.op(dataflow_.defining_instruction(value)) == Op::kConstant) {
+    if (graph_.op(dataflow_.defining_instruction(value)) == hlo::Op::kConstant) {
       AddValue(value, kNoOp, ValueKind::kConstant);  // a call that returns a constant
     } else {
       outputs.push_back(AddValue(value, op, KindOf(value)));
@@ -246,8 +246,8 @@ void ProgramBuilder::AddDependences(int32_t i) {
   const auto operands = graph_.operands(i);
   for (size_t number = 0; number < operands.size(); ++number) {
     const int32_t operand = operands[number];
-    const bool orders = graph_.instruction(operand).shape->is_token() || graph_.op(i) == Op::kAfterAll ||
-                        (graph_.op(i) == Op::kAddDependency && number == 1);
+    const bool orders = graph_.instruction(operand).shape->is_token() || graph_.op(i) == hlo::Op::kAfterAll ||
+                        (graph_.op(i) == hlo::Op::kAddDependency && number == 1);
     if (orders) {
       follow(operand);
     } else if (op_of_[operand] == kNoOp) {
@@ -290,13 +290,13 @@ void ProgramBuilder::KeepAsyncDistance(int32_t i, std::vector<OpId>* control) {
 }
 
 void ProgramBuilder::AddMayShare(int32_t i, OpId op) {
-  if (graph_.op(i) == Op::kCopy) return;
+  if (graph_.op(i) == hlo::Op::kCopy) return;
   const auto is_candidate = [&](int32_t value) {
     return value != HloDataflow::kNoValue && step_value_[value] != kNoValue &&
            program_.value_kind[step_value_[value]] == ValueKind::kTemporary &&
            alias_.values(alias_.buffer_of(value)).size() == 1;
   };
-  for (Node node = graph_.node_base(i); node < graph_.node_end(i); ++node) {
+  for (hlo::Node node = graph_.node_base(i); node < graph_.node_end(i); ++node) {
     const int32_t output = dataflow_.value_at(node);
     if (!is_candidate(output) || dataflow_.definition(output) != node) continue;
     for (const int32_t operand : graph_.operands(i)) {
@@ -314,11 +314,11 @@ void ProgramBuilder::AddMayShare(int32_t i, OpId op) {
 }
 
 void ProgramBuilder::AddDescription(int32_t i) {
-  const Instruction& instruction = graph_.instruction(i);
+  const hlo::Instruction& instruction = graph_.instruction(i);
   result_.op_instruction_ids.push_back(instruction.id);
   result_.op_names.emplace_back(instruction.name);
   result_.op_kinds.push_back(OpKind(graph_, i));
-  const Metadata metadata = metadata_.Read(instruction);
+  const hlo::Metadata metadata = metadata_.Read(instruction);
   result_.op_scopes.emplace_back(metadata.op_name);
   result_.op_sources.push_back(metadata.Source());
 }
@@ -326,17 +326,17 @@ void ProgramBuilder::AddDescription(int32_t i) {
 // What lives only inside an op's computations, at its worst moment.
 void ProgramBuilder::SetWorkspaces() {
   program_.op_workspace_bytes.assign(program_.num_ops(), 0);
-  const auto runs_others = [this](int32_t i) { return IsControlFlowCall(graph_.op(i)); };
+  const auto runs_others = [this](int32_t i) { return hlo::IsControlFlowCall(graph_.op(i)); };
   if (std::ranges::none_of(own_.instructions, runs_others)) return;
   const HloLiveRanges::Span span = ranges_.span[computation_];
   std::vector<uint8_t> is_inner(dataflow_.num_values(), 0);
   for (int32_t buffer = 0; buffer < alias_.num_buffers(); ++buffer) {
     const auto values = alias_.values(buffer);
     const bool is_temporary = std::ranges::all_of(values, [&](int32_t value) {
-      const Node node = dataflow_.definition(value);
+      const hlo::Node node = dataflow_.definition(value);
       const int32_t start = ranges_.of_value[value].start;
       return start >= span.start && start < span.end && step_value_[value] == kNoValue && graph_.shape(node).is_array() &&
-             graph_.op(graph_.owner(node)) != Op::kConstant;
+             graph_.op(graph_.owner(node)) != hlo::Op::kConstant;
     });
     for (const int32_t value : values) is_inner[value] = is_temporary;
   }
@@ -375,8 +375,8 @@ void ProgramBuilder::SetCanRecompute() {
 
 std::string BuildHloProgram(const HloAnalysis& analysis, const Roofline& roofline, HloProgram* result,
                             int32_t computation) {
-  const HloGraph& graph = analysis.graph;
-  if (computation == kEntryComputation) computation = graph.module().entry;
+  const hlo::Graph& graph = analysis.graph;
+  if (computation == hlo::kEntryComputation) computation = graph.module().entry;
   const bool is_planned = computation >= 0 && computation < std::ssize(graph.module().computations) &&
                           graph.is_control_flow(computation);
   if (!is_planned) return "the computation is not called by a loop, a conditional or a call";

@@ -52,6 +52,6 @@ struct HloProgram {
 // What is wrong with the program that was built (see CheckProgram), in one sentence, or an empty string.
 // `computation` is an index into HloModule::computations.
 std::string BuildHloProgram(const HloAnalysis& analysis, const Roofline& roofline, HloProgram* result,
-                            int32_t computation = kEntryComputation);
+                            int32_t computation = hlo::kEntryComputation);
 
 }  // namespace coopjax

@@ -28,10 +28,10 @@ HloProgram Build(HloBuilder& b) {
 
 std::string RawMetadata(std::string_view op_name, std::string_view source_file, uint64_t source_line) {
   std::string metadata, raw;
-  AppendBytesField(2, op_name, &metadata);
-  AppendBytesField(3, source_file, &metadata);
-  AppendVarintField(4, source_line, &metadata);
-  AppendBytesField(7, metadata, &raw);
+  hlo::AppendBytesField(2, op_name, &metadata);
+  hlo::AppendBytesField(3, source_file, &metadata);
+  hlo::AppendVarintField(4, source_line, &metadata);
+  hlo::AppendBytesField(7, metadata, &raw);
   return raw;
 }
 
@@ -87,7 +87,7 @@ TEST(InPlaceWritersNameWhatTheyOverwrite) {
 // while (x, w): x = reverse(reverse(x)); one inner temporary of 4 KB. x is overwritten, w goes through.
 TEST(LoopsOverwriteTheirStateAndNeedWorkspace) {
   HloBuilder b;
-  const Shape state = TupleOf({F32({1024}), F32({16})});
+  const hlo::Shape state = TupleOf({F32({1024}), F32({16})});
   const int64_t body = b.Begin("body");
   const int64_t in = b.Parameter(0, state);
   const int64_t x = b.Element(in, 0);
@@ -268,7 +268,7 @@ TEST(AsynchronousStartsMayOverwriteTheirOperands) {
   b.Add("dynamic-update-slice", F32({8}), {inner, inner});
   b.Begin("main");
   const int64_t x = b.Add("reverse", F32({8}), {b.Parameter(0, F32({8}))});
-  const Shape state = TupleOf({TupleOf({F32({8})}), F32({8}), F32({})});
+  const hlo::Shape state = TupleOf({TupleOf({F32({8})}), F32({8}), F32({})});
   const int64_t start = b.Add("async-start", state, {x}, {callee});
   b.Add("reverse", F32({8}), {b.Add("async-done", F32({8}), {start})});
   const StepProgram program = Build(b).program;
@@ -280,7 +280,7 @@ TEST(AsynchronousStartsMayOverwriteTheirOperands) {
 // On TPU, x is in vector memory, y on the host: neither takes bytes, and what makes x and the flag keeps its order.
 TEST(ValuesOutsideTheMainMemoryTakeNoBytes) {
   const auto in = [](int64_t space) {
-    Shape shape = F32({8, 128});
+    hlo::Shape shape = F32({8, 128});
     shape.tiles = {{8, 128}};
     shape.memory_space = space;
     return shape;

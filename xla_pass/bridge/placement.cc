@@ -12,7 +12,7 @@ namespace {
 // sequence.
 class Placer {
  public:
-  Placer(const HloModule& module, int32_t computation, Placement* placement)
+  Placer(const hlo::Module& module, int32_t computation, Placement* placement)
       : module_(module), index_(computation), computation_(module.computations[computation]), placed_(*placement) {}
 
   std::string Run(const std::vector<int64_t>& op_instruction_ids, const Schedule& schedule);
@@ -27,7 +27,7 @@ class Placer {
   void Place(int32_t local);
   std::vector<int32_t> CurrentOperands(int32_t local) const;
 
-  const Instruction& at(int32_t local) const { return module_.instructions[computation_.instructions[local]]; }
+  const hlo::Instruction& at(int32_t local) const { return module_.instructions[computation_.instructions[local]]; }
   int32_t num_instructions() const { return static_cast<int32_t>(computation_.instructions.size()); }
   // Whether `current_` is the most recent production, glue over recomputed operands included.
   bool IsCurrent(int32_t local) const {
@@ -37,9 +37,9 @@ class Placer {
   int32_t LocalOf(int32_t i) const { return i - computation_.instructions.front(); }
   int32_t LocalOfRoot() const { return LocalOf(module_.instruction_index.Find(computation_.root_id)); }
 
-  const HloModule& module_;
+  const hlo::Module& module_;
   const int32_t index_;
-  const Computation& computation_;
+  const hlo::Computation& computation_;
   Placement& placed_;
 
   // Per local.
@@ -68,7 +68,7 @@ std::string Placer::Run(const std::vector<int64_t>& op_instruction_ids, const Sc
   if (std::string fault = Resolve(LocalOfRoot()); !fault.empty()) return fault;
   // Nothing can be left over: ops occur at least once, live glue was resolved, dead glue was ready.
   for (int32_t local = 0; local < num_instructions(); ++local) {
-    if (!is_placed_[local]) return Quoted(at(local).name) + " was never placed";
+    if (!is_placed_[local]) return hlo::Quoted(at(local).name) + " was never placed";
   }
   placed_.root = current_[LocalOfRoot()];
   return "";
@@ -83,10 +83,10 @@ std::string Placer::MapOps(const std::vector<int64_t>& op_instruction_ids, const
   for (const int64_t id : op_instruction_ids) {
     const int32_t i = module_.instruction_index.Find(id);
     if (i < 0 || module_.instructions[i].computation != index_) {
-      return "op " + std::to_string(op_locals_.size()) + " is not an instruction of " + Quoted(computation_.name);
+      return "op " + std::to_string(op_locals_.size()) + " is not an instruction of " + hlo::Quoted(computation_.name);
     }
     const int32_t local = LocalOf(i);
-    if (is_op_[local]) return Quoted(at(local).name) + " is two ops";
+    if (is_op_[local]) return hlo::Quoted(at(local).name) + " is two ops";
     is_op_[local] = 1;
     op_locals_.push_back(local);
   }
@@ -132,16 +132,16 @@ void Placer::PlaceSources() {
 }
 
 std::string Placer::PlaceOp(int32_t local) {
-  const Instruction& original = at(local);
+  const hlo::Instruction& original = at(local);
   for (const int32_t operand : original.operands) {
     const std::string fault = Resolve(LocalOf(operand));
-    if (!fault.empty()) return fault + ", which " + Quoted(original.name) + " reads";
+    if (!fault.empty()) return fault + ", which " + hlo::Quoted(original.name) + " reads";
   }
   if (!is_placed_[local]) {
     for (const int32_t predecessor : original.control_predecessors) {
       if (is_placed_[LocalOf(predecessor)]) continue;
       const std::string fault = Resolve(LocalOf(predecessor));
-      if (!fault.empty()) return fault + ", which must precede " + Quoted(original.name);
+      if (!fault.empty()) return fault + ", which must precede " + hlo::Quoted(original.name);
     }
   }
   placed_.num_clones += is_placed_[local];
@@ -170,7 +170,7 @@ std::string Placer::Resolve(int32_t local) {
       stack.pop_back();
       continue;
     }
-    if (is_op_[top]) return "the schedule has nothing before that produces " + Quoted(at(top).name);
+    if (is_op_[top]) return "the schedule has nothing before that produces " + hlo::Quoted(at(top).name);
     const size_t depth = stack.size();
     for (const int32_t operand : at(top).operands) {
       if (!IsCurrent(LocalOf(operand))) stack.push_back(LocalOf(operand));
@@ -214,7 +214,7 @@ std::vector<int32_t> Placer::CurrentOperands(int32_t local) const {
 
 }  // namespace
 
-std::string PlaceSchedule(const HloModule& module, int32_t computation, const std::vector<int64_t>& op_instruction_ids,
+std::string PlaceSchedule(const hlo::Module& module, int32_t computation, const std::vector<int64_t>& op_instruction_ids,
                           const Schedule& schedule, Placement* placement) {
   *placement = {};
   return Placer(module, computation, placement).Run(op_instruction_ids, schedule);

@@ -23,7 +23,7 @@ struct Placement {
 
 // Empty, or why the schedule can't be carried out, in one sentence. `computation` is an index into
 // HloModule::computations, not kEntryComputation; `op_instruction_ids` as in ApplySchedule.
-std::string PlaceSchedule(const HloModule& module, int32_t computation, const std::vector<int64_t>& op_instruction_ids,
+std::string PlaceSchedule(const hlo::Module& module, int32_t computation, const std::vector<int64_t>& op_instruction_ids,
                           const Schedule& schedule, Placement* placement);
 
 }  // namespace coopjax

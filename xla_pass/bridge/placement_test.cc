@@ -29,7 +29,7 @@ std::string Text(const Placement& placement) {
 }
 
 Placement Placed(HloBuilder& builder, const std::vector<int64_t>& ops, const Schedule& schedule) {
-  const HloModule& module = builder.Finish();
+  const hlo::Module& module = builder.Finish();
   Placement placement;
   EXPECT_EQ(PlaceSchedule(module, module.entry, ops, schedule, &placement), "");
   return placement;
@@ -127,7 +127,7 @@ TEST(AnyComputationIsPlaced) {
 
 TEST(WhatCannotBePlacedIsSaid) {
   Chain chain;
-  const HloModule& module = chain.Finish();
+  const hlo::Module& module = chain.Finish();
   Placement placement;
   EXPECT_EQ(PlaceSchedule(module, module.entry, chain.ops, {0, 1, 2}, &placement), "the schedule lacks op 3");
   EXPECT_EQ(PlaceSchedule(module, module.entry, chain.ops, {1, 0, 2, 3}, &placement),

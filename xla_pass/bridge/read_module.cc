@@ -17,7 +17,7 @@ void FixOrder(StepProgram* program) {
 }  // namespace
 
 std::optional<ReadModule> ReadBytes(std::string bytes, std::string* error) {
-  ReadModule read = {ParseHloModule(std::move(bytes), error), nullptr};
+  ReadModule read = {hlo::ParseModule(std::move(bytes), error), nullptr};
   if (read.module == nullptr) return std::nullopt;
   read.analysis = AnalyzeHlo(*read.module, error);
   if (read.analysis == nullptr) return std::nullopt;

@@ -14,7 +14,7 @@ namespace coopjax {
 
 // A module with what was derived from it.
 struct ReadModule {
-  std::unique_ptr<const HloModule> module;
+  std::unique_ptr<const hlo::Module> module;
   std::unique_ptr<const HloAnalysis> analysis;
 
   HeapResult Heap() const { return AssignBuffers(*analysis->alias, analysis->ranges); }
@@ -30,7 +30,7 @@ struct ProgramReader {
   bool keeps_order = false;       // every op's first run comes right after that of the op before it
 
   // As BuildHloProgram.
-  std::string Read(const HloAnalysis& analysis, HloProgram* hlo, int32_t computation = kEntryComputation) const;
+  std::string Read(const HloAnalysis& analysis, HloProgram* hlo, int32_t computation = hlo::kEntryComputation) const;
 };
 
 }  // namespace coopjax

@@ -17,8 +17,8 @@ using testing::HloProtoBuilder;
 // OpMetadata with this op_name, as an instruction's field.
 std::string Scope(const std::string& op_name) {
   std::string metadata, field;
-  AppendBytesField(2, op_name, &metadata);
-  AppendBytesField(7, metadata, &field);
+  hlo::AppendBytesField(2, op_name, &metadata);
+  hlo::AppendBytesField(7, metadata, &field);
   return field;
 }
 

@@ -1,6 +1,6 @@
 #include <string>
 
-#include "bridge/hlo_program.h"
+#include "bridge/text.h"
 #include "testing/expect.h"
 #include "testing/hlo_builder.h"
 
@@ -11,7 +11,7 @@ using testing::F32;
 using testing::HloBuilder;
 using testing::TupleOf;
 
-std::string KindOf(HloBuilder& b, int64_t id) { return OpKind(HloGraph(b.Finish()), b.index(id)); }
+std::string KindOf(HloBuilder& b, int64_t id) { return OpKind(hlo::Graph(b.Finish()), b.index(id)); }
 
 TEST(AKindIsAnOpcode) {
   HloBuilder b;
@@ -62,7 +62,7 @@ TEST(AFusionWithoutProductsIsItsRoot) {
   b.Add("tuple", TupleOf({F32({2, 4}), F32({8})}), {b.Add("bitcast", F32({2, 4}), {tanh}), negate});
   b.EndEmbedded();
   b.Begin("main");
-  const Shape shape = TupleOf({F32({2, 4}), F32({8})});
+  const hlo::Shape shape = TupleOf({F32({2, 4}), F32({8})});
   const int64_t fusion = b.LoopFusion(shape, {b.Parameter(0, F32({8}))}, fused);
   EXPECT_EQ(KindOf(b, fusion), "tanh");
 }
@@ -71,7 +71,7 @@ TEST(ShapesAsText) {
   EXPECT_EQ(ShapeText(F32({})), "f32[]");
   EXPECT_EQ(ShapeText(TupleOf({F32({4, 8}), F32({2})})), "(f32[4,8], f32[2])");
   EXPECT_EQ(ShapeText(testing::Token()), "token");
-  Shape unknown = F32({3});
+  hlo::Shape unknown = F32({3});
   unknown.element_type = 1000;   // of an XLA to come
   EXPECT_EQ(ShapeText(unknown), "?[3]");
 }

@@ -21,11 +21,11 @@ constexpr std::string_view kCloneSuffix = ".coop_remat";
 // computation id << 32 | number within the computation, or plain numbers.
 class FreshIdentifiers {
  public:
-  explicit FreshIdentifiers(const HloModule& module) {
-    for (const Computation& computation : module.computations) {
+  explicit FreshIdentifiers(const hlo::Module& module) {
+    for (const hlo::Computation& computation : module.computations) {
       int64_t next = 0;
       for (const int32_t i : computation.instructions) {
-        const Instruction& instruction = module.instructions[i];
+        const hlo::Instruction& instruction = module.instructions[i];
         Take(instruction.name);
         has_split_ids_ = has_split_ids_ && instruction.id >> kComputationIdShift == computation.id;
         next = std::max(next, instruction.id + 1);
@@ -69,15 +69,15 @@ class FreshIdentifiers {
 class Emitter {
  public:
   // `fresh` is made for the first clone, as it reads the whole module, and serves all that rewrite one module.
-  Emitter(const HloModule& module, int32_t computation, std::optional<FreshIdentifiers>* fresh)
+  Emitter(const hlo::Module& module, int32_t computation, std::optional<FreshIdentifiers>* fresh)
       : module_(module), computation_(computation), fresh_(*fresh) {}
 
   // Adds what becomes of the computation, after what was cloned with it.
-  void AddEdits(const Placement& placement, std::vector<ComputationEdit>* edits);
+  void AddEdits(const Placement& placement, std::vector<hlo::ComputationEdit>* edits);
 
  private:
   std::string Emitted(const Placement& placement, int32_t production);
-  std::vector<int64_t> CloneCalled(const Instruction& original);
+  std::vector<int64_t> CloneCalled(const hlo::Instruction& original);
   int64_t CloneComputation(int32_t index);
 
   FreshIdentifiers& Fresh() {
@@ -85,15 +85,15 @@ class Emitter {
     return *fresh_;
   }
 
-  const HloModule& module_;
+  const hlo::Module& module_;
   const int32_t computation_;
   std::optional<FreshIdentifiers>& fresh_;
   std::vector<int64_t> ids_;               // of the productions written so far
-  std::vector<ComputationEdit> cloned_computations_;
+  std::vector<hlo::ComputationEdit> cloned_computations_;
 };
 
-void Emitter::AddEdits(const Placement& placement, std::vector<ComputationEdit>* edits) {
-  ComputationEdit edit;
+void Emitter::AddEdits(const Placement& placement, std::vector<hlo::ComputationEdit>* edits) {
+  hlo::ComputationEdit edit;
   edit.computation = computation_;
   for (int32_t k = 0; k < std::ssize(placement.instructions); ++k) edit.instructions.push_back(Emitted(placement, k));
   edit.new_root_id = ids_[placement.root];
@@ -104,14 +104,14 @@ void Emitter::AddEdits(const Placement& placement, std::vector<ComputationEdit>*
 
 // The bytes of a production; its id is the next of `ids_`.
 std::string Emitter::Emitted(const Placement& placement, int32_t production) {
-  const Instruction& original = module_.instructions[placement.instructions[production]];
+  const hlo::Instruction& original = module_.instructions[placement.instructions[production]];
   const std::span<const int32_t> operands = placement.operands[production];
   std::vector<int64_t> operand_ids;
   operand_ids.reserve(operands.size());
   for (const int32_t operand : operands) operand_ids.push_back(ids_[operand]);
   if (placement.is_clone[production]) {
     ids_.push_back(Fresh().InstructionId(module_.computations[computation_].id));
-    return EmitInstruction(original, {.id = ids_.back(),
+    return hlo::EmitInstruction(original, {.id = ids_.back(),
                                       .name = Fresh().Name(original.name),
                                       .operand_ids = std::move(operand_ids),
                                       .control_predecessor_ids = {},
@@ -120,12 +120,12 @@ std::string Emitter::Emitted(const Placement& placement, int32_t production) {
   ids_.push_back(original.id);
   const bool reads_clones = std::ranges::any_of(operands, [&](int32_t k) { return placement.is_clone[k] != 0; });
   if (!reads_clones) return std::string(original.raw);
-  InstructionEdit edit = AsItIs(module_, original);
+  hlo::InstructionEdit edit = hlo::AsItIs(module_, original);
   edit.operand_ids = std::move(operand_ids);
-  return EmitInstruction(original, edit);
+  return hlo::EmitInstruction(original, edit);
 }
 
-std::vector<int64_t> Emitter::CloneCalled(const Instruction& original) {
+std::vector<int64_t> Emitter::CloneCalled(const hlo::Instruction& original) {
   std::vector<int64_t> ids;
   for (const int32_t callee : original.called) ids.push_back(CloneComputation(callee));
   return ids;
@@ -134,8 +134,8 @@ std::vector<int64_t> Emitter::CloneCalled(const Instruction& original) {
 // Clones a computation with all that it calls, and returns the clone's id. (Callees stand before
 // their callers in every module that was parsed, so this ends.)
 int64_t Emitter::CloneComputation(int32_t index) {
-  const Computation& original = module_.computations[index];
-  ComputationEdit clone;
+  const hlo::Computation& original = module_.computations[index];
+  hlo::ComputationEdit clone;
   clone.computation = index;
   clone.is_clone = true;
   clone.new_id = Fresh().ComputationId();
@@ -149,10 +149,10 @@ int64_t Emitter::CloneComputation(int32_t index) {
     return result;
   };
   for (const int32_t i : original.instructions) {
-    const Instruction& instruction = module_.instructions[i];
+    const hlo::Instruction& instruction = module_.instructions[i];
     new_ids.push_back(Fresh().InstructionId(clone.new_id));
     clone.instructions.push_back(
-        EmitInstruction(instruction, {.id = new_ids.back(),
+        hlo::EmitInstruction(instruction, {.id = new_ids.back(),
                                       .name = Fresh().Name(instruction.name),
                                       .operand_ids = renamed(instruction.operands),
                                       .control_predecessor_ids = renamed(instruction.control_predecessors),
@@ -168,12 +168,12 @@ int64_t Emitter::CloneComputation(int32_t index) {
 
 }  // namespace
 
-TransformResult ApplySchedules(const HloModule& module, std::span<const ComputationSchedule> schedules) {
+TransformResult ApplySchedules(const hlo::Module& module, std::span<const ComputationSchedule> schedules) {
   TransformResult result;
   std::optional<FreshIdentifiers> fresh;
-  std::vector<ComputationEdit> edits;
+  std::vector<hlo::ComputationEdit> edits;
   for (const ComputationSchedule& each : schedules) {
-    const int32_t computation = each.computation == kEntryComputation ? module.entry : each.computation;
+    const int32_t computation = each.computation == hlo::kEntryComputation ? module.entry : each.computation;
     if (computation < 0 || computation >= std::ssize(module.computations)) {
       result.error = "there is no such computation";
       return result;
@@ -184,20 +184,20 @@ TransformResult ApplySchedules(const HloModule& module, std::span<const Computat
     Emitter(module, computation, &fresh).AddEdits(placement, &edits);
     result.num_clones += placement.num_clones;
   }
-  result.bytes = EmitHloModule(module, edits);
+  result.bytes = hlo::EmitModule(module, edits);
   return result;
 }
 
-TransformResult ApplySchedule(const HloModule& module, const std::vector<int64_t>& op_instruction_ids,
+TransformResult ApplySchedule(const hlo::Module& module, const std::vector<int64_t>& op_instruction_ids,
                               const Schedule& schedule, int32_t computation) {
   const ComputationSchedule alone = {computation, op_instruction_ids, schedule};
   return ApplySchedules(module, {&alone, 1});
 }
 
-std::vector<int32_t> SequenceOf(const HloModule& module, const std::vector<int64_t>& op_instruction_ids,
+std::vector<int32_t> SequenceOf(const hlo::Module& module, const std::vector<int64_t>& op_instruction_ids,
                                 const Schedule& order, int32_t computation) {
   Placement placement;
-  if (computation == kEntryComputation) computation = module.entry;
+  if (computation == hlo::kEntryComputation) computation = module.entry;
   if (!PlaceSchedule(module, computation, op_instruction_ids, order, &placement).empty()) return {};
   return std::move(placement.instructions);
 }

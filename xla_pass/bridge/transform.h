@@ -39,20 +39,20 @@ struct TransformResult {
 
 // `op_instruction_ids[op]` is the id of the op's instruction in the computation, an index into
 // HloModule::computations.
-TransformResult ApplySchedule(const HloModule& module, const std::vector<int64_t>& op_instruction_ids,
-                              const Schedule& schedule, int32_t computation = kEntryComputation);
+TransformResult ApplySchedule(const hlo::Module& module, const std::vector<int64_t>& op_instruction_ids,
+                              const Schedule& schedule, int32_t computation = hlo::kEntryComputation);
 
 // The same for several computations at once, each named once. What an op's clone brings along it has as the module came.
 struct ComputationSchedule {
-  int32_t computation = kEntryComputation;
+  int32_t computation = hlo::kEntryComputation;
   std::vector<int64_t> op_instruction_ids;
   Schedule schedule;
 };
-TransformResult ApplySchedules(const HloModule& module, std::span<const ComputationSchedule> schedules);
+TransformResult ApplySchedules(const hlo::Module& module, std::span<const ComputationSchedule> schedules);
 
 // The computation's instructions, as indices into HloModule::instructions, in the order that ApplySchedule gives them, for
 // a schedule without repeats; empty where it can't be carried out. No bytes are written (bridge/placement.h).
-std::vector<int32_t> SequenceOf(const HloModule& module, const std::vector<int64_t>& op_instruction_ids,
-                                const Schedule& order, int32_t computation = kEntryComputation);
+std::vector<int32_t> SequenceOf(const hlo::Module& module, const std::vector<int64_t>& op_instruction_ids,
+                                const Schedule& order, int32_t computation = hlo::kEntryComputation);
 
 }  // namespace coopjax

@@ -16,7 +16,7 @@ using testing::Parsed;
 using testing::TupleShape;
 
 // The transformed module; nullptr, and the reason in `error`, when there is none.
-std::unique_ptr<HloModule> Applied(const HloProtoBuilder& builder, const std::vector<int64_t>& ops,
+std::unique_ptr<hlo::Module> Applied(const HloProtoBuilder& builder, const std::vector<int64_t>& ops,
                                    const Schedule& schedule, std::string* error) {
   const TransformResult result = ApplySchedule(*Parsed(builder.Build()), ops, schedule);
   *error = result.error;
@@ -24,10 +24,10 @@ std::unique_ptr<HloModule> Applied(const HloProtoBuilder& builder, const std::ve
 }
 
 // The entry's schedule in words: "add.3(p.1 negate.2) ...", parameters left out.
-std::string Text(const HloModule& module) {
+std::string Text(const hlo::Module& module) {
   std::string text;
   for (const int64_t id : module.entry_computation().sequence) {
-    const Instruction& instruction = module.by_id(id);
+    const hlo::Instruction& instruction = module.by_id(id);
     if (instruction.opcode == "parameter") continue;
     text.append(text.empty() ? "" : " ").append(instruction.name).append("(");
     for (size_t k = 0; k < instruction.operands.size(); ++k) {
@@ -205,12 +205,12 @@ TEST(ACloneOfAFusionBringsItsOwnComputations) {
   const auto module = Applied(builder, {a, b, c}, {0, 1, 0, 2}, &error);
   EXPECT_EQ(error, "");
   EXPECT_EQ(module->computations.size(), 5u);
-  const Computation &new_sum = module->computations[2], &new_fused = module->computations[3];
+  const hlo::Computation &new_sum = module->computations[2], &new_fused = module->computations[3];
   EXPECT_EQ(new_sum.name, "sum.coop_remat1");
   EXPECT_EQ(new_fused.name, "fused.coop_remat1");
   EXPECT_EQ(new_sum.sequence.size(), 3u);
   EXPECT_EQ(new_fused.sequence.size(), 0u);
-  const Instruction& new_reduce = module->by_id(new_fused.root_id);
+  const hlo::Instruction& new_reduce = module->by_id(new_fused.root_id);
   EXPECT_EQ(new_reduce.name, "reduce.5.coop_remat1");
   EXPECT_EQ(module->computations[new_reduce.called[0]].id, new_sum.id);
   EXPECT_EQ(new_reduce.id >> 32, new_fused.id);

@@ -8,17 +8,17 @@ namespace coopjax {
 
 HloAlias::HloAlias(const HloDataflow& dataflow)
     : dataflow_(dataflow), rules_(RulesFor(PlatformOf(dataflow.graph().module()))) {
-  const HloGraph& graph = dataflow.graph();
+  const hlo::Graph& graph = dataflow.graph();
   FindInPlacePairs();
   const int32_t entry = graph.module().entry, root = graph.root(entry);
-  aliased_parameter_.assign(graph.node_end(root) - graph.node_base(root), HloGraph::kNoNode);
+  aliased_parameter_.assign(graph.node_end(root) - graph.node_base(root), hlo::Graph::kNoNode);
   is_donated_.assign(graph.num_nodes(), 0);
-  for (const InputOutputAlias& alias : graph.module().input_output_aliases) {
+  for (const hlo::InputOutputAlias& alias : graph.module().input_output_aliases) {
     const int32_t parameter = graph.parameter(entry, alias.parameter_number);
-    const Node output = graph.NodeAt(root, alias.output_index);
-    if (parameter < 0 || output == HloGraph::kNoNode) continue;
-    const Node input = graph.NodeAt(parameter, alias.parameter_index);
-    if (input == HloGraph::kNoNode) continue;
+    const hlo::Node output = graph.NodeAt(root, alias.output_index);
+    if (parameter < 0 || output == hlo::Graph::kNoNode) continue;
+    const hlo::Node input = graph.NodeAt(parameter, alias.parameter_index);
+    if (input == hlo::Graph::kNoNode) continue;
     aliased_parameter_[output - graph.node_base(root)] = input;
     is_donated_[input] = 1;
   }
@@ -126,44 +126,44 @@ std::vector<int32_t> HloAlias::MustShare(int32_t value) const {
 void HloAlias::AddOutputAliases(int32_t value, std::vector<int32_t>* shared) const {
   if (!dataflow_.lives_out(value)) return;
   const int32_t root = graph().root(graph().module().entry);
-  for (const Node node : dataflow_.positions(value)) {
+  for (const hlo::Node node : dataflow_.positions(value)) {
     if (graph().owner(node) != root) continue;
-    const Node parameter = aliased_parameter_[node - graph().node_base(root)];
-    if (parameter != HloGraph::kNoNode) shared->push_back(dataflow_.value_at(parameter));
+    const hlo::Node parameter = aliased_parameter_[node - graph().node_base(root)];
+    if (parameter != hlo::Graph::kNoNode) shared->push_back(dataflow_.value_at(parameter));
   }
 }
 
 // A loop's initial value, the parameters of its body and condition, the body's result and the final
 // value are one buffer, element by element; so are the results of a conditional's branches.
 void HloAlias::AddControlFlowAliases(int32_t value, std::vector<int32_t>* shared) const {
-  const HloGraph& g = graph();
-  const auto same_element_of = [&](int32_t instruction, Node node) {
+  const hlo::Graph& g = graph();
+  const auto same_element_of = [&](int32_t instruction, hlo::Node node) {
     return dataflow_.value_at(g.node_base(instruction) + (node - g.node_base(g.owner(node))));
   };
-  dataflow_.ForEachUse(value, [&](int32_t user, int32_t, Node node) {
-    if (g.op(user) == Op::kWhile) shared->push_back(same_element_of(user, node));
+  dataflow_.ForEachUse(value, [&](int32_t user, int32_t, hlo::Node node) {
+    if (g.op(user) == hlo::Op::kWhile) shared->push_back(same_element_of(user, node));
   });
-  const Node definition = dataflow_.definition(value);
+  const hlo::Node definition = dataflow_.definition(value);
   const int32_t definer = g.owner(definition);
-  if (g.op(definer) == Op::kParameter) {
+  if (g.op(definer) == hlo::Op::kParameter) {
     for (const int32_t caller : g.callers(g.instruction(definer).computation)) {
-      if (g.op(caller) == Op::kWhile) shared->push_back(same_element_of(caller, definition));
+      if (g.op(caller) == hlo::Op::kWhile) shared->push_back(same_element_of(caller, definition));
     }
   }
-  for (const Node node : dataflow_.positions(value)) {
+  for (const hlo::Node node : dataflow_.positions(value)) {
     const int32_t holder = g.owner(node);
     if (!g.is_root(holder)) continue;
     const int32_t computation = g.instruction(holder).computation;
     for (const int32_t caller : g.callers(computation)) {
-      const bool is_body = g.op(caller) == Op::kWhile && g.called(caller)[0] == computation;
-      if (is_body || g.op(caller) == Op::kConditional) shared->push_back(same_element_of(caller, node));
+      const bool is_body = g.op(caller) == hlo::Op::kWhile && g.called(caller)[0] == computation;
+      if (is_body || g.op(caller) == hlo::Op::kConditional) shared->push_back(same_element_of(caller, node));
     }
   }
 }
 
 void HloAlias::AddInPlaceAliases(int32_t value, std::vector<int32_t>* shared) const {
-  const HloGraph& g = graph();
-  for (const Node node : dataflow_.positions(value)) {
+  const hlo::Graph& g = graph();
+  for (const hlo::Node node : dataflow_.positions(value)) {
     const int32_t holder = g.owner(node);
     for (const InPlacePair& pair : in_place(holder)) {
       if (g.node_base(holder) + pair.output_offset != node) continue;
@@ -171,7 +171,7 @@ void HloAlias::AddInPlaceAliases(int32_t value, std::vector<int32_t>* shared) co
       shared->push_back(dataflow_.value_at(g.node_base(operand) + pair.operand_offset));
     }
   }
-  dataflow_.ForEachUse(value, [&](int32_t user, int32_t operand_number, Node node) {
+  dataflow_.ForEachUse(value, [&](int32_t user, int32_t operand_number, hlo::Node node) {
     for (const InPlacePair& pair : in_place(user)) {
       const bool is_pair = pair.operand_number == operand_number &&
                            pair.operand_offset == node - g.node_base(g.owner(node));
@@ -180,7 +180,7 @@ void HloAlias::AddInPlaceAliases(int32_t value, std::vector<int32_t>* shared) co
   });
 }
 
-bool HloAlias::MustShareOperandBuffer(Node operand_node, Node user_node) const {
+bool HloAlias::MustShareOperandBuffer(hlo::Node operand_node, hlo::Node user_node) const {
   const int32_t user = graph().owner(user_node), value = dataflow_.value_at(operand_node);
   return std::ranges::any_of(in_place(user), [&](const InPlacePair& pair) {
     const int32_t operand = graph().operands(user)[pair.operand_number];
@@ -189,8 +189,8 @@ bool HloAlias::MustShareOperandBuffer(Node operand_node, Node user_node) const {
   });
 }
 
-bool HloAlias::CanShareOperandBuffer(Node operand_node, Node user_node) const {
-  if (graph().op(graph().owner(operand_node)) == Op::kConstant) return false;
+bool HloAlias::CanShareOperandBuffer(hlo::Node operand_node, hlo::Node user_node) const {
+  if (graph().op(graph().owner(operand_node)) == hlo::Op::kConstant) return false;
   const bool has_its_shape = ShapesAreEqual(graph().shape(operand_node), graph().shape(user_node));
   if (has_its_shape && MustShareOperandBuffer(operand_node, user_node)) return true;
   return MayTakeBuffer(dataflow_, rules_.platform, operand_node, user_node);

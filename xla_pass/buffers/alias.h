@@ -24,7 +24,7 @@ class HloAlias {
   explicit HloAlias(const HloDataflow& dataflow);
 
   const HloDataflow& dataflow() const { return dataflow_; }
-  const HloGraph& graph() const { return dataflow_.graph(); }
+  const hlo::Graph& graph() const { return dataflow_.graph(); }
   const HeapRules& rules() const { return rules_; }
   int32_t num_buffers() const { return buffers_.num_rows(); }
   int32_t buffer_of(int32_t value) const { return buffer_of_[value]; }
@@ -40,11 +40,11 @@ class HloAlias {
   // The buffers as XLA takes them: larger ones first, then live-out ones, then by first definition, then by number.
   const std::vector<int32_t>& largest_first() const { return largest_first_; }
   // Whether input_output_alias gives the parameter at this node to an output (a donation).
-  bool is_donated(Node parameter_node) const { return is_donated_[parameter_node]; }
+  bool is_donated(hlo::Node parameter_node) const { return is_donated_[parameter_node]; }
 
   // Whether the result at `user_node` may take the buffer of its operand at `operand_node` when that
   // value dies at the user. The user must have the owner of `operand_node` among its operands.
-  bool CanShareOperandBuffer(Node operand_node, Node user_node) const;
+  bool CanShareOperandBuffer(hlo::Node operand_node, hlo::Node user_node) const;
 
  private:
   void MergeValues();
@@ -59,13 +59,13 @@ class HloAlias {
   void AddOutputAliases(int32_t value, std::vector<int32_t>* shared) const;
   void AddControlFlowAliases(int32_t value, std::vector<int32_t>* shared) const;
   void AddInPlaceAliases(int32_t value, std::vector<int32_t>* shared) const;
-  bool MustShareOperandBuffer(Node operand_node, Node user_node) const;
+  bool MustShareOperandBuffer(hlo::Node operand_node, hlo::Node user_node) const;
 
   const HloDataflow& dataflow_;
   const HeapRules rules_;
   std::vector<InPlacePair> in_place_;
   std::vector<int32_t> in_place_offsets_;           // [instruction]
-  std::vector<Node> aliased_parameter_;             // [node of the entry root]; kNoNode: none
+  std::vector<hlo::Node> aliased_parameter_;             // [node of the entry root]; kNoNode: none
   std::vector<uint8_t> is_donated_;                 // [node]
   std::vector<int32_t> buffer_of_;
   Csr buffers_;

@@ -12,11 +12,11 @@ using testing::HloBuilder;
 using testing::TupleOf;
 
 struct Analysis {
-  explicit Analysis(const HloModule& module) : graph(module), dataflow(graph), alias(dataflow) {}
+  explicit Analysis(const hlo::Module& module) : graph(module), dataflow(graph), alias(dataflow) {}
   int32_t ValueOf(int32_t instruction) const { return dataflow.value_at(graph.node_base(instruction)); }
   int32_t BufferOf(int32_t instruction) const { return alias.buffer_of(ValueOf(instruction)); }
 
-  HloGraph graph;
+  hlo::Graph graph;
   HloDataflow dataflow;
   HloAlias alias;
 };
@@ -52,7 +52,7 @@ TEST(GlueForwardsValues) {
   const int64_t second = b.Element(pair, 1);
   b.Add("negate", F32({4, 8}), {second});
   const Analysis a(b.Finish());
-  EXPECT_EQ(CheckHloGraph(a.graph), "");
+  EXPECT_EQ(hlo::CheckGraph(a.graph), "");
   EXPECT_EQ(a.dataflow.num_values(), 3);  // parameter, tuple table, negate
   EXPECT_EQ(a.ValueOf(b.index(flat)), a.ValueOf(b.index(p)));
   EXPECT_EQ(a.ValueOf(b.index(second)), a.ValueOf(b.index(p)));
@@ -78,7 +78,7 @@ TEST(BarriersAreLookedThrough) {
 // while (i, x, w): x changes, w does not.
 TEST(LoopElementsThatChangeArePhisInOneBuffer) {
   HloBuilder b;
-  const Shape state = TupleOf({F32({4}), F32({8})});
+  const hlo::Shape state = TupleOf({F32({4}), F32({8})});
   const int64_t body = b.Begin("body");
   const int64_t in = b.Parameter(0, state);
   const int64_t x = b.Element(in, 0);
@@ -97,7 +97,7 @@ TEST(LoopElementsThatChangeArePhisInOneBuffer) {
   const int64_t w1 = b.Element(loop, 1);
   b.Add("tuple", state, {x1, w1});
   const Analysis a(b.Finish());
-  EXPECT_EQ(CheckHloGraph(a.graph), "");
+  EXPECT_EQ(hlo::CheckGraph(a.graph), "");
   EXPECT_EQ(a.ValueOf(b.index(w1)), a.ValueOf(b.index(w0)));
   EXPECT_EQ(a.ValueOf(b.index(w)), a.ValueOf(b.index(w0)));
   EXPECT_TRUE(a.ValueOf(b.index(x1)) != a.ValueOf(b.index(x0)));
@@ -118,7 +118,7 @@ TEST(ConditionalResultsShareABuffer) {
   const int64_t p = b.Parameter(1, F32({4}));
   const int64_t result = b.Add("conditional", F32({4}), {index, p, p}, {negate, same});
   const Analysis a(b.Finish());
-  EXPECT_EQ(CheckHloGraph(a.graph), "");
+  EXPECT_EQ(hlo::CheckGraph(a.graph), "");
   EXPECT_EQ(a.alias.values(a.BufferOf(b.index(result))).size(), size_t{3});  // two branches and the phi
 }
 

@@ -4,9 +4,9 @@
 
 namespace coopjax {
 
-std::unique_ptr<const HloAnalysis> AnalyzeHlo(const HloModule& module, std::string* error) {
+std::unique_ptr<const HloAnalysis> AnalyzeHlo(const hlo::Module& module, std::string* error) {
   auto analysis = std::make_unique<HloAnalysis>(module);
-  *error = CheckHloGraph(analysis->graph);
+  *error = hlo::CheckGraph(analysis->graph);
   if (!error->empty()) return nullptr;
   analysis->dataflow.emplace(analysis->graph);
   analysis->alias.emplace(*analysis->dataflow);

@@ -12,10 +12,10 @@
 namespace coopjax {
 
 struct HloAnalysis {
-  explicit HloAnalysis(const HloModule& module) : metadata(module), graph(module) {}
+  explicit HloAnalysis(const hlo::Module& module) : metadata(module), graph(module) {}
 
-  const MetadataReader metadata;
-  HloGraph graph;
+  const hlo::MetadataReader metadata;
+  hlo::Graph graph;
   std::optional<HloDataflow> dataflow;  // of `graph`
   std::optional<HloAlias> alias;        // of `dataflow`
   HloLiveRanges ranges;                 // of `alias`
@@ -23,6 +23,6 @@ struct HloAnalysis {
 
 // nullptr, and one sentence in `error`, when the module's graph is not one that these rules understand.
 // `module` must outlive the result.
-std::unique_ptr<const HloAnalysis> AnalyzeHlo(const HloModule& module, std::string* error);
+std::unique_ptr<const HloAnalysis> AnalyzeHlo(const hlo::Module& module, std::string* error);
 
 }  // namespace coopjax

@@ -12,7 +12,7 @@ using testing::F32;
 using testing::HloBuilder;
 
 // sine(p), or where `is_faulty` sine of p read as a tuple.
-const HloModule& Build(HloBuilder& b, bool is_faulty) {
+const hlo::Module& Build(HloBuilder& b, bool is_faulty) {
   b.Begin("main");
   int64_t x = b.Parameter(0, F32({4}));
   if (is_faulty) x = b.Add("get-tuple-element", F32({4}), {x});

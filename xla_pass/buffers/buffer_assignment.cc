@@ -6,18 +6,18 @@ namespace coopjax {
 namespace {
 
 bool ParseLocation(std::string_view message, LogicalBuffer* buffer) {
-  WireReader reader(message);
-  for (WireField field; reader.Next(&field);) {
+  hlo::WireReader reader(message);
+  for (hlo::WireField field; reader.Next(&field);) {
     if (field.number == 2) buffer->instruction_name = field.bytes;
-    if (field.number == 3 && !ReadRepeatedInt64(field, &buffer->shape_index)) return false;
+    if (field.number == 3 && !hlo::ReadRepeatedInt64(field, &buffer->shape_index)) return false;
     if (field.number == 4) buffer->instruction_id = field.as_int64();
   }
   return reader.ok();
 }
 
 bool ParseLogicalBuffer(std::string_view message, LogicalBuffer* buffer) {
-  WireReader reader(message);
-  for (WireField field; reader.Next(&field);) {
+  hlo::WireReader reader(message);
+  for (hlo::WireField field; reader.Next(&field);) {
     if (field.number == 1) buffer->id = field.as_int64();
     if (field.number == 2) buffer->bytes = field.as_int64();
     if (field.number == 3 && !ParseLocation(field.bytes, buffer)) return false;
@@ -27,8 +27,8 @@ bool ParseLogicalBuffer(std::string_view message, LogicalBuffer* buffer) {
 }
 
 bool ParseAssigned(std::string_view message, BufferAllocation::Assigned* assigned) {
-  WireReader reader(message);
-  for (WireField field; reader.Next(&field);) {
+  hlo::WireReader reader(message);
+  for (hlo::WireField field; reader.Next(&field);) {
     if (field.number == 1) assigned->logical_buffer_id = field.as_int64();
     if (field.number == 2) assigned->offset = field.as_int64();
     if (field.number == 3) assigned->bytes = field.as_int64();
@@ -37,8 +37,8 @@ bool ParseAssigned(std::string_view message, BufferAllocation::Assigned* assigne
 }
 
 bool ParseAllocation(std::string_view message, BufferAllocation* allocation) {
-  WireReader reader(message);
-  for (WireField field; reader.Next(&field);) {
+  hlo::WireReader reader(message);
+  for (hlo::WireField field; reader.Next(&field);) {
     switch (field.number) {
       case 1: allocation->index = field.as_int64(); break;
       case 2: allocation->bytes = field.as_int64(); break;
@@ -68,10 +68,10 @@ int64_t BufferAssignment::temp_bytes() const {
 }
 
 bool ParseBufferAssignment(std::string_view message, BufferAssignment* result) {
-  WireReader reader(message);
-  for (WireField field; reader.Next(&field);) {
+  hlo::WireReader reader(message);
+  for (hlo::WireField field; reader.Next(&field);) {
     if (field.number != 1 && field.number != 3) continue;
-    if (field.type != WireType::kBytes) return false;
+    if (field.type != hlo::WireType::kBytes) return false;
     if (field.number == 1 && !ParseLogicalBuffer(field.bytes, &result->logical_buffers.emplace_back())) return false;
     if (field.number == 3 && !ParseAllocation(field.bytes, &result->allocations.emplace_back())) return false;
   }
@@ -79,9 +79,9 @@ bool ParseBufferAssignment(std::string_view message, BufferAssignment* result) {
 }
 
 std::string_view BufferAssignmentOfHloProto(std::string_view hlo_proto) {
-  WireReader reader(hlo_proto);
-  for (WireField field; reader.Next(&field);) {
-    if (field.number == 3 && field.type == WireType::kBytes) return field.bytes;
+  hlo::WireReader reader(hlo_proto);
+  for (hlo::WireField field; reader.Next(&field);) {
+    if (field.number == 3 && field.type == hlo::WireType::kBytes) return field.bytes;
   }
   return {};
 }

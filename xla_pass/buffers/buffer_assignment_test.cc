@@ -8,36 +8,36 @@ namespace {
 
 std::string LogicalBufferProto(int64_t id, int64_t bytes, int64_t instruction_id, std::vector<int64_t> shape_index) {
   std::string location, buffer;
-  AppendPackedField(3, shape_index, &location);
-  AppendVarintField(4, instruction_id, &location);
-  AppendVarintField(1, id, &buffer);
-  AppendVarintField(2, bytes, &buffer);
-  AppendBytesField(3, location, &buffer);
+  hlo::AppendPackedField(3, shape_index, &location);
+  hlo::AppendVarintField(4, instruction_id, &location);
+  hlo::AppendVarintField(1, id, &buffer);
+  hlo::AppendVarintField(2, bytes, &buffer);
+  hlo::AppendBytesField(3, location, &buffer);
   return buffer;
 }
 
 // `flag` is the number of a boolean field to set: 3 thread-local, 5 parameter, 7 live out, 12 constant, 0 none.
 std::string AllocationProto(int64_t bytes, uint32_t flag, int64_t buffer_id, int64_t offset) {
   std::string assigned, allocation;
-  AppendVarintField(1, buffer_id, &assigned);
-  AppendVarintField(2, offset, &assigned);
-  AppendVarintField(3, 8, &assigned);
-  AppendVarintField(2, bytes, &allocation);
-  if (flag != 0) AppendVarintField(flag, 1, &allocation);
-  AppendBytesField(9, assigned, &allocation);
+  hlo::AppendVarintField(1, buffer_id, &assigned);
+  hlo::AppendVarintField(2, offset, &assigned);
+  hlo::AppendVarintField(3, 8, &assigned);
+  hlo::AppendVarintField(2, bytes, &allocation);
+  if (flag != 0) hlo::AppendVarintField(flag, 1, &allocation);
+  hlo::AppendBytesField(9, assigned, &allocation);
   return allocation;
 }
 
 TEST(ReadsBuffersAndAllocations) {
   std::string proto, hlo_proto;
-  AppendBytesField(1, LogicalBufferProto(7, 8, 42, {1, 0}), &proto);
-  AppendBytesField(3, AllocationProto(1000, 0, 7, 64), &proto);
-  AppendBytesField(3, AllocationProto(30, 3, 8, 0), &proto);
-  AppendBytesField(3, AllocationProto(500, 5, 9, 0), &proto);
-  AppendBytesField(3, AllocationProto(200, 7, 10, 0), &proto);
-  AppendBytesField(3, AllocationProto(100, 12, 11, 0), &proto);
-  AppendBytesField(3, AllocationProto(16, 11, 12, 0), &proto);  // a tuple's table is temporary
-  AppendBytesField(3, proto, &hlo_proto);
+  hlo::AppendBytesField(1, LogicalBufferProto(7, 8, 42, {1, 0}), &proto);
+  hlo::AppendBytesField(3, AllocationProto(1000, 0, 7, 64), &proto);
+  hlo::AppendBytesField(3, AllocationProto(30, 3, 8, 0), &proto);
+  hlo::AppendBytesField(3, AllocationProto(500, 5, 9, 0), &proto);
+  hlo::AppendBytesField(3, AllocationProto(200, 7, 10, 0), &proto);
+  hlo::AppendBytesField(3, AllocationProto(100, 12, 11, 0), &proto);
+  hlo::AppendBytesField(3, AllocationProto(16, 11, 12, 0), &proto);  // a tuple's table is temporary
+  hlo::AppendBytesField(3, proto, &hlo_proto);
   BufferAssignment assignment;
   EXPECT_TRUE(ParseBufferAssignment(BufferAssignmentOfHloProto(hlo_proto), &assignment));
   EXPECT_EQ(assignment.temp_bytes(), 1016);

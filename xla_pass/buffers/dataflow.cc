@@ -15,7 +15,7 @@ constexpr int32_t kNone = HloDataflow::kNoValue;
 // Builds the values: definitions first, then propagation to a fixed point, then phi simplification.
 class Builder {
  public:
-  Builder(const HloGraph& graph, std::vector<int32_t>& value_at) : graph_(graph), value_at_(value_at) {}
+  Builder(const hlo::Graph& graph, std::vector<int32_t>& value_at) : graph_(graph), value_at_(value_at) {}
 
   void Run() {
     value_at_.assign(graph_.num_nodes(), kNone);
@@ -24,7 +24,7 @@ class Builder {
     SimplifyPhis();
     DropDeadValues();
   }
-  std::vector<Node> TakeDefinitions() { return std::move(definitions_); }
+  std::vector<hlo::Node> TakeDefinitions() { return std::move(definitions_); }
 
  private:
   void Define();
@@ -38,22 +38,22 @@ class Builder {
   bool UpdateAsync(int32_t i);
   bool UpdateParameter(int32_t i);
   bool UpdateTuple(int32_t i);
-  bool Forward(Node to, Node from, bool arrays_only = false);
-  bool Phi(Node to, const std::vector<Node>& inputs);
+  bool Forward(hlo::Node to, hlo::Node from, bool arrays_only = false);
+  bool Phi(hlo::Node to, const std::vector<hlo::Node>& inputs);
 
   void SimplifyPhis();
   void DropDeadValues();
 
-  int32_t NewValue(Node node, bool is_phi) {
+  int32_t NewValue(hlo::Node node, bool is_phi) {
     definitions_.push_back(node);
     phi_inputs_.emplace_back();
     is_phi_.push_back(is_phi);
     return static_cast<int32_t>(definitions_.size()) - 1;
   }
 
-  const HloGraph& graph_;
+  const hlo::Graph& graph_;
   std::vector<int32_t>& value_at_;
-  std::vector<Node> definitions_;
+  std::vector<hlo::Node> definitions_;
   std::vector<uint8_t> is_phi_;
   std::vector<std::vector<int32_t>> phi_inputs_;
   std::vector<int32_t> priority_;          // [instruction]
@@ -72,55 +72,55 @@ void Builder::Define() {
 
 // Which nodes of an instruction's shape it defines itself; the others are forwarded to it.
 void Builder::DefineInstruction(int32_t i) {
-  const Node base = graph_.node_base(i), end = graph_.node_end(i);
+  const hlo::Node base = graph_.node_base(i), end = graph_.node_end(i);
   const auto define_if = [&](const auto& is_defined) {
-    for (Node node = base; node < end; ++node) {
+    for (hlo::Node node = base; node < end; ++node) {
       if (is_defined(node)) value_at_[node] = NewValue(node, /*is_phi=*/false);
     }
   };
-  const auto in_element = [&](Node node, int64_t element) {
-    const Node child = graph_.Child(base, element);
-    return child != HloGraph::kNoNode && node >= child && node < child + graph_.subtree_size(child);
+  const auto in_element = [&](hlo::Node node, int64_t element) {
+    const hlo::Node child = graph_.Child(base, element);
+    return child != hlo::Graph::kNoNode && node >= child && node < child + graph_.subtree_size(child);
   };
-  const auto is_tuple = [&](Node node) { return graph_.shape(node).is_tuple(); };
+  const auto is_tuple = [&](hlo::Node node) { return graph_.shape(node).is_tuple(); };
   switch (graph_.op(i)) {
-    case Op::kParameter:
-      if (graph_.callers(graph_.instruction(i).computation).empty()) define_if([](Node) { return true; });
+    case hlo::Op::kParameter:
+      if (graph_.callers(graph_.instruction(i).computation).empty()) define_if([](hlo::Node) { return true; });
       break;
-    case Op::kBitcast: case Op::kAddDependency: case Op::kWhile: case Op::kCall: case Op::kConditional:
-    case Op::kGetTupleElement: case Op::kDomain: case Op::kOptimizationBarrier: case Op::kCopyDone:
-    case Op::kAllReduceDone:
+    case hlo::Op::kBitcast: case hlo::Op::kAddDependency: case hlo::Op::kWhile: case hlo::Op::kCall: case hlo::Op::kConditional:
+    case hlo::Op::kGetTupleElement: case hlo::Op::kDomain: case hlo::Op::kOptimizationBarrier: case hlo::Op::kCopyDone:
+    case hlo::Op::kAllReduceDone:
       break;
-    case Op::kCopy: case Op::kTuple:
-      define_if([&](Node node) { return node == base; });
+    case hlo::Op::kCopy: case hlo::Op::kTuple:
+      define_if([&](hlo::Node node) { return node == base; });
       break;
-    case Op::kAsyncStart:
-      define_if([&](Node node) { return is_tuple(node) || (!in_element(node, 0) && !in_element(node, 1)); });
+    case hlo::Op::kAsyncStart:
+      define_if([&](hlo::Node node) { return is_tuple(node) || (!in_element(node, 0) && !in_element(node, 1)); });
       break;
-    case Op::kAsyncUpdate: case Op::kAsyncDone: case Op::kAllGatherDone: case Op::kCollectivePermuteDone:
+    case hlo::Op::kAsyncUpdate: case hlo::Op::kAsyncDone: case hlo::Op::kAllGatherDone: case hlo::Op::kCollectivePermuteDone:
       define_if(is_tuple);
       break;
-    case Op::kCopyStart:
-      define_if([&](Node node) { return !in_element(node, 1); });
+    case hlo::Op::kCopyStart:
+      define_if([&](hlo::Node node) { return !in_element(node, 1); });
       break;
-    case Op::kAllGatherStart: case Op::kCollectivePermuteStart:
-      define_if([&](Node node) { return is_tuple(node) || !in_element(node, 0); });
+    case hlo::Op::kAllGatherStart: case hlo::Op::kCollectivePermuteStart:
+      define_if([&](hlo::Node node) { return is_tuple(node) || !in_element(node, 0); });
       break;
-    case Op::kSend: case Op::kRecvDone:
-      define_if([&](Node node) { return !in_element(node, 0); });
+    case hlo::Op::kSend: case hlo::Op::kRecvDone:
+      define_if([&](hlo::Node node) { return !in_element(node, 0); });
       break;
     default:
-      define_if([](Node) { return true; });
+      define_if([](hlo::Node) { return true; });
   }
 }
 
 // Callees come before their call, so that most instructions settle in one visit.
 void Builder::AssignPriorities(int32_t computation) {
   for (const int32_t i : graph_.PostOrder(computation)) {
-    if (graph_.op(i) == Op::kWhile) {
+    if (graph_.op(i) == hlo::Op::kWhile) {
       const auto called = graph_.called(i);  // body, condition
       for (auto callee = called.rbegin(); callee != called.rend(); ++callee) AssignPriorities(*callee);
-    } else if (graph_.op(i) == Op::kCall || graph_.op(i) == Op::kConditional || graph_.op(i) == Op::kAsyncStart) {
+    } else if (graph_.op(i) == hlo::Op::kCall || graph_.op(i) == hlo::Op::kConditional || graph_.op(i) == hlo::Op::kAsyncStart) {
       for (const int32_t callee : graph_.called(i)) AssignPriorities(callee);
     }
     if (priority_[i] < 0) priority_[i] = next_priority_++;
@@ -153,8 +153,8 @@ void Builder::EnqueueAffected(int32_t i) {
     Enqueue(user);
     const auto operands = graph_.operands(user);
     for (int32_t number = 0; number < std::ssize(operands); ++number) {
-      if (operands[number] != i || !IsControlFlowCall(graph_.op(user))) continue;
-      if (graph_.op(user) == Op::kConditional) {
+      if (operands[number] != i || !hlo::IsControlFlowCall(graph_.op(user))) continue;
+      if (graph_.op(user) == hlo::Op::kConditional) {
         if (number > 0) Enqueue(graph_.parameter(graph_.called(user)[number - 1], 0));
         continue;
       }
@@ -165,13 +165,13 @@ void Builder::EnqueueAffected(int32_t i) {
   if (!graph_.is_root(i)) return;
   for (const int32_t caller : graph_.callers(computation)) {
     Enqueue(caller);
-    if (graph_.op(caller) != Op::kWhile) continue;
+    if (graph_.op(caller) != hlo::Op::kWhile) continue;
     for (const int32_t callee : graph_.called(caller)) Enqueue(graph_.parameter(callee, 0));
   }
 }
 
 // Makes the subtree at `to` hold what the subtree at `from` holds.
-bool Builder::Forward(Node to, Node from, bool arrays_only) {
+bool Builder::Forward(hlo::Node to, hlo::Node from, bool arrays_only) {
   bool is_changed = false;
   for (int32_t k = 0; k < graph_.subtree_size(to); ++k) {
     if (arrays_only && graph_.shape(to + k).is_tuple()) continue;
@@ -183,7 +183,7 @@ bool Builder::Forward(Node to, Node from, bool arrays_only) {
 
 bool Builder::UpdateTuple(int32_t i) {
   bool is_changed = false;
-  Node to = graph_.node_base(i) + 1;
+  hlo::Node to = graph_.node_base(i) + 1;
   for (const int32_t operand : graph_.operands(i)) {
     is_changed |= Forward(to, graph_.node_base(operand));
     to += graph_.subtree_size(to);
@@ -192,36 +192,36 @@ bool Builder::UpdateTuple(int32_t i) {
 }
 
 bool Builder::Update(int32_t i) {
-  const Node base = graph_.node_base(i);
+  const hlo::Node base = graph_.node_base(i);
   const auto operands = graph_.operands(i);
-  const Node first = operands.empty() ? HloGraph::kNoNode : graph_.node_base(operands[0]);
+  const hlo::Node first = operands.empty() ? hlo::Graph::kNoNode : graph_.node_base(operands[0]);
   switch (graph_.op(i)) {
-    case Op::kBitcast: case Op::kDomain: case Op::kOptimizationBarrier: case Op::kAddDependency: case Op::kAllReduceDone:
+    case hlo::Op::kBitcast: case hlo::Op::kDomain: case hlo::Op::kOptimizationBarrier: case hlo::Op::kAddDependency: case hlo::Op::kAllReduceDone:
       return Forward(base, first);
-    case Op::kGetTupleElement:
+    case hlo::Op::kGetTupleElement:
       return Forward(base, graph_.Child(first, graph_.instruction(i).tuple_index));
-    case Op::kTuple:
+    case hlo::Op::kTuple:
       return UpdateTuple(i);
-    case Op::kCopy: {
+    case hlo::Op::kCopy: {
       const int32_t own = value_at_[base];
       const bool is_changed = graph_.subtree_size(base) > 1 && Forward(base, first);
       value_at_[base] = own;
       return is_changed;
     }
-    case Op::kParameter:
+    case hlo::Op::kParameter:
       return UpdateParameter(i);
-    case Op::kCall:
+    case hlo::Op::kCall:
       return Forward(base, graph_.node_base(graph_.root(graph_.called(i)[0])));
-    case Op::kWhile:
+    case hlo::Op::kWhile:
       return Phi(base, {graph_.node_base(graph_.root(graph_.called(i)[0])), first});
-    case Op::kConditional: {
-      std::vector<Node> inputs;
+    case hlo::Op::kConditional: {
+      std::vector<hlo::Node> inputs;
       for (const int32_t branch : graph_.called(i)) inputs.push_back(graph_.node_base(graph_.root(branch)));
       return Phi(base, inputs);
     }
-    case Op::kAsyncStart: case Op::kAsyncUpdate: case Op::kAsyncDone: case Op::kCopyStart: case Op::kCopyDone:
-    case Op::kSend: case Op::kRecvDone: case Op::kAllGatherStart: case Op::kAllGatherDone:
-    case Op::kCollectivePermuteStart: case Op::kCollectivePermuteDone:
+    case hlo::Op::kAsyncStart: case hlo::Op::kAsyncUpdate: case hlo::Op::kAsyncDone: case hlo::Op::kCopyStart: case hlo::Op::kCopyDone:
+    case hlo::Op::kSend: case hlo::Op::kRecvDone: case hlo::Op::kAllGatherStart: case hlo::Op::kAllGatherDone:
+    case hlo::Op::kCollectivePermuteStart: case hlo::Op::kCollectivePermuteDone:
       return UpdateAsync(i);
     default:
       return false;
@@ -231,40 +231,40 @@ bool Builder::Update(int32_t i) {
 // Asynchronous starts carry their operands in one element of their result and the destination in
 // another; dones hand the destination on.
 bool Builder::UpdateAsync(int32_t i) {
-  const Node base = graph_.node_base(i);
+  const hlo::Node base = graph_.node_base(i);
   const auto operands = graph_.operands(i);
-  const Node first = graph_.node_base(operands[0]);
+  const hlo::Node first = graph_.node_base(operands[0]);
   // Where the shapes do not fit, the positions stay without a value: nothing is known of them.
-  const auto forward = [&](Node to, Node from) {
-    if (to == HloGraph::kNoNode || from == HloGraph::kNoNode) return false;
+  const auto forward = [&](hlo::Node to, hlo::Node from) {
+    if (to == hlo::Graph::kNoNode || from == hlo::Graph::kNoNode) return false;
     return graph_.subtree_size(to) == graph_.subtree_size(from) && Forward(to, from, /*arrays_only=*/true);
   };
-  const auto forward_operands = [&](Node tuple) {
-    if (operands.size() == 1 && tuple != HloGraph::kNoNode && !graph_.shape(tuple).is_tuple()) {
+  const auto forward_operands = [&](hlo::Node tuple) {
+    if (operands.size() == 1 && tuple != hlo::Graph::kNoNode && !graph_.shape(tuple).is_tuple()) {
       return forward(tuple, first);
     }
     bool is_changed = false;
-    for (int32_t k = 0; tuple != HloGraph::kNoNode && k < std::ssize(operands); ++k) {
+    for (int32_t k = 0; tuple != hlo::Graph::kNoNode && k < std::ssize(operands); ++k) {
       is_changed |= forward(graph_.Child(tuple, k), graph_.node_base(operands[k]));
     }
     return is_changed;
   };
   switch (graph_.op(i)) {
-    case Op::kAsyncStart: {
+    case hlo::Op::kAsyncStart: {
       const bool is_changed = forward_operands(graph_.Child(base, 0));
       return forward(graph_.Child(base, 1), graph_.node_base(graph_.root(graph_.called(i)[0]))) || is_changed;
     }
-    case Op::kAllGatherStart: case Op::kCollectivePermuteStart:
+    case hlo::Op::kAllGatherStart: case hlo::Op::kCollectivePermuteStart:
       return forward_operands(graph_.Child(base, 0));
-    case Op::kCopyStart:
+    case hlo::Op::kCopyStart:
       return forward(graph_.Child(base, 1), first);
-    case Op::kSend:
+    case hlo::Op::kSend:
       return forward(graph_.Child(base, 0), first);
-    case Op::kRecvDone:
+    case hlo::Op::kRecvDone:
       return forward(graph_.Child(base, 0), graph_.Child(first, 0));
-    case Op::kCopyDone:
+    case hlo::Op::kCopyDone:
       return forward(base, graph_.Child(first, 0));
-    case Op::kAsyncUpdate:
+    case hlo::Op::kAsyncUpdate:
       return forward(base, first);
     default:  // async-done, all-gather-done, collective-permute-done
       return forward(base, graph_.Child(first, 1));
@@ -272,23 +272,23 @@ bool Builder::UpdateAsync(int32_t i) {
 }
 
 bool Builder::UpdateParameter(int32_t i) {
-  const Instruction& parameter = graph_.instruction(i);
-  std::vector<Node> inputs;
+  const hlo::Instruction& parameter = graph_.instruction(i);
+  std::vector<hlo::Node> inputs;
   bool needs_phi = false;
   for (const int32_t caller : graph_.callers(parameter.computation)) {
     const auto operands = graph_.operands(caller);
-    if (graph_.op(caller) == Op::kWhile) {
+    if (graph_.op(caller) == hlo::Op::kWhile) {
       inputs.push_back(graph_.node_base(operands[0]));
       const int32_t body_root = graph_.root(graph_.called(caller)[0]);
       if (body_root != i) inputs.push_back(graph_.node_base(body_root));
       needs_phi = true;
-    } else if (graph_.op(caller) == Op::kConditional) {
+    } else if (graph_.op(caller) == hlo::Op::kConditional) {
       const auto branches = graph_.called(caller);
       for (int32_t j = 0; j < std::ssize(branches); ++j) {
         if (branches[j] == parameter.computation) inputs.push_back(graph_.node_base(operands[j + 1]));
       }
       needs_phi = true;
-    } else if (graph_.op(caller) == Op::kCall || graph_.op(caller) == Op::kAsyncStart) {
+    } else if (graph_.op(caller) == hlo::Op::kCall || graph_.op(caller) == hlo::Op::kAsyncStart) {
       inputs.push_back(graph_.node_base(operands[parameter.parameter_number]));
     }
   }
@@ -297,12 +297,12 @@ bool Builder::UpdateParameter(int32_t i) {
   return Forward(graph_.node_base(i), inputs[0]);
 }
 
-bool Builder::Phi(Node to, const std::vector<Node>& inputs) {
+bool Builder::Phi(hlo::Node to, const std::vector<hlo::Node>& inputs) {
   bool is_changed = false;
   for (int32_t k = 0; k < graph_.subtree_size(to); ++k) {
     int32_t& value = value_at_[to + k];
     std::vector<int32_t> reaching;
-    for (const Node input : inputs) {
+    for (const hlo::Node input : inputs) {
       if (value_at_[input + k] != kNone) reaching.push_back(value_at_[input + k]);
     }
     if (reaching.empty()) continue;
@@ -334,7 +334,7 @@ void Builder::DropDeadValues() {
   for (const int32_t value : value_at_) {
     if (value != kNone) new_id[value] = 0;
   }
-  std::vector<Node> kept;
+  std::vector<hlo::Node> kept;
   for (size_t v = 0; v < new_id.size(); ++v) {
     if (new_id[v] == kNone) continue;
     new_id[v] = static_cast<int32_t>(kept.size());
@@ -348,15 +348,15 @@ void Builder::DropDeadValues() {
 
 }  // namespace
 
-HloDataflow::HloDataflow(const HloGraph& graph) : graph_(graph) {
+HloDataflow::HloDataflow(const hlo::Graph& graph) : graph_(graph) {
   Builder builder(graph, value_at_);
   builder.Run();
   definitions_ = builder.TakeDefinitions();
-  std::vector<std::vector<Node>> positions(definitions_.size());
+  std::vector<std::vector<hlo::Node>> positions(definitions_.size());
   for (size_t v = 0; v < positions.size(); ++v) positions[v].push_back(definitions_[v]);
   lives_out_.assign(definitions_.size(), 0);
   const int32_t entry_root = graph.root(graph.module().entry);
-  for (Node node = 0; node < graph.num_nodes(); ++node) {
+  for (hlo::Node node = 0; node < graph.num_nodes(); ++node) {
     const int32_t value = value_at_[node];
     if (value == kNoValue) continue;
     if (node != definitions_[value]) positions[value].push_back(node);
@@ -366,14 +366,14 @@ HloDataflow::HloDataflow(const HloGraph& graph) : graph_(graph) {
 }
 
 void HloDataflow::ForEachUse(int32_t value, const UseVisitor& visit) const {
-  for (const Node node : positions(value)) {
+  for (const hlo::Node node : positions(value)) {
     const int32_t holder = graph_.owner(node);
     for (const auto [user, operand_number] : graph_.uses(holder)) {
-      const Op op = graph_.op(user);
-      bool is_use = op != Op::kTuple && op != Op::kDomain;
-      if (op == Op::kGetTupleElement || op == Op::kCopy) is_use = node == graph_.node_base(holder);
+      const hlo::Op op = graph_.op(user);
+      bool is_use = op != hlo::Op::kTuple && op != hlo::Op::kDomain;
+      if (op == hlo::Op::kGetTupleElement || op == hlo::Op::kCopy) is_use = node == graph_.node_base(holder);
       if (!is_use && graph_.is_root(user)) {
-        is_use = std::ranges::any_of(positions(value), [&](Node at) { return graph_.owner(at) == user; });
+        is_use = std::ranges::any_of(positions(value), [&](hlo::Node at) { return graph_.owner(at) == user; });
       }
       if (is_use) visit(user, operand_number, node);
     }

@@ -13,7 +13,7 @@ using testing::F32;
 using testing::HloBuilder;
 using testing::TupleOf;
 
-const Shape kArray = F32({4}), kPair = TupleOf({kArray, kArray});
+const hlo::Shape kArray = F32({4}), kPair = TupleOf({kArray, kArray});
 
 struct Analysis {
   explicit Analysis(HloBuilder& b) : builder(b), graph(b.Finish()), dataflow(graph) {}
@@ -27,14 +27,14 @@ struct Analysis {
   // (id of the user, number of the operand) by use.
   std::vector<std::pair<int64_t, int32_t>> Uses(int32_t value) const {
     std::vector<std::pair<int64_t, int32_t>> uses;
-    dataflow.ForEachUse(value, [&](int32_t user, int32_t number, Node) {
+    dataflow.ForEachUse(value, [&](int32_t user, int32_t number, hlo::Node) {
       uses.emplace_back(graph.instruction(user).id, number);
     });
     return uses;
   }
 
   HloBuilder& builder;
-  HloGraph graph;
+  hlo::Graph graph;
   HloDataflow dataflow;
 };
 

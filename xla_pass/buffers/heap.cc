@@ -53,7 +53,7 @@ class Assigner {
   void AddBuffers(const std::vector<int64_t>& bases, HeapResult* result) const;
 
   const HloAlias& alias_;
-  const HloGraph& graph_;
+  const hlo::Graph& graph_;
   const HloDataflow& dataflow_;
   const HeapRules& rules_;
   const HloLiveRanges& ranges_;
@@ -84,14 +84,14 @@ void Assigner::AddToAllocation(int32_t allocation, int32_t buffer) {
 // Constants and the entry's parameters are where they are.
 bool Assigner::AssignFixed(int32_t buffer) {
   for (const int32_t value : alias_.values(buffer)) {
-    const Node definition = dataflow_.definition(value);
+    const hlo::Node definition = dataflow_.definition(value);
     const int32_t definer = graph_.owner(definition);
-    if (graph_.op(definer) == Op::kConstant) {
+    if (graph_.op(definer) == hlo::Op::kConstant) {
       NewAllocation(buffer, AllocationKind::kConstant);
       return true;
     }
     const bool is_entry = graph_.instruction(definer).computation == graph_.module().entry;
-    if (graph_.op(definer) != Op::kParameter || !is_entry) continue;
+    if (graph_.op(definer) != hlo::Op::kParameter || !is_entry) continue;
     const int32_t allocation = NewAllocation(buffer, AllocationKind::kParameter);
     allocations_[allocation].is_donated = alias_.is_donated(definition);
     if (allocations_[allocation].is_donated) reusable_.push_back(allocation);
@@ -121,7 +121,7 @@ void Assigner::AssignBuffer(int32_t buffer) {
 }
 
 bool Assigner::TryOperandAllocations(int32_t value, int32_t buffer) {
-  const Node definition = dataflow_.definition(value);
+  const hlo::Node definition = dataflow_.definition(value);
   const int32_t definer = graph_.owner(definition);
   if (definition != graph_.node_base(definer)) return false;
   for (const int32_t operand : graph_.operands(definer)) {
@@ -160,17 +160,17 @@ bool Assigner::Interferes(int32_t value, int32_t other) const {
 
 // Whether `user`, defined where the operand's range ends, may take over the operand's memory.
 bool Assigner::CanFollow(int32_t user, const HloLiveRange& operand) const {
-  const Node definition = dataflow_.definition(user);
+  const hlo::Node definition = dataflow_.definition(user);
   const int32_t definer = graph_.owner(definition);
-  return graph_.op(definer) != Op::kCopy && graph_.is_user_of(definer, graph_.owner(operand.end_node)) &&
+  return graph_.op(definer) != hlo::Op::kCopy && graph_.is_user_of(definer, graph_.owner(operand.end_node)) &&
          alias_.CanShareOperandBuffer(operand.end_node, definition);
 }
 
 bool Assigner::IsCopyOf(int32_t value, int32_t assigned) const {
   const int32_t definer = dataflow_.defining_instruction(value);
-  if (graph_.op(definer) != Op::kCopy) return false;
+  if (graph_.op(definer) != hlo::Op::kCopy) return false;
   return std::ranges::any_of(dataflow_.positions(assigned),
-                             [&](Node node) { return graph_.is_user_of(definer, graph_.owner(node)); });
+                             [&](hlo::Node node) { return graph_.is_user_of(definer, graph_.owner(node)); });
 }
 
 void Assigner::AssignHeap(HeapResult* result) {
@@ -194,10 +194,10 @@ int32_t Assigner::NumThreadLocalAllocations() const {
   int32_t count = 0;
   for (int32_t c = 0; c < std::ssize(graph_.module().computations); ++c) {
     const auto callers = graph_.callers(c);
-    const bool is_fused = std::ranges::any_of(callers, [&](int32_t i) { return graph_.op(i) == Op::kFusion; });
+    const bool is_fused = std::ranges::any_of(callers, [&](int32_t i) { return graph_.op(i) == hlo::Op::kFusion; });
     if (graph_.is_control_flow(c) || is_fused || callers.empty()) continue;
     for (const int32_t i : graph_.module().computations[c].instructions) {
-      if (graph_.op(i) != Op::kBitcast && graph_.op(i) != Op::kGetTupleElement) ++count;
+      if (graph_.op(i) != hlo::Op::kBitcast && graph_.op(i) != hlo::Op::kGetTupleElement) ++count;
     }
   }
   return count;
@@ -244,7 +244,7 @@ void Assigner::AddBuffers(const std::vector<int64_t>& bases, HeapResult* result)
     const HloLiveRange& range = ranges_.of_value[value];
     if (index < 0 || !range.is_valid()) continue;
     const Allocation& allocation = allocations_[index];
-    const Node definition = dataflow_.definition(value);
+    const hlo::Node definition = dataflow_.definition(value);
     AllocationKind kind = allocation.kind;
     if (allocation.lives_out && kind != AllocationKind::kParameter) kind = AllocationKind::kOutput;
     const int64_t offset = bases[index] + (index == heap_allocation_ ? heap_offset_[value] : 0);

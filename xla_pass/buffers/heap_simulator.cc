@@ -63,14 +63,14 @@ class Simulator {
 
   // An operand, not aliased with anything, that dies right here and whose memory may be taken over.
   int32_t DyingOperand(int32_t value, int32_t time) const {
-    const Node definition = dataflow_.definition(value);
+    const hlo::Node definition = dataflow_.definition(value);
     const int32_t definer = graph_.owner(definition);
-    if (alias_.values(alias_.buffer_of(value)).size() > 1 || graph_.op(definer) == Op::kCopy) return -1;
+    if (alias_.values(alias_.buffer_of(value)).size() > 1 || graph_.op(definer) == hlo::Op::kCopy) return -1;
     for (const int32_t operand : graph_.operands(definer)) {
       const int32_t candidate = dataflow_.value_at(graph_.node_base(operand));
       if (candidate < 0 || alias_.values(alias_.buffer_of(candidate)).size() > 1) continue;
       if (!is_in_heap_[candidate] || extended_[candidate] || ranges_.of_value[candidate].end != time) continue;
-      const Node operand_node = dataflow_.definition(candidate);
+      const hlo::Node operand_node = dataflow_.definition(candidate);
       if (!graph_.is_user_of(definer, graph_.owner(operand_node))) continue;
       if (alias_.CanShareOperandBuffer(operand_node, definition)) return candidate;
     }
@@ -92,7 +92,7 @@ class Simulator {
   }
 
   const HloAlias& alias_;
-  const HloGraph& graph_;
+  const hlo::Graph& graph_;
   const HloDataflow& dataflow_;
   const HloLiveRanges& ranges_;
   const std::vector<uint8_t>& is_in_heap_;

@@ -2,7 +2,7 @@
 #include <vector>
 
 #include "buffers/analysis.h"
-#include "buffers/heap.h"
+#include "buffers/heap_simulator.h"
 #include "testing/expect.h"
 #include "testing/hlo_builder.h"
 
@@ -12,7 +12,7 @@ namespace {
 using testing::F32;
 using testing::HloBuilder;
 
-const Shape kKilobyte = F32({256});
+const hlo::Shape kKilobyte = F32({256});
 
 // All values but the parameter are in the heap.
 std::vector<HeapInterval> Simulate(HloBuilder& b) {

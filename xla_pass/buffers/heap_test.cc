@@ -15,7 +15,7 @@ using testing::F32;
 using testing::HloBuilder;
 using testing::TupleOf;
 
-const Shape kKilobyte = F32({256});
+const hlo::Shape kKilobyte = F32({256});
 
 HeapResult Assign(HloBuilder& b) {
   std::string error;
@@ -105,7 +105,7 @@ TEST(TiesGoByIdNotByPlace) {
     const int64_t reads_x = b.Add("bitcast-convert", F32({}), {x});
     const int64_t reads_y = b.Add("bitcast-convert", F32({}), {y});
     b.Add("reverse", kKilobyte, {p});
-    HloModule module = b.Finish();
+    hlo::Module module = b.Finish();
     if (is_swapped) {
       std::swap(module.instructions[b.index(reads_x)].id, module.instructions[b.index(reads_y)].id);
       module.instruction_index = {};
@@ -140,7 +140,7 @@ TEST(OffsetsAreAligned) {
 // before the heap and is padded to 64.
 TEST(LoopsHoldTheirInnerTemporaries) {
   HloBuilder b;
-  const Shape state = TupleOf({kKilobyte, kKilobyte});
+  const hlo::Shape state = TupleOf({kKilobyte, kKilobyte});
   const int64_t body = b.Begin("body");
   const int64_t in = b.Parameter(0, state);
   const int64_t x = b.Element(in, 0);
@@ -164,9 +164,9 @@ TEST(LoopsHoldTheirInnerTemporaries) {
 // On TPU every buffer is at a multiple of 16 KB, the pair's table behind the heap; v is in vector memory, and nothing
 // lies in the output's buffer.
 TEST(TpuAlignsWidelyAndCountsItsMainMemory) {
-  Shape array = F32({256});
+  hlo::Shape array = F32({256});
   array.tiles = {{128}};
-  Shape in_vector_memory = array;
+  hlo::Shape in_vector_memory = array;
   in_vector_memory.memory_space = 1;
   HloBuilder b;
   b.Begin("main");

@@ -34,7 +34,7 @@ class Calculator {
   void SeparateAliases();
 
   const HloAlias& alias_;
-  const HloGraph& graph_;
+  const hlo::Graph& graph_;
   const HloDataflow& dataflow_;
   const int32_t computation_;                  // whose sequence is `sequence_`
   const std::span<const int32_t> sequence_;
@@ -47,10 +47,10 @@ void Calculator::Flatten(int32_t computation) {
   span.start = result_.end_time();
   for (const int32_t i : Sequence(computation)) {
     const auto called = graph_.called(i);
-    if (graph_.op(i) == Op::kWhile) {
+    if (graph_.op(i) == hlo::Op::kWhile) {
       Flatten(called[1]);
       Flatten(called[0]);
-    } else if (graph_.op(i) == Op::kCall || graph_.op(i) == Op::kConditional || graph_.op(i) == Op::kAsyncStart) {
+    } else if (graph_.op(i) == hlo::Op::kCall || graph_.op(i) == hlo::Op::kConditional || graph_.op(i) == hlo::Op::kAsyncStart) {
       for (const int32_t callee : called) Flatten(callee);
     }
     result_.time[i] = result_.end_time();
@@ -65,17 +65,17 @@ int32_t Calculator::DefinitionEnd(int32_t instruction) const {
   const int32_t computation = graph_.instruction(instruction).computation;
   int32_t end = graph_.is_root(instruction) ? result_.span[computation].end : result_.time[instruction];
   for (const int32_t caller : graph_.callers(computation)) {
-    if (graph_.op(caller) == Op::kAsyncDone) end = std::max(end, result_.time[caller]);
+    if (graph_.op(caller) == hlo::Op::kAsyncDone) end = std::max(end, result_.time[caller]);
   }
   return end;
 }
 
 int32_t Calculator::LastUse(int32_t value) const {
   int32_t last = -1;
-  dataflow_.ForEachUse(value, [&](int32_t user, int32_t, Node) {
+  dataflow_.ForEachUse(value, [&](int32_t user, int32_t, hlo::Node) {
     // Inside a call the uses are seen there. A loop's initial value dies where the body starts.
-    if (graph_.op(user) == Op::kCall && result_.span[graph_.called(user)[0]].start >= 0) return;
-    if (graph_.op(user) == Op::kWhile && result_.span[graph_.called(user)[0]].start >= 0) {
+    if (graph_.op(user) == hlo::Op::kCall && result_.span[graph_.called(user)[0]].start >= 0) return;
+    if (graph_.op(user) == hlo::Op::kWhile && result_.span[graph_.called(user)[0]].start >= 0) {
       user = graph_.parameter(graph_.called(user)[0], 0);
     }
     last = std::max(last, result_.time[user]);
@@ -84,17 +84,17 @@ int32_t Calculator::LastUse(int32_t value) const {
 }
 
 void Calculator::SetRange(int32_t value) {
-  const Node definition = dataflow_.definition(value);
+  const hlo::Node definition = dataflow_.definition(value);
   const int32_t definer = graph_.owner(definition);
   if (result_.time[definer] < 0) return;
-  const bool is_parameter = graph_.op(definer) == Op::kParameter;
+  const bool is_parameter = graph_.op(definer) == hlo::Op::kParameter;
   const int32_t computation = graph_.instruction(definer).computation;
   HloLiveRange& range = result_.of_value[value];
   // A parameter is there from the computation's start, wherever it is scheduled.
   range.start = is_parameter ? result_.span[computation].start : result_.time[definer];
   range.end = DefinitionEnd(definer);
   range.end_node = definition;
-  for (const Node node : dataflow_.positions(value).subspan(1)) {
+  for (const hlo::Node node : dataflow_.positions(value).subspan(1)) {
     const int32_t holder = graph_.owner(node);
     const int32_t time =
         graph_.is_root(holder) ? result_.span[graph_.instruction(holder).computation].end : result_.time[holder];

@@ -16,7 +16,7 @@ namespace coopjax {
 struct HloLiveRange {
   int32_t start = -1;               // -1: the value is not part of the scheduled program
   int32_t end = -1;                 // inclusive
-  Node end_node = HloGraph::kNoNode;  // the last node that shows the value
+  hlo::Node end_node = hlo::Graph::kNoNode;  // the last node that shows the value
 
   bool is_valid() const { return start >= 0; }
 };

@@ -13,7 +13,7 @@ using testing::F32;
 using testing::HloBuilder;
 using testing::TupleOf;
 
-const Shape kArray = F32({4});
+const hlo::Shape kArray = F32({4});
 
 struct Analysis {
   explicit Analysis(HloBuilder& b) : builder(b), graph(b.Finish()), dataflow(graph), alias(dataflow) {}
@@ -24,7 +24,7 @@ struct Analysis {
   }
 
   HloBuilder& builder;
-  HloGraph graph;
+  hlo::Graph graph;
   HloDataflow dataflow;
   HloAlias alias;
 };

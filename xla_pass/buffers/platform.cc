@@ -8,13 +8,13 @@ namespace {
 
 constexpr std::string_view kGpuOnlyConfig = "\"operation_queue_id\":";
 
-bool IsTiled(const Shape& shape) { return !shape.tiles.empty() || std::ranges::any_of(shape.tuple_shapes, IsTiled); }
+bool IsTiled(const hlo::Shape& shape) { return !shape.tiles.empty() || std::ranges::any_of(shape.tuple_shapes, IsTiled); }
 
 }  // namespace
 
-HloPlatform PlatformOf(const HloModule& module) {
+HloPlatform PlatformOf(const hlo::Module& module) {
   for (const int32_t i : module.entry_computation().instructions) {
-    const Instruction& instruction = module.instructions[i];
+    const hlo::Instruction& instruction = module.instructions[i];
     if (IsTiled(*instruction.shape)) return HloPlatform::kTpu;
     if (instruction.raw.find(kGpuOnlyConfig) != std::string_view::npos) return HloPlatform::kGpu;
   }
@@ -33,12 +33,12 @@ HeapRules RulesFor(HloPlatform platform) {
   }
 }
 
-bool HeapRules::IsInMainMemory(const Shape& shape) const {
-  if (platform == HloPlatform::kTpu) return shape.memory_space == kMainMemorySpace;
-  return platform == HloPlatform::kCpu || shape.memory_space != kHostMemorySpace;
+bool HeapRules::IsInMainMemory(const hlo::Shape& shape) const {
+  if (platform == HloPlatform::kTpu) return shape.memory_space == hlo::kMainMemorySpace;
+  return platform == HloPlatform::kCpu || shape.memory_space != hlo::kHostMemorySpace;
 }
 
-int64_t HeapRules::Bytes(const Shape& shape) const {
+int64_t HeapRules::Bytes(const hlo::Shape& shape) const {
   if (!IsInMainMemory(shape)) return 0;
   return RoundUp(shape.byte_size(), granule_bytes);
 }

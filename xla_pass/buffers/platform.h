@@ -13,7 +13,7 @@ namespace coopjax {
 
 enum class HloPlatform : uint8_t { kCpu, kGpu, kTpu };
 
-HloPlatform PlatformOf(const HloModule& module);
+HloPlatform PlatformOf(const hlo::Module& module);
 
 struct HeapRules {
   HloPlatform platform = HloPlatform::kCpu;
@@ -26,9 +26,9 @@ struct HeapRules {
 
   // Whether a value of this shape (of a tuple, its table) lies in the device's main memory: not on TPU in a small
   // memory, nor, but for CPUs, on the host.
-  bool IsInMainMemory(const Shape& shape) const;
+  bool IsInMainMemory(const hlo::Shape& shape) const;
   // What it takes there.
-  int64_t Bytes(const Shape& shape) const;
+  int64_t Bytes(const hlo::Shape& shape) const;
 };
 
 HeapRules RulesFor(HloPlatform platform);

@@ -10,13 +10,13 @@ using testing::F32;
 using testing::HloBuilder;
 using testing::TupleOf;
 
-Shape Tiled(Shape shape, int64_t memory_space = kMainMemorySpace) {
+hlo::Shape Tiled(hlo::Shape shape, int64_t memory_space = hlo::kMainMemorySpace) {
   shape.tiles = {{8, 128}};
   shape.memory_space = memory_space;
   return shape;
 }
 
-HloPlatform PlatformOfNegate(const Shape& shape, const char* raw) {
+HloPlatform PlatformOfNegate(const hlo::Shape& shape, const char* raw) {
   HloBuilder b;
   b.Begin("main");
   b.Add("negate", shape, {b.Parameter(0, shape)});
@@ -38,7 +38,7 @@ TEST(ValuesElsewhereTakeNothingAndTpuRoundsUp) {
   EXPECT_EQ(tpu.Bytes(Tiled(F32({8, 128}))), 4096);
   EXPECT_EQ(tpu.Bytes(Tiled(F32({9, 128}))), 8192);  // whole tiles
   for (const int64_t small : {1, 2}) EXPECT_EQ(tpu.Bytes(Tiled(F32({8, 128}), small)), 0);
-  const Shape on_host = Tiled(F32({8, 128}), kHostMemorySpace);
+  const hlo::Shape on_host = Tiled(F32({8, 128}), hlo::kHostMemorySpace);
   EXPECT_EQ(tpu.Bytes(on_host), 0);
   EXPECT_EQ(gpu.Bytes(on_host), 0);
   EXPECT_EQ(cpu.Bytes(on_host), 4096);

@@ -22,16 +22,16 @@ struct InPlacePair {
 
 // The in-place pairs of an instruction: dynamic-update-slice, scatter, fusions rooted in them,
 // output_operand_aliasing and the like.
-std::vector<InPlacePair> InPlacePairs(const HloGraph& graph, int32_t instruction);
+std::vector<InPlacePair> InPlacePairs(const hlo::Graph& graph, int32_t instruction);
 
 // XLA's IsElementwiseOnOperand.
-bool IsElementwiseOnOperand(const HloGraph& graph, int32_t instruction, int32_t operand_number);
+bool IsElementwiseOnOperand(const hlo::Graph& graph, int32_t instruction, int32_t operand_number);
 
 // With layouts.
-bool ShapesAreEqual(const Shape& a, const Shape& b);
+bool ShapesAreEqual(const hlo::Shape& a, const hlo::Shape& b);
 
 // Whether the result at `user_node` may take the buffer of its operand at `operand_node`, no constant, when that value
 // dies at the user, in-place pairs aside.
-bool MayTakeBuffer(const HloDataflow& dataflow, HloPlatform platform, Node operand_node, Node user_node);
+bool MayTakeBuffer(const HloDataflow& dataflow, HloPlatform platform, hlo::Node operand_node, hlo::Node user_node);
 
 }  // namespace coopjax

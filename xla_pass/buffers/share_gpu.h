@@ -7,6 +7,6 @@
 namespace coopjax {
 
 // Whether a fusion may write the result at `result` over its operand at `operand`.
-bool CanGpuFusionShare(const HloGraph& graph, Node operand, Node result);
+bool CanGpuFusionShare(const hlo::Graph& graph, hlo::Node operand, hlo::Node result);
 
 }  // namespace coopjax

@@ -12,11 +12,11 @@ using testing::F32;
 using testing::HloBuilder;
 using testing::TupleOf;
 
-const Shape kArray = F32({8, 16}), kRow = F32({8});
+const hlo::Shape kArray = F32({8, 16}), kRow = F32({8});
 
 // Whether main's fusion of `kind` may write each of its results over its first operand. `fuse` adds the fused
 // computation to the builder.
-std::vector<bool> MayShare(const std::string& kind, const std::vector<Shape>& operands, const Shape& result,
+std::vector<bool> MayShare(const std::string& kind, const std::vector<hlo::Shape>& operands, const hlo::Shape& result,
                            const std::function<void(HloBuilder&)>& fuse) {
   HloBuilder b;
   b.Begin("reducer");
@@ -27,12 +27,12 @@ std::vector<bool> MayShare(const std::string& kind, const std::vector<Shape>& op
   b.EndEmbedded();
   b.Begin("main");
   std::vector<int64_t> parameters;
-  for (const Shape& shape : operands) parameters.push_back(b.Parameter(parameters.size(), shape));
+  for (const hlo::Shape& shape : operands) parameters.push_back(b.Parameter(parameters.size(), shape));
   const int64_t fusion = b.Add("fusion", result, parameters, {fused});
   b.last().fusion_kind = kind;
-  const HloGraph graph(b.Finish());
+  const hlo::Graph graph(b.Finish());
   std::vector<bool> verdicts;
-  for (Node node = graph.node_base(b.index(fusion)); node < graph.node_end(b.index(fusion)); ++node) {
+  for (hlo::Node node = graph.node_base(b.index(fusion)); node < graph.node_end(b.index(fusion)); ++node) {
     if (graph.shape(node).is_array()) {
       verdicts.push_back(CanGpuFusionShare(graph, graph.node_base(b.index(parameters[0])), node));
     }
@@ -55,7 +55,7 @@ TEST(AReductionReadsFirst) {
 
 // sort(p, iota) is in place, each result over its operand.
 TEST(ASortIsInPlace) {
-  const Shape result = TupleOf({kArray, kArray});
+  const hlo::Shape result = TupleOf({kArray, kArray});
   const auto verdicts = MayShare("kCustom", {kArray}, result, [&](HloBuilder& b) {
     const int64_t p = b.Parameter(0, kArray);
     b.Add("sort", result, {p, b.Add("iota", kArray)}, {1});
@@ -65,7 +65,7 @@ TEST(ASortIsInPlace) {
 
 // Equal sizes are enough, equal shapes are not needed; the order of a transposition is another one.
 TEST(WhatKeepsTheOrder) {
-  const auto with = [](const char* opcode, const Shape& result) {
+  const auto with = [](const char* opcode, const hlo::Shape& result) {
     return MayShare("kLoop", {kArray}, result, [&](HloBuilder& b) {
       b.Add("negate", result, {b.Add(opcode, result, {b.Parameter(0, kArray)})});
     });
@@ -78,7 +78,7 @@ TEST(WhatKeepsTheOrder) {
 
 // p[i] = p[j] + 1 in place where i is j.
 TEST(ASliceThatIsReadMustBeTheOneThatIsWritten) {
-  const Shape slice = F32({1, 16}), index = F32({});
+  const hlo::Shape slice = F32({1, 16}), index = F32({});
   const auto with = [&](bool is_same) {
     return MayShare("kLoop", {kArray, index, index}, kArray, [&](HloBuilder& b) {
       const int64_t p = b.Parameter(0, kArray), i = b.Parameter(1, index), j = b.Parameter(2, index);
@@ -92,8 +92,8 @@ TEST(ASliceThatIsReadMustBeTheOneThatIsWritten) {
 
 // Two results of one operand, one of them transposed.
 TEST(AnotherResultMayNeedAnotherOrder) {
-  const Shape other = F32({16, 8});
-  const auto with = [&](const char* opcode, const Shape& second) -> bool {
+  const hlo::Shape other = F32({16, 8});
+  const auto with = [&](const char* opcode, const hlo::Shape& second) -> bool {
     return MayShare("kLoop", {kArray}, TupleOf({kArray, second}), [&](HloBuilder& b) {
       const int64_t p = b.Parameter(0, kArray), x = b.Add("negate", kArray, {p});
       b.Add("tuple", TupleOf({kArray, second}), {x, b.Add(opcode, second, {x})});

@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "buffers/alias.h"
+#include "buffers/share.h"
 #include "testing/expect.h"
 #include "testing/hlo_builder.h"
 
@@ -12,11 +13,11 @@ using testing::F32;
 using testing::HloBuilder;
 using testing::TupleOf;
 
-const Shape kArray = F32({4}), kPair = TupleOf({kArray, kArray});
+const hlo::Shape kArray = F32({4}), kPair = TupleOf({kArray, kArray});
 
 // The in-place pairs of the last instruction, "operand.offset>output".
 std::string Pairs(HloBuilder& b) {
-  const HloGraph graph(b.Finish());
+  const hlo::Graph graph(b.Finish());
   std::string text;
   for (const InPlacePair& pair : InPlacePairs(graph, graph.num_instructions() - 1)) {
     if (!text.empty()) text += ' ';
@@ -29,7 +30,7 @@ std::string Pairs(HloBuilder& b) {
   return text;
 }
 
-std::string PairsOf(const std::string& opcode, const Shape& shape, int num_operands) {
+std::string PairsOf(const std::string& opcode, const hlo::Shape& shape, int num_operands) {
   HloBuilder b;
   b.Begin("main");
   std::vector<int64_t> operands;
@@ -77,12 +78,12 @@ TEST(FusionsAreInPlaceWhereTheirRootIs) {
 }
 
 TEST(WhatIsElementwise) {
-  const auto is_elementwise = [](const std::string& opcode, const Shape& shape, int32_t operand_number) {
+  const auto is_elementwise = [](const std::string& opcode, const hlo::Shape& shape, int32_t operand_number) {
     HloBuilder b;
     b.Begin("main");
     const int64_t p = b.Parameter(0, kArray);
     b.Add(opcode, shape, {p, p});
-    return IsElementwiseOnOperand(HloGraph(b.Finish()), 1, operand_number);
+    return IsElementwiseOnOperand(hlo::Graph(b.Finish()), 1, operand_number);
   };
   EXPECT_TRUE(is_elementwise("add", kArray, 1) && !is_elementwise("reverse", kArray, 0));
   EXPECT_TRUE(is_elementwise("dynamic-update-slice", kArray, 0) && !is_elementwise("dynamic-update-slice", kArray, 1));
@@ -101,12 +102,12 @@ bool MayTakeOver(const Add& add) {
   const int64_t p = b.Parameter(0, kArray);
   const int64_t x = b.Add("reverse", kArray, {p}), y = b.Add("reverse", kArray, {p});
   const int64_t last = add(b, x, y, callee);
-  const HloGraph graph(b.Finish());
+  const hlo::Graph graph(b.Finish());
   const HloDataflow dataflow(graph);
   return HloAlias(dataflow).CanShareOperandBuffer(graph.node_base(b.index(x)), graph.node_base(b.index(last)));
 }
 
-bool MayTakeOver(const std::string& opcode, const std::string& operands, const Shape& shape = kArray) {
+bool MayTakeOver(const std::string& opcode, const std::string& operands, const hlo::Shape& shape = kArray) {
   return MayTakeOver([&](HloBuilder& b, int64_t x, int64_t y, int64_t) {
     std::vector<int64_t> ids;
     for (const char name : operands) ids.push_back(name == 'x' ? x : y);

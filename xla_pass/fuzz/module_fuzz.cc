@@ -37,13 +37,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   BufferAssignment assignment;
   ParseBufferAssignment(BufferAssignmentOfHloProto(bytes), &assignment);
   std::string error;
-  const std::unique_ptr<HloModule> module = ParseHloModule(bytes, &error);
+  const std::unique_ptr<hlo::Module> module = hlo::ParseModule(bytes, &error);
   if (module == nullptr) {
     if (error.empty()) std::abort();
     return 0;
   }
-  if (EmitHloModule(*module, {}) != bytes) std::abort();
-  CheckBufferOrder(*module);
+  if (hlo::EmitModule(*module, {}) != bytes) std::abort();
+  verify::CheckBufferOrder(*module);
   const std::unique_ptr<const HloAnalysis> analysis = AnalyzeHlo(*module, &error);
   if (analysis == nullptr) return 0;
   const HeapResult heap = AssignBuffers(*analysis->alias, analysis->ranges);

@@ -11,9 +11,9 @@ namespace {
 
 constexpr int kMaxDepth = 6;
 
-bool Parse(std::string_view message, std::vector<WireField>* fields) {
-  WireReader reader(message);
-  WireField field;
+bool Parse(std::string_view message, std::vector<hlo::WireField>* fields) {
+  hlo::WireReader reader(message);
+  hlo::WireField field;
   while (reader.Next(&field)) fields->push_back(field);
   return reader.ok() && !fields->empty();
 }
@@ -32,12 +32,12 @@ uint64_t OtherNumber(uint64_t number, std::mt19937_64& random) {
   }
 }
 
-void AppendNumber(const WireField& field, uint64_t number, std::string* out) {
-  if (field.type == WireType::kVarint) {
-    AppendVarintField(field.number, number, out);
+void AppendNumber(const hlo::WireField& field, uint64_t number, std::string* out) {
+  if (field.type == hlo::WireType::kVarint) {
+    hlo::AppendVarintField(field.number, number, out);
     return;
   }
-  const size_t num_bytes = field.type == WireType::kFixed64 ? 8 : 4;
+  const size_t num_bytes = field.type == hlo::WireType::kFixed64 ? 8 : 4;
   out->append(field.raw.substr(0, field.raw.size() - num_bytes));
   for (size_t i = 0; i < num_bytes; ++i) out->push_back(static_cast<char>(number >> 8 * i));
 }
@@ -59,19 +59,19 @@ std::string MutateBytes(std::string_view bytes, std::mt19937_64& random) {
 std::string Mutate(std::string_view message, int depth, std::mt19937_64& random);
 
 // One field with a change inside it.
-void AppendMutated(const WireField& field, int depth, std::mt19937_64& random, std::string* out) {
-  if (field.type != WireType::kBytes) {
+void AppendMutated(const hlo::WireField& field, int depth, std::mt19937_64& random, std::string* out) {
+  if (field.type != hlo::WireType::kBytes) {
     AppendNumber(field, OtherNumber(field.value, random), out);
     return;
   }
-  std::vector<WireField> nested;
+  std::vector<hlo::WireField> nested;
   const bool is_message = depth < kMaxDepth && Parse(field.bytes, &nested) && Below(8, random) != 0;
-  AppendBytesField(field.number,
+  hlo::AppendBytesField(field.number,
                    is_message ? Mutate(field.bytes, depth + 1, random) : MutateBytes(field.bytes, random), out);
 }
 
 std::string Mutate(std::string_view message, int depth, std::mt19937_64& random) {
-  std::vector<WireField> fields;
+  std::vector<hlo::WireField> fields;
   if (!Parse(message, &fields)) return std::string(message);
   const size_t chosen = Below(fields.size(), random), other = Below(fields.size(), random);
   // Deep changes are the interesting ones: most often the change is inside the field.

@@ -18,9 +18,9 @@ uint64_t Mix(uint64_t hash, uint64_t more) {
 uint64_t HashOf(std::string_view bytes) { return std::hash<std::string_view>()(bytes); }
 
 // What an instruction does, whatever it is called and whoever its operands are.
-uint64_t HashOfKind(const Instruction& instruction) {
-  WireReader reader(instruction.raw);
-  WireField field;
+uint64_t HashOfKind(const hlo::Instruction& instruction) {
+  hlo::WireReader reader(instruction.raw);
+  hlo::WireField field;
   uint64_t hash = 1;
   while (reader.Next(&field)) {
     const bool is_name_or_edge = field.number == 1 || (field.number >= 35 && field.number <= 38);
@@ -31,12 +31,12 @@ uint64_t HashOfKind(const Instruction& instruction) {
 
 // Computations callees first: one pass. The order in which a computation lists its instructions means nothing, its
 // sequence does.
-std::vector<uint64_t> HashComputations(const HloModule& module) {
+std::vector<uint64_t> HashComputations(const hlo::Module& module) {
   std::vector<uint64_t> hashes, of_instruction(module.instructions.size());
-  for (const Computation& computation : module.computations) {
+  for (const hlo::Computation& computation : module.computations) {
     uint64_t sum = 0;
     for (const int32_t i : computation.instructions) {
-      const Instruction& instruction = module.instructions[i];
+      const hlo::Instruction& instruction = module.instructions[i];
       uint64_t hash = HashOfKind(instruction);
       for (const int32_t operand : instruction.operands) hash = Mix(hash, of_instruction[operand]);
       for (const int32_t callee : instruction.called) hash = Mix(hash, hashes[callee]);
@@ -57,20 +57,20 @@ class Memory {
   // Of all arrays of an instruction, tables of tuples included.
   uint64_t Read(int32_t instruction) const {
     uint64_t hash = 3;
-    ForEachValue(instruction, [&](Node, int32_t value) { hash = Mix(hash, contents_[alias_.buffer_of(value)]); });
+    ForEachValue(instruction, [&](hlo::Node, int32_t value) { hash = Mix(hash, contents_[alias_.buffer_of(value)]); });
     return hash;
   }
   // Of the values that the instruction defines.
   void Write(int32_t instruction, uint64_t hash) {
     const HloDataflow& dataflow = alias_.dataflow();
-    ForEachValue(instruction, [&](Node node, int32_t value) {
+    ForEachValue(instruction, [&](hlo::Node node, int32_t value) {
       if (dataflow.definition(value) != node) return;
       contents_[alias_.buffer_of(value)] = Mix(hash, node - alias_.graph().node_base(instruction));
     });
   }
   std::vector<uint64_t> ContentsOf(int32_t instruction) const {
     std::vector<uint64_t> contents;
-    ForEachValue(instruction, [&](Node node, int32_t value) {
+    ForEachValue(instruction, [&](hlo::Node node, int32_t value) {
       if (!alias_.graph().shape(node).is_tuple()) contents.push_back(contents_[alias_.buffer_of(value)]);
     });
     return contents;
@@ -79,8 +79,8 @@ class Memory {
  private:
   template <typename Visit>
   void ForEachValue(int32_t instruction, Visit visit) const {
-    const HloGraph& graph = alias_.graph();
-    for (Node node = graph.node_base(instruction); node < graph.node_end(instruction); ++node) {
+    const hlo::Graph& graph = alias_.graph();
+    for (hlo::Node node = graph.node_base(instruction); node < graph.node_end(instruction); ++node) {
       const int32_t value = alias_.dataflow().value_at(node);
       if (value != HloDataflow::kNoValue) visit(node, value);
     }
@@ -93,16 +93,16 @@ class Memory {
 }  // namespace
 
 SymbolicResult SymbolicRun(const HloAnalysis& analysis) {
-  const HloGraph& graph = analysis.graph;
-  const HloModule& module = graph.module();
+  const hlo::Graph& graph = analysis.graph;
+  const hlo::Module& module = graph.module();
   const std::vector<uint64_t> callees = HashComputations(module);
   Memory memory(*analysis.alias);
   SymbolicResult result;
   const auto run = [&](int32_t i) {
-    const Instruction& instruction = graph.instruction(i);
+    const hlo::Instruction& instruction = graph.instruction(i);
     uint64_t hash = HashOfKind(instruction);
     if (instruction.opcode == "parameter") hash = Mix(hash, static_cast<uint64_t>(instruction.parameter_number));
-    if (!IsGlue(graph.op(i))) {  // glue hands on where arrays lie, and reads none
+    if (!hlo::IsGlue(graph.op(i))) {  // glue hands on where arrays lie, and reads none
       for (const int32_t operand : graph.operands(i)) hash = Mix(hash, memory.Read(operand));
       for (const int32_t callee : instruction.called) hash = Mix(hash, callees[callee]);
       result.computed[std::string(instruction.name)] = hash;

@@ -37,8 +37,8 @@ constexpr uint32_t kSeedField = 100000;
 constexpr int32_t kMaxPlannedOps = 400;  // planners are for small programs here: executions per second count
 
 uint64_t SeedOf(std::string_view input) {
-  WireReader reader(input);
-  WireField field;
+  hlo::WireReader reader(input);
+  hlo::WireField field;
   uint64_t seed = 0;
   while (reader.Next(&field)) {
     if (field.number == kSeedField) seed = field.value;
@@ -47,13 +47,13 @@ uint64_t SeedOf(std::string_view input) {
 }
 
 std::string WithSeed(std::string_view input, uint64_t seed) {
-  WireReader reader(input);
-  WireField field;
+  hlo::WireReader reader(input);
+  hlo::WireField field;
   std::string out;
   while (reader.Next(&field)) {
     if (field.number != kSeedField) out.append(field.raw);
   }
-  AppendVarintField(kSeedField, seed, &out);
+  hlo::AppendVarintField(kSeedField, seed, &out);
   return out;
 }
 
@@ -97,10 +97,10 @@ Schedule Planned(const StepProgram& program, std::mt19937_64& random) {
   return PlanCoop(program, program.schedule, budget_bytes, CoopOptions()).schedule;
 }
 
-void CheckAccepted(const HloModule& before, const HloAnalysis& analysis, std::string bytes) {
+void CheckAccepted(const hlo::Module& before, const HloAnalysis& analysis, std::string bytes) {
   std::string error;
-  const std::unique_ptr<HloModule> after = ParseHloModule(std::move(bytes), &error);
-  if (after == nullptr || !VerifyTransform(before, *after).empty()) return;
+  const std::unique_ptr<hlo::Module> after = hlo::ParseModule(std::move(bytes), &error);
+  if (after == nullptr || !verify::VerifyTransform(before, *after).empty()) return;
   const std::unique_ptr<const HloAnalysis> after_analysis = AnalyzeHlo(*after, &error);
   if (after_analysis == nullptr) std::abort();
   AssignBuffers(*after_analysis->alias, after_analysis->ranges);
@@ -121,7 +121,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view input(reinterpret_cast<const char*>(data), size);
   std::mt19937_64 random(SeedOf(input));
   std::string error;
-  const std::unique_ptr<HloModule> module = ParseHloModule(std::string(input), &error);
+  const std::unique_ptr<hlo::Module> module = hlo::ParseModule(std::string(input), &error);
   if (module == nullptr) return 0;
   const std::unique_ptr<const HloAnalysis> analysis = AnalyzeHlo(*module, &error);
   HloProgram hlo;

@@ -5,12 +5,12 @@
 
 #include "hlo/opcode.h"
 
-namespace coopjax {
+namespace coopjax::hlo {
 namespace {
 
 constexpr std::string_view kDone = "-done", kUpdate = "async-update";
 
-std::string CheckComputation(const HloModule& before, const Computation& computation, const Computation& now) {
+std::string CheckComputation(const Module& before, const Computation& computation, const Computation& now) {
   std::unordered_map<int64_t, size_t> step;
   for (size_t k = 0; k < now.sequence.size(); ++k) step[now.sequence[k]] = k;
   std::unordered_map<int64_t, size_t> step_before;
@@ -33,14 +33,14 @@ std::string CheckComputation(const HloModule& before, const Computation& computa
 
 }  // namespace
 
-const Instruction* StartOf(const HloModule& module, const Instruction& instruction) {
+const Instruction* StartOf(const Module& module, const Instruction& instruction) {
   if (!instruction.opcode.ends_with(kDone) || instruction.operands.empty()) return nullptr;
   const Instruction* start = &module.instructions[instruction.operands[0]];
   while (start->opcode == kUpdate && !start->operands.empty()) start = &module.instructions[start->operands[0]];
   return IsGlue(start->info.op) ? nullptr : start;
 }
 
-std::string CheckAsyncDistance(const HloModule& before, const HloModule& after) {
+std::string CheckAsyncDistance(const Module& before, const Module& after) {
   for (const Computation& computation : before.computations) {
     const int32_t index = after.computation_index.Find(computation.id);
     if (index < 0) continue;
@@ -51,4 +51,4 @@ std::string CheckAsyncDistance(const HloModule& before, const HloModule& after) 
   return "";
 }
 
-}  // namespace coopjax
+}  // namespace coopjax::hlo

@@ -6,15 +6,15 @@
 
 #include "hlo/module.h"
 
-namespace coopjax {
+namespace coopjax::hlo {
 
 // The instruction that starts what `instruction` waits for: copy-start of a copy-done, send of a send-done and so on,
 // async-updates looked through. nullptr where `instruction` is no done half, or
 // of a start that ran elsewhere (in a loop's last iteration).
-const Instruction* StartOf(const HloModule& module, const Instruction& instruction);
+const Instruction* StartOf(const Module& module, const Instruction& instruction);
 
 // Empty when all work that `before` does between the halves of a pair is between them in `after`, in every computation
 // that both have; otherwise one sentence on the first that is not. The originals count, clones do not.
-std::string CheckAsyncDistance(const HloModule& before, const HloModule& after);
+std::string CheckAsyncDistance(const Module& before, const Module& after);
 
-}  // namespace coopjax
+}  // namespace coopjax::hlo

@@ -8,7 +8,7 @@
 #include "testing/expect.h"
 #include "testing/hlo_proto_builder.h"
 
-namespace coopjax {
+namespace coopjax::hlo {
 namespace {
 
 using testing::F32;
@@ -27,7 +27,7 @@ std::string Module(const std::string& order) {
   const int64_t c = builder.Add("cosine", F32({4}), {p});
   const int64_t root = builder.Add("tuple", TupleShape({F32({4}), F32({4}), F32({4}), F32({4})}), {a, b, c, done});
   std::string error;
-  const auto module = ParseHloModule(builder.Build(), &error);
+  const auto module = ParseModule(builder.Build(), &error);
   EXPECT_EQ(error, "");
   ComputationEdit edit;
   edit.computation = 0;
@@ -40,12 +40,12 @@ std::string Module(const std::string& order) {
     }
   }
   edit.sequence.push_back(root);
-  return EmitHloModule(*module, {edit});
+  return EmitModule(*module, {edit});
 }
 
 std::string Fault(const std::string& before, const std::string& after) {
   std::string error;
-  const auto first = ParseHloModule(Module(before), &error), second = ParseHloModule(Module(after), &error);
+  const auto first = ParseModule(Module(before), &error), second = ParseModule(Module(after), &error);
   EXPECT_EQ(error, "");
   return CheckAsyncDistance(*first, *second);
 }
@@ -62,7 +62,7 @@ TEST(WhatIsBetweenStaysBetween) {
 
 TEST(ADoneFindsItsStart) {
   std::string error;
-  const auto module = ParseHloModule(Module("sabdc"), &error);
+  const auto module = ParseModule(Module("sabdc"), &error);
   for (const Instruction& instruction : module->instructions) {
     const Instruction* start = StartOf(*module, instruction);
     EXPECT_EQ(start == nullptr ? "" : start->name, instruction.opcode == "copy-done" ? "copy-start.2" : "");
@@ -70,4 +70,4 @@ TEST(ADoneFindsItsStart) {
 }
 
 }  // namespace
-}  // namespace coopjax
+}  // namespace coopjax::hlo

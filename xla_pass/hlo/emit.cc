@@ -8,7 +8,7 @@
 
 #include "hlo/wire.h"
 
-namespace coopjax {
+namespace coopjax::hlo {
 namespace {
 
 // What is to stand for a field of some number, tag included; empty drops the field.
@@ -50,7 +50,7 @@ std::string PackedField(uint32_t number, const std::vector<int64_t>& values) {
   return out;
 }
 
-std::string EmitComputation(const HloModule& module, const ComputationEdit& edit) {
+std::string EmitComputation(const Module& module, const ComputationEdit& edit) {
   std::string instructions;
   size_t size = 0;
   for (const std::string& instruction : edit.instructions) size += instruction.size() + 8;
@@ -76,7 +76,7 @@ std::string ScheduleEntry(int64_t computation_id, const std::vector<int64_t>& se
 }
 
 // The schedule with the sequences of edited computations replaced, and those of clones at the end.
-std::string EmitSchedule(std::string_view schedule, const HloModule& module,
+std::string EmitSchedule(std::string_view schedule, const Module& module,
                          const std::vector<ComputationEdit>& edits) {
   std::map<int64_t, const ComputationEdit*> rewritten;
   for (const ComputationEdit& edit : edits) {
@@ -105,7 +105,7 @@ std::string EmitSchedule(std::string_view schedule, const HloModule& module,
 
 }  // namespace
 
-InstructionEdit AsItIs(const HloModule& module, const Instruction& instruction) {
+InstructionEdit AsItIs(const Module& module, const Instruction& instruction) {
   return {.id = instruction.id,
           .name = std::string(instruction.name),
           .operand_ids = module.InstructionIds(instruction.operands),
@@ -122,7 +122,7 @@ std::string EmitInstruction(const Instruction& original, const InstructionEdit& 
   return Splice(original.raw, replacements);
 }
 
-std::string EmitHloModule(const HloModule& module, const std::vector<ComputationEdit>& edits) {
+std::string EmitModule(const Module& module, const std::vector<ComputationEdit>& edits) {
   if (edits.empty()) return module.bytes;
   // What is written where a computation stands: clones to go before it, then itself where it is rewritten.
   std::vector<std::vector<const ComputationEdit*>> edits_at(module.computations.size());
@@ -154,4 +154,4 @@ std::string EmitHloModule(const HloModule& module, const std::vector<Computation
   return out;
 }
 
-}  // namespace coopjax
+}  // namespace coopjax::hlo

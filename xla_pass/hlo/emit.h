@@ -9,7 +9,7 @@
 
 #include "hlo/module.h"
 
-namespace coopjax {
+namespace coopjax::hlo {
 
 // What a clone or a rewritten instruction changes; every other field is copied from `original.raw`.
 struct InstructionEdit {
@@ -20,7 +20,7 @@ struct InstructionEdit {
   std::vector<int64_t> called_computation_ids;
 };
 // That changes nothing.
-InstructionEdit AsItIs(const HloModule& module, const Instruction& instruction);
+InstructionEdit AsItIs(const Module& module, const Instruction& instruction);
 std::string EmitInstruction(const Instruction& original, const InstructionEdit& edit);
 
 // The module with some computations' instruction lists replaced or added (each the serialized
@@ -35,6 +35,6 @@ struct ComputationEdit {
   std::vector<int64_t> sequence;            // empty: this computation has no entry in the schedule
   int32_t insert_before = -1;               // clones only: index of an original computation
 };
-std::string EmitHloModule(const HloModule& module, const std::vector<ComputationEdit>& edits);
+std::string EmitModule(const Module& module, const std::vector<ComputationEdit>& edits);
 
-}  // namespace coopjax
+}  // namespace coopjax::hlo

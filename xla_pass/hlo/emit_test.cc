@@ -2,11 +2,11 @@
 #include <string_view>
 #include <vector>
 
-#include "hlo/module.h"
+#include "hlo/emit.h"
 #include "testing/hlo_proto_builder.h"
 #include "testing/expect.h"
 
-namespace coopjax {
+namespace coopjax::hlo {
 namespace {
 
 using testing::F32;
@@ -29,7 +29,7 @@ std::string Sample(std::string_view caller = "fusion", bool is_scheduled = false
 }
 
 // main as it came.
-ComputationEdit MainAsItIs(const HloModule& module) {
+ComputationEdit MainAsItIs(const Module& module) {
   ComputationEdit edit;
   edit.computation = 1;
   for (const int32_t i : module.computations[1].instructions) {
@@ -41,8 +41,8 @@ ComputationEdit MainAsItIs(const HloModule& module) {
 
 TEST(WhatIsNotEditedIsCopied) {
   const auto module = Parsed(Sample());
-  EXPECT_TRUE(EmitHloModule(*module, {}) == module->bytes);
-  EXPECT_TRUE(EmitHloModule(*module, {MainAsItIs(*module)}) == module->bytes);
+  EXPECT_TRUE(EmitModule(*module, {}) == module->bytes);
+  EXPECT_TRUE(EmitModule(*module, {MainAsItIs(*module)}) == module->bytes);
   for (const Instruction& instruction : module->instructions) {
     EXPECT_TRUE(EmitInstruction(instruction, AsItIs(*module, instruction)) == instruction.raw);
   }
@@ -59,7 +59,7 @@ TEST(AnEditedInstructionKeepsItsOtherFields) {
   follows.operand_ids = {p.id};
   follows.control_predecessor_ids = {fusion.id};
   main.instructions = {std::string(p.raw), EmitInstruction(fusion, renamed), EmitInstruction(sine, follows)};
-  const auto after = Parsed(EmitHloModule(*module, {main}));
+  const auto after = Parsed(EmitModule(*module, {main}));
   EXPECT_EQ(after->by_id(fusion.id).name, "fusion.remat");
   EXPECT_TRUE(after->by_id(fusion.id).raw.find("from the future") != std::string_view::npos);
   EXPECT_TRUE(after->InstructionIds(after->by_id(fusion.id).operands) == Ids{p.id});
@@ -77,9 +77,9 @@ TEST(SequencesAreReplacedOrLeftOut) {
   for (const int32_t i : module->computations[0].instructions) {
     f.instructions.emplace_back(module->instructions[i].raw);
   }
-  EXPECT_TRUE(EmitHloModule(*module, {f}) == Sample("call", /*is_scheduled=*/false));
+  EXPECT_TRUE(EmitModule(*module, {f}) == Sample("call", /*is_scheduled=*/false));
   f.sequence = module->computations[0].sequence;
-  EXPECT_TRUE(EmitHloModule(*module, {f}) == module->bytes);
+  EXPECT_TRUE(EmitModule(*module, {f}) == module->bytes);
 }
 
 // f.clone stands before main, which calls it in place of f, and comes last in the schedule.
@@ -100,7 +100,7 @@ TEST(AClonedComputationStandsBeforeItsCaller) {
   InstructionEdit call = AsItIs(*module, module->instructions[3]);
   call.called_computation_ids = {7};
   main.instructions[1] = EmitInstruction(module->instructions[3], call);
-  const auto after = Parsed(EmitHloModule(*module, {main, clone}));
+  const auto after = Parsed(EmitModule(*module, {main, clone}));
   EXPECT_EQ(after->computations.size(), 3u);
   EXPECT_EQ(after->computations[1].name, "f.clone");
   EXPECT_EQ(after->computations[1].root_id, first + 1);
@@ -111,4 +111,4 @@ TEST(AClonedComputationStandsBeforeItsCaller) {
 }
 
 }  // namespace
-}  // namespace coopjax
+}  // namespace coopjax::hlo

@@ -6,7 +6,7 @@
 #include <numeric>
 #include <utility>
 
-namespace coopjax {
+namespace coopjax::hlo {
 namespace {
 
 // The transpose of `num_rows` rows: for each item, the rows that hold it, in row order, each once.
@@ -33,7 +33,7 @@ Csr Transposed(int32_t num_rows, RowOf row_of, int32_t num_items) {
 
 }  // namespace
 
-HloGraph::HloGraph(const HloModule& module) : module_(module) {
+Graph::Graph(const Module& module) : module_(module) {
   const std::vector<int32_t> resolved = LookThroughBarriers();
   MarkDropped(resolved);
   AddEdges(resolved);
@@ -47,7 +47,7 @@ HloGraph::HloGraph(const HloModule& module) : module_(module) {
 }
 
 // What stands for each instruction once barriers are gone: most stand for themselves.
-std::vector<int32_t> HloGraph::LookThroughBarriers() const {
+std::vector<int32_t> Graph::LookThroughBarriers() const {
   std::vector<int32_t> resolved(num_instructions());
   for (int32_t i = 0; i < num_instructions(); ++i) {  // operands come first
     resolved[i] = i;
@@ -67,7 +67,7 @@ std::vector<int32_t> HloGraph::LookThroughBarriers() const {
   return resolved;
 }
 
-void HloGraph::MarkDropped(const std::vector<int32_t>& resolved) {
+void Graph::MarkDropped(const std::vector<int32_t>& resolved) {
   is_dropped_.assign(num_instructions(), 0);
   std::vector<int32_t> num_uses(num_instructions(), 0), num_uses_before(num_instructions(), 0);
   for (const Instruction& user : module_.instructions) {
@@ -84,7 +84,7 @@ void HloGraph::MarkDropped(const std::vector<int32_t>& resolved) {
   }
 }
 
-void HloGraph::AddEdges(const std::vector<int32_t>& resolved) {
+void Graph::AddEdges(const std::vector<int32_t>& resolved) {
   const auto add_row = [&](int32_t i, std::span<const int32_t> row, Csr& rows) {
     for (const int32_t item : row) {
       if (!is_dropped_[i]) rows.items.push_back(resolved[item]);
@@ -103,7 +103,7 @@ void HloGraph::AddEdges(const std::vector<int32_t>& resolved) {
   for (const Computation& computation : module_.computations) AddComputation(computation, resolved);
 }
 
-void HloGraph::AddUses() {
+void Graph::AddUses() {
   use_offsets_.assign(num_instructions() + 2, 0);  // the last one is for filling, where each row starts one further on
   for (const int32_t operand : operands_.items) ++use_offsets_[operand + 2];
   std::partial_sum(use_offsets_.begin(), use_offsets_.end(), use_offsets_.begin());
@@ -115,7 +115,7 @@ void HloGraph::AddUses() {
   }
 }
 
-void HloGraph::AddComputation(const Computation& computation, const std::vector<int32_t>& resolved) {
+void Graph::AddComputation(const Computation& computation, const std::vector<int32_t>& resolved) {
   roots_.push_back(resolved[module_.instruction_index.Find(computation.root_id)]);
   std::vector<int32_t> row;
   for (const int64_t id : computation.sequence) {
@@ -135,7 +135,7 @@ void HloGraph::AddComputation(const Computation& computation, const std::vector<
   parameters_.AddRow(row);
 }
 
-void HloGraph::AddShape(const Shape& shape, int32_t owner) {
+void Graph::AddShape(const Shape& shape, int32_t owner) {
   const Node node = num_nodes();
   shapes_.push_back(&shape);
   owners_.push_back(owner);
@@ -145,7 +145,7 @@ void HloGraph::AddShape(const Shape& shape, int32_t owner) {
   subtree_sizes_[node] = num_nodes() - node;
 }
 
-void HloGraph::MarkControlFlow() {
+void Graph::MarkControlFlow() {
   is_control_flow_.assign(module_.computations.size(), 0);
   std::vector<int32_t> worklist = {module_.entry};
   is_control_flow_[module_.entry] = 1;
@@ -163,23 +163,23 @@ void HloGraph::MarkControlFlow() {
   }
 }
 
-bool HloGraph::is_user_of(int32_t user, int32_t operand) const {
+bool Graph::is_user_of(int32_t user, int32_t operand) const {
   return std::ranges::find(operands(user), operand) != operands(user).end();
 }
 
-int32_t HloGraph::parameter(int32_t computation, int64_t number) const {
+int32_t Graph::parameter(int32_t computation, int64_t number) const {
   const auto row = parameters_[computation];
   return number >= 0 && number < std::ssize(row) ? row[number] : -1;
 }
 
-std::vector<int32_t> HloGraph::ById(int32_t computation) const {
+std::vector<int32_t> Graph::ById(int32_t computation) const {
   const auto& range = module_.computations[computation].instructions;
   std::vector<int32_t> members(range.begin(), range.end());
   std::ranges::sort(members, {}, [&](int32_t i) { return instruction(i).id; });
   return members;
 }
 
-std::vector<int32_t> HloGraph::PostOrder(int32_t computation) const {
+std::vector<int32_t> Graph::PostOrder(int32_t computation) const {
   const auto& members = module_.computations[computation].instructions;
   if (members.empty()) return {};
   const int32_t first = members.front();
@@ -210,7 +210,7 @@ std::vector<int32_t> HloGraph::PostOrder(int32_t computation) const {
   return order;
 }
 
-std::vector<int32_t> HloGraph::CallGraphPostOrder() const {
+std::vector<int32_t> Graph::CallGraphPostOrder() const {
   std::vector<int32_t> order;
   std::vector<uint8_t> is_visited(module_.computations.size(), 0);
   const std::function<void(int32_t)> visit = [&](int32_t computation) {
@@ -226,14 +226,14 @@ std::vector<int32_t> HloGraph::CallGraphPostOrder() const {
   return order;
 }
 
-Node HloGraph::Child(Node tuple, int64_t index) const {
+Node Graph::Child(Node tuple, int64_t index) const {
   if (!shape(tuple).is_tuple() || index < 0 || index >= std::ssize(shape(tuple).tuple_shapes)) return kNoNode;
   Node child = tuple + 1;
   for (; index > 0; --index) child += subtree_sizes_[child];
   return child;
 }
 
-Node HloGraph::NodeAt(int32_t i, std::span<const int64_t> path) const {
+Node Graph::NodeAt(int32_t i, std::span<const int64_t> path) const {
   Node node = node_base(i);
   for (const int64_t index : path) {
     node = Child(node, index);
@@ -242,7 +242,7 @@ Node HloGraph::NodeAt(int32_t i, std::span<const int64_t> path) const {
   return node;
 }
 
-std::vector<int64_t> HloGraph::PathOf(Node node) const {
+std::vector<int64_t> Graph::PathOf(Node node) const {
   std::vector<int64_t> path;
   for (Node at = node_base(owner(node)); at != node;) {
     int64_t index = 0;
@@ -254,4 +254,4 @@ std::vector<int64_t> HloGraph::PathOf(Node node) const {
   return path;
 }
 
-}  // namespace coopjax
+}  // namespace coopjax::hlo

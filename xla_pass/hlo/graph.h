@@ -16,16 +16,16 @@
 #include "hlo/module.h"
 #include "hlo/opcode.h"
 
-namespace coopjax {
+namespace coopjax::hlo {
 
 using Node = int32_t;
 
-class HloGraph {
+class Graph {
  public:
   // `module` must outlive the graph.
-  explicit HloGraph(const HloModule& module);
+  explicit Graph(const Module& module);
 
-  const HloModule& module() const { return module_; }
+  const Module& module() const { return module_; }
   const Instruction& instruction(int32_t i) const { return module_.instructions[i]; }
   int32_t num_instructions() const { return static_cast<int32_t>(module_.instructions.size()); }
   Op op(int32_t i) const { return instruction(i).info.op; }
@@ -86,7 +86,7 @@ class HloGraph {
   void AddShape(const Shape& shape, int32_t owner);
   void MarkControlFlow();
 
-  const HloModule& module_;
+  const Module& module_;
   Csr operands_, users_, control_predecessors_, callers_, sequences_, parameters_;
   std::vector<int32_t> use_offsets_;
   std::vector<Use> uses_;
@@ -98,4 +98,4 @@ class HloGraph {
   std::vector<int32_t> subtree_sizes_, owners_;
 };
 
-}  // namespace coopjax
+}  // namespace coopjax::hlo

@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <iterator>
 
-namespace coopjax {
+namespace coopjax::hlo {
 namespace {
 
 // Checks one instruction at a time; true means that it is as its opcode demands.
 class Checker {
  public:
-  explicit Checker(const HloGraph& graph) : graph_(graph) {}
+  explicit Checker(const Graph& graph) : graph_(graph) {}
 
   bool IsWellFormed(int32_t i) const {
     const auto operands = graph_.operands(i);
@@ -64,7 +64,7 @@ class Checker {
 
   bool IsElement(int32_t i, int32_t tuple) const {
     const Node element = graph_.Child(graph_.node_base(tuple), graph_.instruction(i).tuple_index);
-    return element != HloGraph::kNoNode && SameTree(element, graph_.node_base(i), graph_.subtree_size(element));
+    return element != Graph::kNoNode && SameTree(element, graph_.node_base(i), graph_.subtree_size(element));
   }
 
   bool IsTupleOfOperands(int32_t i) const {
@@ -103,11 +103,11 @@ class Checker {
     return true;
   }
 
-  const HloGraph& graph_;
+  const Graph& graph_;
 };
 
 // A loop body or branch with two callers makes XLA itself abort.
-bool HasOneCaller(const HloGraph& graph, int32_t computation) {
+bool HasOneCaller(const Graph& graph, int32_t computation) {
   int num_callers = 0;
   for (const int32_t caller : graph.callers(computation)) {
     if (graph.op(caller) == Op::kWhile || graph.op(caller) == Op::kConditional) num_callers += 1;
@@ -118,7 +118,7 @@ bool HasOneCaller(const HloGraph& graph, int32_t computation) {
 
 }  // namespace
 
-std::string CheckHloGraph(const HloGraph& graph) {
+std::string CheckGraph(const Graph& graph) {
   if (!graph.callers(graph.module().entry).empty()) return "the entry computation is called";
   const Checker checker(graph);
   for (int32_t i = 0; i < graph.num_instructions(); ++i) {
@@ -136,4 +136,4 @@ std::string CheckHloGraph(const HloGraph& graph) {
   return "";
 }
 
-}  // namespace coopjax
+}  // namespace coopjax::hlo

@@ -6,7 +6,7 @@
 #include "testing/expect.h"
 #include "testing/hlo_builder.h"
 
-namespace coopjax {
+namespace coopjax::hlo {
 namespace {
 
 using testing::F32;
@@ -15,7 +15,7 @@ using testing::TupleOf;
 
 const Shape kArray = F32({4}), kPair = TupleOf({F32({4}), F32({4})});
 
-std::string Fault(HloBuilder& b) { return CheckHloGraph(HloGraph(b.Finish())); }
+std::string Fault(HloBuilder& b) { return CheckGraph(Graph(b.Finish())); }
 
 // An instruction of `shape` that reads `operands`, made of parameters of these shapes.
 std::string FaultOf(const std::string& opcode, const Shape& shape, const std::vector<Shape>& operands) {
@@ -118,4 +118,4 @@ TEST(ControlFlowIsScheduledAndCalledOnce) {
 }
 
 }  // namespace
-}  // namespace coopjax
+}  // namespace coopjax::hlo

@@ -7,7 +7,7 @@
 #include "testing/expect.h"
 #include "testing/hlo_builder.h"
 
-namespace coopjax {
+namespace coopjax::hlo {
 namespace {
 
 using testing::F32;
@@ -24,7 +24,7 @@ TEST(ShapeTreesAreNumberedInPreOrder) {
   b.Begin("main");
   b.Parameter(0, F32({}));
   b.Parameter(1, TupleOf({F32({}), TupleOf({F32({}), F32({})}), F32({})}));
-  const HloGraph graph(b.Finish());
+  const Graph graph(b.Finish());
   EXPECT_EQ(graph.num_nodes(), 1 + 6);
   EXPECT_EQ(graph.node_base(1), 1);
   EXPECT_EQ(graph.node_end(1), 7);
@@ -36,9 +36,9 @@ TEST(ShapeTreesAreNumberedInPreOrder) {
   EXPECT_TRUE(graph.PathOf(1 + 4) == second && graph.PathOf(1 + 5) == last && graph.PathOf(1).empty());
   EXPECT_EQ(graph.owner(1 + 4), 1);
   EXPECT_EQ(graph.Child(1, 2), 1 + 5);
-  EXPECT_EQ(graph.Child(1, 3), HloGraph::kNoNode);      // there are three
-  EXPECT_EQ(graph.Child(1 + 5, 0), HloGraph::kNoNode);  // an array has none
-  EXPECT_EQ(graph.NodeAt(1, Path{0, 0}), HloGraph::kNoNode);
+  EXPECT_EQ(graph.Child(1, 3), Graph::kNoNode);      // there are three
+  EXPECT_EQ(graph.Child(1 + 5, 0), Graph::kNoNode);  // an array has none
+  EXPECT_EQ(graph.NodeAt(1, Path{0, 0}), Graph::kNoNode);
 }
 
 // x * x: one user, two uses.
@@ -49,7 +49,7 @@ TEST(UsersCountOnceAndUsesEachTime) {
   const int64_t y = b.Add("multiply", F32({}), {x, x});
   b.Add("negate", F32({}), {y});
   b.Follows({x});
-  const HloGraph graph(b.Finish());
+  const Graph graph(b.Finish());
   EXPECT_TRUE(ListOf(graph.users(0)) == Indices{1});
   EXPECT_EQ(graph.uses(0).size(), 2u);
   EXPECT_EQ(graph.uses(0)[1].user, 1);
@@ -72,7 +72,7 @@ TEST(OnlyControlFlowIsReached) {
   b.Begin("main");
   const int64_t x = b.LoopFusion(F32({}), {b.Parameter(0, F32({}))}, fused);
   const int64_t call = b.Add("call", F32({}), {x}, {f});
-  const HloGraph graph(b.Finish());
+  const Graph graph(b.Finish());
   const std::vector<bool> expected = {false, true, true, true};
   for (int32_t c = 0; c < 4; ++c) EXPECT_EQ(graph.is_control_flow(c), expected[c]);
   EXPECT_TRUE((graph.CallGraphPostOrder() == Indices{1, 2, 3}));
@@ -96,7 +96,7 @@ TEST(BarriersTuplesAndElementsAreDropped) {
     const int64_t element = b.Element(barrier, 0);
     if (is_read) b.Add("custom-call", F32({}), {tuple});
     const int64_t sine = b.Add("sine", F32({}), {element});
-    const HloGraph graph(b.Finish());
+    const Graph graph(b.Finish());
     EXPECT_TRUE(ListOf(graph.operands(b.index(sine))) == Indices{b.index(x)});
     EXPECT_TRUE(graph.is_dropped(b.index(barrier)) && graph.is_dropped(b.index(element)));
     EXPECT_EQ(graph.is_dropped(b.index(tuple)), !is_read);
@@ -113,11 +113,11 @@ TEST(PostOrderIsDepthFirst) {
   const int64_t negate = b.Add("negate", F32({}), {p});
   const int64_t unread = b.Add("cosine", F32({}), {p});
   const int64_t sum = b.Add("add", F32({}), {negate, sine});
-  const HloGraph graph(b.Finish());
+  const Graph graph(b.Finish());
   const Indices expected = {b.index(p), b.index(unread), b.index(negate), b.index(sine), b.index(sum)};
   EXPECT_TRUE(graph.PostOrder(0) == expected);
   EXPECT_TRUE((graph.ById(0) == Indices{0, 1, 2, 3, 4}));
 }
 
 }  // namespace
-}  // namespace coopjax
+}  // namespace coopjax::hlo

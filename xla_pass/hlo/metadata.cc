@@ -4,14 +4,14 @@
 
 #include "hlo/wire.h"
 
-namespace coopjax {
+namespace coopjax::hlo {
 
 std::string Metadata::Source() const {
   if (source_file.empty()) return "";
   return std::string(source_file) + ":" + std::to_string(source_line);
 }
 
-MetadataReader::MetadataReader(const HloModule& module) {
+MetadataReader::MetadataReader(const Module& module) {
   WireReader reader(module.stack_frames);
   for (WireField field; reader.Next(&field);) {
     if (field.number == 1) file_names_.push_back(field.bytes);
@@ -56,4 +56,4 @@ void MetadataReader::Locate(int64_t frame_id, Metadata* metadata) const {
   metadata->source_line = location.line;
 }
 
-}  // namespace coopjax
+}  // namespace coopjax::hlo

@@ -8,7 +8,7 @@
 
 #include "hlo/module.h"
 
-namespace coopjax {
+namespace coopjax::hlo {
 
 struct Metadata {
   std::string_view op_name;                 // the name-scope path
@@ -22,7 +22,7 @@ struct Metadata {
 // missing.
 class MetadataReader {
  public:
-  explicit MetadataReader(const HloModule& module);
+  explicit MetadataReader(const Module& module);
   Metadata Read(const Instruction& instruction) const;
 
  private:
@@ -38,4 +38,4 @@ class MetadataReader {
   std::vector<int64_t> frames_;             // location ids
 };
 
-}  // namespace coopjax
+}  // namespace coopjax::hlo

@@ -5,7 +5,7 @@
 #include "testing/expect.h"
 #include "testing/hlo_proto_builder.h"
 
-namespace coopjax {
+namespace coopjax::hlo {
 namespace {
 
 using testing::F32;
@@ -34,7 +34,7 @@ TEST(SourceLinesComeFromTheStackFrames) {
   AppendBytesField(17, frames, &module_field);
   builder.AppendModuleFields(module_field);
   std::string error;
-  const auto module = ParseHloModule(builder.Build(), &error);
+  const auto module = ParseModule(builder.Build(), &error);
   const Metadata read = MetadataReader(*module).Read(module->instructions[0]);
   EXPECT_EQ(read.op_name, "jit(f)/tanh");
   EXPECT_EQ(read.source_file, "train.py");
@@ -43,4 +43,4 @@ TEST(SourceLinesComeFromTheStackFrames) {
 }
 
 }  // namespace
-}  // namespace coopjax
+}  // namespace coopjax::hlo

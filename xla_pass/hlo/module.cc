@@ -6,7 +6,7 @@
 #include "hlo/shape.h"
 #include "hlo/wire.h"
 
-namespace coopjax {
+namespace coopjax::hlo {
 namespace {
 
 // Computations that call each other deeper than this are garbage. (XLA's go a handful deep; consumers
@@ -50,7 +50,7 @@ size_t CountFields(std::string_view message, uint32_t number) {
 
 class ModuleParser {
  public:
-  explicit ModuleParser(HloModule* module) : module_(*module), no_shape_(&module_.shapes.emplace_back()) {}
+  explicit ModuleParser(Module* module) : module_(*module), no_shape_(&module_.shapes.emplace_back()) {}
 
   // Empty, or what is wrong.
   std::string Parse();
@@ -64,7 +64,7 @@ class ModuleParser {
   std::string CheckSequence(const Computation& computation) const;
   const Shape* SharedShape(std::string_view message);
 
-  HloModule& module_;
+  Module& module_;
   int64_t entry_id_ = 0;
   std::string_view schedule_;
   std::vector<int32_t> call_depth_;  // [computation]
@@ -285,7 +285,7 @@ std::string ModuleParser::CheckSequence(const Computation& computation) const {
 
 }  // namespace
 
-std::span<const int32_t> HloModule::Keep(std::span<const int32_t> list) {
+std::span<const int32_t> Module::Keep(std::span<const int32_t> list) {
   if (list.empty()) return {};
   if (lists.empty() || lists.back().capacity() - lists.back().size() < list.size()) {
     lists.emplace_back().reserve(std::max(kKeptAtOnce, list.size()));
@@ -295,13 +295,13 @@ std::span<const int32_t> HloModule::Keep(std::span<const int32_t> list) {
   return std::span<const int32_t>(last).last(list.size());
 }
 
-std::vector<int64_t> HloModule::InstructionIds(std::span<const int32_t> indices) const {
+std::vector<int64_t> Module::InstructionIds(std::span<const int32_t> indices) const {
   std::vector<int64_t> ids;
   for (const int32_t i : indices) ids.push_back(instructions[i].id);
   return ids;
 }
 
-std::vector<int64_t> HloModule::ComputationIds(std::span<const int32_t> indices) const {
+std::vector<int64_t> Module::ComputationIds(std::span<const int32_t> indices) const {
   std::vector<int64_t> ids;
   for (const int32_t c : indices) ids.push_back(computations[c].id);
   return ids;
@@ -309,12 +309,12 @@ std::vector<int64_t> HloModule::ComputationIds(std::span<const int32_t> indices)
 
 std::string Quoted(std::string_view name) { return std::string("'").append(name).append("'"); }
 
-std::unique_ptr<HloModule> ParseHloModule(std::string bytes, std::string* error) {
-  auto module = std::make_unique<HloModule>();
+std::unique_ptr<Module> ParseModule(std::string bytes, std::string* error) {
+  auto module = std::make_unique<Module>();
   module->bytes = std::move(bytes);
   *error = ModuleParser(module.get()).Parse();
   if (!error->empty()) return nullptr;
   return module;
 }
 
-}  // namespace coopjax
+}  // namespace coopjax::hlo

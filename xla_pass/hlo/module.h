@@ -19,7 +19,7 @@
 #include "hlo/shape.h"
 #include "base/id_index.h"
 
-namespace coopjax {
+namespace coopjax::hlo {
 
 // Edges are indices: of instructions (`operands`, `control_predecessors`) and of computations (`called`), all of which
 // stand before. An HloModule keeps the lists, as it keeps the shapes.
@@ -68,7 +68,7 @@ struct InputOutputAlias {
   int32_t kind = 0;
 };
 
-struct HloModule {
+struct Module {
   std::string bytes;                        // the module as it came; every string_view points in here
   std::string_view name;
   int64_t id = 0;
@@ -95,6 +95,6 @@ std::string Quoted(std::string_view name);
 
 // Parses a module; nullptr and one sentence in `error` when the bytes are not a scheduled
 // HloModuleProto that this view understands. Never throws, never reads out of bounds.
-std::unique_ptr<HloModule> ParseHloModule(std::string bytes, std::string* error);
+std::unique_ptr<Module> ParseModule(std::string bytes, std::string* error);
 
-}  // namespace coopjax
+}  // namespace coopjax::hlo

@@ -8,7 +8,7 @@
 #include "testing/hlo_proto_builder.h"
 #include "testing/expect.h"
 
-namespace coopjax {
+namespace coopjax::hlo {
 namespace {
 
 using testing::F32;
@@ -17,7 +17,7 @@ using testing::TupleShape;
 
 std::string Fault(const std::string& bytes) {
   std::string error;
-  ParseHloModule(bytes, &error);
+  ParseModule(bytes, &error);
   return error;
 }
 
@@ -53,7 +53,7 @@ std::string Sample() {
 
 TEST(FieldsAreParsed) {
   std::string error;
-  const auto module = ParseHloModule(Sample(), &error);
+  const auto module = ParseModule(Sample(), &error);
   EXPECT_EQ(error, "");
   EXPECT_EQ(module->name, "test");
   EXPECT_EQ(module->entry_computation().name, "main");
@@ -75,8 +75,8 @@ TEST(FieldsAreParsed) {
 
 TEST(EmittingEverythingAnewChangesNothing) {
   std::string error;
-  const auto module = ParseHloModule(Sample(), &error);
-  EXPECT_TRUE(EmitHloModule(*module, {}) == module->bytes);
+  const auto module = ParseModule(Sample(), &error);
+  EXPECT_TRUE(EmitModule(*module, {}) == module->bytes);
   std::vector<ComputationEdit> edits;
   for (int32_t c = 0; c < 2; ++c) {
     ComputationEdit& edit = edits.emplace_back();
@@ -88,12 +88,12 @@ TEST(EmittingEverythingAnewChangesNothing) {
       EXPECT_TRUE(edit.instructions.back() == old.raw);
     }
   }
-  EXPECT_TRUE(EmitHloModule(*module, edits) == module->bytes);
+  EXPECT_TRUE(EmitModule(*module, edits) == module->bytes);
 }
 
 TEST(AClonedComputationKeepsUnknownFields) {
   std::string error;
-  const auto module = ParseHloModule(Sample(), &error);
+  const auto module = ParseModule(Sample(), &error);
   ComputationEdit clone;
   clone.computation = 1;
   clone.is_clone = true;
@@ -105,7 +105,7 @@ TEST(AClonedComputationKeepsUnknownFields) {
   clone.sequence = {id};
   const InstructionEdit edit = {id, "fusion.clone", {}, {}, {module->computations[0].id}};
   clone.instructions.push_back(EmitInstruction(module->instructions[4], edit));
-  const auto after = ParseHloModule(EmitHloModule(*module, {clone}), &error);
+  const auto after = ParseModule(EmitModule(*module, {clone}), &error);
   EXPECT_EQ(error, "");
   EXPECT_EQ(after->computations.size(), 3u);
   EXPECT_EQ(after->computations[1].name, "main.clone");
@@ -148,10 +148,10 @@ TEST(AnEmptySequenceSchedulesNothing) {
     return builder.Build();
   };
   std::string error;
-  const auto module = ParseHloModule(build(/*is_fusion=*/true), &error);
+  const auto module = ParseModule(build(/*is_fusion=*/true), &error);
   EXPECT_EQ(error, "");
   EXPECT_EQ(module->computations[0].sequence.size(), 0u);
-  EXPECT_EQ(EmitHloModule(*module, {}) == module->bytes, true);
+  EXPECT_EQ(EmitModule(*module, {}) == module->bytes, true);
   EXPECT_EQ(Fault(build(/*is_fusion=*/false)), "");  // whether a call's computation has one, hlo/graph_check.h asks
 }
 
@@ -161,12 +161,12 @@ std::string WithSequence(const std::vector<int64_t>& sequence) {
   builder.Begin("main");
   builder.Add("negate", F32({4}), {builder.Add("iota", F32({4}))});
   std::string error;
-  const auto module = ParseHloModule(builder.Build(), &error);
+  const auto module = ParseModule(builder.Build(), &error);
   ComputationEdit edit;
   edit.computation = 0;
   for (const Instruction& instruction : module->instructions) edit.instructions.emplace_back(instruction.raw);
   edit.sequence = sequence;
-  return EmitHloModule(*module, {edit});
+  return EmitModule(*module, {edit});
 }
 
 TEST(BadSequencesAreRefusedWithAReason) {
@@ -191,4 +191,4 @@ TEST(TruncatedAndFlippedBytesNeverCrash) {
 }
 
 }  // namespace
-}  // namespace coopjax
+}  // namespace coopjax::hlo

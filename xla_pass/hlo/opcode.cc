@@ -5,7 +5,7 @@
 
 #include "hlo/module.h"
 
-namespace coopjax {
+namespace coopjax::hlo {
 namespace {
 
 constexpr OpcodeInfo Elementwise(Op op = Op::kOther) { return {op, true, false, true}; }
@@ -136,4 +136,4 @@ bool HasOwnEffects(const Instruction& instruction) {
   }
 }
 
-}  // namespace coopjax
+}  // namespace coopjax::hlo

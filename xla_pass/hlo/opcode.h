@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace coopjax {
+namespace coopjax::hlo {
 
 struct Instruction;
 
@@ -45,4 +45,4 @@ inline bool IsControlFlowCall(Op op) { return op >= Op::kCall && op <= Op::kAsyn
 // flags and other small memories), the computations that it calls aside. Unknown opcodes do.
 bool HasOwnEffects(const Instruction& instruction);
 
-}  // namespace coopjax
+}  // namespace coopjax::hlo

@@ -4,7 +4,7 @@
 
 #include "testing/expect.h"
 
-namespace coopjax {
+namespace coopjax::hlo {
 namespace {
 
 TEST(FactsAreThoseOfTheTable) {
@@ -49,4 +49,4 @@ TEST(ControlFlowRunsWhatItCalls) {
 }
 
 }  // namespace
-}  // namespace coopjax
+}  // namespace coopjax::hlo

@@ -4,7 +4,7 @@
 
 #include "hlo/wire.h"
 
-namespace coopjax {
+namespace coopjax::hlo {
 namespace {
 
 // Nested tuples deeper than this are garbage, not shapes.
@@ -190,4 +190,4 @@ int64_t Shape::byte_size() const {
 
 bool ParseShape(std::string_view message, Shape* shape) { return ParseShapeAtDepth(message, 0, shape); }
 
-}  // namespace coopjax
+}  // namespace coopjax::hlo

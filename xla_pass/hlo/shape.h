@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-namespace coopjax {
+namespace coopjax::hlo {
 
 // Of a layout; others are small memories on the device, such as a TPU's vector memory (1) and flags (2).
 inline constexpr int64_t kMainMemorySpace = 0, kHostMemorySpace = 5;
@@ -36,4 +36,4 @@ struct Shape {
 // know, or describes a buffer of 2^55 bytes or more.
 bool ParseShape(std::string_view message, Shape* shape);
 
-}  // namespace coopjax
+}  // namespace coopjax::hlo

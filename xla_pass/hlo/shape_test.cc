@@ -6,7 +6,7 @@
 #include "testing/expect.h"
 #include "testing/hlo_proto_builder.h"
 
-namespace coopjax {
+namespace coopjax::hlo {
 namespace {
 
 using testing::ArrayShape;
@@ -76,4 +76,4 @@ TEST(ShapesThatMakeNoSense) {
 }
 
 }  // namespace
-}  // namespace coopjax
+}  // namespace coopjax::hlo

@@ -1,6 +1,6 @@
 #include "hlo/wire.h"
 
-namespace coopjax {
+namespace coopjax::hlo {
 namespace {
 
 constexpr int kMaxVarintBytes = 10;
@@ -88,4 +88,4 @@ void AppendPackedField(uint32_t number, std::span<const int64_t> values, std::st
   for (const int64_t value : values) AppendVarint(static_cast<uint64_t>(value), out);
 }
 
-}  // namespace coopjax
+}  // namespace coopjax::hlo

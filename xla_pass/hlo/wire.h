@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-namespace coopjax {
+namespace coopjax::hlo {
 
 enum class WireType : uint8_t { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 
@@ -84,4 +84,4 @@ void AppendBytesField(uint32_t number, std::string_view bytes, std::string* out)
 // Nothing for an empty list, as proto3 has it.
 void AppendPackedField(uint32_t number, std::span<const int64_t> values, std::string* out);
 
-}  // namespace coopjax
+}  // namespace coopjax::hlo

@@ -6,7 +6,7 @@
 
 #include "testing/expect.h"
 
-namespace coopjax {
+namespace coopjax::hlo {
 namespace {
 
 bool Parses(const std::string& message) {
@@ -77,4 +77,4 @@ TEST(RepeatedIntegersPackedOrNot) {
 }
 
 }  // namespace
-}  // namespace coopjax
+}  // namespace coopjax::hlo

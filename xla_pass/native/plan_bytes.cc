@@ -16,7 +16,7 @@ constexpr Roofline kCpu = {4e11, 2e9, 2e10, 2e-6};  // coopjax.program.cost.CPU
 
 PlanBytesResult PlanBytes(const std::string& module_bytes, const PlanBytesOptions& options) {
   PlanBytesResult planned;
-  const std::unique_ptr<HloModule> module = ParseHloModule(module_bytes, &planned.error);
+  const std::unique_ptr<hlo::Module> module = hlo::ParseModule(module_bytes, &planned.error);
   if (module == nullptr) return planned;
   const std::unique_ptr<const HloAnalysis> analysis = AnalyzeHlo(*module, &planned.error);
   if (analysis == nullptr) return planned;

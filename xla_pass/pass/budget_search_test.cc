@@ -74,7 +74,7 @@ TEST(WhatHoldsTheBudgetIsFound) {
   const std::optional<CarriedOut> best = search.TakeBest();
   EXPECT_TRUE(best.has_value());
   EXPECT_TRUE(best->heap.temp_bytes <= budget_bytes && best->cost_s > 0);
-  EXPECT_EQ(VerifyTransform(*searched.came.module, *best->module), "");
+  EXPECT_EQ(verify::VerifyTransform(*searched.came.module, *best->module), "");
   EXPECT_EQ(search.report().fault, "");
   EXPECT_EQ(search.report().rounds.front().limit_bytes, budget_bytes);
   for (const PlanRound& round : search.report().rounds) EXPECT_TRUE(round.share == 1 && round.inside.empty());
@@ -149,7 +149,7 @@ TEST(TheBudgetIsSplitWithWhatStandsInTheWay) {
   const std::optional<CarriedOut> best = search.TakeBest();
   EXPECT_TRUE(best->heap.temp_bytes <= budget_bytes);
   EXPECT_TRUE(best->inner != nullptr && best->share < 1);
-  EXPECT_EQ(VerifyTransform(*searched.came.module, *best->module), "");
+  EXPECT_EQ(verify::VerifyTransform(*searched.came.module, *best->module), "");
   // Costs are those of the entry and of all that was planned inside.
   double cost_s = best->plan.cost_s;
   for (const InnerPlan& inner : *best->inner) cost_s += inner.plan.cost_s;

@@ -38,7 +38,7 @@ struct CarriedOut {
   double cost_s = 0;                         // of all repeats
   std::vector<int64_t> op_workspace_bytes = {};   // of the entry, with what was planned inside
   HeapResult heap = {};
-  std::shared_ptr<const HloModule> module = nullptr;
+  std::shared_ptr<const hlo::Module> module = nullptr;
 
   PlanRank Rank(int64_t budget_bytes) const { return RankAt(heap.temp_bytes, budget_bytes); }
   // Were nothing lost between its buffers.

@@ -47,7 +47,7 @@ TEST(APlanIsCarriedOut) {
   EXPECT_TRUE(CarryOut(*came.analysis, hlo, &done, &fault));
   EXPECT_EQ(fault, "");
   EXPECT_TRUE(done.heap.temp_bytes >= 4096 && done.heap.temp_bytes <= 4096 + 3 * 64);
-  EXPECT_EQ(VerifyTransform(*came.module, *done.module), "");
+  EXPECT_EQ(verify::VerifyTransform(*came.module, *done.module), "");
   EXPECT_TRUE(done.op_workspace_bytes == hlo.program.op_workspace_bytes);
 }
 

@@ -63,9 +63,9 @@ InnerPlanner::Came& InnerPlanner::CameOf(int64_t computation_id) {
 
 // What a loop, a conditional or a call runs.
 std::span<const int32_t> InnerPlanner::Callees(const Came& caller, OpId op) const {
-  const HloGraph& graph = analysis_.graph;
+  const hlo::Graph& graph = analysis_.graph;
   const int32_t i = graph.module().instruction_index.Find(caller.hlo.op_instruction_ids[op]);
-  const bool runs = graph.op(i) == Op::kWhile || graph.op(i) == Op::kConditional || graph.op(i) == Op::kCall;
+  const bool runs = graph.op(i) == hlo::Op::kWhile || graph.op(i) == hlo::Op::kConditional || graph.op(i) == hlo::Op::kCall;
   return runs ? graph.called(i) : std::span<const int32_t>();
 }
 
@@ -120,7 +120,7 @@ std::optional<InnerPlan> InnerPlanner::Fitted(const Wanted& wanted) {
 // Carries the plans into the module: all of them, or, where they can't be, of each half what can.
 void InnerPlanner::Apply(std::span<InnerPlan> plans) {
   if (plans.empty()) return;
-  const HloModule& module = planned_.module ? *planned_.module->module : analysis_.graph.module();
+  const hlo::Module& module = planned_.module ? *planned_.module->module : analysis_.graph.module();
   std::vector<ComputationSchedule> schedules;
   for (const InnerPlan& each : plans) {
     const std::vector<int64_t>& ids = each.hlo.op_instruction_ids;

@@ -53,7 +53,7 @@ TEST(WhoGivesWayIsAChoice) {
       EXPECT_EQ(inner.plan.peak_bytes, workspaces.back());
       EXPECT_EQ(CountRecompute(inner.hlo.program, inner.plan.schedule).cost_s, inner.plan.cost_s);
     }
-    if (planned.module) EXPECT_EQ(VerifyTransform(*inside.came.module, *planned.module->module), "");
+    if (planned.module) EXPECT_EQ(verify::VerifyTransform(*inside.came.module, *planned.module->module), "");
   }
   EXPECT_TRUE(workspaces[0] == workspaces[1] && workspaces[1] > workspaces[2] && workspaces[2] > workspaces[3]);
 }
@@ -91,7 +91,7 @@ TEST(ManyLoopsArePlannedLikeEachAlone) {
       EXPECT_TRUE(planned.plans[i].plan.schedule == alone.plans.at(i / 9).plan.schedule);
     }
     EXPECT_EQ(many.Workspace(planned), one.Workspace(alone));
-    EXPECT_EQ(VerifyTransform(*many.came.module, *planned.module->module), "");
+    EXPECT_EQ(verify::VerifyTransform(*many.came.module, *planned.module->module), "");
   }
 }
 

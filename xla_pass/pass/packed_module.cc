@@ -12,9 +12,9 @@ namespace {
 constexpr int64_t kMaxWork = 300'000;        // scheduled instructions that the judge looks at
 constexpr int64_t kLeastTrials = 50;         // fewer seldom find anything
 
-int32_t MaxTrials(const HloModule& module) {
+int32_t MaxTrials(const hlo::Module& module) {
   int64_t num_scheduled = 1;
-  for (const Computation& computation : module.computations) num_scheduled += std::ssize(computation.sequence);
+  for (const hlo::Computation& computation : module.computations) num_scheduled += std::ssize(computation.sequence);
   const int64_t num_trials = kMaxWork / num_scheduled;
   return num_trials < kLeastTrials ? 0 : static_cast<int32_t>(num_trials);
 }
@@ -54,8 +54,8 @@ void SeparateRuns(const Schedule& op_of_run, StepProgram* program) {
 
 HeapResult HeapInOrder(const HloAnalysis& analysis, const std::vector<int64_t>& op_instruction_ids,
                        const Schedule& order, int32_t computation) {
-  const HloModule& module = analysis.graph.module();
-  if (computation == kEntryComputation) computation = module.entry;
+  const hlo::Module& module = analysis.graph.module();
+  if (computation == hlo::kEntryComputation) computation = module.entry;
   std::vector<int32_t> sequence;
   for (const int32_t i : SequenceOf(module, op_instruction_ids, order, computation)) {
     if (!analysis.graph.is_dropped(i)) sequence.push_back(i);
@@ -72,7 +72,7 @@ PackedOrder PackOrderOf(const HloAnalysis& analysis, const HloProgram& hlo, cons
   return SearchPackedOrder(hlo.program, start, judge, options);
 }
 
-PackedSchedule PackScheduleOf(const HloModule& module, const Roofline& roofline, const Schedule& schedule,
+PackedSchedule PackScheduleOf(const hlo::Module& module, const Roofline& roofline, const Schedule& schedule,
                               const PackedOrderOptions& options, int32_t computation) {
   PackedSchedule result = {schedule, ""};
   if (MaxTrials(module) == 0) return result;

@@ -20,14 +20,14 @@ using testing::TwoWide;
 struct Module {
   explicit Module(std::string bytes) {
     std::string error;
-    module = ParseHloModule(std::move(bytes), &error);
+    module = hlo::ParseModule(std::move(bytes), &error);
     analysis = AnalyzeHlo(*module, &error);
     EXPECT_EQ(error, "");
     EXPECT_EQ(BuildHloProgram(*analysis, Roofline(), &hlo), "");
   }
   HeapResult Heap() const { return AssignBuffers(*analysis->alias, analysis->ranges); }
 
-  std::unique_ptr<HloModule> module;
+  std::unique_ptr<hlo::Module> module;
   std::unique_ptr<const HloAnalysis> analysis;
   HloProgram hlo;
 };
@@ -50,7 +50,7 @@ TEST(RunsMoveAndReadsStayWithTheirProduction) {
   const PackedSchedule packed = PackScheduleOf(*cloned.module, Roofline(), schedule, {.target_bytes = 4096});
   const Module moved(packed.bytes);
   EXPECT_TRUE(moved.Heap().temp_bytes <= 4096 + 2 * 64);
-  EXPECT_EQ(VerifyTransform(*given.module, *moved.module), "");
+  EXPECT_EQ(verify::VerifyTransform(*given.module, *moved.module), "");
   EXPECT_EQ(CheckSchedule(given.hlo.program, packed.schedule), "");
   EXPECT_EQ(std::ssize(packed.schedule), std::ssize(schedule));
   const auto step = [&](OpId op) { return std::ranges::find(packed.schedule, op) - packed.schedule.begin(); };
@@ -70,7 +70,7 @@ TEST(RunsInsideACallMove) {
       PackScheduleOf(*cloned.module, Roofline(), schedule, {.target_bytes = 4096}, /*computation=*/0);
   const Module moved(packed.bytes);
   EXPECT_TRUE(moved.Heap().temp_bytes <= 4096 + 3 * 64);
-  EXPECT_EQ(VerifyTransform(*given.module, *moved.module), "");
+  EXPECT_EQ(verify::VerifyTransform(*given.module, *moved.module), "");
   EXPECT_EQ(CheckSchedule(called.program, packed.schedule), "");
 }
 

@@ -53,7 +53,7 @@ class Pass {
 
  private:
   const StepProgram& program() const { return result_.hlo.program; }
-  const HloModule& module() const { return analysis_->graph.module(); }
+  const hlo::Module& module() const { return analysis_->graph.module(); }
   HeapResult HeapOf(const Schedule& order) const {
     return HeapInOrder(*analysis_, result_.hlo.op_instruction_ids, order);
   }
@@ -137,7 +137,7 @@ void Pass::SearchInnerOrders() {
   for (int32_t c = 0; c < std::ssize(module().computations); ++c) {
     if (c == module().entry || !analysis_->graph.is_control_flow(c)) continue;
     for (const int32_t i : module().computations[c].instructions) {
-      if (!IsControlFlowCall(analysis_->graph.op(i))) continue;
+      if (!hlo::IsControlFlowCall(analysis_->graph.op(i))) continue;
       for (const int32_t callee : analysis_->graph.called(i)) level_of[c] = std::max(level_of[c], level_of[callee] + 1);
     }
     levels[level_of[c]].push_back(c);
@@ -249,7 +249,7 @@ void Pass::Finish() {
     if (result_.reason.empty()) result_.reason = "no plan takes less memory than the module as it came";
     return;
   }
-  if (const std::string fault = VerifyTransform(original_.graph.module(), *best_->module); !fault.empty()) {
+  if (const std::string fault = verify::VerifyTransform(original_.graph.module(), *best_->module); !fault.empty()) {
     result_.reason = "the rewritten module was not proved equivalent: " + fault;
     return;
   }

@@ -95,7 +95,7 @@ RecomputeOrderResult Planned(const std::string& bytes, RecomputeOrderChanges cha
   EXPECT_TRUE(result.after.temp_bytes <= result.before.temp_bytes);
   if (!result.bytes.empty()) {
     const AnalyzedModule after = Analyzed(result.bytes);
-    EXPECT_EQ(VerifyTransform(*before.module, *after.module), "");
+    EXPECT_EQ(verify::VerifyTransform(*before.module, *after.module), "");
     EXPECT_EQ(AssignBuffers(*after.analysis->alias, after.analysis->ranges).temp_bytes, result.after.temp_bytes);
   }
   return result;

@@ -32,7 +32,7 @@ std::optional<CarriedOut> Repacked(const CarriedOut& loose, const StepProgram& e
     }
     result.inner = std::make_shared<const std::vector<InnerPlan>>(std::move(inner));
   }
-  move(&result.plan.schedule, kEntryComputation);
+  move(&result.plan.schedule, hlo::kEntryComputation);
   HloProgram runs;
   if (!moved || !reader.Read(*moved, &runs).empty()) return std::nullopt;
   const Schedule& schedule = result.plan.schedule;

@@ -39,7 +39,7 @@ TEST(RunsOfTheEntryMoveUntilItPacks) {
   EXPECT_EQ(packed->plan.limit_bytes, 4096);
   EXPECT_EQ(packed->plan.peak_bytes, ComputeLiveness(hlo.program, packed->plan.schedule).peak_bytes);
   EXPECT_EQ(packed->cost_s, 7.0);
-  EXPECT_EQ(VerifyTransform(*came.module, *packed->module), "");
+  EXPECT_EQ(verify::VerifyTransform(*came.module, *packed->module), "");
   // What was given stays.
   EXPECT_TRUE(loose.plan.schedule == kLoose);
 }
@@ -65,7 +65,7 @@ TEST(RunsInsideMoveToo) {
   const auto packed = Repacked(loose, entry.program, reader, {.target_bytes = 4096}, &fault);
   EXPECT_TRUE(packed.has_value());
   EXPECT_TRUE(packed->heap.temp_bytes <= 4096 + 3 * 64);
-  EXPECT_EQ(VerifyTransform(*came.module, *packed->module), "");
+  EXPECT_EQ(verify::VerifyTransform(*came.module, *packed->module), "");
   const InnerPlan& moved = packed->inner->front();
   EXPECT_EQ(CheckSchedule(inner.hlo.program, moved.plan.schedule), "");
   EXPECT_EQ(moved.plan.peak_bytes, ComputeLiveness(inner.hlo.program, moved.plan.schedule).peak_bytes);

@@ -14,12 +14,12 @@ namespace {
 
 // The instructions in flattened time: what runs when, and where it comes from.
 void AddInstructions(const HloAnalysis& analysis, nb::dict& fields) {
-  const HloModule& module = analysis.graph.module();
+  const hlo::Module& module = analysis.graph.module();
   std::vector<int64_t> ids;
   std::vector<std::string> names, opcodes, scopes, sources, computations;
   for (const int32_t i : analysis.ranges.sequence) {
-    const Instruction& instruction = module.instructions[i];
-    const Metadata metadata = analysis.metadata.Read(instruction);
+    const hlo::Instruction& instruction = module.instructions[i];
+    const hlo::Metadata metadata = analysis.metadata.Read(instruction);
     ids.push_back(instruction.id);
     names.emplace_back(instruction.name);
     opcodes.emplace_back(instruction.opcode);
@@ -40,7 +40,7 @@ void AddBuffers(const HloAnalysis& analysis, nb::dict& fields) {
   std::vector<std::string> types;
   std::vector<int64_t> unpadded_bytes;
   for (const HeapBuffer& buffer : AssignBuffers(*analysis.alias, analysis.ranges).buffers) {
-    Shape shape = analysis.graph.shape(analysis.dataflow->definition(buffer.value));
+    hlo::Shape shape = analysis.graph.shape(analysis.dataflow->definition(buffer.value));
     types.push_back(ShapeText(shape));
     shape.tiles.clear();
     shape.tail_alignment_elements = 1;

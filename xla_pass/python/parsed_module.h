@@ -20,7 +20,7 @@ struct ParsedModule {
     std::string copy(module_bytes.c_str(), module_bytes.size()), error;
     {
       nb::gil_scoped_release release;
-      module = ParseHloModule(std::move(copy), &error);
+      module = hlo::ParseModule(std::move(copy), &error);
     }
     if (module == nullptr) throw nb::value_error(error.c_str());
   }
@@ -47,7 +47,7 @@ struct ParsedModule {
     return index;
   }
 
-  std::unique_ptr<const HloModule> module;
+  std::unique_ptr<const hlo::Module> module;
   mutable std::unique_ptr<const HloAnalysis> analysis;
   mutable std::optional<HeapResult> heap;
 };

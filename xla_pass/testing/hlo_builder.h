@@ -12,23 +12,23 @@
 
 namespace coopjax::testing {
 
-inline Shape F32(std::vector<int64_t> dimensions) {
-  Shape shape;
+inline hlo::Shape F32(std::vector<int64_t> dimensions) {
+  hlo::Shape shape;
   shape.element_type = 11;
   for (int64_t k = static_cast<int64_t>(dimensions.size()) - 1; k >= 0; --k) shape.minor_to_major.push_back(k);
   shape.dimensions = std::move(dimensions);
   return shape;
 }
 
-inline Shape TupleOf(std::vector<Shape> elements) {
-  Shape shape;
+inline hlo::Shape TupleOf(std::vector<hlo::Shape> elements) {
+  hlo::Shape shape;
   shape.element_type = 13;
   shape.tuple_shapes = std::move(elements);
   return shape;
 }
 
-inline Shape Token() {
-  Shape shape;
+inline hlo::Shape Token() {
+  hlo::Shape shape;
   shape.element_type = 17;
   return shape;
 }
@@ -37,7 +37,7 @@ class HloBuilder {
  public:
   // Everything added from here on belongs to this computation. Returns its id.
   int64_t Begin(const std::string& name) {
-    Computation& computation = module_.computations.emplace_back();
+    hlo::Computation& computation = module_.computations.emplace_back();
     computation.id = static_cast<int64_t>(module_.computations.size());
     computation.name = Owned(name);
     const int32_t first = num_instructions();
@@ -47,27 +47,27 @@ class HloBuilder {
   }
 
   // The id of the new instruction, which becomes the root until another one is added.
-  int64_t Add(const std::string& opcode, const Shape& shape, const std::vector<int64_t>& operands = {},
+  int64_t Add(const std::string& opcode, const hlo::Shape& shape, const std::vector<int64_t>& operands = {},
               const std::vector<int64_t>& called = {}) {
     const int32_t index = num_instructions();
-    Instruction& instruction = module_.instructions.emplace_back();
+    hlo::Instruction& instruction = module_.instructions.emplace_back();
     instruction.id = 100 + index;
     instruction.name = Owned(opcode + "." + std::to_string(index));
     instruction.opcode = Owned(opcode);
-    instruction.info = LookUpOpcode(opcode);
+    instruction.info = hlo::LookUpOpcode(opcode);
     instruction.shape = &module_.shapes.emplace_back(shape);
     instruction.operands = Indices(operands, module_.instruction_index);
     Calls(called);
     instruction.computation = computation_index();
     module_.instruction_index.Add(instruction.id, index);
-    Computation& computation = module_.computations.back();
+    hlo::Computation& computation = module_.computations.back();
     computation.instructions = {computation.instructions.front(), index + 1};
     computation.sequence.push_back(instruction.id);
     computation.root_id = instruction.id;
     return instruction.id;
   }
 
-  int64_t Parameter(int64_t number, const Shape& shape) {
+  int64_t Parameter(int64_t number, const hlo::Shape& shape) {
     const int64_t id = Add("parameter", shape);
     last().parameter_number = number;
     return id;
@@ -77,7 +77,7 @@ class HloBuilder {
     last().tuple_index = index;
     return id;
   }
-  int64_t LoopFusion(const Shape& shape, std::vector<int64_t> operands, int64_t computation) {
+  int64_t LoopFusion(const hlo::Shape& shape, std::vector<int64_t> operands, int64_t computation) {
     const int64_t id = Add("fusion", shape, std::move(operands), {computation});
     last().fusion_kind = "kLoop";
     return id;
@@ -95,11 +95,11 @@ class HloBuilder {
     module_.input_output_aliases.push_back({std::move(output_index), parameter_number, {}, 1});
   }
 
-  Instruction& last() { return module_.instructions.back(); }
+  hlo::Instruction& last() { return module_.instructions.back(); }
   // Fusions and reducers have no schedule.
   void EndEmbedded() { module_.computations.back().sequence.clear(); }
   // The module, whose entry is the computation begun last.
-  const HloModule& Finish() {
+  const hlo::Module& Finish() {
     module_.entry = computation_index();
     module_.is_scheduled = true;
     return module_;
@@ -117,7 +117,7 @@ class HloBuilder {
     return module_.Keep(indices);
   }
 
-  HloModule module_;
+  hlo::Module module_;
   std::deque<std::string> texts_;
 };
 

@@ -19,20 +19,20 @@ namespace coopjax::testing {
 inline std::string ArrayShape(int32_t element_type, const std::vector<int64_t>& dimensions,
                               std::string_view layout_fields = "") {
   std::string shape, layout;
-  AppendVarintField(2, element_type, &shape);
-  AppendPackedField(3, dimensions, &shape);
+  hlo::AppendVarintField(2, element_type, &shape);
+  hlo::AppendPackedField(3, dimensions, &shape);
   std::vector<int64_t> minor_to_major;
   for (int64_t i = static_cast<int64_t>(dimensions.size()) - 1; i >= 0; --i) minor_to_major.push_back(i);
-  AppendPackedField(1, minor_to_major, &layout);
+  hlo::AppendPackedField(1, minor_to_major, &layout);
   layout += layout_fields;
-  AppendBytesField(5, layout, &shape);
+  hlo::AppendBytesField(5, layout, &shape);
   return shape;
 }
 inline std::string F32(const std::vector<int64_t>& dimensions) { return ArrayShape(11, dimensions); }
 inline std::string TupleShape(const std::vector<std::string>& elements) {
   std::string shape;
-  AppendVarintField(2, 13, &shape);
-  for (const std::string& element : elements) AppendBytesField(4, element, &shape);
+  hlo::AppendVarintField(2, 13, &shape);
+  for (const std::string& element : elements) hlo::AppendBytesField(4, element, &shape);
   return shape;
 }
 
@@ -62,9 +62,9 @@ class HloProtoBuilder {
   // The parameter gives its buffer to an output.
   void Alias(const std::vector<int64_t>& output_index, int64_t parameter_number) {
     std::string entry;
-    AppendPackedField(1, output_index, &entry);
-    AppendVarintField(2, parameter_number, &entry);
-    AppendBytesField(1, entry, &aliases_);
+    hlo::AppendPackedField(1, output_index, &entry);
+    hlo::AppendVarintField(2, parameter_number, &entry);
+    hlo::AppendBytesField(1, entry, &aliases_);
   }
   // Computations that are not scheduled are in the schedule all the same, with empty sequences, as on TPU.
   void ListUnscheduled() { lists_unscheduled_ = true; }
@@ -73,19 +73,19 @@ class HloProtoBuilder {
 
   std::string Build() const {
     std::string module, schedule;
-    AppendBytesField(1, "test", &module);
+    hlo::AppendBytesField(1, "test", &module);
     for (const Computation& computation : computations_) {
-      AppendBytesField(3, Serialize(computation), &module);
+      hlo::AppendBytesField(3, Serialize(computation), &module);
       if (!computation.is_scheduled && !lists_unscheduled_) continue;
       std::string sequence, entry;
-      if (computation.is_scheduled) AppendPackedField(1, computation.ids, &sequence);
-      AppendVarintField(1, computation.id, &entry);
-      AppendBytesField(2, sequence, &entry);
-      AppendBytesField(1, entry, &schedule);
+      if (computation.is_scheduled) hlo::AppendPackedField(1, computation.ids, &sequence);
+      hlo::AppendVarintField(1, computation.id, &entry);
+      hlo::AppendBytesField(2, sequence, &entry);
+      hlo::AppendBytesField(1, entry, &schedule);
     }
-    AppendVarintField(6, computations_.back().id, &module);
-    AppendBytesField(7, schedule, &module);
-    if (!aliases_.empty()) AppendBytesField(8, aliases_, &module);
+    hlo::AppendVarintField(6, computations_.back().id, &module);
+    hlo::AppendBytesField(7, schedule, &module);
+    if (!aliases_.empty()) hlo::AppendBytesField(8, aliases_, &module);
     return module + module_fields_;
   }
 
@@ -101,10 +101,10 @@ class HloProtoBuilder {
 
   static std::string Serialize(const Computation& computation) {
     std::string out;
-    AppendBytesField(1, computation.name, &out);
-    for (const std::string& instruction : computation.instructions) AppendBytesField(2, instruction, &out);
-    AppendVarintField(5, computation.id, &out);
-    AppendVarintField(6, computation.root, &out);
+    hlo::AppendBytesField(1, computation.name, &out);
+    for (const std::string& instruction : computation.instructions) hlo::AppendBytesField(2, instruction, &out);
+    hlo::AppendVarintField(5, computation.id, &out);
+    hlo::AppendVarintField(6, computation.root, &out);
     return out;
   }
 
@@ -113,14 +113,14 @@ class HloProtoBuilder {
     Computation& computation = computations_.back();
     const int64_t id = computation.id << 32 | static_cast<int64_t>(computation.ids.size());
     std::string out;
-    AppendBytesField(1, std::string(opcode) + "." + std::to_string(++num_instructions_), &out);
-    AppendBytesField(2, opcode, &out);
-    AppendBytesField(3, shape, &out);
-    if (number != 0) AppendVarintField(number_field, number, &out);  // proto3 leaves zeros out
-    AppendVarintField(35, id, &out);
-    AppendPackedField(36, operands, &out);
-    AppendPackedField(37, extra.control, &out);
-    AppendPackedField(38, extra.called, &out);
+    hlo::AppendBytesField(1, std::string(opcode) + "." + std::to_string(++num_instructions_), &out);
+    hlo::AppendBytesField(2, opcode, &out);
+    hlo::AppendBytesField(3, shape, &out);
+    if (number != 0) hlo::AppendVarintField(number_field, number, &out);  // proto3 leaves zeros out
+    hlo::AppendVarintField(35, id, &out);
+    hlo::AppendPackedField(36, operands, &out);
+    hlo::AppendPackedField(37, extra.control, &out);
+    hlo::AppendPackedField(38, extra.called, &out);
     computation.instructions.push_back(out + extra.fields);
     computation.ids.push_back(id);
     computation.root = id;
@@ -134,9 +134,9 @@ class HloProtoBuilder {
 };
 
 // The module that these bytes are; anything else fails the test.
-inline std::unique_ptr<HloModule> Parsed(const std::string& bytes) {
+inline std::unique_ptr<hlo::Module> Parsed(const std::string& bytes) {
   std::string error;
-  auto module = ParseHloModule(bytes, &error);
+  auto module = hlo::ParseModule(bytes, &error);
   EXPECT_EQ(error, "");
   return module;
 }

@@ -13,7 +13,7 @@
 namespace coopjax::testing {
 
 struct AnalyzedModule {
-  std::unique_ptr<const HloModule> module;
+  std::unique_ptr<const hlo::Module> module;
   std::unique_ptr<const HloAnalysis> analysis;
 };
 
@@ -42,7 +42,7 @@ inline std::string LoopModule(int num_trips, bool has_around = false, int depth 
   const std::string wide = F32({64, 16}), state = TupleShape({wide});
   HloProtoBuilder builder;
   std::string trips;
-  AppendBytesField(43, R"({"known_trip_count":{"n":")" + std::to_string(num_trips) + R"("}})", &trips);
+  hlo::AppendBytesField(43, R"({"known_trip_count":{"n":")" + std::to_string(num_trips) + R"("}})", &trips);
   const auto add_loop = [&](const std::vector<int64_t>& called, int64_t x) {
     const int64_t init = builder.Add("tuple", state, {x});
     return builder.Element(wide, builder.Add("while", state, {init}, {.called = called, .fields = trips}), 0);

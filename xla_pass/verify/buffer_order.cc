@@ -10,7 +10,7 @@
 #include "hlo/opcode.h"
 #include "verify/shape_nodes.h"
 
-namespace coopjax {
+namespace coopjax::verify {
 namespace {
 
 constexpr int32_t kBeforeStart = -1;
@@ -27,7 +27,7 @@ bool MakesOwnBuffers(std::string_view opcode) {
 
 class BufferOrder {
  public:
-  explicit BufferOrder(const HloModule& module) : module_(module), nodes_(module) {}
+  explicit BufferOrder(const hlo::Module& module) : module_(module), nodes_(module) {}
   std::string Check();
 
  private:
@@ -63,13 +63,13 @@ class BufferOrder {
   bool Runs(int32_t computation) const {
     return computation == module_.entry || callers_[computation] != kNotCalled;
   }
-  static bool IsCall(Op op) {
-    return op == Op::kWhile || op == Op::kCall || op == Op::kConditional || op == Op::kAsyncStart;
+  static bool IsCall(hlo::Op op) {
+    return op == hlo::Op::kWhile || op == hlo::Op::kCall || op == hlo::Op::kConditional || op == hlo::Op::kAsyncStart;
   }
-  bool IsForwarding(int32_t i) const { return nodes_.op(i) >= Op::kBitcast && nodes_.op(i) <= Op::kDomain; }
-  const Instruction& instruction(int32_t i) const { return nodes_.instruction(i); }
+  bool IsForwarding(int32_t i) const { return nodes_.op(i) >= hlo::Op::kBitcast && nodes_.op(i) <= hlo::Op::kDomain; }
+  const hlo::Instruction& instruction(int32_t i) const { return nodes_.instruction(i); }
 
-  const HloModule& module_;
+  const hlo::Module& module_;
   const ShapeNodes nodes_;
   std::vector<ShapeNode> forward_;         // [node] the operand's node whose buffer this is, within one computation
   std::vector<ShapeNode> value_;           // [node] the node that defined what is in the buffer
@@ -111,7 +111,7 @@ std::string BufferOrder::FindCallers() {
     for (const int32_t i : module_.computations[c].instructions) {
       if (!IsCall(nodes_.op(i))) continue;
       for (const int32_t callee : nodes_.called(i)) {
-        if (callers_[callee] != kNotCalled) return Quoted(module_.computations[callee].name) + " has two callers";
+        if (callers_[callee] != kNotCalled) return hlo::Quoted(module_.computations[callee].name) + " has two callers";
         callers_[callee] = i;
       }
     }
@@ -120,7 +120,7 @@ std::string BufferOrder::FindCallers() {
 }
 
 std::string BufferOrder::CheckComputation(int32_t c) {
-  const Computation& computation = module_.computations[c];
+  const hlo::Computation& computation = module_.computations[c];
   if (computation.sequence.empty()) return "";  // XLA orders it later
   FindSteps(c);
   writes_.clear();
@@ -136,7 +136,7 @@ std::string BufferOrder::CheckComputation(int32_t c) {
   const int32_t root = nodes_.root(c);
   if (std::string fault = CheckReads(root, root, end); !fault.empty()) return fault;
   // A loop's state is read by the body once the condition is through.
-  const bool is_condition = c != module_.entry && nodes_.op(callers_[c]) == Op::kWhile &&
+  const bool is_condition = c != module_.entry && nodes_.op(callers_[c]) == hlo::Op::kWhile &&
                             nodes_.called(callers_[c])[0] != c;
   const int32_t state = is_condition ? nodes_.parameter(c, 0) : -1;
   return state < 0 ? "" : CheckReads(state, callers_[c], end);
@@ -147,7 +147,7 @@ void BufferOrder::FindSteps(int32_t c) {
   int32_t step = 0;
   for (const int64_t id : module_.computations[c].sequence) {
     const int32_t i = module_.instruction_index.Find(id);
-    step_[i] = nodes_.op(i) == Op::kParameter ? kBeforeStart : step;
+    step_[i] = nodes_.op(i) == hlo::Op::kParameter ? kBeforeStart : step;
     ++step;
   }
 }
@@ -167,24 +167,24 @@ void BufferOrder::FindForwarding(int32_t i) {
     }
   };
   switch (nodes_.op(i)) {
-    case Op::kBitcast: case Op::kOptimizationBarrier: case Op::kAddDependency: case Op::kDomain:
-    case Op::kAsyncUpdate: case Op::kAllReduceDone:
+    case hlo::Op::kBitcast: case hlo::Op::kOptimizationBarrier: case hlo::Op::kAddDependency: case hlo::Op::kDomain:
+    case hlo::Op::kAsyncUpdate: case hlo::Op::kAllReduceDone:
       return ForwardTree(to, from);
-    case Op::kGetTupleElement:
+    case hlo::Op::kGetTupleElement:
       return ForwardTree(to, nodes_.Child(from, instruction(i).tuple_index));
-    case Op::kTuple:
+    case hlo::Op::kTuple:
       return forward_operands(to);
-    case Op::kCopyStart:
+    case hlo::Op::kCopyStart:
       return ForwardTree(nodes_.Child(to, 1), from);
-    case Op::kCopyDone:
+    case hlo::Op::kCopyDone:
       return ForwardTree(to, nodes_.Child(from, 0));
-    case Op::kSend:
+    case hlo::Op::kSend:
       return ForwardTree(nodes_.Child(to, 0), from);
-    case Op::kRecvDone:
+    case hlo::Op::kRecvDone:
       return ForwardTree(nodes_.Child(to, 0), nodes_.Child(from, 0));
-    case Op::kAsyncDone: case Op::kAllGatherDone: case Op::kCollectivePermuteDone:
+    case hlo::Op::kAsyncDone: case hlo::Op::kAllGatherDone: case hlo::Op::kCollectivePermuteDone:
       return ForwardTree(to, nodes_.Child(from, 1));
-    case Op::kAsyncStart: case Op::kAllGatherStart: case Op::kCollectivePermuteStart: {
+    case hlo::Op::kAsyncStart: case hlo::Op::kAllGatherStart: case hlo::Op::kCollectivePermuteStart: {
       const ShapeNode first = nodes_.Child(to, 0);
       if (first == kNoNode) return;
       return nodes_.is_tuple(first) && !nodes_.is_tuple(from) ? forward_operands(first)
@@ -196,7 +196,7 @@ void BufferOrder::FindForwarding(int32_t i) {
 }
 
 void BufferOrder::FindValues(int32_t i) {
-  const bool is_call = IsCall(nodes_.op(i)) && nodes_.op(i) != Op::kAsyncStart;
+  const bool is_call = IsCall(nodes_.op(i)) && nodes_.op(i) != hlo::Op::kAsyncStart;
   for (ShapeNode node = nodes_.first(i); node < nodes_.end(i); ++node) {
     const ShapeNode from = is_call ? ForwardedByCallees(node) : forward_[node];
     if (from != kNoNode) value_[node] = value_[from];
@@ -207,7 +207,7 @@ void BufferOrder::FindValues(int32_t i) {
 // branches all hand on the same.
 ShapeNode BufferOrder::ForwardedByCallees(ShapeNode node) const {
   const int32_t i = nodes_.owner(node);
-  if (nodes_.op(i) != Op::kConditional) return ForwardedByCallee(node, 0, 0);  // of a loop, the body
+  if (nodes_.op(i) != hlo::Op::kConditional) return ForwardedByCallee(node, 0, 0);  // of a loop, the body
   ShapeNode forwarded = kNoNode;
   for (int32_t branch = 0; branch < std::ssize(nodes_.called(i)); ++branch) {
     const ShapeNode from = ForwardedByCallee(node, branch, branch + 1);
@@ -229,9 +229,9 @@ ShapeNode BufferOrder::ForwardedByCallee(ShapeNode node, int32_t number, int32_t
   if (nodes_.end(root) - nodes_.first(root) != nodes_.end(i) - nodes_.first(i)) return kNoNode;
   const ShapeNode result = value_[nodes_.first(root) + offset];
   const int32_t source = nodes_.owner(result);
-  if (nodes_.op(source) != Op::kParameter || instruction(source).computation != callee) return kNoNode;
+  if (nodes_.op(source) != hlo::Op::kParameter || instruction(source).computation != callee) return kNoNode;
   const int32_t source_offset = result - nodes_.first(source);
-  if (nodes_.op(i) == Op::kWhile && source_offset != offset) return kNoNode;
+  if (nodes_.op(i) == hlo::Op::kWhile && source_offset != offset) return kNoNode;
   const auto operand = static_cast<int32_t>(first_operand + instruction(source).parameter_number);
   return nodes_.OperandNode(i, operand, source_offset);
 }
@@ -243,24 +243,24 @@ void BufferOrder::JoinTrees(ShapeNode a, ShapeNode b) {
 }
 
 void BufferOrder::JoinCallee(int32_t i) {
-  const Op op = nodes_.op(i);
-  const bool is_async = op == Op::kAsyncStart;
-  if (op != Op::kWhile && op != Op::kCall && op != Op::kConditional && !is_async) return;
+  const hlo::Op op = nodes_.op(i);
+  const bool is_async = op == hlo::Op::kAsyncStart;
+  if (op != hlo::Op::kWhile && op != hlo::Op::kCall && op != hlo::Op::kConditional && !is_async) return;
   const ShapeNode output = is_async ? nodes_.Child(nodes_.first(i), 1) : nodes_.first(i);
   const auto called = nodes_.called(i);
   for (int32_t c = 0; c < std::ssize(called); ++c) {
-    const int32_t first_operand = op == Op::kConditional ? c + 1 : 0;
-    const bool takes_one = op == Op::kConditional || op == Op::kWhile;
+    const int32_t first_operand = op == hlo::Op::kConditional ? c + 1 : 0;
+    const bool takes_one = op == hlo::Op::kConditional || op == hlo::Op::kWhile;
     const int32_t num_parameters = takes_one ? 1 : static_cast<int32_t>(nodes_.operands(i).size());
     for (int32_t number = 0; number < num_parameters; ++number) {
       const int32_t parameter = nodes_.parameter(called[c], number);
       if (parameter < 0) continue;
       JoinTrees(nodes_.first(parameter), nodes_.OperandNode(i, first_operand + number, 0));
     }
-    if (op == Op::kWhile && c > 0) continue;  // the condition's result is nobody's buffer
+    if (op == hlo::Op::kWhile && c > 0) continue;  // the condition's result is nobody's buffer
     JoinTrees(nodes_.first(nodes_.root(called[c])), output);
   }
-  if (op == Op::kWhile) JoinTrees(output, nodes_.OperandNode(i, 0, 0));
+  if (op == hlo::Op::kWhile) JoinTrees(output, nodes_.OperandNode(i, 0, 0));
 }
 
 void BufferOrder::JoinInPlace(int32_t i) {
@@ -271,7 +271,7 @@ void BufferOrder::JoinInPlace(int32_t i) {
 }
 
 std::string BufferOrder::JoinParametersAndOutputs() {
-  for (const InputOutputAlias& alias : module_.input_output_aliases) {
+  for (const hlo::InputOutputAlias& alias : module_.input_output_aliases) {
     const int32_t parameter = nodes_.parameter(module_.entry, alias.parameter_number);
     const ShapeNode input = parameter < 0 ? kNoNode : nodes_.At(parameter, alias.parameter_index);
     const ShapeNode output = nodes_.At(nodes_.root(module_.entry), alias.output_index);
@@ -292,23 +292,23 @@ ShapeNode BufferOrder::InPlaceOperand(ShapeNode output) const {
     return nodes_.At(nodes_.operands(i)[alias.operand_number], alias.operand_index);
   }
   switch (nodes_.op(i)) {
-    case Op::kDynamicUpdateSlice: case Op::kSetDimensionSize:
+    case hlo::Op::kDynamicUpdateSlice: case hlo::Op::kSetDimensionSize:
       return nodes_.OperandNode(i, 0, offset);
-    case Op::kScatter: case Op::kAllReduceStart: {
+    case hlo::Op::kScatter: case hlo::Op::kAllReduceStart: {
       // One operand and an array, or n operands and a tuple of n arrays.
-      const int32_t num_in_place = nodes_.op(i) == Op::kScatter ? num_operands / 2 : num_operands;
+      const int32_t num_in_place = nodes_.op(i) == hlo::Op::kScatter ? num_operands / 2 : num_operands;
       if (num_in_place == 1) return nodes_.OperandNode(i, 0, offset);
       return offset >= 1 && offset <= num_in_place ? nodes_.OperandNode(i, offset - 1, 0) : kNoNode;
     }
-    case Op::kRaggedAllToAll:
+    case hlo::Op::kRaggedAllToAll:
       return nodes_.OperandNode(i, 1, offset);
-    case Op::kCollectivePermute: case Op::kCollectivePermuteStart: {
+    case hlo::Op::kCollectivePermute: case hlo::Op::kCollectivePermuteStart: {
       if (num_operands != 4) return kNoNode;  // only this form writes into an operand, the second
-      const bool is_start = nodes_.op(i) == Op::kCollectivePermuteStart;
+      const bool is_start = nodes_.op(i) == hlo::Op::kCollectivePermuteStart;
       const ShapeNode target = is_start ? nodes_.Child(nodes_.first(i), 1) : nodes_.first(i);
       return target == kNoNode || output < target ? kNoNode : nodes_.OperandNode(i, 1, output - target);
     }
-    case Op::kFusion:
+    case hlo::Op::kFusion:
       return InPlaceFusionOperand(output);
     default:
       return kNoNode;
@@ -325,12 +325,12 @@ ShapeNode BufferOrder::InPlaceFusionOperand(ShapeNode output) const {
   ShapeNode source = InPlaceOperand(Follow(result));
   if (source == kNoNode) return kNoNode;
   source = Follow(source);
-  if (nodes_.op(nodes_.owner(source)) == Op::kFusion) {
+  if (nodes_.op(nodes_.owner(source)) == hlo::Op::kFusion) {
     const ShapeNode inner = InPlaceOperand(source);
     if (inner != kNoNode) source = Follow(inner);
   }
   const int32_t parameter = nodes_.owner(source);
-  if (nodes_.op(parameter) != Op::kParameter) return kNoNode;
+  if (nodes_.op(parameter) != hlo::Op::kParameter) return kNoNode;
   return nodes_.OperandNode(fusion, instruction(parameter).parameter_number, source - nodes_.first(parameter));
 }
 
@@ -338,7 +338,7 @@ ShapeNode BufferOrder::InPlaceFusionOperand(ShapeNode output) const {
 // runs at the step of its `caller` in the computation in question, which itself has none.
 void BufferOrder::FindWrites(int32_t c, int32_t caller) {
   for (const int32_t i : module_.computations[c].instructions) {
-    if (nodes_.op(i) == Op::kParameter || nodes_.op(i) == Op::kConstant) continue;
+    if (nodes_.op(i) == hlo::Op::kParameter || nodes_.op(i) == hlo::Op::kConstant) continue;
     const int32_t writer = caller == kNotCalled ? i : caller;
     if (IsCall(nodes_.op(i))) {
       for (const int32_t callee : nodes_.called(i)) FindWrites(callee, writer);
@@ -346,7 +346,7 @@ void BufferOrder::FindWrites(int32_t c, int32_t caller) {
     for (ShapeNode node = nodes_.first(i); node < nodes_.end(i); ++node) {
       if (value_[node] == node) writes_.push_back({Buffer(node), step_[writer], writer});
     }
-    if (nodes_.op(i) != Op::kOther || nodes_.is_pure(i) || MakesOwnBuffers(instruction(i).opcode)) continue;
+    if (nodes_.op(i) != hlo::Op::kOther || nodes_.is_pure(i) || MakesOwnBuffers(instruction(i).opcode)) continue;
     // An opcode without a known rule may write into its operands.
     for (const int32_t operand : nodes_.operands(i)) {
       for (ShapeNode node = nodes_.first(operand); node < nodes_.end(operand); ++node) {
@@ -372,9 +372,9 @@ std::string BufferOrder::CheckRead(ShapeNode node, int32_t reader, int32_t step)
   const auto write = std::ranges::lower_bound(writes_, earliest);
   if (write == writes_.end() || write->buffer != earliest.buffer || write->step >= step) return "";
   // What an asynchronous start has overwritten stays in its result, but its done does not read it.
-  if (nodes_.op(reader) == Op::kAsyncDone && write->instruction == nodes_.operands(reader)[0]) return "";
-  return Quoted(instruction(reader).name) + " reads " + Quoted(instruction(definer).name) + " after " +
-         Quoted(instruction(write->instruction).name) + " has overwritten its buffer";
+  if (nodes_.op(reader) == hlo::Op::kAsyncDone && write->instruction == nodes_.operands(reader)[0]) return "";
+  return hlo::Quoted(instruction(reader).name) + " reads " + hlo::Quoted(instruction(definer).name) + " after " +
+         hlo::Quoted(instruction(write->instruction).name) + " has overwritten its buffer";
 }
 
 ShapeNode BufferOrder::Follow(ShapeNode node) const {
@@ -389,6 +389,6 @@ ShapeNode BufferOrder::Buffer(ShapeNode node) const {
 
 }  // namespace
 
-std::string CheckBufferOrder(const HloModule& module) { return BufferOrder(module).Check(); }
+std::string CheckBufferOrder(const hlo::Module& module) { return BufferOrder(module).Check(); }
 
-}  // namespace coopjax
+}  // namespace coopjax::verify

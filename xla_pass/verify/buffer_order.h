@@ -24,9 +24,9 @@
 
 #include "hlo/module.h"
 
-namespace coopjax {
+namespace coopjax::verify {
 
 // Empty when no buffer of the entry, nor of what it runs, is overwritten too early; otherwise one sentence.
-std::string CheckBufferOrder(const HloModule& module);
+std::string CheckBufferOrder(const hlo::Module& module);
 
-}  // namespace coopjax
+}  // namespace coopjax::verify

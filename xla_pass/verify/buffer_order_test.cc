@@ -5,15 +5,15 @@
 #include "testing/expect.h"
 #include "testing/hlo_builder.h"
 
-namespace coopjax {
+namespace coopjax::verify {
 namespace {
 
 using testing::F32;
 using testing::HloBuilder;
 using testing::TupleOf;
 
-const Shape kArray = F32({4});
-const Shape kPair = TupleOf({F32({4}), F32({4})});
+const hlo::Shape kArray = F32({4});
+const hlo::Shape kPair = TupleOf({F32({4}), F32({4})});
 
 // p is donated to the output w = p * 2. The reader of p comes before w or after it.
 std::string Donation(bool reads_late) {
@@ -250,4 +250,4 @@ TEST(WhatCannotBeResolvedIsAFault) {
 }
 
 }  // namespace
-}  // namespace coopjax
+}  // namespace coopjax::verify

@@ -59,8 +59,8 @@ void AddQuiet(Table* table) {
   Add({"custom-call", "partition-id", "replica-id", "rng-bit-generator", "set-dimension-size"}, quiet, table);
 }
 
-bool IsInSmallMemory(const Shape& shape) {
-  const bool is_large = shape.memory_space == kMainMemorySpace || shape.memory_space == kHostMemorySpace;
+bool IsInSmallMemory(const hlo::Shape& shape) {
+  const bool is_large = shape.memory_space == hlo::kMainMemorySpace || shape.memory_space == hlo::kHostMemorySpace;
   return !is_large || std::ranges::any_of(shape.tuple_shapes, IsInSmallMemory);
 }
 
@@ -78,17 +78,17 @@ OpcodeEffects EffectsOf(std::string_view opcode) {
   return found == table.end() ? OpcodeEffects{} : found->second;
 }
 
-bool TouchesWorld(const Instruction& instruction) {
+bool TouchesWorld(const hlo::Instruction& instruction) {
   const OpcodeEffects effects = EffectsOf(instruction.opcode);
   if (effects.does_work && IsInSmallMemory(*instruction.shape)) return true;
   return instruction.opcode == "custom-call" ? instruction.custom_call_has_side_effect : effects.touches_world;
 }
 
 // One pass: operands and callees come first.
-ModuleEffects::ModuleEffects(const HloModule& module) : module_(module) {
+ModuleEffects::ModuleEffects(const hlo::Module& module) : module_(module) {
   facts_.reserve(module.instructions.size());
   std::vector<Facts> computations(module.computations.size());
-  for (const Instruction& instruction : module.instructions) {
+  for (const hlo::Instruction& instruction : module.instructions) {
     Facts callees;
     for (const int32_t index : instruction.called) {
       const Facts& callee = computations[index];
@@ -105,15 +105,15 @@ ModuleEffects::ModuleEffects(const HloModule& module) : module_(module) {
   }
 }
 
-ModuleEffects::Facts ModuleEffects::Derive(const Instruction& instruction, const Facts& callees) const {
-  const Op op = instruction.info.op;
-  const bool is_source = op == Op::kParameter || op == Op::kConstant;
-  const bool shows_operands = op == Op::kTuple || op == Op::kGetTupleElement || op == Op::kBitcast;
-  const bool only_forwards = shows_operands || op == Op::kOptimizationBarrier || op == Op::kAddDependency;
+ModuleEffects::Facts ModuleEffects::Derive(const hlo::Instruction& instruction, const Facts& callees) const {
+  const hlo::Op op = instruction.info.op;
+  const bool is_source = op == hlo::Op::kParameter || op == hlo::Op::kConstant;
+  const bool shows_operands = op == hlo::Op::kTuple || op == hlo::Op::kGetTupleElement || op == hlo::Op::kBitcast;
+  const bool only_forwards = shows_operands || op == hlo::Op::kOptimizationBarrier || op == hlo::Op::kAddDependency;
   Facts facts;
-  facts.writes_in_place = op == Op::kDynamicUpdateSlice || op == Op::kScatter ||
+  facts.writes_in_place = op == hlo::Op::kDynamicUpdateSlice || op == hlo::Op::kScatter ||
                           !instruction.output_operand_aliasing.empty() ||
-                          (op == Op::kFusion && callees.writes_in_place);
+                          (op == hlo::Op::kFusion && callees.writes_in_place);
   if (shows_operands) {
     for (const int32_t operand : instruction.operands) facts.writes_in_place |= facts_[operand].writes_in_place;
   }

@@ -22,16 +22,16 @@ OpcodeEffects EffectsOf(std::string_view opcode);
 
 // The instruction alone, what it calls aside. Custom calls say so themselves; what makes something in one of the
 // device's small memories does, because how much of those there is no plan models.
-bool TouchesWorld(const Instruction& instruction);
+bool TouchesWorld(const hlo::Instruction& instruction);
 
 // What a module's instructions do, callees included.
 class ModuleEffects {
  public:
-  explicit ModuleEffects(const HloModule& module);
+  explicit ModuleEffects(const hlo::Module& module);
   // A pure array operation or a forwarding one, fit to run twice.
-  bool MayRunTwice(const Instruction& instruction) const { return FactsOf(instruction).may_run_twice; }
+  bool MayRunTwice(const hlo::Instruction& instruction) const { return FactsOf(instruction).may_run_twice; }
   // Touches something besides its operands and its result.
-  bool HasEffects(const Instruction& instruction) const { return FactsOf(instruction).has_effects; }
+  bool HasEffects(const hlo::Instruction& instruction) const { return FactsOf(instruction).has_effects; }
 
  private:
   // Of an instruction, or of a computation as a whole.
@@ -41,10 +41,10 @@ class ModuleEffects {
     bool writes_in_place = false;  // the result, or an element of it, is an update of some other array
     bool may_run_twice = false;    // instructions only
   };
-  Facts FactsOf(const Instruction& instruction) const { return facts_[&instruction - module_.instructions.data()]; }
-  Facts Derive(const Instruction& instruction, const Facts& callees) const;
+  Facts FactsOf(const hlo::Instruction& instruction) const { return facts_[&instruction - module_.instructions.data()]; }
+  Facts Derive(const hlo::Instruction& instruction, const Facts& callees) const;
 
-  const HloModule& module_;
+  const hlo::Module& module_;
   std::vector<Facts> facts_;  // [instruction]
 };
 

@@ -32,25 +32,25 @@ constexpr std::string_view kOpcodes[] = {
     "tuple", "while", "xor",
     "optimization-barrier", "an-opcode-of-the-future"};
 
-Instruction Of(std::string_view opcode, const Shape* shape) {
-  Instruction instruction;
+hlo::Instruction Of(std::string_view opcode, const hlo::Shape* shape) {
+  hlo::Instruction instruction;
   instruction.opcode = opcode;
-  instruction.info = LookUpOpcode(opcode);
+  instruction.info = hlo::LookUpOpcode(opcode);
   instruction.shape = shape;
   return instruction;
 }
 
 // The opcodes for which the two tables differ, in words.
-std::string Differences(const Shape& shape) {
+std::string Differences(const hlo::Shape& shape) {
   std::string differences;
   for (const std::string_view opcode : kOpcodes) {
-    const Instruction instruction = Of(opcode, &shape);
+    const hlo::Instruction instruction = Of(opcode, &shape);
     const auto compare = [&](bool verifier, bool planners, const char* what) {
       if (verifier != planners) differences += std::string(opcode) + (verifier ? " is " : " is not ") + what + "; ";
     };
     compare(EffectsOf(opcode).is_pure, instruction.info.is_pure, "pure to the verifier alone");
-    compare(!EffectsOf(opcode).does_work, IsGlue(instruction.info.op), "glue to the verifier alone");
-    compare(TouchesWorld(instruction), HasOwnEffects(instruction), "an effect to the verifier alone");
+    compare(!EffectsOf(opcode).does_work, hlo::IsGlue(instruction.info.op), "glue to the verifier alone");
+    compare(TouchesWorld(instruction), hlo::HasOwnEffects(instruction), "an effect to the verifier alone");
   }
   return differences;
 }
@@ -58,9 +58,9 @@ std::string Differences(const Shape& shape) {
 // Each table was made by itself. Where they come to differ, one of them is wrong, or the difference is meant and has
 // its name here. None is.
 TEST(TheTablesOfPlannersAndVerifierAgree) {
-  Shape shape = testing::F32({4});
+  hlo::Shape shape = testing::F32({4});
   EXPECT_EQ(Differences(shape), "");
-  shape.memory_space = kHostMemorySpace;
+  shape.memory_space = hlo::kHostMemorySpace;
   EXPECT_EQ(Differences(shape), "");
   shape.memory_space = 1;
   EXPECT_EQ(Differences(shape), "");
@@ -68,12 +68,12 @@ TEST(TheTablesOfPlannersAndVerifierAgree) {
 }
 
 TEST(CustomCallsSayThemselves) {
-  const Shape shape = testing::F32({4});
-  Instruction call = Of("custom-call", &shape);
+  const hlo::Shape shape = testing::F32({4});
+  hlo::Instruction call = Of("custom-call", &shape);
   for (const bool has_side_effect : {false, true}) {
     call.custom_call_has_side_effect = has_side_effect;
     EXPECT_EQ(TouchesWorld(call), has_side_effect);
-    EXPECT_EQ(HasOwnEffects(call), has_side_effect);
+    EXPECT_EQ(hlo::HasOwnEffects(call), has_side_effect);
   }
 }
 
@@ -93,7 +93,7 @@ TEST(WhatIsNotListedHasEffects) {
 
 // Only what makes something is held against a small memory, not what shows it.
 TEST(SmallMemories) {
-  Shape shape = testing::F32({4});
+  hlo::Shape shape = testing::F32({4});
   shape.memory_space = 1;
   for (const std::string_view opcode : {"parameter", "bitcast", "tuple", "get-tuple-element", "opt-barrier"}) {
     EXPECT_TRUE(!TouchesWorld(Of(opcode, &shape)));

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <iterator>
 
-namespace coopjax {
+namespace coopjax::verify {
 
-ShapeNodes::ShapeNodes(const HloModule& module) : module_(module) {
+ShapeNodes::ShapeNodes(const hlo::Module& module) : module_(module) {
   for (auto* list : {&firsts_, &owners_, &subtree_sizes_}) list->reserve(num_instructions() + 1);
   for (int32_t i = 0; i < num_instructions(); ++i) {
     firsts_.push_back(num_nodes());
@@ -13,22 +13,22 @@ ShapeNodes::ShapeNodes(const HloModule& module) : module_(module) {
   }
   firsts_.push_back(num_nodes());
   std::vector<int32_t> row;
-  for (const Computation& computation : module.computations) {
+  for (const hlo::Computation& computation : module.computations) {
     roots_.push_back(module.instruction_index.Find(computation.root_id));
     row.clear();
     std::ranges::copy_if(computation.instructions, std::back_inserter(row),
-                         [this](int32_t i) { return op(i) == Op::kParameter; });
+                         [this](int32_t i) { return op(i) == hlo::Op::kParameter; });
     parameters_.AddRow(row);
   }
 }
 
-void ShapeNodes::AddShape(const Shape& shape, int32_t owner) {
+void ShapeNodes::AddShape(const hlo::Shape& shape, int32_t owner) {
   const ShapeNode node = num_nodes();
   shapes_.push_back(&shape);
   owners_.push_back(owner);
   subtree_sizes_.push_back(1);
   if (!shape.is_tuple()) return;
-  for (const Shape& element : shape.tuple_shapes) AddShape(element, owner);
+  for (const hlo::Shape& element : shape.tuple_shapes) AddShape(element, owner);
   subtree_sizes_[node] = num_nodes() - node;
 }
 
@@ -67,4 +67,4 @@ ShapeNode ShapeNodes::OperandNode(int32_t i, int64_t number, int32_t offset) con
   return node < end(operand) ? node : kNoNode;
 }
 
-}  // namespace coopjax
+}  // namespace coopjax::verify

@@ -13,7 +13,7 @@
 #include "hlo/module.h"
 #include "hlo/opcode.h"
 
-namespace coopjax {
+namespace coopjax::verify {
 
 using ShapeNode = int32_t;
 inline constexpr ShapeNode kNoNode = -1;
@@ -21,12 +21,12 @@ inline constexpr ShapeNode kNoNode = -1;
 class ShapeNodes {
  public:
   // `module` must outlive the index.
-  explicit ShapeNodes(const HloModule& module);
+  explicit ShapeNodes(const hlo::Module& module);
 
-  const HloModule& module() const { return module_; }
+  const hlo::Module& module() const { return module_; }
   int32_t num_instructions() const { return static_cast<int32_t>(module_.instructions.size()); }
-  const Instruction& instruction(int32_t i) const { return module_.instructions[i]; }
-  Op op(int32_t i) const { return instruction(i).info.op; }
+  const hlo::Instruction& instruction(int32_t i) const { return module_.instructions[i]; }
+  hlo::Op op(int32_t i) const { return instruction(i).info.op; }
   bool is_pure(int32_t i) const { return instruction(i).info.is_pure; }
   std::span<const int32_t> operands(int32_t i) const { return instruction(i).operands; }
   std::span<const int32_t> called(int32_t i) const { return instruction(i).called; }
@@ -47,14 +47,14 @@ class ShapeNodes {
   ShapeNode OperandNode(int32_t i, int64_t number, int32_t offset) const;
 
  private:
-  void AddShape(const Shape& shape, int32_t owner);
+  void AddShape(const hlo::Shape& shape, int32_t owner);
 
-  const HloModule& module_;
+  const hlo::Module& module_;
   std::vector<int32_t> roots_;
   Csr parameters_;  // [computation] instruction indices, in list order
   std::vector<ShapeNode> firsts_;
-  std::vector<const Shape*> shapes_;
+  std::vector<const hlo::Shape*> shapes_;
   std::vector<int32_t> owners_, subtree_sizes_;
 };
 
-}  // namespace coopjax
+}  // namespace coopjax::verify

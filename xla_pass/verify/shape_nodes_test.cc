@@ -5,7 +5,7 @@
 #include "testing/expect.h"
 #include "testing/hlo_builder.h"
 
-namespace coopjax {
+namespace coopjax::verify {
 namespace {
 
 using testing::F32;
@@ -49,4 +49,4 @@ TEST(ParametersAreFoundByNumber) {
 }
 
 }  // namespace
-}  // namespace coopjax
+}  // namespace coopjax::verify

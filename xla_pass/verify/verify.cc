@@ -13,7 +13,7 @@
 #include "hlo/opcode.h"
 #include "hlo/wire.h"
 
-namespace coopjax {
+namespace coopjax::verify {
 namespace {
 
 constexpr std::string_view kCloneSuffix = ".coop_remat";
@@ -27,8 +27,8 @@ bool IsRewrittenModuleField(uint32_t number) { return number == 3 || number == 7
 // Whether two messages have the same fields in the same order, those with `is_ignored` numbers aside.
 template <typename Predicate>
 bool SameFields(std::string_view a, std::string_view b, Predicate is_ignored) {
-  WireReader reader_a(a), reader_b(b);
-  WireField field_a, field_b;
+  hlo::WireReader reader_a(a), reader_b(b);
+  hlo::WireField field_a, field_b;
   for (;;) {
     bool has_a = reader_a.Next(&field_a), has_b = reader_b.Next(&field_b);
     while (has_a && is_ignored(field_a.number)) has_a = reader_a.Next(&field_a);
@@ -38,7 +38,7 @@ bool SameFields(std::string_view a, std::string_view b, Predicate is_ignored) {
   }
 }
 
-bool SameFieldsButOperands(const Instruction& a, const Instruction& b) {
+bool SameFieldsButOperands(const hlo::Instruction& a, const hlo::Instruction& b) {
   return a.raw == b.raw || SameFields(a.raw, b.raw, IsCloneSpecificField);
 }
 
@@ -51,13 +51,13 @@ bool IsCloneName(std::string_view name, std::string_view original) {
   return std::ranges::all_of(name, [](char c) { return c >= '0' && c <= '9'; });
 }
 
-std::string Quoted(const Instruction& instruction) { return coopjax::Quoted(instruction.name); }
-std::string Quoted(const Computation& computation) { return coopjax::Quoted(computation.name); }
-std::string Taken(std::string_view name) { return "the name " + coopjax::Quoted(name) + " is taken"; }
+std::string Quoted(const hlo::Instruction& instruction) { return hlo::Quoted(instruction.name); }
+std::string Quoted(const hlo::Computation& computation) { return hlo::Quoted(computation.name); }
+std::string Taken(std::string_view name) { return "the name " + hlo::Quoted(name) + " is taken"; }
 
 class TransformVerifier {
  public:
-  TransformVerifier(const HloModule& before, const HloModule& after)
+  TransformVerifier(const hlo::Module& before, const hlo::Module& after)
       : before_(before), after_(after), effects_(before) {}
   std::string Verify();
 
@@ -66,23 +66,23 @@ class TransformVerifier {
   std::string CheckNames() const;
   std::string CheckCallers() const;
   std::string CheckComputation(int32_t index);
-  std::string CheckRewrite(const Computation& before, const Computation& after);
+  std::string CheckRewrite(const hlo::Computation& before, const hlo::Computation& after);
   std::string CheckInstruction(int32_t i);
-  std::string CheckClone(const Instruction& clone, const Instruction& original) const;
-  bool SameCalled(const Instruction& clone, const Instruction& original) const;
-  const Instruction* OriginalOf(const Instruction& instruction) const;
-  bool SameComputation(const Computation& clone, const Computation& original) const;
-  std::string CheckControlSuccessors(const Computation& after) const;
-  std::string CheckEffects(const Computation& before, const Computation& after) const;
+  std::string CheckClone(const hlo::Instruction& clone, const hlo::Instruction& original) const;
+  bool SameCalled(const hlo::Instruction& clone, const hlo::Instruction& original) const;
+  const hlo::Instruction* OriginalOf(const hlo::Instruction& instruction) const;
+  bool SameComputation(const hlo::Computation& clone, const hlo::Computation& original) const;
+  std::string CheckControlSuccessors(const hlo::Computation& after) const;
+  std::string CheckEffects(const hlo::Computation& before, const hlo::Computation& after) const;
 
-  bool IsNew(const Instruction& instruction) const { return !before_.instruction_index.contains(instruction.id); }
-  bool IsNew(const Computation& computation) const { return !before_.computation_index.contains(computation.id); }
+  bool IsNew(const hlo::Instruction& instruction) const { return !before_.instruction_index.contains(instruction.id); }
+  bool IsNew(const hlo::Computation& computation) const { return !before_.computation_index.contains(computation.id); }
 
-  const HloModule& before_;
-  const HloModule& after_;
+  const hlo::Module& before_;
+  const hlo::Module& after_;
   const verify::ModuleEffects effects_;
   std::vector<uint8_t> is_running_;  // [computation of `before`] the entry, or run by one loop, branch or call
-  std::unordered_map<std::string_view, const Instruction*> names_;  // of the rewritten computation in `before`
+  std::unordered_map<std::string_view, const hlo::Instruction*> names_;  // of the rewritten computation in `before`
   std::vector<int32_t> origin_;      // [instruction of a rewritten computation of `after`] that of `before`
 };
 
@@ -98,13 +98,13 @@ std::string TransformVerifier::Verify() {
   for (int32_t c = 0; c < std::ssize(before_.computations); ++c) {
     if (fault.empty()) fault = CheckComputation(c);
   }
-  if (fault.empty()) fault = CheckAsyncDistance(before_, after_);
+  if (fault.empty()) fault = hlo::CheckAsyncDistance(before_, after_);
   return fault.empty() ? CheckBufferOrder(after_) : fault;
 }
 
 void TransformVerifier::FindRunning() {
   std::vector<int32_t> num_callers(before_.computations.size(), 0);
-  for (const Instruction& instruction : before_.instructions) {
+  for (const hlo::Instruction& instruction : before_.instructions) {
     for (const int32_t callee : instruction.called) ++num_callers[callee];
   }
   is_running_.assign(before_.computations.size(), 0);
@@ -112,8 +112,8 @@ void TransformVerifier::FindRunning() {
   for (int32_t c = before_.entry; c >= 0; --c) {  // callers stand behind their callees
     if (!is_running_[c]) continue;
     for (const int32_t i : before_.computations[c].instructions) {
-      const Op op = before_.instructions[i].info.op;
-      if (op != Op::kWhile && op != Op::kConditional && op != Op::kCall) continue;
+      const hlo::Op op = before_.instructions[i].info.op;
+      if (op != hlo::Op::kWhile && op != hlo::Op::kConditional && op != hlo::Op::kCall) continue;
       for (const int32_t callee : before_.instructions[i].called) is_running_[callee] = num_callers[callee] == 1;
     }
   }
@@ -121,17 +121,17 @@ void TransformVerifier::FindRunning() {
 
 std::string TransformVerifier::CheckNames() const {
   std::unordered_set<std::string_view> names;
-  for (const Computation& computation : after_.computations) {
+  for (const hlo::Computation& computation : after_.computations) {
     if (IsNew(computation) && !names.insert(computation.name).second) return Taken(computation.name);
   }
-  for (const Instruction& instruction : after_.instructions) {
+  for (const hlo::Instruction& instruction : after_.instructions) {
     if (IsNew(instruction) && !names.insert(instruction.name).second) return Taken(instruction.name);
   }
   if (names.empty()) return "";
-  for (const Computation& computation : before_.computations) {
+  for (const hlo::Computation& computation : before_.computations) {
     if (names.contains(computation.name)) return Taken(computation.name);
   }
-  for (const Instruction& instruction : before_.instructions) {
+  for (const hlo::Instruction& instruction : before_.instructions) {
     if (names.contains(instruction.name)) return Taken(instruction.name);
   }
   return "";
@@ -139,9 +139,9 @@ std::string TransformVerifier::CheckNames() const {
 
 // A new computation has one caller; no other computation has gained or lost one.
 std::string TransformVerifier::CheckCallers() const {
-  const auto num_callers = [](const HloModule& module) {
+  const auto num_callers = [](const hlo::Module& module) {
     std::vector<int32_t> result(module.computations.size(), 0);
-    for (const Instruction& instruction : module.instructions) {
+    for (const hlo::Instruction& instruction : module.instructions) {
       for (const int32_t callee : instruction.called) ++result[callee];
     }
     return result;
@@ -158,17 +158,17 @@ std::string TransformVerifier::CheckCallers() const {
 
 // The computation is there, as it was or rewritten. (New ones are compared where they are called.)
 std::string TransformVerifier::CheckComputation(int32_t index) {
-  const Computation& before = before_.computations[index];
+  const hlo::Computation& before = before_.computations[index];
   const int32_t index_after = after_.computation_index.Find(before.id);
   if (index_after < 0) return "computation " + Quoted(before) + " is missing";
-  const Computation& after = after_.computations[index_after];
+  const hlo::Computation& after = after_.computations[index_after];
   if (before.raw == after.raw && before.sequence == after.sequence) return "";
   const bool may_change =
       is_running_[index] && before.name == after.name && SameFields(before.raw, after.raw, IsComparedApart);
   return may_change ? CheckRewrite(before, after) : "computation " + Quoted(before) + " changed";
 }
 
-std::string TransformVerifier::CheckRewrite(const Computation& before, const Computation& after) {
+std::string TransformVerifier::CheckRewrite(const hlo::Computation& before, const hlo::Computation& after) {
   names_.clear();
   for (const int32_t i : before.instructions) names_[before_.instructions[i].name] = &before_.instructions[i];
   size_t num_originals = 0;
@@ -185,8 +185,8 @@ std::string TransformVerifier::CheckRewrite(const Computation& before, const Com
 }
 
 std::string TransformVerifier::CheckInstruction(int32_t i) {
-  const Instruction& instruction = after_.instructions[i];
-  const Instruction* original = OriginalOf(instruction);
+  const hlo::Instruction& instruction = after_.instructions[i];
+  const hlo::Instruction* original = OriginalOf(instruction);
   if (original == nullptr) return Quoted(instruction) + " is no copy of any instruction";
   if (!SameFieldsButOperands(instruction, *original)) {
     return Quoted(instruction) + " differs from " + Quoted(*original);
@@ -211,9 +211,9 @@ std::string TransformVerifier::CheckInstruction(int32_t i) {
 }
 
 // By id, or for a clone by the name that it claims.
-const Instruction* TransformVerifier::OriginalOf(const Instruction& instruction) const {
+const hlo::Instruction* TransformVerifier::OriginalOf(const hlo::Instruction& instruction) const {
   if (!IsNew(instruction)) {
-    const Instruction& original = before_.by_id(instruction.id);
+    const hlo::Instruction& original = before_.by_id(instruction.id);
     const auto found = names_.find(original.name);
     return found != names_.end() && found->second == &original ? &original : nullptr;
   }
@@ -224,22 +224,22 @@ const Instruction* TransformVerifier::OriginalOf(const Instruction& instruction)
   return found->second;
 }
 
-std::string TransformVerifier::CheckClone(const Instruction& clone, const Instruction& original) const {
+std::string TransformVerifier::CheckClone(const hlo::Instruction& clone, const hlo::Instruction& original) const {
   if (!effects_.MayRunTwice(original)) return Quoted(original) + " must not run twice";
   return SameCalled(clone, original) ? "" : Quoted(clone) + " calls something else";
 }
 
 // Whether a clone calls clones of what its original calls.
-bool TransformVerifier::SameCalled(const Instruction& clone, const Instruction& original) const {
+bool TransformVerifier::SameCalled(const hlo::Instruction& clone, const hlo::Instruction& original) const {
   return std::ranges::equal(clone.called, original.called, [&](int32_t of_clone, int32_t of_original) {
-    const Computation& callee = after_.computations[of_clone];
+    const hlo::Computation& callee = after_.computations[of_clone];
     return IsNew(callee) && SameComputation(callee, before_.computations[of_original]);
   });
 }
 
 // Equal up to ids and names, callees included. (The parser bounds how deeply calls nest, and
 // CheckCallers that this visits a clone once.)
-bool TransformVerifier::SameComputation(const Computation& clone, const Computation& original) const {
+bool TransformVerifier::SameComputation(const hlo::Computation& clone, const hlo::Computation& original) const {
   if (!IsCloneName(clone.name, original.name) || clone.instructions.size() != original.instructions.size() ||
       !SameFields(clone.raw, original.raw, IsComparedApart)) {
     return false;
@@ -251,8 +251,8 @@ bool TransformVerifier::SameComputation(const Computation& clone, const Computat
     });
   };
   for (size_t k = 0; k < clone.instructions.size(); ++k) {
-    const Instruction& a = after_.instructions[clone.instructions[k]];
-    const Instruction& b = before_.instructions[original.instructions[k]];
+    const hlo::Instruction& a = after_.instructions[clone.instructions[k]];
+    const hlo::Instruction& b = before_.instructions[original.instructions[k]];
     if (!IsNew(a) || !IsCloneName(a.name, b.name) || !SameFieldsButOperands(a, b) || !SameCalled(a, b) ||
         !same_places(a.operands, b.operands) || !same_places(a.control_predecessors, b.control_predecessors)) {
       return false;
@@ -268,11 +268,11 @@ bool TransformVerifier::SameComputation(const Computation& clone, const Computat
 }
 
 // What had to run after the original has to run after its clones.
-std::string TransformVerifier::CheckControlSuccessors(const Computation& after) const {
+std::string TransformVerifier::CheckControlSuccessors(const hlo::Computation& after) const {
   std::unordered_set<int32_t> is_over;  // originals of which a control successor has run
   for (const int64_t id : after.sequence) {
     const int32_t i = after_.instruction_index.Find(id);
-    const Instruction& instruction = after_.instructions[i];
+    const hlo::Instruction& instruction = after_.instructions[i];
     if (IsNew(instruction)) {
       if (!is_over.contains(origin_[i])) continue;
       return Quoted(instruction) + " runs after a control successor of its original";
@@ -282,8 +282,8 @@ std::string TransformVerifier::CheckControlSuccessors(const Computation& after) 
   return "";
 }
 
-std::string TransformVerifier::CheckEffects(const Computation& before, const Computation& after) const {
-  const auto effects = [&](const Computation& computation) {
+std::string TransformVerifier::CheckEffects(const hlo::Computation& before, const hlo::Computation& after) const {
+  const auto effects = [&](const hlo::Computation& computation) {
     std::vector<int64_t> ids;
     for (const int64_t id : computation.sequence) {
       const int32_t i = before_.instruction_index.Find(id);
@@ -296,8 +296,8 @@ std::string TransformVerifier::CheckEffects(const Computation& before, const Com
 
 }  // namespace
 
-std::string VerifyTransform(const HloModule& before, const HloModule& after) {
+std::string VerifyTransform(const hlo::Module& before, const hlo::Module& after) {
   return TransformVerifier(before, after).Verify();
 }
 
-}  // namespace coopjax
+}  // namespace coopjax::verify

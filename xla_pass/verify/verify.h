@@ -25,10 +25,10 @@
 
 #include "hlo/module.h"
 
-namespace coopjax {
+namespace coopjax::verify {
 
 // Empty when the proof goes through; otherwise one sentence on the first step that fails. `after` is
 // parsed from the very bytes that would be handed to XLA.
-std::string VerifyTransform(const HloModule& before, const HloModule& after);
+std::string VerifyTransform(const hlo::Module& before, const hlo::Module& after);
 
-}  // namespace coopjax
+}  // namespace coopjax::verify

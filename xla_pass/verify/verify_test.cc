@@ -11,12 +11,12 @@
 #include "testing/hlo_proto_builder.h"
 #include "bridge/transform.h"
 
-namespace coopjax {
+namespace coopjax::verify {
 namespace {
 
-std::string VerifyBytes(const HloModule& before, const std::string& after_bytes) {
+std::string VerifyBytes(const hlo::Module& before, const std::string& after_bytes) {
   std::string error;
-  const auto after = ParseHloModule(after_bytes, &error);
+  const auto after = hlo::ParseModule(after_bytes, &error);
   return after == nullptr ? error : VerifyTransform(before, *after);
 }
 
@@ -73,33 +73,33 @@ TEST(ACloneThatReadsAnOverwrittenParameterIsRefused) {
 }
 
 // An edit of the entry computation: takes and returns what EmitHloModule takes.
-using Edit = std::function<void(const HloModule&, std::vector<InstructionEdit>&, ComputationEdit&)>;
+using Edit = std::function<void(const hlo::Module&, std::vector<hlo::InstructionEdit>&, hlo::ComputationEdit&)>;
 
 // The verdict on a module whose entry computation was changed by hand. `schedule` is applied first.
 std::string Mutated(const Schedule& schedule, const Edit& edit) {
   const Step step;
   const auto before = Parsed(step.Build());
   const auto module = Parsed(ApplySchedule(*before, step.ops, schedule).bytes);
-  ComputationEdit computation;
+  hlo::ComputationEdit computation;
   computation.computation = module->entry;
   computation.sequence = module->entry_computation().sequence;
-  std::vector<InstructionEdit> edits;
+  std::vector<hlo::InstructionEdit> edits;
   for (const int32_t i : module->entry_computation().instructions) {
-    const Instruction& old = module->instructions[i];
-    edits.push_back(AsItIs(*module, old));
+    const hlo::Instruction& old = module->instructions[i];
+    edits.push_back(hlo::AsItIs(*module, old));
   }
   edit(*module, edits, computation);
   if (computation.instructions.empty()) {
     for (size_t k = 0; k < edits.size(); ++k) {
-      const Instruction& old = module->instructions[module->entry_computation().instructions[k]];
-      computation.instructions.push_back(EmitInstruction(old, edits[k]));
+      const hlo::Instruction& old = module->instructions[module->entry_computation().instructions[k]];
+      computation.instructions.push_back(hlo::EmitInstruction(old, edits[k]));
     }
   }
-  return VerifyBytes(*before, EmitHloModule(*module, {computation}));
+  return VerifyBytes(*before, hlo::EmitModule(*module, {computation}));
 }
 
-InstructionEdit& Named(std::vector<InstructionEdit>& edits, const std::string& name) {
-  return *std::ranges::find_if(edits, [&](const InstructionEdit& edit) { return edit.name == name; });
+hlo::InstructionEdit& Named(std::vector<hlo::InstructionEdit>& edits, const std::string& name) {
+  return *std::ranges::find_if(edits, [&](const hlo::InstructionEdit& edit) { return edit.name == name; });
 }
 
 TEST(AnUntouchedModulePasses) {
@@ -124,10 +124,10 @@ TEST(SwappedOperandsAreRefused) {
 TEST(ChangedFieldsAreRefused) {
   EXPECT_EQ(Mutated({0, 1, 2, 3}, [](auto& module, auto& edits, auto& computation) {
     for (size_t k = 0; k < edits.size(); ++k) {
-      const Instruction& old = module.instructions[module.entry_computation().instructions[k]];
-      computation.instructions.push_back(EmitInstruction(old, edits[k]));
+      const hlo::Instruction& old = module.instructions[module.entry_computation().instructions[k]];
+      computation.instructions.push_back(hlo::EmitInstruction(old, edits[k]));
     }
-    AppendVarintField(89, 1, &computation.instructions[2]);
+    hlo::AppendVarintField(89, 1, &computation.instructions[2]);
   }), "'exponential.9' differs from 'exponential.9'");
 }
 
@@ -154,9 +154,9 @@ TEST(AMissingInstructionIsRefused) {
             "the schedule of 'main' lacks 'tuple.13'");
   EXPECT_EQ(Mutated({0, 1, 2, 3}, [](auto& module, auto& edits, auto& computation) {
     for (size_t k = 0; k < edits.size(); ++k) {  // x's reader aside, drop the exponential and let the output read x
-      const Instruction& old = module.instructions[module.entry_computation().instructions[k]];
+      const hlo::Instruction& old = module.instructions[module.entry_computation().instructions[k]];
       if (old.name == "add.12") edits[k].operand_ids[0] = edits[k].operand_ids[1];
-      if (old.name != "exponential.9") computation.instructions.push_back(EmitInstruction(old, edits[k]));
+      if (old.name != "exponential.9") computation.instructions.push_back(hlo::EmitInstruction(old, edits[k]));
     }
     std::erase(computation.sequence, Named(edits, "exponential.9").id);
   }), "operand 0 of 'add.12' is not what 'add.12' reads");
@@ -209,7 +209,7 @@ TEST(WhatMustNotRunTwice) {
     EXPECT_TRUE(Twice(opcode).ends_with("must not run twice"));
   }
   std::string alias;
-  AppendBytesField(74, "", &alias);  // output_operand_aliasing
+  hlo::AppendBytesField(74, "", &alias);  // output_operand_aliasing
   EXPECT_TRUE(Twice("fusion", alias).ends_with("must not run twice"));
 }
 
@@ -287,4 +287,4 @@ TEST(GarbageIsRefused) {
 }
 
 }  // namespace
-}  // namespace coopjax
+}  // namespace coopjax::verify

@@ -1,6 +1,6 @@
 #include <vector>
 
-#include "planners/coop/planner.h"
+#include "planners/coop/cost_density.h"
 #include "testing/program_builder.h"
 #include "testing/expect.h"
 

@@ -1,7 +1,6 @@
 #include "planners/improve/exchange_moves.h"
 
 #include <algorithm>
-#include <chrono>
 #include <limits>
 #include <vector>
 
@@ -39,8 +38,8 @@ struct Listed {
   }
 
   StepProgram program = Program();
-  PeakCounters counters;
-  Effort effort{&counters, std::numeric_limits<int64_t>::max(), std::chrono::steady_clock::time_point::max()};
+  MoveCounters counters;
+  Effort effort{&counters, std::numeric_limits<int64_t>::max(), Deadline(std::numeric_limits<double>::infinity())};
   ExchangeMoves moves;
 };
 
@@ -85,8 +84,8 @@ TEST(WhatAChoiceOverflowsIsWatchedFromThenOn) {
 
 TEST(WithoutEffortNothingIsListed) {
   const StepProgram program = Program();
-  PeakCounters counters;
-  Effort effort{&counters, /*max_trials=*/0, std::chrono::steady_clock::time_point::max()};
+  MoveCounters counters;
+  Effort effort{&counters, /*max_trials=*/0, Deadline(std::numeric_limits<double>::infinity())};
   ExchangeMoves moves(program, 28, &effort, &counters);
   moves.List(kRepeatsA);
   EXPECT_TRUE(moves.items().empty());

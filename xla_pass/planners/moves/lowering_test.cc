@@ -1,6 +1,5 @@
 #include "planners/moves/lowering.h"
 
-#include <chrono>
 #include <limits>
 #include <vector>
 
@@ -15,10 +14,10 @@ constexpr double kAnyCost = std::numeric_limits<double>::infinity();
 // Without a clock.
 struct Lowered {
   Lowered(const StepProgram& program, const Schedule& start, int64_t budget, int64_t max_trials = 1'000'000)
-      : effort{&counters, max_trials, std::chrono::steady_clock::time_point::max()},
+      : effort{&counters, max_trials, Deadline(kAnyCost)},
         lowering(program, start, budget, /*is_squared=*/true, /*merges_repeats=*/true, &effort, &counters) {}
 
-  PeakCounters counters;
+  MoveCounters counters;
   Effort effort;
   Lowering lowering;
 };
@@ -64,8 +63,8 @@ TEST(MovesEndWithTheirCostAndTheTrials) {
 }
 
 TEST(AStageEndsBeforeTheRest) {
-  PeakCounters counters;
-  Effort effort{&counters, /*max_trials=*/5, std::chrono::steady_clock::time_point::max()};
+  MoveCounters counters;
+  Effort effort{&counters, /*max_trials=*/5, Deadline(kAnyCost)};
   effort.BeginStage(2);
   counters.trials = 1;
   EXPECT_TRUE(!effort.IsSpent());

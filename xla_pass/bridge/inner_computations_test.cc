@@ -20,9 +20,9 @@ using testing::HloProtoBuilder;
 using testing::Parsed;
 using testing::TupleShape;
 
-int32_t IndexOf(const HloModule& module, int64_t id) { return module.computation_index.Find(id); }
+int32_t IndexOf(const hlo::Module& module, int64_t id) { return module.computation_index.Find(id); }
 
-StepProgram Read(const HloModule& module, int64_t computation_id) {
+StepProgram Read(const hlo::Module& module, int64_t computation_id) {
   std::string error;
   const auto analysis = AnalyzeHlo(module, &error);
   EXPECT_EQ(error, "");
@@ -32,10 +32,10 @@ StepProgram Read(const HloModule& module, int64_t computation_id) {
 }
 
 // A computation's schedule in words: "add.3(p.1 negate.2) ...", without sources and elements.
-std::string Text(const HloModule& module, int64_t computation_id) {
+std::string Text(const hlo::Module& module, int64_t computation_id) {
   std::string text;
   for (const int64_t id : module.computations[IndexOf(module, computation_id)].sequence) {
-    const Instruction& instruction = module.by_id(id);
+    const hlo::Instruction& instruction = module.by_id(id);
     if (instruction.opcode == "parameter" || instruction.opcode == "get-tuple-element") continue;
     text.append(text.empty() ? "" : " ").append(instruction.name).append("(");
     for (size_t k = 0; k < instruction.operands.size(); ++k) {
@@ -50,7 +50,7 @@ std::vector<int32_t> ToVector(std::span<const int32_t> row) { return {row.begin(
 
 std::string TripCountField(int count) {
   std::string field;
-  AppendBytesField(43, R"({"known_trip_count":{"n":")" + std::to_string(count) + R"("}})", &field);
+  hlo::AppendBytesField(43, R"({"known_trip_count":{"n":")" + std::to_string(count) + R"("}})", &field);
   return field;
 }
 
@@ -122,7 +122,7 @@ TransformResult InBody(const Loop& loop, const Schedule& schedule) {
 }
 
 std::string Verdict(const Loop& loop, const std::string& after_bytes) {
-  return VerifyTransform(*Parsed(loop.Build()), *Parsed(after_bytes));
+  return verify::VerifyTransform(*Parsed(loop.Build()), *Parsed(after_bytes));
 }
 
 TEST(ABodyIsRewrittenAndNothingElse) {
@@ -145,10 +145,10 @@ TEST(ABodyIsRewrittenAndNothingElse) {
 TEST(SeveralComputationsAreRewrittenOneAfterTheOther) {
   const Loop loop;
   const auto once = Parsed(InBody(loop, {0, 1, 0, 2, 3}).bytes);
-  const Computation& entry = once->entry_computation();
+  const hlo::Computation& entry = once->entry_computation();
   std::vector<int64_t> ops;
   for (const int64_t id : entry.sequence) {
-    if (!IsGlue(once->by_id(id).info.op)) ops.push_back(id);
+    if (!hlo::IsGlue(once->by_id(id).info.op)) ops.push_back(id);
   }
   const TransformResult twice = ApplySchedule(*once, ops, {0, 0, 1, 2});
   EXPECT_EQ(twice.error, "");
@@ -166,29 +166,29 @@ TEST(TheStateIsReadBeforeItIsOverwritten) {
 TEST(ABodyIsProvedLikeTheEntry) {
   const Loop loop;
   const auto before = Parsed(loop.Build()), after = Parsed(InBody(loop, {0, 1, 0, 2, 3}).bytes);
-  const Computation& body = after->computations[IndexOf(*after, loop.body)];
+  const hlo::Computation& body = after->computations[IndexOf(*after, loop.body)];
   const auto edited = [&](const auto& edit) {
-    ComputationEdit computation;
+    hlo::ComputationEdit computation;
     computation.computation = IndexOf(*after, loop.body);
     computation.sequence = body.sequence;
     for (const int32_t i : body.instructions) {
-      const Instruction& old = after->instructions[i];
-      InstructionEdit fields = AsItIs(*after, old);
+      const hlo::Instruction& old = after->instructions[i];
+      hlo::InstructionEdit fields = hlo::AsItIs(*after, old);
       edit(fields, computation);
-      computation.instructions.push_back(EmitInstruction(old, fields));
+      computation.instructions.push_back(hlo::EmitInstruction(old, fields));
     }
     std::string error;
-    const auto changed = ParseHloModule(EmitHloModule(*after, {computation}), &error);
-    return changed == nullptr ? error : VerifyTransform(*before, *changed);
+    const auto changed = hlo::ParseModule(hlo::EmitModule(*after, {computation}), &error);
+    return changed == nullptr ? error : verify::VerifyTransform(*before, *changed);
   };
   EXPECT_EQ(edited([](auto&, auto&) {}), "");
-  EXPECT_EQ(edited([](InstructionEdit& fields, auto&) {
+  EXPECT_EQ(edited([](hlo::InstructionEdit& fields, auto&) {
     if (fields.name == "add.10") fields.operand_ids[1] = fields.operand_ids[0];
   }), "operand 1 of 'add.10' is not what 'add.10' reads");
-  EXPECT_EQ(edited([](InstructionEdit& fields, ComputationEdit& computation) {
+  EXPECT_EQ(edited([](hlo::InstructionEdit& fields, hlo::ComputationEdit& computation) {
     if (fields.name == "add.10") computation.new_root_id = fields.id;
   }), "the root changed");
-  EXPECT_EQ(edited([](auto&, ComputationEdit& computation) { computation.sequence.clear(); }),
+  EXPECT_EQ(edited([](auto&, hlo::ComputationEdit& computation) { computation.sequence.clear(); }),
             "'body' has no schedule");
 }
 
@@ -206,7 +206,7 @@ TEST(OtherComputationsDoNotChange) {
       if (is_shared) b.Add("call", F32({}), {first, q}, {.called = {callee}});
       const auto before = Parsed(b.Build());
       const auto after = Parsed(ApplySchedule(*before, {n, sum}, {0, 0, 1}, IndexOf(*before, callee)).bytes);
-      EXPECT_EQ(VerifyTransform(*before, *after),
+      EXPECT_EQ(verify::VerifyTransform(*before, *after),
                 is_called && !is_shared ? "" : "computation 'callee' changed");
     }
   }
@@ -231,7 +231,7 @@ TEST(ABranchGivesItsResultToTheCaller) {
   EXPECT_EQ(Read(*module, entry).op_workspace_bytes[1], 4096);
   const auto after = Parsed(ApplySchedule(*module, {r, n}, {0, 0, 1}, IndexOf(*module, first)).bytes);
   EXPECT_EQ(Text(*after, first), "reverse.2(parameter.1) reverse.2.coop_remat1(parameter.1) reverse.3(reverse.2.coop_remat1)");
-  EXPECT_EQ(VerifyTransform(*module, *after), "");
+  EXPECT_EQ(verify::VerifyTransform(*module, *after), "");
 }
 
 // for 3: for 7: x = reverse(reverse(x)).
