@@ -4,6 +4,7 @@ import doctest
 import functools
 import importlib
 import re
+import shutil
 import subprocess
 
 import pytest
@@ -28,10 +29,9 @@ NOT_OURS = {"foo.h", "foo.py", "train.py", "hlo_alias_analysis.cc", "hlo_live_ra
 @functools.cache
 def texts():
   """Every tracked file that people write, path and text; of a checkout without git, every such file but built ones."""
-  done = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard", *TEXTS],
-                        cwd=ROOT, capture_output=True, text=True)
-  names = done.stdout.split()
-  if done.returncode:
+  listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *TEXTS]
+  names = shutil.which("git") and subprocess.run(listing, cwd=ROOT, capture_output=True, text=True).stdout.split()
+  if not names:
     found = (path.relative_to(ROOT) for pattern in TEXTS for path in ROOT.rglob(pattern))
     names = [str(path) for path in found if path.parts[0] not in ("build", "out") and path.parts[0][:5] != ".venv"]
   return {name: (ROOT / name).read_text() for name in sorted(set(names)) if (ROOT / name).is_file()}
