@@ -10,8 +10,8 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view message(reinterpret_cast<const char*>(data), size);
-  coopjax::WireReader reader(message);
-  coopjax::WireField field;
+  coopjax::hlo::WireReader reader(message);
+  coopjax::hlo::WireField field;
   std::string copy;
   std::vector<int64_t> numbers;
   while (reader.Next(&field)) {
