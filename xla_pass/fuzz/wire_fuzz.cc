@@ -17,7 +17,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   while (reader.Next(&field)) {
     copy.append(field.raw);
     numbers.clear();
-    coopjax::ReadRepeatedInt64(field, &numbers);
+    coopjax::hlo::ReadRepeatedInt64(field, &numbers);
   }
   if (copy != message.substr(0, copy.size()) || (reader.ok() && copy.size() != size)) std::abort();
   return 0;

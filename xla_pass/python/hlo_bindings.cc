@@ -47,7 +47,7 @@ void BindTransform(nb::module_& m) {
      "The module with the schedule, repeats as clones, in a computation, by default the entry; see transform.h.");
   m.def("verify_transform", [](const ParsedModule& before, const ParsedModule& after) {
     nb::gil_scoped_release release;
-    return coopjax::VerifyTransform(*before.module, *after.module);
+    return verify::VerifyTransform(*before.module, *after.module);
   }, "Why `after` may not compute what `before` does, or an empty string; see verify.h.");
 }
 
