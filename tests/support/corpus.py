@@ -1,4 +1,4 @@
-"""Capturing the corpus of modules, in a process of its own: `benchmarks/hlo_corpus.py` says what is in it."""
+"""Capturing the corpus of modules, in a process of its own: `benchmarks/hlo_corpus/` says what is in it."""
 
 import os
 import subprocess
