@@ -3,6 +3,9 @@
 From JAX 0.11.2 on ``Jaxpr`` and ``ClosedJaxpr`` are one class, and a jaxpr carries the values of its constants.
 """
 
+# pyright: reportPrivateImportUsage=false
+# JAX exports none of what this package is there to touch.
+
 from collections.abc import Callable, Iterator, Sequence
 import os
 from typing import Any, NamedTuple
@@ -44,7 +47,7 @@ def source_line(equation: core.JaxprEqn) -> SourceLine | None:
   return None if frame is None else SourceLine(frame.file_name, frame.start_line, frame.function_name)
 
 
-def open_constants(closed: core.ClosedJaxpr) -> core.Jaxpr:
+def open_constants(closed: core.Jaxpr) -> core.Jaxpr:
   """The same jaxpr with its constants as leading inputs instead of attached values."""
   return closed.replace(constvars=(), invars=[*closed.constvars, *closed.invars])
 
@@ -138,7 +141,8 @@ def map_sub_jaxprs(equation: core.JaxprEqn, transform: Callable[[core.Jaxpr], co
     prim = equation.params["_prim"]
     if not isinstance(prim, RematTraced):
       return equation
-    inner = RematTraced(transform(prim.jaxpr), prim.policy, prim.prevent_cse)
+    # JAX types the attribute, which may be a tuple, and leaves the parameter to its default, a bool.
+    inner = RematTraced(transform(prim.jaxpr), prim.policy, prim.prevent_cse)  # pyright: ignore[reportArgumentType]
     return equation.replace(params={**equation.params, "_prim": inner})
   if name not in _TRANSPARENT:
     return equation
@@ -191,7 +195,12 @@ def scan_slices(equation: core.JaxprEqn) -> Sequence[core.Var]:
     return ()
   body = equation.params["jaxpr"]
   return [inner for inner, outer in zip(body.invars, equation.invars, strict=True)
-          if len(inner.aval.shape) < len(outer.aval.shape)]
+          if _rank(inner.aval) < _rank(outer.aval)]
+
+
+def _rank(aval: Any) -> int:
+  """Of an array type."""
+  return len(aval.shape)
 
 
 def scan_carries(equation: core.JaxprEqn) -> Sequence[core.Var]:

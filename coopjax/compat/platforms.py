@@ -1,7 +1,11 @@
 """Platforms: hooks and switches of their compilers, the text of their modules, and what JAX keeps beside a compile."""
 
+# pyright: reportPrivateImportUsage=false
+# JAX exports none of what this package is there to touch.
+
 from collections.abc import Callable
 import contextlib
+import dataclasses
 import logging
 
 import jax
@@ -37,17 +41,28 @@ def hlo_proto_of_text(text: str) -> bytes:
   Raises:
     RuntimeError: jaxlib can't parse it.
   """
-  from jaxlib import _hlo  # jaxlib has no public parser
+  # jaxlib has no public parser, and no stub for this one.
+  from jaxlib import _hlo  # pyright: ignore[reportAttributeAccessIssue]
 
   return _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
+
+
+@dataclasses.dataclass(frozen=True)
+class _WithText:
+  """A hook of the cache's keys: what the former one says, and a text."""
+
+  former: Callable[[], str]
+  text: Callable[[], str]
+
+  def __call__(self) -> str:
+    return self.former() + self.text()
 
 
 def add_to_cache_key(text: Callable[[], str]) -> None:
   """Has the keys of JAX's persistent compilation cache hash what `text` returns at the time, once per function."""
   former = cache_key.custom_hook
-  if getattr(former, "added", None) is not text:
-    cache_key.custom_hook = lambda: former() + text()
-    cache_key.custom_hook.added = text
+  if not isinstance(former, _WithText) or former.text is not text:
+    cache_key.custom_hook = _WithText(former, text)
 
 
 def log_as_jax_does(name: str) -> None:

@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 import jax
+import jax.core
 from jax._src import config, core as core_internals
 from jax._src.interpreters import ad, batching, partial_eval
 

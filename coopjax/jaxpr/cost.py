@@ -115,11 +115,17 @@ def jaxpr_flops(jaxpr: core.Jaxpr) -> float:
 
 def _dot_flops(equation: core.JaxprEqn) -> float:
   (contracted, _), _ = equation.params["dimension_numbers"]
-  depth = math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
+  shape = _shape(equation.invars[0].aval)
+  depth = math.prod(shape[axis] for axis in contracted)
   return 2.0 * depth * num_elements(equation.outvars[0].aval)
 
 
 def _convolution_flops(equation: core.JaxprEqn) -> float:
-  kernel = equation.invars[1].aval.shape
+  kernel = _shape(equation.invars[1].aval)
   out_features = kernel[equation.params["dimension_numbers"].rhs_spec[0]]
   return 2.0 * math.prod(kernel) / out_features * num_elements(equation.outvars[0].aval)
+
+
+def _shape(aval: Any) -> tuple[int, ...]:
+  """Of an array type."""
+  return aval.shape

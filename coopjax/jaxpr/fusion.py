@@ -7,6 +7,8 @@ kernels and whose intermediate values never exist. A planner that sees them has 
 from collections.abc import Collection, Sequence
 import dataclasses
 
+import numpy as np
+
 _ELEMENTWISE = frozenset(
   "abs add add_any and atan2 bitcast_convert_type cbrt ceil clamp convert_element_type cos div eq erf erf_inv erfc exp "
   "exp2 expm1 floor ge gt integer_pow is_finite le log log1p logistic lt max min mul ne neg nextafter not "
@@ -50,7 +52,7 @@ def is_elementwise(kind: str) -> bool:
   return kind in _ELEMENTWISE
 
 
-def fuse(ops: Sequence[Op], value_bytes: Sequence[int], kept: Collection[int]) -> list[Op]:
+def fuse(ops: Sequence[Op], value_bytes: Sequence[int] | np.ndarray, kept: Collection[int]) -> list[Op]:
   """Merges elementwise ops into the one op that reads them, an elementwise op or a reduction.
 
   An op joins its reader if what it reads lives no longer for it, or is no larger than the value that is spared: a

@@ -12,6 +12,7 @@ import hashlib
 from typing import Any
 
 import jax
+import jax.core
 from jax.sharding import AxisType, NamedSharding
 
 from coopjax import compat

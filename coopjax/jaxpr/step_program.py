@@ -70,7 +70,7 @@ class ProgramOptions:
   share_elementwise: bool = False
 
 
-def step_program(closed: core.ClosedJaxpr, options: ProgramOptions = ProgramOptions(),
+def step_program(closed: core.Jaxpr, options: ProgramOptions = ProgramOptions(),
                  donations: Mapping[int, int] = MappingProxyType({})) -> StepProgram:
   """The program of a jaxpr, in the jaxpr's order.
 

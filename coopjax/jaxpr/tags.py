@@ -16,6 +16,7 @@ import re
 from typing import Any
 
 import jax
+import jax.core
 from jax.extend import core
 
 from coopjax import compat

@@ -15,6 +15,7 @@ import warnings
 from typing import Any
 
 import jax
+import jax.core
 from jax.extend import core
 import jax.numpy as jnp
 
@@ -103,7 +104,8 @@ class SplitArguments:
     """``(args, kwargs)`` of the user's function with other leaves."""
     args, kwargs = non_arrays.shown(jax.tree.unflatten(self.in_tree, leaves))
     args, kwargs = list(args), dict(kwargs)
-    for key, value in sorted((item for item in self.static if isinstance(item[0], int)), key=lambda kv: kv[0]):
+    positional = [(key, value) for key, value in self.static if isinstance(key, int)]
+    for key, value in sorted(positional, key=lambda kv: kv[0]):
       args.insert(key, value)
     kwargs.update({key: value for key, value in self.static if isinstance(key, str)})
     return args, kwargs
@@ -194,8 +196,9 @@ def explained(name: str, split: SplitArguments | None = None) -> Iterator[None]:
   try:
     yield
   except (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError) as error:
-    found = split and _LEAF.search(str(error))
-    what = f"{found[0]} is {_names((), split)[int(found[1])]} of {name}. " if found else ""
+    what = ""
+    if split is not None and (found := _LEAF.search(str(error))):
+      what = f"{found[0]} is {_names((), split)[int(found[1])]} of {name}. "
     error.add_note(f"{what}coopjax traces the arguments of {name} that are not static: a flag such as train= belongs into "
                    "static_argnums or static_argnames, or is bound with functools.partial")
     raise

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.core
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core
 from jax.extend.core import primitives
@@ -71,9 +72,9 @@ def with_names(jaxpr: core.Jaxpr, policy: Callable) -> core.Jaxpr:
 def is_nameable(var: core.Var) -> bool:
   """True for arrays that a policy can save by name: not for tokens, references, random keys, complex numbers (JAX puts
   a ``reduce_precision`` on what is saved, which takes none), or values that nobody reads."""
-  dtype = getattr(var.aval, "dtype", None)
-  return (not isinstance(var, core.DropVar) and isinstance(var.aval, jax.core.ShapedArray)
-          and any(jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)))
+  aval = var.aval
+  return (not isinstance(var, core.DropVar) and isinstance(aval, jax.core.ShapedArray)
+          and any(jnp.issubdtype(aval.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)))
 
 
 def saving_names(jaxpr: core.Jaxpr, policy: Callable | None) -> Callable | None:

@@ -10,7 +10,6 @@ each with a curve of its own; inside segments, that repeat them whole; and, insi
 from collections.abc import Callable, Hashable, Iterator, Sequence
 import dataclasses
 import functools
-import itertools
 
 from jax.extend import core
 import numpy as np
@@ -100,7 +99,10 @@ class Candidates:
     found: the candidates; different ladders may share rungs.
     forward_flops: of the function, modelled.
     baseline_bytes: of the function as it is, as the candidates' are estimated.
+    undecided: the decisions that leave it so.
   """
+
+  undecided = PolicyDecisions()
 
   def __init__(self, traced: TracedFn, only_scans: bool, profile: CompiledProfile | None = None,
                link: HostLink | None = None, *, planner: str = "auto", ends_forward: bool = True):
@@ -112,9 +114,7 @@ class Candidates:
     self._profile = profile
     self._ends_forward = ends_forward
     self._planner = planner
-    self._kept = [] if profile is None or planner == "segments" else list(itertools.takewhile(
-      lambda kept: kept is not None,
-      (profile.kept_bytes(share * profile.temp_bytes) for share in np.linspace(0.95, 0.05, _NUM_KEPT))))
+    self._kept = [] if profile is None or planner == "segments" else list(_kept_by_windows(profile))
     self.forward_flops = sum(original.flops)
     everything = _Measured(original, profile, frozenset())
     self.baseline_bytes = float(everything.inside_bytes(0, original.num_positions) - everything.slack_bytes)
@@ -122,8 +122,9 @@ class Candidates:
     self.found: list[Candidate] = []
     scans = find_scans(jaxpr, table, link=link)
     # A checkpoint's own policy would save in the forward run that offload replaces (`host_copies`).
-    is_straight = link is not None and not link.is_for_loops and traced.policy is None
-    host = _TopOffload.of(jaxpr, link) if is_straight else None
+    host = None
+    if link is not None and not link.is_for_loops and traced.policy is None:
+      host = _TopOffload.of(jaxpr, link)
     for level in range(max((len(scan.bodies) for scan in scans), default=0)):
       barest = tuple(region for scan in scans for region in scan.barest(level))
       looped = forward_graph(apply_to_scans(jaxpr, PolicyDecisions(barest)), differentiable)
@@ -159,6 +160,15 @@ class Candidates:
       if not scans.may_offload:
         self.found += map(ladder.keeping, self._kept)
         self.found += ladder.beyond() if is_cut else ()
+
+
+def _kept_by_windows(profile: CompiledProfile) -> Iterator[np.ndarray]:
+  """Residual bytes by position that Coop's windows keep, at one limit after another as long as they hold it."""
+  for share in np.linspace(0.95, 0.05, _NUM_KEPT):
+    kept_bytes = profile.kept_bytes(share * profile.temp_bytes)
+    if kept_bytes is None:
+      return
+    yield kept_bytes
 
 
 @dataclasses.dataclass(frozen=True)

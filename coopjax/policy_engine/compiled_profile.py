@@ -71,7 +71,7 @@ class CompiledProfile:
     """Bytes of residuals by the position that makes them, int64 ``[num_positions]``."""
     return self._by_position(self.residuals)
 
-  def kept_bytes(self, limit_bytes: int) -> np.ndarray | None:
+  def kept_bytes(self, limit_bytes: float) -> np.ndarray | None:
     """`residual_bytes` less what Coop's windows evict until live bytes hold a limit; None where they can't."""
     found = _core.plan_windows(self.program.core, self.program.schedule, self.offsets, int(limit_bytes))
     if not found["is_feasible"]:
@@ -151,6 +151,7 @@ def profile_of(traced: TracedFn, compiled: jax.stages.Compiled | OversizedProgra
     The profile; None for a module whose memory we don't understand.
   """
   stats = compiled.memory_analysis()
+  assert stats is not None  # each backend whose modules we read has one
   return profile_of_module(traced, module_of(compiled), stats.temp_size_in_bytes,
                            getattr(stats, "serialized_buffer_assignment_proto", b""))
 
@@ -189,8 +190,11 @@ def read_profile(traced: TracedFn, program: StepProgram, offsets: np.ndarray, te
 def _positions(traced: TracedFn) -> list[int]:
   """Per id of `tag_jaxpr`, the equation of `TracedFn.inlined` that it is or stands in; -1 for none."""
   tagged, table = tag_jaxpr(traced.jaxpr)
-  at = {parse_tag(compat.name_scopes(equation)).equation_id: position
-        for position, equation in enumerate(inline_jits(tagged).eqns)}
+  at: dict[int, int] = {}
+  for position, equation in enumerate(inline_jits(tagged).eqns):
+    tag = parse_tag(compat.name_scopes(equation))
+    assert tag is not None  # `tag_jaxpr` leaves no equation out
+    at[tag.equation_id] = position
   positions: list[int] = []
   for info in table:  # parents first
     positions.append(at.get(info.id, -1 if info.parent_id is None else positions[info.parent_id]))

@@ -55,6 +55,12 @@ class Region:
   segments: tuple[Segment, ...]
 
   @property
+  def scan_id(self) -> int:
+    """`equation_id` of a region that is a scan's body."""
+    assert self.equation_id is not None, "the top of a jaxpr is no scan's body"
+    return self.equation_id
+
+  @property
   def leaves(self) -> Iterator[tuple[Segment, bool]]:
     """As of `Segment`."""
     for segment in self.segments:

@@ -130,7 +130,10 @@ class Division:
     found: the candidates.
     forward_flops: of all runs of the regions, modelled.
     baseline_bytes: what the regions keep as they are.
+    undecided: the decisions that leave them so.
   """
+
+  undecided: tuple[Share, ...] = ()
 
   def __init__(self, members: Sequence[Member], only_scans: bool, link: HostLink | None = None):
     self.forward_flops, self.baseline_bytes, ladders = 0.0, 0.0, []

@@ -230,7 +230,7 @@ class OffloadChoices(Choices):
     self._on_host.discard(item)
 
   def point(self) -> CurvePoint:
-    offloaded = [self._inputs[-1 - item][0] if item < 0 else self.graph.named[item] for item in self._on_host]
+    offloaded = [self._inputs[-1 - item][0] if item < 0 else self.graph.name_of(item) for item in self._on_host]
     return dataclasses.replace(super().point(), offloaded=tuple(sorted(offloaded)), waiting_flops=self.waiting_flops)
 
   def _waiting_s(self, items: set[int]) -> float:

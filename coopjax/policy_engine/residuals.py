@@ -82,6 +82,12 @@ class ForwardGraph:
   def num_positions(self) -> int:
     return len(self.ops)
 
+  def name_of(self, value: int) -> Value:
+    """What a policy saves under the id of a value that has a name."""
+    name = self.named[value]
+    assert name is not None, f"a policy can't save value {value}, which has no name"
+    return name
+
   def residual_bytes(self) -> np.ndarray:
     """Bytes of residual buffers by the position that makes them."""
     per_position = np.zeros(self.num_positions, np.int64)
@@ -106,7 +112,7 @@ class ForwardGraph:
       tuple((op.flops, tuple(local.get(value, -1) for value in op.inputs), len(op.outputs)) for op in ops),
       tuple((self.value_bytes[value], local.get(self.value_root[value], -1), value in self.residuals,
              value in self.kept_roots,
-             None if self.named[value] is None else (self.named[value][0] - start, self.named[value][1]))
+             None if (name := self.named[value]) is None else (name[0] - start, name[1]))
             for value in values))
 
 

@@ -12,6 +12,7 @@ import itertools
 from typing import Any
 
 import jax
+import jax.core
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core
 
@@ -53,7 +54,7 @@ def evaluator(jaxpr: core.Jaxpr, decisions: PolicyDecisions, policy: Callable | 
 
 def apply_to_scans(jaxpr: core.Jaxpr, decisions: PolicyDecisions, policy: Callable | None = None) -> core.Jaxpr:
   """The jaxpr with the decisions for scan bodies, nested ones included, carried out inside the bodies."""
-  regions = {region.equation_id: region for region in decisions.scan_bodies}
+  regions = {region.scan_id: region for region in decisions.scan_bodies}
   if not regions:
     return jaxpr
   applied = _ScanRewriter(regions, _Checkpoints(decisions.digest(), policy))
@@ -101,7 +102,7 @@ def describe(traced: TracedFn, decisions: PolicyDecisions) -> tuple[ValueDecisio
     wrapped = [p for leaf, is_repeated in region.leaves if is_repeated for p in range(leaf.start, leaf.stop)]
     for position in sorted({*wrapped, *(position for position, _ in kept if position >= 0)}):
       found += _value_decisions(equations[position], steps, {i: kept[p, i] for p, i in kept if p == position})
-    found += [_carry_decision(table[region.equation_id], index, steps) for position, index in kept if position < 0]
+    found += [_carry_decision(table[region.scan_id], index, steps) for position, index in kept if position < 0]
   return tuple(sorted(found, key=lambda decision: -decision.num_bytes))
 
 

@@ -102,18 +102,18 @@ class Choices:
     """What could be kept."""
     return _save_candidates(self.graph, self._start, self._stop, self._bare)
 
-  def num_bytes(self, value: int) -> int:
+  def num_bytes(self, value: int, /) -> int:
     """What keeping it takes."""
     return self.graph.value_bytes[value]
 
-  def gain(self, value: int) -> float:
+  def gain(self, value: int, /) -> float:
     """FLOPs that keeping it would spare now."""
     return self.repeated.spared(value)
 
-  def keep(self, value: int) -> None:
+  def keep(self, value: int, /) -> None:
     """Keeps it."""
     self.repeated.save(value)
-    self._saved.append(self.graph.named[value])
+    self._saved.append(self.graph.name_of(value))
     self.saved_bytes += self.num_bytes(value)
 
   def point(self) -> CurvePoint:
@@ -238,7 +238,7 @@ def _convex(points: Sequence[CurvePoint]) -> list[CurvePoint]:
   for point in points:
     if hull and point.flops >= hull[-1].flops:
       continue
-    while len(hull) > 1 and not _is_left_turn(*hull[-2:], point):
+    while len(hull) > 1 and not _is_left_turn(hull[-2], hull[-1], point):
       hull.pop()
     hull.append(point)
   return hull

@@ -131,7 +131,7 @@ def _as_scan(equation: core.JaxprEqn, equation_id: int, position: int, table: tu
 
 def _carry_out(body: core.Jaxpr, nested: tuple[Region, ...], equation_id: int) -> core.Jaxpr:
   """The body with its own scans' decisions; ids inside a body start behind the id of its scan."""
-  shifted = tuple(dataclasses.replace(region, equation_id=region.equation_id - equation_id - 1) for region in nested)
+  shifted = tuple(dataclasses.replace(region, equation_id=region.scan_id - equation_id - 1) for region in nested)
   return apply_to_scans(body, PolicyDecisions(shifted))
 
 

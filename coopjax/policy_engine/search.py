@@ -17,20 +17,22 @@ Known weaknesses: a `shard_map` or a user's own checkpoint is one equation that 
 the gradient is taken with respect to every floating argument, and one output less is scratch space less for XLA.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 import dataclasses
+import functools
 import math
-from typing import Any
+from typing import Protocol
 
 import jax
 import numpy as np
 
-from coopjax.policy_engine.candidates import Candidate, Candidates
+from coopjax.policy_engine.candidates import Candidates
 from coopjax.policy_engine.offload import HostLink
 from coopjax.policy_engine.compiled_profile import CompiledProfile
 from coopjax.policy_engine.rewrite import rewrite
 from coopjax.policy_engine.decisions import PolicyDecisions
 from coopjax.jaxpr.trace import TracedFn, fn_and_gradient
+from coopjax.xla.compile import OversizedProgram, temp_bytes_of
 
 _MARGIN = 0.02  # of the budget: how far predictions err, once there has been a compile
 _MAX_BARE = 3  # tries at the least memory before the budget counts as out of reach
@@ -39,7 +41,7 @@ _AIDED_MARGIN = 0.25  # of what the best plan takes unaided: the HLO engine may 
 _MAX_AIDED_MISSES = 3  # tries at that
 _TOLERANCE = 0.03  # of the forward FLOPs: what is no reason to prefer a candidate, or to compile once more
 
-CompileFn = Callable[[Callable, Sequence[jax.ShapeDtypeStruct]], jax.stages.Compiled]
+CompileFn = Callable[[Callable, Sequence[jax.ShapeDtypeStruct]], jax.stages.Compiled | OversizedProgram]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +72,7 @@ class HloEngineShare:
 
 
 @dataclasses.dataclass(frozen=True)
-class PolicyPlan:
+class PolicyPlan[Decisions]:
   """The outcome.
 
   Attributes:
@@ -84,7 +86,7 @@ class PolicyPlan:
     waiting_flops: what could be computed while transfers to and from the host are waited for, modelled.
   """
 
-  decisions: PolicyDecisions
+  decisions: Decisions
   rounds: tuple[PolicyRound, ...]
   temp_bytes: int
   recompute_flops: float
@@ -98,7 +100,7 @@ def plan_policy(traced: TracedFn, budget_bytes: int, compile_fn: CompileFn, base
                 max_rounds: int = 6, *, mark: str | None = None, only_scans: bool = False,
                 profile: CompiledProfile | None = None, link: HostLink | None = None, planner: str = "auto",
                 hlo_share_of: Callable[[], HloEngineShare | None] = lambda: None,
-                below_flops: float = math.inf) -> PolicyPlan:
+                below_flops: float = math.inf) -> PolicyPlan[PolicyDecisions]:
   """Finds checkpoint segments and saved values that make fn and its gradient fit.
 
   Args:
@@ -123,18 +125,56 @@ def plan_policy(traced: TracedFn, budget_bytes: int, compile_fn: CompileFn, base
   """
   fn_and_gradient(traced)  # raises here, with the function's name, rather than inside the planner
 
-  def temp_bytes_of(decisions: PolicyDecisions) -> int:
+  def temp_bytes_with(decisions: PolicyDecisions) -> int:
     fn, avals = fn_and_gradient(traced, rewrite(traced, decisions, mark))
-    return compile_fn(fn, avals).memory_analysis().temp_size_in_bytes
+    return temp_bytes_of(compile_fn(fn, avals))
 
   space = Candidates(traced, only_scans, profile, link, planner=planner)
-  return search(space, budget_bytes, temp_bytes_of, baseline_temp_bytes, max_rounds, hlo_share_of=hlo_share_of,
+  return search(space, budget_bytes, temp_bytes_with, baseline_temp_bytes, max_rounds, hlo_share_of=hlo_share_of,
                 below_flops=below_flops)
 
 
-def search(space: Any, budget_bytes: int, temp_bytes_of: Callable[[Any], int], baseline_temp_bytes: int,
-           max_rounds: int = 6, *, hlo_share_of: Callable[[], HloEngineShare | None] = lambda: None,
-           below_flops: float = math.inf) -> PolicyPlan:
+class SearchCandidate[Decisions: Hashable](Protocol):
+  """What the search asks of a candidate; `candidates.Candidate` says what the words mean."""
+
+  @functools.cached_property
+  def decisions(self) -> Decisions: ...
+  @property
+  def estimated_bytes(self) -> float: ...
+  @property
+  def flops(self) -> float: ...
+  @property
+  def is_bare(self) -> bool: ...
+  @property
+  def waiting_flops(self) -> float: ...
+  @property
+  def num_segments(self) -> int: ...
+  @property
+  def kin(self) -> Hashable: ...
+  @property
+  def scan_bodies(self) -> Hashable: ...
+  @property
+  def summary(self) -> str: ...
+
+
+class SearchSpace[Decisions: Hashable](Protocol):
+  """What is searched: the candidates, what the forward pass takes, and the decisions that leave everything as it is."""
+
+  @property
+  def found(self) -> Sequence[SearchCandidate[Decisions]]: ...
+  @property
+  def forward_flops(self) -> float: ...
+  @property
+  def baseline_bytes(self) -> float: ...
+  @property
+  def undecided(self) -> Decisions: ...
+
+
+def search[Decisions: Hashable](
+    space: SearchSpace[Decisions], budget_bytes: int, temp_bytes_of: Callable[[Decisions], int],
+    baseline_temp_bytes: int, max_rounds: int = 6, *,
+    hlo_share_of: Callable[[], HloEngineShare | None] = lambda: None,
+    below_flops: float = math.inf) -> PolicyPlan[Decisions]:
   """The verify-and-replan loop: the least recompute whose compiled temporaries hold the budget.
 
   Args:
@@ -150,7 +190,7 @@ def search(space: Any, budget_bytes: int, temp_bytes_of: Callable[[Any], int], b
     The plan; without decisions if the program fits as it is or nothing can be decided.
   """
   if baseline_temp_bytes <= budget_bytes or not space.found:
-    return PolicyPlan(PolicyDecisions(), (), baseline_temp_bytes, 0.0, space.forward_flops,
+    return PolicyPlan(space.undecided, (), baseline_temp_bytes, 0.0, space.forward_flops,
                       baseline_temp_bytes <= budget_bytes, baseline_temp_bytes)
   progress = _Search(space, budget_bytes, baseline_temp_bytes, below_flops)
   for rounds_left in range(max_rounds, 0, -1):
@@ -162,10 +202,10 @@ def search(space: Any, budget_bytes: int, temp_bytes_of: Callable[[Any], int], b
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Trial:
+class _Trial[Decisions: Hashable]:
   """A candidate, compiled: its temporaries, and the HLO engine's part in them."""
 
-  candidate: Candidate
+  candidate: SearchCandidate[Decisions]
   temp_bytes: int
   hlo_share: HloEngineShare | None
 
@@ -178,24 +218,24 @@ class _Trial:
     return self.candidate.flops + (self.hlo_share.recompute_flops if self.hlo_share else 0.0)
 
 
-class _Search:
+class _Search[Decisions: Hashable]:
   """Chooses what to compile next, from the compiles so far."""
 
-  def __init__(self, space: Any, budget_bytes: int, baseline_temp_bytes: int, below_flops: float):
+  def __init__(self, space: SearchSpace[Decisions], budget_bytes: int, baseline_temp_bytes: int, below_flops: float):
     self._space = space
     self._budget = budget_bytes
     self._below_flops = below_flops
-    self._tried: list[_Trial] = []
+    self._tried: list[_Trial[Decisions]] = []
     self._misses = 0  # since a plan holds: tries that made nothing better
-    self._passed: set[Candidate] = set()
+    self._passed: set[SearchCandidate[Decisions]] = set()
     self._baseline = float(baseline_temp_bytes)
 
-  def record(self, trial: _Trial) -> None:
+  def record(self, trial: _Trial[Decisions]) -> None:
     is_first = not self._holds
     self._tried.append(trial)
     self._misses += not is_first and self._best() is not trial
 
-  def next_candidate(self, is_last: bool) -> Candidate | None:
+  def next_candidate(self, is_last: bool) -> SearchCandidate[Decisions] | None:
     """The cheapest candidate that should fit; before the first that does, and on the last try, the smallest."""
     untried = [candidate for candidate in self._space.found if candidate not in self._passed]
     if self._holds:
@@ -224,7 +264,7 @@ class _Search:
     """There is a plan within the budget, of these or at hand."""
     return self._below_flops < math.inf or bool(self._feasible())
 
-  def _feasible(self) -> list[_Trial]:
+  def _feasible(self) -> list[_Trial[Decisions]]:
     return [trial for trial in self._tried if trial.temp_bytes <= self._budget]
 
   def _limit(self) -> float:
@@ -240,25 +280,26 @@ class _Search:
       return reach * (1 + _AIDED_MARGIN) if self._misses < _MAX_AIDED_MISSES else 0.0
     return self._budget * (1 + _MARGIN * (1 - self._misses))
 
-  def _nearly_cheapest(self, candidates: list[Candidate]) -> list[Candidate]:
+  def _nearly_cheapest(self, candidates: Sequence[SearchCandidate[Decisions]]) -> list[SearchCandidate[Decisions]]:
     """Those not worth telling apart from the cheapest: among them decides a rule that similar models follow alike."""
     limit = min(candidate.flops for candidate in candidates) + _TOLERANCE * self._space.forward_flops
     return [candidate for candidate in candidates if candidate.flops <= limit]
 
-  def _first(self, candidates: list[Candidate], key: Callable) -> Candidate | None:
+  def _first(self, candidates: Sequence[SearchCandidate[Decisions]], key: Callable
+             ) -> SearchCandidate[Decisions] | None:
     """The first by `key` that decides something, and something new: different ladders share rungs."""
-    tried = {trial.candidate.decisions for trial in self._tried} | {PolicyDecisions()}
+    tried = {trial.candidate.decisions for trial in self._tried} | {self._space.undecided}
     for candidate in sorted(candidates, key=key):
       self._passed.add(candidate)
       if candidate.decisions not in tried:
         return candidate
     return None
 
-  def result(self) -> PolicyPlan:
+  def result(self) -> PolicyPlan[Decisions]:
     rounds = tuple(PolicyRound(trial.candidate.summary, int(trial.candidate.estimated_bytes), trial.temp_bytes,
                                trial.flops - trial.candidate.waiting_flops) for trial in self._tried)
     if not self._tried:
-      return PolicyPlan(PolicyDecisions(), (), int(self._baseline), 0.0, self._space.forward_flops, False,
+      return PolicyPlan(self._space.undecided, (), int(self._baseline), 0.0, self._space.forward_flops, False,
                         int(self._baseline))
     smallest = min(self._tried, key=lambda trial: trial.temp_bytes)
     taken = self._best() or smallest
@@ -266,10 +307,10 @@ class _Search:
     return PolicyPlan(taken.candidate.decisions, rounds, taken.temp_bytes, taken.flops - waiting_flops,
                       self._space.forward_flops, taken.temp_bytes <= self._budget, smallest.temp_bytes, waiting_flops)
 
-  def _best(self) -> _Trial | None:
+  def _best(self) -> _Trial[Decisions] | None:
     return min(self._feasible(), key=lambda trial: trial.flops, default=None)
 
-  def _predict(self, candidate: Candidate) -> float:
+  def _predict(self, candidate: SearchCandidate[Decisions]) -> float:
     """Compiled bytes, unaided: between two compiled candidates by the line through them, beyond them byte for byte.
 
     Candidates of kin go by what was compiled of them, others by all. The program without checkpoints is scheduled
