@@ -10,6 +10,26 @@ from hypothesis import settings
 settings.register_profile("fixed", derandomize=True)
 settings.load_profile("fixed")
 
+# What planners try is compiled for its memory and never run: XLA makes the same module of it, LLVM no fast code. That is
+# half of such a compile. What a test compiles itself is compiled as a user's program is, but under `quick_compiles`.
+_QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quick_trials():
+  from coopjax.xla import compile as compiling
+
+  compiling._PLANNING["cpu"] = _QUICK
+
+
+@pytest.fixture(scope="module")
+def quick_compiles():
+  """For modules whose tests look at bytes, or compare numbers within rounding: no fast code of anything."""
+  from tests.support.checks import flags
+
+  with flags(jax_disable_most_optimizations=True):
+    yield
+
 
 def pytest_configure(config):
   directory = tempfile.TemporaryDirectory(prefix="coopjax-cache-")  # of each worker: what one plans, another does not skip

@@ -133,8 +133,8 @@ def test_where_a_single_op_is_over_the_budget_the_error_names_it_and_its_line(en
   args = models.normal(0, 64, 64), models.normal(1, 128, 64)
   with pytest.raises(coopjax.BudgetInfeasibleError) as caught:
     coopjax.plan(loss, *args, budget="1 MiB", engine=engine)  # the table has 2 MiB
-  assert f"test_profile.py:{line}" in caught.value.op
-  assert f"test_profile.py:{line}" in str(caught.value)
+  assert f"test_compiled_profile.py:{line}" in caught.value.op
+  assert f"test_compiled_profile.py:{line}" in str(caught.value)
   assert caught.value.smallest_bytes >= 128 * 64 * 64 * 4
 
 
