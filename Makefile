@@ -1,5 +1,6 @@
 # make demo    the main job: train a GPT inside a byte budget, and show what it costs
 # make test    the whole suite, C++ and Python
+# make test-jax  what of it depends on JAX, for another JAX than the one that all of it was run on
 # make cc-test the C++ unit tests alone
 # make test-targets  the tests that compile for TPUs and GPUs, which need not be there; fetches 400 MB of compilers
 # make test-browser  the report in headless Chromium; installs one from Debian if there is none
@@ -19,6 +20,9 @@ PYTHON_VERSION ?=
 JOBS ?= 2
 TABLES ?=
 FUZZ_RUNS ?= 4000
+# What comes out the same on any JAX: `test-jax` leaves it out.
+WITHOUT_JAX := tests/planners $(addprefix tests/house/test_,build.py cpp.py layers.py rooms.py)
+PYTEST = $(VENV)/bin/python -m pytest -n $(JOBS) -m "not browser and not targets and not native"
 
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 # Rebuilt when the C++ or the package's own description changes; Python files are used where they lie.
@@ -40,8 +44,12 @@ test-browser: $(INSTALLED)
 	.ci/install-browser
 	$(VENV)/bin/python -m pytest -m browser
 
+# `cc-test` has run what test_cpp would run.
 test: $(INSTALLED) cc-test
-	$(VENV)/bin/python -m pytest -n $(JOBS) -m "not browser and not targets and not native"
+	$(PYTEST) --ignore=tests/house/test_cpp.py
+
+test-jax: $(INSTALLED)
+	$(PYTEST) $(addprefix --ignore=,$(WITHOUT_JAX))
 
 test-targets: $(INSTALLED)
 	.ci/install-targets '$(VENV)'
@@ -77,4 +85,4 @@ clean:
 	rm -rf .venv .venv-* build out .pytest_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help demo test test-browser test-targets cc-test native-test bazel-test fuzz bench bench-planners clean
+.PHONY: help demo test test-jax test-browser test-targets cc-test native-test bazel-test fuzz bench bench-planners clean
