@@ -1,6 +1,7 @@
 # make demo    the main job: train a GPT inside a byte budget, and show what it costs
 # make test    the whole suite, C++ and Python
 # make lint    formatting, lint and types, Python and C++; FIX=1 formats and mends first
+# make test-jax  what of it depends on JAX, for another JAX than the one that all of it was run on
 # make cc-test the C++ unit tests alone
 # make test-targets  the tests that compile for TPUs and GPUs, which need not be there; fetches 400 MB of compilers
 # make test-browser  the report in headless Chromium; installs one from Debian if there is none
@@ -21,6 +22,9 @@ JOBS ?= 2
 TABLES ?=
 FUZZ_RUNS ?= 4000
 FIX ?=
+# What comes out the same on any JAX: `test-jax` leaves it out.
+WITHOUT_JAX := tests/planners $(addprefix tests/house/test_,build.py cpp.py cpp_layers.py layers.py rooms.py)
+PYTEST = $(VENV)/bin/python -m pytest -n $(JOBS) -m "not browser and not targets and not native"
 
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 # Rebuilt when the C++ or the package's own description changes; Python files are used where they lie.
@@ -42,8 +46,12 @@ test-browser: $(INSTALLED)
 	.ci/install-browser
 	$(VENV)/bin/python -m pytest -m browser
 
+# `cc-test` has run what test_cpp would run.
 test: $(INSTALLED) cc-test
-	$(VENV)/bin/python -m pytest -n $(JOBS) -m "not browser and not targets and not native"
+	$(PYTEST) --ignore=tests/house/test_cpp.py
+
+test-jax: $(INSTALLED)
+	$(PYTEST) $(addprefix --ignore=,$(WITHOUT_JAX))
 
 lint: $(INSTALLED)
 	JOBS=$(JOBS) .ci/lint '$(VENV)' $(if $(FIX),--fix)
@@ -82,4 +90,4 @@ clean:
 	rm -rf .venv .venv-* build out .pytest_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help demo test lint test-browser test-targets cc-test native-test bazel-test fuzz bench bench-planners clean
+.PHONY: help demo test test-jax lint test-browser test-targets cc-test native-test bazel-test fuzz bench bench-planners clean

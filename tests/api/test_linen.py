@@ -16,7 +16,7 @@ from flax import linen as nn
 
 import coopjax.linen
 from coopjax.planning import blocks
-from tests.support import ROOT
+from tests.support import ROOT, quick
 from tests.support.checks import assert_same_bits, temp_bytes
 
 WIDTH, BATCH = 32, 512
@@ -64,14 +64,14 @@ def variables_of(depth=4):
   return Model(depth=depth).init(RNGS, X)
 
 
-def compile_step(model, variables):
+def compile_step(model, variables, options=None):
   def loss(params, state, x, key):
     y, updates = model.apply({"params": params, **state}, x, rngs={"dropout": key}, mutable=["batch_stats"])
     return jnp.mean(y**2), updates
 
   params, state = variables["params"], {k: v for k, v in variables.items() if k != "params"}
   arguments = (params, state, X, RNGS["dropout"])
-  compiled = jax.jit(jax.value_and_grad(loss, has_aux=True)).lower(*arguments).compile()
+  compiled = jax.jit(jax.value_and_grad(loss, has_aux=True)).lower(*arguments).compile(options)
   return compiled, lambda: compiled(*arguments)
 
 
@@ -130,9 +130,10 @@ def test_a_block_may_be_called_several_times(decided):
   assert len(decided) == 1
 
 
+@functools.cache
 def cost_of_a_block(block):
   """Compiled bytes that one more block in a row costs, and bytes from its forward to its backward pass."""
-  steps = [compile_step(Model(block, depth), variables_of(depth))[0] for depth in (3, 6)]
+  steps = [compile_step(Model(block, depth), variables_of(depth), quick.COMPILER_OPTIONS)[0] for depth in (3, 6)]
   module, variables = block(), block().init(RNGS, X, True)
   apply = lambda v, x: module.apply(v, x, True, rngs={"dropout": RNGS["dropout"]}, mutable=["batch_stats"])
   handed = jax.eval_shape(lambda v, x: jax.vjp(apply, v, x)[1], variables, X)
@@ -308,8 +309,8 @@ def test_flax_is_imported_when_it_is_asked_for():
 
 def test_example_resnet_holds_what_it_promises():
   small = ["--width", "16", "--blocks", "1", "--batch-size", "16", "--steps", "2"]
-  command = [sys.executable, str(ROOT / "examples" / "flax_resnet.py"), *small]
-  done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "JAX_PLATFORMS": "cpu"})
+  command = [sys.executable, "-m", "tests.support.quick", str(ROOT / "examples" / "flax_resnet.py"), *small]
+  done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu"})
   assert done.returncode == 0, json.dumps([done.stdout, done.stderr])
   assert re.search(r"step in 40% .*\(same bits\)", done.stdout) and "blocks keep 50%" in done.stdout
 

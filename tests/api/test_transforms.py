@@ -151,13 +151,6 @@ def cells(kind, wrapper, names=None):
   return found | jax.jit(run)(*jax.tree.leaves((x, rest)))
 
 
-@pytest.fixture(scope="module")
-def quick_compiles():
-  """Numbers are compared here, not the compiler's work."""
-  with flags(jax_disable_most_optimizations=True):
-    yield
-
-
 LEFT_AS_IS = pytest.mark.filterwarnings("ignore::coopjax.BudgetExceededWarning", "ignore::coopjax.RematNoEffectWarning")
 
 

@@ -14,6 +14,8 @@ from coopjax.jaxpr.trace import trace
 from tests.support.checks import SQUEEZED, assert_same, flags, num_dots, temp_bytes
 from tests.support.layered import WEIGHTS, X, step
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 
 def named(x, weights):
   for i, weight in enumerate(weights):

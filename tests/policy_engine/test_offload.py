@@ -26,6 +26,8 @@ from coopjax.program.cost import Roofline
 from tests.support import checks
 from tests.support.models import normal
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 # One FLOP, one byte, one transcendental a second: seconds are FLOPs.
 UNIT = Roofline(flops_per_s=1.0, transcendentals_per_s=1.0, bytes_per_s=1e30, op_overhead_s=0.0)
 

@@ -1,13 +1,15 @@
 """Scan bodies cut into pieces, and a checkpoint around the pieces."""
 
-import jax
-import numpy as np
+import pytest
 
 import coopjax
 from coopjax.policy_engine.candidates import Candidates
 from coopjax.policy_engine.decisions import PolicyDecisions
 from coopjax.jaxpr.trace import differentiable, trace
 from tests.support import models
+from tests.support.checks import assert_close, compile_step
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 
 def decoder():
@@ -33,9 +35,7 @@ def test_a_budget_that_only_nesting_reaches_is_held():
   assert plan.fits and plan.measured.temp_bytes < 0.2 * plan.baseline.temp_bytes
   assert coopjax.RematPlan.from_json(plan.to_json()).policy == plan.policy
   assert PolicyDecisions((region,)) == plan.policy
-  planned = jax.jit(jax.value_and_grad(plan.apply(loss)))
-  plain = jax.jit(jax.value_and_grad(loss))
-  flops = [fn.lower(*arguments).compile().cost_analysis()["flops"] for fn in (planned, plain)]
+  planned, plain = compile_step(plan.apply(loss), *arguments), compile_step(loss, *arguments)
+  flops = [compiled.cost_analysis()["flops"] for compiled in (planned, plain)]
   assert flops[0] > 1.2 * flops[1]  # a step's body is counted once: its forward run stands there three times
-  for ours, theirs in zip(jax.tree.leaves(planned(*arguments)), jax.tree.leaves(plain(*arguments)), strict=True):
-    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+  assert_close(planned(*arguments), plain(*arguments), rtol=1e-4, atol=1e-6)

@@ -13,6 +13,8 @@ from coopjax.hlo_engine import hook
 from coopjax.hlo_engine.mark import Mark
 from tests.support import models
 
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 WEIGHTS = [models.normal(i, 64, 64) for i in range(12)]
 
 

@@ -21,7 +21,7 @@ from coopjax.jaxpr.fingerprint import fingerprint_of
 from coopjax.jaxpr.trace import trace
 from coopjax.xla.compile import module_of
 from coopjax.xla.module import parse_module, read_step_program
-from tests.support import checks, models
+from tests.support import checks, models, quick
 from tests.support.checks import assert_same_bits, temp_bytes
 
 # Wherever numbers of partitioned programs may differ by rounding.
@@ -317,6 +317,7 @@ CASES = {f"hlo_engine {place}": functools.partial(hlo_engine, place) for place i
     scan_over_explicit_axes, infeasible_over_auto_axes, keys)}
 
 if __name__ == "__main__":
+  quick.be_quick()
   for name in sys.argv[1:] or CASES:
     print(f"--- {name}", flush=True)
     CASES[name]()

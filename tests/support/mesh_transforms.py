@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import coopjax
-from tests.support import models
+from tests.support import models, quick
 
 WEIGHTS = models.normal(1, 6, 64, 64)
 X = models.normal(2, 4096, 64)
@@ -125,4 +125,6 @@ def main():
 
 
 if __name__ == "__main__":
+  quick.be_quick()
+  jax.config.update("jax_disable_most_optimizations", True)  # bytes, and numbers within rounding
   main()
