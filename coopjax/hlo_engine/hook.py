@@ -155,9 +155,11 @@ def _device(platform: str) -> targets.Target | None:
 
 def _plan(module_bytes: bytes, marks: set[Mark], asked_of_all: Mark | None) -> Outcome | None:
   """The planned module, if it is to be planned; what a mark asks goes before what is asked of every program."""
-  if not marks and asked_of_all is None:
-    return None
-  outcome = plan_module(module_bytes, marks or {asked_of_all}, reorders=asked_of_all is not None)
+  if not marks:
+    if asked_of_all is None:
+      return None
+    marks = {asked_of_all}
+  outcome = plan_module(module_bytes, marks, reorders=asked_of_all is not None)
   for line in outcome.rounds:
     _log.debug("%s: %s", outcome.name, line)
   _log.info("%s", outcome)
@@ -167,6 +169,7 @@ def _plan(module_bytes: bytes, marks: set[Mark], asked_of_all: Mark | None) -> O
 
 
 def _warn_over_budget(outcome: Outcome) -> None:
+  assert outcome.budget_bytes is not None  # without a budget, everything fits
   message = (
     f"the program {outcome.name} needs {format_bytes(outcome.predicted.temp_bytes)} of temporaries, over its budget of "
     f"{format_bytes(outcome.budget_bytes)}. {outcome.reason}"

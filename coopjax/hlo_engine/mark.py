@@ -31,6 +31,7 @@ class Mark:
 
   def to_text(self) -> str:
     """The value of a frontend attribute; a function of the mark alone, so caches may key on it."""
+    assert self.budget is not None  # what asks for an order alone is not written into a program
     limit = f"share={self.budget.share!r}" if self.budget.share is not None else f"bytes={self.budget.limit_bytes}"
     total = ";total" if self.budget.is_total else ""
     target = "" if self.target == "cpu" else f";target={self.target}"
@@ -39,7 +40,8 @@ class Mark:
   @classmethod
   def from_text(cls, text: str) -> "Mark":
     """Reads what :meth:`to_text` wrote."""
-    fields = dict(field.partition("=")[::2] for field in text[len("coopjax-mark(") : -1].split(";"))
+    parts = (field.partition("=") for field in text[len("coopjax-mark(") : -1].split(";"))
+    fields = {name: value for name, _, value in parts}
     share, limit_bytes = fields.get("share"), fields.get("bytes")
     budget = Budget(int(limit_bytes) if limit_bytes else None, float(share) if share else None, "total" in fields)
     return cls(budget, fields["planner"], float(fields["limit"]), fields["key"], fields.get("target", "cpu"))

@@ -104,6 +104,7 @@ class Outcome:
     what = f"{self.name}: temporaries {format_bytes(self.baseline.temp_bytes)}{budget}"
     if self.module_bytes is None:
       return f"{what}, left as it came in {self.seconds:.3f} s: {self.reason}"
+    assert self.result is not None  # by which the module was rewritten
     done = f"now {format_bytes(self.predicted.temp_bytes)} in another order"
     if self.num_recomputed:
       done += f" with {self.num_recomputed} recomputed, cost {self.overhead:+.2%}"
@@ -136,7 +137,7 @@ def plan_module(module_bytes: bytes, marks: Collection[Mark], *, reorders: bool 
   if fits and not searches_order:
     program, _ = read_step_program(module, roofline, kept_scope=KEPT_SCOPE)
     bound_program = dataclasses.replace(program, op_workspace_bytes=np.zeros_like(program.op_workspace_bytes))
-    reason = ("there is little to gain" if reorders else
+    reason = ("there is little to gain" if budget_bytes is None or reorders else
               f"{format_bytes(baseline.temp_bytes)} of temporaries already fit {format_bytes(budget_bytes)}")
     outcome = Outcome(module.name, mark, program, bound_program, baseline, budget_bytes, None, baseline, reason=reason)
   else:

@@ -117,7 +117,8 @@ def schedules(outcome: Outcome | None) -> list[tuple[StepProgram, np.ndarray]]:
   """What the HLO engine planned, the module's entry first and then what that runs, each with its schedule."""
   if outcome is None or outcome.result is None:
     return []
-  return [(plan.program, plan.result.schedule) for plan in (outcome, *outcome.inner)]
+  inner = [(plan.program, plan.result.schedule) for plan in outcome.inner]
+  return [(outcome.program, outcome.result.schedule), *inner]
 
 
 def _module_decisions(program: StepProgram, schedule: np.ndarray) -> list[Decision]:

@@ -92,7 +92,9 @@ def choose_anew(traced: TracedFn, request: Request, fingerprint: str) -> Choice:
   """
   fn_and_gradient(traced)  # raises if there is no gradient
   if request.engine == "hlo":
-    hook.install(compat.hook_platform(jax.default_backend()))
+    platform = compat.hook_platform(jax.default_backend())
+    assert platform is not None  # checked with the request
+    hook.install(platform)
     return Choice(request.mark(fingerprint))
   graph = forward_graph(tag_jaxpr(traced.inlined)[0], traced.is_differentiable)
   kept_bytes = int(graph.residual_bytes().sum())

@@ -267,6 +267,7 @@ def _undominated(points: list[FrontierPoint]) -> tuple[FrontierPoint, ...]:
 def _name(budget: Budget) -> str:
   if budget.share is not None:
     return f"{100 * budget.share:.4g}%"
+  assert budget.limit_bytes is not None  # one of the two is given, see `Budget`
   return format_bytes(budget.limit_bytes) + (" in total" if budget.is_total else "")
 
 

@@ -53,7 +53,7 @@ def _blocks(jaxpr: core.Jaxpr) -> tuple[Segment, ...]:
   """The segments of the largest family of blocks, with what is between them; none where there are not two blocks."""
   layers = [_layer(equation) for equation in jaxpr.eqns]
   sizes = collections.Counter(family for family, _ in layers if family)
-  largest = max(sizes, key=sizes.get, default=None)
+  largest = max(sizes, key=sizes.__getitem__, default=None)
   names = [name if family == largest else None for family, name in layers]
   if largest is None or len(set(names) - {None}) < 2:
     return ()

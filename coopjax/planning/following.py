@@ -101,7 +101,8 @@ def _mark(plan: "RematPlan") -> str | None:
   if "hlo" not in plan.engine:
     return None
   target = targets.running() if plan.target is None else targets.resolve(plan.target)
-  hook.install(compat.hook_platform(target.platform))
+  if platform := compat.hook_platform(target.platform):  # None under an older JAX than the plan was made with
+    hook.install(platform)
   is_settled = plan.regions or plan.policy is not None or target.platform != "cpu"
   budget = Budget(plan.budget_bytes) if is_settled else plan.budget
   return mark_of(plan.fingerprint, budget, plan.planner, plan.time_limit_s, target.name)

@@ -24,6 +24,7 @@ from coopjax.jaxpr import cost
 from coopjax.jaxpr.placement import Spread
 from coopjax.policy_engine import rewrite
 from coopjax.policy_engine import search
+from coopjax.policy_engine.decisions import PolicyDecisions
 from coopjax.policy_engine.compiled_profile import CompiledProfile, profile_of, profile_of_module
 from coopjax.jaxpr.tags import tagged_fn
 from coopjax.jaxpr.trace import TracedFn, differentiable, fn_and_gradient
@@ -59,7 +60,7 @@ class Chosen:
 
   choice: Choice
   outcome: hook.Outcome | None = None
-  policy_plan: search.PolicyPlan | None = None
+  policy_plan: search.PolicyPlan[PolicyDecisions] | None = None
   is_certain: bool = True
   before: MemoryProfile | None = None
   measured: MemoryProfile | None = None
@@ -67,7 +68,9 @@ class Chosen:
   @property
   def temp_bytes(self) -> int:
     """Of what was compiled last, at an accelerator."""
-    return (self.measured or self.before).temp_bytes
+    compiled = self.measured or self.before
+    assert compiled is not None  # at an accelerator, the program without a plan at least
+    return compiled.temp_bytes
 
   @property
   def holds_budget(self) -> bool:
@@ -93,9 +96,11 @@ def choose(traced: TracedFn, request: Request) -> Choice:
     return _choose_for_any_size(traced, request, fingerprint)
   if choice := _choices.get(key):
     if choice.mark is not None:
-      hook.install(compat.hook_platform(request.platform))
+      platform = compat.hook_platform(request.platform)
+      assert platform is not None  # else there would be no mark
+      hook.install(platform)
     return choice
-  if request.engine == "auto" and request.target and not request.device.is_running:
+  if request.engine == "auto" and (device := request.device) and not device.is_running:
     request = dataclasses.replace(request, engine="policy")  # no hook of the running backend plans for another
   try:
     traced = differentiable(traced)
@@ -105,8 +110,10 @@ def choose(traced: TracedFn, request: Request) -> Choice:
     warnings.warn(f"coopjax.remat has no effect: {error}", RematNoEffectWarning, skip_file_prefixes=LIBRARIES)
     return Choice()
   outcome, before = chosen.outcome, chosen.before
-  if outcome and outcome.baseline.temp_bytes <= outcome.budget_bytes and request.budget.share is None:
-    warn_no_effect(traced, outcome.baseline, outcome.budget_bytes, outcome)
+  budget_bytes = outcome and outcome.budget_bytes
+  if (outcome and budget_bytes is not None and outcome.baseline.temp_bytes <= budget_bytes
+      and request.budget.share is None):
+    warn_no_effect(traced, outcome.baseline, budget_bytes, outcome)
   elif before and chosen.choice == Choice() and request.budget.share is None:
     warn_no_effect(traced, before, request.budget.resolve(before.temp_bytes, before.resident_bytes), None)
   _choices.put(key, chosen.choice, chosen.holds_budget)
@@ -217,36 +224,37 @@ class _Case:
       if request.engine == "hlo":
         raise
       return self.choose_by_policy()
-    budget = Budget(request.budget.resolve(before.temp_bytes, before.resident_bytes))
-    if before.temp_bytes <= budget.limit_bytes:
+    budget_bytes = request.budget.resolve(before.temp_bytes, before.resident_bytes)
+    if before.temp_bytes <= budget_bytes:
       return Chosen(Choice(), before=before)
     try:
-      limit_bytes = budget.limit_bytes + max(predict_memory(module).temp_bytes - before.temp_bytes, 0)
+      limit_bytes = budget_bytes + max(predict_memory(module).temp_bytes - before.temp_bytes, 0)
     except InvalidProgramError as error:
       if request.engine == "hlo":
         raise InvalidProgramError(f"engine='hlo' can't read the modules of XLA:{platform.upper()}: {error}") from error
       return self.choose_by_policy(before=before)
-    best = None
+    best: Chosen | None = None
     for _ in range(_COMPILED_ROUNDS):
       limit = Budget(limit_bytes)
       outcome, mark = self._planned_module(module, limit), request.mark(self.fingerprint, limit)
       measured = self._measure_marked(mark) if outcome.fits or request.engine == "hlo" else None
       if best is None or (measured and measured.temp_bytes < best.temp_bytes):
         best = Chosen(Choice(mark), outcome, before=before, measured=measured)
-      if measured and measured.temp_bytes <= budget.limit_bytes:
+      if measured and measured.temp_bytes <= budget_bytes:
         if request.engine == "auto" and self._is_dear(outcome):
           profile = profile_of_module(self.traced, module, before.temp_bytes)
           return self.choose_by_policy(outcome, before, profile, rival=best)
         return best
       if not (measured and outcome.fits):
         break
-      excess_bytes = measured.temp_bytes - budget.limit_bytes
-      in_proportion = int(limit_bytes * budget.limit_bytes / measured.temp_bytes)
+      excess_bytes = measured.temp_bytes - budget_bytes
+      in_proportion = int(limit_bytes * budget_bytes / measured.temp_bytes)
       limit_bytes = max(min(limit_bytes - excess_bytes, in_proportion), 1)
+    assert best is not None  # of the first round at least
     if request.engine == "auto":
       return self.choose_by_policy(
         best.outcome, before, profile_of_module(self.traced, module, before.temp_bytes))
-    self._report_infeasible(budget.limit_bytes, best.temp_bytes, module)
+    self._report_infeasible(budget_bytes, best.temp_bytes, module)
     return best
 
   def choose_by_policy(
@@ -259,18 +267,19 @@ class _Case:
     settled here, in bytes: the hook will not see the un-rematerialized program again.
     """
     traced, request = self.traced, self.request
-    if outcome is None and before is None:
+    baseline = before or (outcome and outcome.baseline)
+    if baseline is None:
       tagged = self.baseline.tagged
-      before, profile = measure(tagged, request.device), profile_of(traced, tagged)
-    known, before = before, before or outcome.baseline
-    budget_bytes = request.budget.resolve(before.temp_bytes, before.resident_bytes)
-    if before.temp_bytes <= budget_bytes:
-      return Chosen(Choice(), outcome, before=known)
+      baseline = before = measure(tagged, request.device)
+      profile = profile_of(traced, tagged)
+    budget_bytes = request.budget.resolve(baseline.temp_bytes, baseline.resident_bytes)
+    if baseline.temp_bytes <= budget_bytes:
+      return Chosen(Choice(), outcome, before=before)
     is_known, is_spread = traced.placement.is_known, traced.placement.is_spread
-    on_trial = request.for_trials() if known is None else request  # elsewhere a trial's compile is the plan's
+    on_trial = request.for_trials() if before is None else request  # elsewhere a trial's compile is the plan's
     mark, trial_mark = (outcome and each.mark(self.fingerprint, Budget(budget_bytes)) for each in (request, on_trial))
-    trials, found = Trials(request, trial_mark), list[search.PolicyPlan]()
-    below_flops = rival.outcome.recompute_flops if rival else math.inf
+    trials, found = Trials(request, trial_mark), list[search.PolicyPlan[PolicyDecisions]]()
+    below_flops = rival.outcome.recompute_flops if rival and rival.outcome else math.inf
     link = host_offload.link(request.budget, request.device)
     with warnings.catch_warnings():
       warnings.simplefilter("ignore", BudgetExceededWarning)  # trials may miss the budget
@@ -279,7 +288,7 @@ class _Case:
       for only_scans in (False,) if not mark else (True, False) if is_known or not is_spread else (True,):
         if not found or not found[-1].is_feasible:
           found.append(search.plan_policy(
-            traced, budget_bytes, trials.compile, before.temp_bytes, mark=trial_mark, only_scans=only_scans,
+            traced, budget_bytes, trials.compile, baseline.temp_bytes, mark=trial_mark, only_scans=only_scans,
             profile=profile, link=link, planner=request.planner, hlo_share_of=trials.hlo_share, below_flops=below_flops))
       best = found[-1] if found[-1].is_feasible else min(found, key=lambda plan: plan.smallest_bytes)
       if rival and not (best.is_feasible and best.recompute_flops < below_flops):
@@ -289,14 +298,16 @@ class _Case:
     if not is_known and (mark or is_spread):
       return self._carry_over(outcome, best if best.is_feasible else found[0])
     if not best.is_feasible:
-      if known is None and outcome.predicted.temp_bytes < best.smallest_bytes:  # the HLO engine alone comes nearer
+      # The HLO engine alone comes nearer.
+      if before is None and outcome and outcome.predicted.temp_bytes < best.smallest_bytes:
         self._report_missed(outcome)
         return Chosen(Choice(mark), outcome)
+      assert trials.smallest is not None  # compiled above at the latest
       self._report_infeasible(budget_bytes, best.smallest_bytes, module_of(trials.smallest))
     measured = trials.measured(best.temp_bytes) if mark == trial_mark else None
-    return Chosen(Choice(mark, best.decisions), outcome, best, before=known, measured=measured)
+    return Chosen(Choice(mark, best.decisions), outcome, best, before=before, measured=measured)
 
-  def _carry_over(self, outcome: hook.Outcome | None, found: search.PolicyPlan) -> Chosen:
+  def _carry_over(self, outcome: hook.Outcome | None, found: search.PolicyPlan[PolicyDecisions]) -> Chosen:
     """The choice for a program whose partitioning the trace does not show, from a plan for all devices together.
 
     One device's program is no larger, so bytes that all hold together each one holds, and what can't be reached here
@@ -320,11 +331,13 @@ class _Case:
 
   def _planned_module(self, module: bytes, budget: Budget) -> hook.Outcome:
     """What the HLO engine makes of the module: by the first planner whose plan fits and is not dear, or by the last."""
+    outcome = None
     for planner in dict.fromkeys(self.planners):
       asked = Mark(budget, planner, self.request.time_limit_s, target=self.request.speeds.name)
       outcome = hook.plan_module(module, [asked])
       if outcome.fits and not self._is_dear(outcome):
         break
+    assert outcome is not None  # there is a planner to try
     return outcome
 
   def _is_dear(self, outcome: hook.Outcome) -> bool:
@@ -345,6 +358,7 @@ class _Case:
 
   def _report_missed(self, outcome: hook.Outcome) -> None:
     """As `_report_infeasible`, of what the HLO engine alone made of the module."""
+    assert outcome.budget_bytes is not None  # a planning module is always asked to hold one
     schedule = None if outcome.result is None else outcome.result.schedule
     self._report_infeasible(outcome.budget_bytes, outcome.predicted.temp_bytes, self.baseline.module, schedule)
 

@@ -44,14 +44,13 @@ class Plannable:
 
   def plan(self, request: Request) -> RematPlan:
     """The plan for one request: the one that is kept on disk, if there is one."""
-    make = plan_step if self.is_step else plan_function
-    return kept.kept_or_made(self._key, request, make=lambda: make(self.program, request, self.baseline),
+    return kept.kept_or_made(self._key, request, make=lambda: self._planned_anew(request),
                              measure=lambda plan: self.measure_with(following.choices_of(plan)))
 
-  @property
-  def is_step(self) -> bool:
-    """Whether it is a whole step."""
-    return isinstance(self.program, steps.Step)
+  def _planned_anew(self, request: Request) -> RematPlan:
+    if isinstance(self.program, steps.Step):
+      return plan_step(self.program, request, self.baseline)
+    return plan_function(self.program, request, self.baseline)
 
   @property
   def name(self) -> str:
@@ -61,15 +60,20 @@ class Plannable:
   @property
   def functions(self) -> tuple[TracedFn, ...]:
     """What can be carried out in several ways: the function, or the remat regions of the step."""
-    return tuple(member.traced for member in self.program.members) if self.is_step else (self.program,)
+    if isinstance(self.program, steps.Step):
+      return tuple(member.traced for member in self.program.members)
+    return (self.program,)
 
   @functools.cached_property
   def _key(self) -> str | None:
     """What plans are kept under; None where the compiled program is not the one that will run."""
-    if not self.is_step and not self.program.placement.is_known:
+    if isinstance(self.program, steps.Step):
+      key = self.program.key
+    elif self.program.placement.is_known:
+      key = kept.program_key(self.program)
+    else:
       return None
-    program = self.program.key if self.is_step else kept.program_key(self.program)
-    return f"{program} {kept.origin_of(*self.functions)}"
+    return f"{key} {kept.origin_of(*self.functions)}"
 
   def measure_with(self, choices: Sequence[Any]) -> MemoryProfile:
     """Memory of the program with a choice for each of `functions`: a `Choice`, what has its `flat_fn`, or None.
@@ -78,6 +82,8 @@ class Plannable:
       CompileMemoryError: it does not fit the device, and its sizes are not known.
     """
     choices = [choice or Choice() for choice in choices]
-    planned = (self.program.program(choices), ()) if self.is_step else fn_and_gradient(
-      self.program, choices[0].flat_fn(self.program))
-    return measure(compile_trial(*planned, self.target), self.target)
+    if isinstance(self.program, steps.Step):
+      compiled = compile_trial(self.program.program(choices), (), self.target)
+    else:
+      compiled = compile_trial(*fn_and_gradient(self.program, choices[0].flat_fn(self.program)), self.target)
+    return measure(compiled, self.target)

@@ -15,7 +15,7 @@ import re
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 
@@ -224,6 +224,7 @@ def step_under(directions: Directions, fn: Callable) -> Callable:
 
 def _followed(fn: Callable, directions: Directions) -> Callable:
   def followed(*args, **kwargs):
+    assert directions.spread is not None  # a finished plan's
     directions.spread.check(directions.step, (args, kwargs))
     with contexts.directions(directions):
       result = fn(*args, **kwargs)
@@ -235,6 +236,6 @@ def _followed(fn: Callable, directions: Directions) -> Callable:
   return followed
 
 
-def is_jitted(fn: Callable) -> bool:
+def is_jitted(fn: Callable) -> TypeGuard[jax.stages.Wrapped]:
   """Whether a function comes with its own jit: of JAX or of Flax NNX."""
   return hasattr(fn, "trace") and hasattr(fn, "lower")

@@ -132,6 +132,7 @@ class RematPlan:
   def fits(self) -> bool:
     """Whether the compiled plan holds the budget, a total one with all that the program holds."""
     if self.budget.is_total:
+      assert self.budget.limit_bytes is not None  # a total is bytes, not a share
       return self.measured.total_bytes <= self.budget.limit_bytes
     return self.measured.temp_bytes <= self.budget_bytes
 

@@ -37,7 +37,8 @@ class Request:
   @property
   def platform(self) -> str:
     """Of the device."""
-    return jax.default_backend() if self.target is None else self.device.platform
+    device = self.device
+    return jax.default_backend() if device is None else device.platform
 
   @property
   def speeds(self) -> Target:

@@ -19,6 +19,7 @@ from coopjax.errors import (
 from coopjax.jaxpr import cost
 from coopjax.policy_engine import search
 from coopjax.policy_engine.division import Division, Share
+from coopjax.policy_engine.search import PolicyPlan
 from coopjax.memory_profile import MemoryProfile
 from coopjax.program import explain
 from coopjax.planning.remat_plan import RegionPlan, RematPlan
@@ -92,7 +93,7 @@ class _Planning:
     self._step, self._request, self._baseline = step, request, baseline
     self._choices = marked(step, None)
     self._outcome: hook.Outcome | None = None
-    self._found: search.PolicyPlan | None = None
+    self._found: PolicyPlan[tuple[Share, ...]] | None = None
     self._spread = step.spread(num_devices(baseline.plain))
     self.before = self.best = baseline.profile
     self.budget_bytes = request.budget.resolve(self.before.temp_bytes, self.before.resident_bytes)
@@ -124,6 +125,7 @@ class _Planning:
   @property
   def _is_cheap(self) -> bool:
     """Whether what the HLO engine alone repeats is too little for the policy engine to be asked, too."""
+    assert self._outcome is not None  # nothing else has held the budget so far
     flops = sum(member.num_runs * cost.jaxpr_flops(member.traced.inlined) for member in self._step.members)
     return self._outcome.recompute_flops <= _DIVIDES_ABOVE * flops
 
@@ -155,7 +157,7 @@ class _Planning:
     If the HLO engine alone holds the budget, a division is taken that repeats less; else the first that holds it.
     """
     tried: dict[Any, tuple[MemoryProfile, hook.Outcome | None]] = {}
-    below_flops = self._outcome.recompute_flops if self.holds else math.inf
+    below_flops = self._outcome.recompute_flops if self.holds and self._outcome else math.inf
     trial_mark = mark and self._request.for_trials().mark(self._step.fingerprint, Budget(self.budget_bytes))
 
     def temp_bytes_of(shares: tuple[Share, ...]) -> int:
@@ -174,10 +176,10 @@ class _Planning:
         self._choices, self._found = _choices(found.decisions, trial_mark), found
         self.best, self._outcome = tried[found.decisions]
         if found.is_feasible:
-          self._spend_all_time(_choices(found.decisions, mark))
+          self._spend_all_time(found, _choices(found.decisions, mark))
           return
 
-  def _spend_all_time(self, choices: tuple[Choice, ...]) -> None:
+  def _spend_all_time(self, found: PolicyPlan[tuple[Share, ...]], choices: tuple[Choice, ...]) -> None:
     """The trial that was taken, with all of the time for the HLO engine, where that repeats less for it."""
     if choices == self._choices or self._outcome is None:
       return
@@ -185,7 +187,7 @@ class _Planning:
     spared_flops = self._outcome.recompute_flops - outcome.recompute_flops if outcome else 0.0
     if spared_flops > 0 and measured.temp_bytes <= self.budget_bytes:
       self._choices, self.best, self._outcome = choices, measured, outcome
-      self._found = dataclasses.replace(self._found, recompute_flops=self._found.recompute_flops - spared_flops,
+      self._found = dataclasses.replace(found, recompute_flops=found.recompute_flops - spared_flops,
                                         temp_bytes=measured.temp_bytes)
 
   def infeasible(self) -> BudgetInfeasibleError:
@@ -201,9 +203,11 @@ class _Planning:
     if arguments:
       lines += ["arguments and outputs alone exceed it; the largest arguments are:"]
       lines += [f"  {format_bytes(num_bytes):>10}  {kind} {path}" for num_bytes, kind, path in arguments]
+    assert self._trials.smallest is not None  # the step as it is to begin with
     error = why_infeasible(module_of(self._trials.smallest), "\n".join(lines), budget_bytes=max(self.budget_bytes, 0),
                            smallest_bytes=best.temp_bytes)
     if request.budget.is_total:
+      assert request.budget.limit_bytes is not None  # a total is bytes, not a share
       error.budget_bytes, error.smallest_bytes = request.budget.limit_bytes, best.total_bytes
     if arguments:
       error.op, error.largest = "arguments and outputs", arguments
@@ -234,8 +238,9 @@ class _Planning:
           flops[region] += float(times[op] * program.op_flops[op])
       for value in explain.decided_values(program, schedule) if found is None else ():
         op = int(program.value_producer[value])
-        if at[op] is not None and not times[op]:
-          saved[at[op]] += int(program.value_bytes[value])
+        region = at[op]
+        if region is not None and not times[op]:
+          saved[region] += int(program.value_bytes[value])
     return tuple(
       RegionPlan(member.key, member.traced.name, member.num_runs, choice.decisions, int(num_bytes), num_flops)
       for member, choice, num_bytes, num_flops in zip(members, self._choices, saved, flops, strict=True))

@@ -42,7 +42,7 @@ class Step:
   """
 
   name: str
-  jitted: Callable
+  jitted: jax.stages.Wrapped
   args: Sequence[Any]
   kwargs: dict[str, Any]
   members: tuple[Member, ...]
@@ -111,8 +111,9 @@ def find_step(fn: Callable, args: Sequence[Any], kwargs: dict[str, Any], target:
   """
   if target is not None and not target.is_running:
     args, kwargs = _moved(target, (tuple(args), kwargs))
-  jitted = fn
-  if not regions.is_jitted(fn):
+  if regions.is_jitted(fn):
+    jitted = fn
+  else:
     args, kwargs = non_arrays.hidden((tuple(args), kwargs))
     jitted = jax.jit(_of_hidden(fn))
   collector, runs = regions.Collector(), _Runs()

@@ -1,6 +1,6 @@
 """The compiles that answering a request takes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 
@@ -8,7 +8,7 @@ from coopjax.hlo_engine import hook
 from coopjax.memory_profile import MemoryProfile
 from coopjax.planning.request import Request
 from coopjax.policy_engine.search import HloEngineShare
-from coopjax.xla.compile import OversizedProgram, compile_trial, fits, measure, temp_bytes_of
+from coopjax.xla.compile import Compilable, OversizedProgram, compile_trial, fits, measure, temp_bytes_of
 
 
 class Trials:
@@ -34,12 +34,12 @@ class Trials:
     """What the HLO engine did in the last program."""
     return self.outcome and HloEngineShare(self.outcome.baseline.temp_bytes, self.outcome.recompute_flops)
 
-  def compile(self, fn: Callable, avals: Sequence[jax.ShapeDtypeStruct], mark: str | None = None,
+  def compile(self, fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct], mark: str | None = None,
               ) -> jax.stages.Compiled | OversizedProgram:
     """The function compiled for the device, whether it fits or not.
 
     Args:
-      fn: of flat arrays.
+      fn: of flat arrays, or with its arguments in it.
       avals: their types.
       mark: that the program carries, if not that of all trials.
     """

@@ -5,7 +5,7 @@ import dataclasses
 import pathlib
 import tempfile
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
@@ -43,7 +43,18 @@ class OversizedProgram:
     return self.sizes
 
 
-def compile_abstract(fn: Callable[..., Any], avals: Sequence[jax.ShapeDtypeStruct], target: Target | None = None
+class BoundProgram(Protocol):
+  """A program with its arguments in it, which lowers itself."""
+
+  def lower(self) -> jax.stages.Lowered:
+    """It, lowered with its own jit."""
+    ...
+
+
+type Compilable = Callable[..., Any] | BoundProgram
+
+
+def compile_abstract(fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct], target: Target | None = None
                      ) -> jax.stages.Compiled:
   """Compiles `fn` for positional arguments of these types without running it.
 
@@ -52,7 +63,8 @@ def compile_abstract(fn: Callable[..., Any], avals: Sequence[jax.ShapeDtypeStruc
   what one device runs. XLA's own rematerialization is off, passes that the user has disabled stay disabled.
 
   Args:
-    fn: a function of positional arrays; one that lowers itself does so, with a jit of its own.
+    fn: a function of positional arrays, or a program that has them in it; what lowers itself does so, with a jit of its
+      own.
     avals: one per argument; a sharding on one is obeyed, over the target's devices if there is a target.
     target: what to compile for; None for the default backend.
 
@@ -71,11 +83,12 @@ def fits(compiled: jax.stages.Compiled | OversizedProgram, target: Target | None
   """Whether a program has an executable, and what it holds fits the target's memory; CPUs swap."""
   if isinstance(compiled, OversizedProgram):
     return False
-  is_limited = target is not None and target.platform != "cpu"
-  return not is_limited or _total_bytes(compiled.memory_analysis()) <= target.memory_bytes
+  if target is None or target.platform == "cpu":
+    return True
+  return _total_bytes(compiled.memory_analysis()) <= target.memory_bytes
 
 
-def compile_trial(fn: Callable[..., Any], avals: Sequence[jax.ShapeDtypeStruct], target: Target | None = None
+def compile_trial(fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct], target: Target | None = None
                   ) -> jax.stages.Compiled | OversizedProgram:
   """Compiles as `compile_abstract`, but a program that does not fit the device is a result, too, with its sizes."""
   lowered = _lower(fn, avals, target)
@@ -87,7 +100,7 @@ def compile_trial(fn: Callable[..., Any], avals: Sequence[jax.ShapeDtypeStruct],
     raise
 
 
-def compile_scheduled(fn: Callable[..., Any], avals: Sequence[jax.ShapeDtypeStruct], target: Target | None = None
+def compile_scheduled(fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct], target: Target | None = None
                       ) -> None:
   """Compiles until XLA has scheduled the program, at least: for a hook that looks at it, whatever its size."""
   _compile(_lower(fn, avals, target), fn, target, _ANY_SIZE.get(_platform(target)))
@@ -97,12 +110,16 @@ def module_of(compiled: jax.stages.Compiled | OversizedProgram) -> bytes:
   """The scheduled module that a compiled program runs, a serialized ``HloModuleProto``."""
   if isinstance(compiled, OversizedProgram):
     return compiled.module_bytes
-  return compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
+  executable = compiled.runtime_executable()
+  assert executable is not None  # XLA's backends all show it
+  return executable.hlo_modules()[0].as_serialized_hlo_module_proto()
 
 
 def temp_bytes_of(compiled: jax.stages.Compiled | OversizedProgram) -> int:
   """Temporaries of a compiled program."""
-  return compiled.memory_analysis().temp_size_in_bytes
+  sizes = compiled.memory_analysis()
+  assert sizes is not None  # XLA's backends all tell them
+  return sizes.temp_size_in_bytes
 
 
 def num_devices(compiled: jax.stages.Compiled | OversizedProgram) -> int:
@@ -145,7 +162,10 @@ def _total_bytes(stats: Any) -> int:
           - stats.alias_size_in_bytes)
 
 
-def _lower(fn: Callable[..., Any], avals: Sequence[jax.ShapeDtypeStruct], target: Target | None) -> jax.stages.Lowered:
+def _lower(fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct], target: Target | None) -> jax.stages.Lowered:
+  if not callable(fn):
+    with compat.no_trace():
+      return fn.lower()
   if target is None or target.platform == jax.default_backend() == "cpu":
     fn, avals = compat.bind_axes(fn, avals)
   else:
@@ -154,10 +174,11 @@ def _lower(fn: Callable[..., Any], avals: Sequence[jax.ShapeDtypeStruct], target
     avals = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding)
              for aval, sharding in zip(avals, shardings, strict=True)]
   with compat.no_trace():
-    return (fn if hasattr(fn, "lower") else jax.jit(fn)).lower(*avals)
+    lower = getattr(fn, "lower", None) or jax.jit(fn).lower
+    return lower(*avals)
 
 
-def _compile(lowered: jax.stages.Lowered, fn: Callable[..., Any], target: Target | None,
+def _compile(lowered: jax.stages.Lowered, fn: Compilable, target: Target | None,
              options: dict[str, Any] | None = None) -> jax.stages.Compiled:
   without_remat = contextlib.nullcontext() if _platform(target) == "cpu" else compat.without_xla_remat()
   try:
@@ -169,7 +190,7 @@ def _compile(lowered: jax.stages.Lowered, fn: Callable[..., Any], target: Target
     raise _memory_error(fn, target, str(error).partition("\n")[0]) from error
 
 
-def _memory_error(fn: Callable[..., Any], target: Target | None, what: str) -> CompileMemoryError:
+def _memory_error(fn: Compilable, target: Target | None, what: str) -> CompileMemoryError:
   device = targets.running() if target is None else target
   error = CompileMemoryError(
     f"{getattr(fn, '__name__', 'the program')} does not fit a device of target {device.name!r}, which has "
@@ -179,7 +200,7 @@ def _memory_error(fn: Callable[..., Any], target: Target | None, what: str) -> C
   return error
 
 
-def _oversized(lowered: jax.stages.Lowered, fn: Callable[..., Any], target: Target | None) -> OversizedProgram | None:
+def _oversized(lowered: jax.stages.Lowered, fn: Compilable, target: Target | None) -> OversizedProgram | None:
   """The buffer assignment of a program that does not fit, if the platform's compiler gets that far."""
   platform = _platform(target)
   if platform not in _ANY_SIZE:

@@ -7,12 +7,13 @@ Neither knows of hooks, so a plan would else be skipped without a word.
 
 import contextlib
 import dataclasses
+from typing import Final, Literal
 
 from coopjax import __version__, compat, contexts
 from coopjax.budget import Budget
 from coopjax.xla import targets
 
-DEVICE = "device"  # as a budget: the memory of the device that a program is compiled for
+DEVICE: Final = "device"  # as a budget: the memory of the device that a program is compiled for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Standing:
     time_limit_s: seconds that planning one program may take.
   """
 
-  budget: Budget | str | None
+  budget: Budget | Literal["device"] | None
   planner: str
   time_limit_s: float
 

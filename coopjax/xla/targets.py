@@ -20,13 +20,15 @@ import math
 import os
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 from jax.experimental import topologies
 
 from coopjax.errors import MissingWheelError, UnknownTargetError
 from coopjax.program.cost import CPU, Roofline
+
+type Devices = tuple[jax.Device, ...]  # pyright: ignore[reportInvalidTypeForm]  # of jaxlib, which has no types
 
 _GIB = 2**30
 _GPU_START_S, _TPU_START_S = 3e-6, 1e-6
@@ -82,7 +84,7 @@ class Target:
     return self.platform == jax.default_backend()
 
   @functools.cached_property
-  def devices(self) -> tuple[jax.Device, ...]:
+  def devices(self) -> Devices:
     """Devices to compile for; they run nothing, unless the target is the CPU.
 
     Raises:
@@ -108,10 +110,10 @@ class Target:
     Raises:
       UnknownTargetError: the target has fewer devices than a mesh.
     """
-    is_spread = [isinstance(each, jax.sharding.NamedSharding) and each.mesh.size > 1 for each in shardings]
+    is_any_spread = any(map(_is_spread, shardings))
     return [
-      jax.sharding.NamedSharding(self.mesh(each.mesh), each.spec, memory_kind=each.memory_kind) if is_on_mesh
-      else None if any(is_spread) else self.sharding for each, is_on_mesh in zip(shardings, is_spread, strict=True)]
+      jax.sharding.NamedSharding(self.mesh(each.mesh), each.spec, memory_kind=each.memory_kind) if _is_spread(each)
+      else None if is_any_spread else self.sharding for each in shardings]
 
   def mesh(self, like: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> jax.sharding.Mesh:
     """A mesh of the target's devices with the shape and the axes of another; raises as `moved`."""
@@ -120,6 +122,10 @@ class Target:
         f"target {self.name!r} has {len(self.devices)} devices and the program is for a mesh of {like.size} "
         f"({dict(like.shape)}): name a larger topology, such as 'tpu:v5e:4x4' or 'gpu:h100:8'")
     return jax.make_mesh(like.axis_sizes, like.axis_names, like.axis_types, devices=self.devices[:like.size])
+
+
+def _is_spread(sharding: jax.sharding.Sharding | None) -> TypeGuard[jax.sharding.NamedSharding]:
+  return isinstance(sharding, jax.sharding.NamedSharding) and sharding.mesh.size > 1
 
 
 def _gpu(name: str, gpu: _Gpu, memory_bytes: int, flops_per_s: float, bytes_per_s: float, host_bytes_per_s: float
@@ -230,7 +236,7 @@ def _cpu() -> Target:
 
 
 @functools.cache
-def _devices(target: Target) -> tuple[jax.Device, ...]:
+def _devices(target: Target) -> Devices:
   if target.platform == "cpu":
     return tuple(jax.devices("cpu"))
   check_wheel(target)
@@ -244,7 +250,7 @@ def _devices(target: Target) -> tuple[jax.Device, ...]:
     raise UnknownTargetError(f"target={target.name!r}: XLA's compiler for it has no such topology ({error})") from error
 
 
-def _gpu_devices(target: Target) -> tuple[jax.Device, ...]:
+def _gpu_devices(target: Target) -> Devices:
   options = {"topology": f"1x1x{target.num_devices}", "target_config": _gpu_config(target)}
   try:
     return tuple(topologies.get_topology_desc(target.name, platform="cuda", **options).devices)
@@ -269,6 +275,7 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
 def _gpu_config(target: Target) -> str:
   """The target's ``GpuTargetConfigProto`` as text."""
   gpu = target._gpu
+  assert gpu is not None  # the target is a GPU
   fields: dict[str, Any] = {
     "threads_per_block_limit": 1024, "threads_per_warp": 32, "threads_per_core_limit": 2048,
     "shared_memory_per_block": 48 * 1024, "shared_memory_per_core": gpu.shared_memory_kib * 1024,
