@@ -34,14 +34,15 @@ from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-import coopjax
 import jax
 import jax.numpy as jnp
 import tables
+
+import coopjax
 from coopjax import compat
+from coopjax.hlo_engine import hook
 from coopjax.jaxpr import cost
 from coopjax.jaxpr.trace import differentiable, fn_and_gradient, trace
-from coopjax.hlo_engine import hook
 from coopjax.xla import targets
 from coopjax.xla.compile import compile_trial, measure
 

@@ -28,7 +28,6 @@ from typing import Any
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "examples"))
 
-import coopjax
 import gpt
 import jax
 import models
@@ -38,6 +37,8 @@ import rich.box
 import rich.progress
 import rich.table
 import tables
+
+import coopjax
 from coopjax.hlo_engine import hook
 
 MIB = 2**20

@@ -37,11 +37,12 @@ import jax.numpy as jnp
 import models
 import numpy as np
 import tables
+from jax.extend import xla as jax_xla
+
 from coopjax import _core
+from coopjax.hlo_engine.recompute_order import Changes, RecomputeOrderResult, recompute_order
 from coopjax.xla import targets
 from coopjax.xla.module import parse_module, predict_memory, read_step_program
-from coopjax.hlo_engine.recompute_order import Changes, RecomputeOrderResult, recompute_order
-from jax.extend import xla as jax_xla
 
 MIB = 2**20
 RESULTS = tables.RESULTS / "hlo_pass.json"

@@ -59,7 +59,8 @@ def layered(num_ops: int, layers: Layers = Layers()) -> StepProgram:
 @dataclasses.dataclass(frozen=True)
 class _Kind:
   """One layer: per op its bytes, seconds, whether it has a weight, whether its gradient reads what it made (or else what
-  it read), and edges (source, reader) between its ops; -1 is the layer's input."""
+  it read), and edges (source, reader) between its ops; -1 is the layer's input.
+  """
 
   bytes: np.ndarray
   cost_s: np.ndarray

@@ -24,6 +24,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import hlo_corpus
 import tables
+
 from coopjax.hlo_engine.recompute_order import Changes, recompute_order
 from coopjax.xla.module import parse_module, predict_memory
 

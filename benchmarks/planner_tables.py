@@ -14,7 +14,7 @@ from coopjax.jaxpr.step_program import ProgramOptions, persistent_bytes
 from coopjax.planners.auto import AutoPlanner
 from coopjax.planners.base import Planner, PlannerResult
 from coopjax.planners.coop import ABLATIONS, CoopPlanner
-from coopjax.planners.exact.planner import ExactPlanner, STATUSES
+from coopjax.planners.exact.planner import STATUSES, ExactPlanner
 from coopjax.planners.fastsa import FastSAPlanner
 from coopjax.planners.model.planner import ModelPlanner
 from coopjax.planners.packing import pack

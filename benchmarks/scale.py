@@ -16,8 +16,8 @@ from tables import Row
 
 from coopjax import _core
 from coopjax.planners.auto import AutoPlanner
-from coopjax.planners.segments import SegmentPlanner
 from coopjax.planners.peak import PeakPlanner
+from coopjax.planners.segments import SegmentPlanner
 
 PLANNERS = {"first plan": SegmentPlanner(num_rounds=1, max_polished_ops=0), "auto": AutoPlanner(),
             "greedy": PeakPlanner.greedy()}

@@ -21,6 +21,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 import jax
 import models
 import tables
+
 from coopjax.report import html
 from tests.support import browser, profiles
 

@@ -16,13 +16,14 @@ from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-import coopjax
 import jax
 import jax.numpy as jnp
 import models
 import numpy as np
 import optax
 import tables
+
+import coopjax
 
 MIB = 2**20
 NUM_TURNS, NUM_ROUNDS = 2, 5

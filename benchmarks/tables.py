@@ -8,12 +8,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import coopjax
 import jax
 import rich.box
 import rich.console
 import rich.progress
 import rich.table
+
+import coopjax
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 Row = dict[str, Any]

@@ -28,40 +28,89 @@ _MODULES = ("linen", "nnx")  # need Flax
 
 # _HOMES once more, as type checkers read it, to whom `as` makes a name public; tests/house/test_types.py compares them.
 if TYPE_CHECKING:
-  from coopjax import linen as linen, nnx as nnx
-  from coopjax.api import plan as plan, remat as remat
+  from coopjax import linen as linen
+  from coopjax import nnx as nnx
+  from coopjax.api import plan as plan
+  from coopjax.api import remat as remat
   from coopjax.budget import Budget as Budget
-  from coopjax.planning.budget_frontier import (
-    Frontier as Frontier,
-    FrontierPoint as FrontierPoint,
-    frontier as frontier,
-  )
-  from coopjax.enabling import disable as disable, enable as enable
+  from coopjax.enabling import disable as disable
+  from coopjax.enabling import enable as enable
   from coopjax.errors import (
     BudgetExceededWarning as BudgetExceededWarning,
+  )
+  from coopjax.errors import (
     BudgetInfeasibleError as BudgetInfeasibleError,
+  )
+  from coopjax.errors import (
     CacheWarning as CacheWarning,
+  )
+  from coopjax.errors import (
     CompileMemoryError as CompileMemoryError,
+  )
+  from coopjax.errors import (
     CoopjaxError as CoopjaxError,
+  )
+  from coopjax.errors import (
     DumpError as DumpError,
+  )
+  from coopjax.errors import (
     HostOffloadError as HostOffloadError,
+  )
+  from coopjax.errors import (
     HostOffloadWarning as HostOffloadWarning,
+  )
+  from coopjax.errors import (
     InvalidBudgetError as InvalidBudgetError,
+  )
+  from coopjax.errors import (
     InvalidPlanError as InvalidPlanError,
+  )
+  from coopjax.errors import (
     InvalidProgramError as InvalidProgramError,
+  )
+  from coopjax.errors import (
     LostUpdateWarning as LostUpdateWarning,
+  )
+  from coopjax.errors import (
     MissingPackageError as MissingPackageError,
+  )
+  from coopjax.errors import (
     MissingWheelError as MissingWheelError,
+  )
+  from coopjax.errors import (
     NotDifferentiableError as NotDifferentiableError,
+  )
+  from coopjax.errors import (
     OrderedEffectError as OrderedEffectError,
+  )
+  from coopjax.errors import (
     PlanMismatchError as PlanMismatchError,
+  )
+  from coopjax.errors import (
     RematNoEffectWarning as RematNoEffectWarning,
+  )
+  from coopjax.errors import (
     ShardingUnknownWarning as ShardingUnknownWarning,
+  )
+  from coopjax.errors import (
     UnknownTargetError as UnknownTargetError,
+  )
+  from coopjax.errors import (
     UserFunctionError as UserFunctionError,
   )
-  from coopjax.memory_profile import Buffer as Buffer, MemoryProfile as MemoryProfile
-  from coopjax.planning.remat_plan import Decision as Decision, RematPlan as RematPlan
+  from coopjax.memory_profile import Buffer as Buffer
+  from coopjax.memory_profile import MemoryProfile as MemoryProfile
+  from coopjax.planning.budget_frontier import (
+    Frontier as Frontier,
+  )
+  from coopjax.planning.budget_frontier import (
+    FrontierPoint as FrontierPoint,
+  )
+  from coopjax.planning.budget_frontier import (
+    frontier as frontier,
+  )
+  from coopjax.planning.remat_plan import Decision as Decision
+  from coopjax.planning.remat_plan import RematPlan as RematPlan
   from coopjax.report.profile import inspect as inspect
 else:
   __all__ = sorted(_HOME_OF)

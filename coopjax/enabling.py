@@ -7,8 +7,8 @@ import jax
 from coopjax import compat
 from coopjax.budget import Budget, BudgetLike
 from coopjax.errors import RematNoEffectWarning
-from coopjax.planners.base import check_time_limit, get_planner
 from coopjax.hlo_engine import hook
+from coopjax.planners.base import check_time_limit, get_planner
 from coopjax.xla import standing
 
 
@@ -82,7 +82,7 @@ def enable(budget: BudgetLike | None = None, *, planner: str = "auto", time_limi
   """
   get_planner(planner)
   check_time_limit(time_limit_s)
-  if not (budget is None or isinstance(budget, str) and budget == standing.DEVICE):
+  if not (budget is None or (isinstance(budget, str) and budget == standing.DEVICE)):
     budget = Budget.parse(budget)
   platforms = compat.loaded_hook_platforms()
   for platform in platforms:

@@ -10,8 +10,9 @@ import rich.box
 import rich.console
 import rich.progress
 import rich.table
-from coopjax import Budget
 from matplotlib import pyplot
+
+from coopjax import Budget
 
 matplotlib.use("agg")  # a picture is written, no window opened
 

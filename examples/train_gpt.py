@@ -21,10 +21,11 @@ import subprocess
 import sys
 import time
 
-import coopjax
 import gpt
 import optax
 import side_by_side
+
+import coopjax
 from coopjax.xla.compile import measure
 
 OUT = pathlib.Path("out")

@@ -1,5 +1,7 @@
 """Networks and their optimizers: dense, convolutional."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -71,7 +73,7 @@ def bf16_autoencoder():
     return jnp.mean((y.astype(jnp.float32) - x) ** 2)
 
   widths = (64, 128, 32, 128, 64)
-  return Program(step(loss), ([normal(*pair) for pair in zip(widths, widths[1:])], normal(512, 64)), donated=(0,))
+  return Program(step(loss), ([normal(*pair) for pair in itertools.pairwise(widths)], normal(512, 64)), donated=(0,))
 
 
 @program

@@ -20,7 +20,7 @@ def _attend(query, key, value, mask):
 
 
 def _block(weights, x, num_heads=2):
-  batch, length, width = x.shape
+  batch, length, _width = x.shape
   parts = jnp.split(_norm(x) @ weights["qkv"], 3, -1)
   query, key, value = (part.reshape(batch, length, num_heads, -1) for part in parts)
   x = x + _attend(query, key, value, np.tril(np.ones((length, length), bool))).reshape(x.shape) @ weights["out"]

@@ -15,11 +15,10 @@ from collections.abc import Callable
 
 os.environ.setdefault("KERAS_BACKEND", "jax")  # read when Keras is imported
 
-from zoo import convolutional, dynamic, text, vision
-from zoo.step import Step
-
 from coopjax.jaxpr.step_program import ProgramOptions, step_program
 from coopjax.program.step_program import StepProgram
+from zoo import convolutional, dynamic, text, vision
+from zoo.step import Step
 
 FASTSA, COOP, MODEL = "fastsa", "coop", "model"
 

@@ -4,7 +4,6 @@ import sys
 import time
 
 import zoo
-
 from coopjax.jaxpr.step_program import persistent_bytes
 from coopjax.program import liveness
 

@@ -22,7 +22,7 @@ def _masked_lm(backbone: Callable[[], keras.Model], length: int = 512) -> Step:
     head = keras_hub.layers.MaskedLMHead(token_embedding=encoder.token_embedding, intermediate_activation="gelu")
     return keras.Model({**encoder.input, "mask_positions": positions}, head(outputs, positions))
 
-  shapes = {name: (length,) for name in ("token_ids", "segment_ids", "padding_mask")}
+  shapes = dict.fromkeys(("token_ids", "segment_ids", "padding_mask"), (length,))
   return Step(make, (num_masked,), {**shapes, "mask_positions": (num_masked,)})
 
 
@@ -33,7 +33,7 @@ def _causal_lm(backbone: Callable[[], keras.Model], length: int = 2048) -> Step:
     decoder = backbone()
     return keras.Model(decoder.input, decoder.token_embedding(decoder.output, reverse=True))
 
-  return Step(make, (length,), {name: (length,) for name in ("token_ids", "padding_mask")})
+  return Step(make, (length,), dict.fromkeys(("token_ids", "padding_mask"), (length,)))
 
 
 def bert(num_layers: int, num_heads: int, hidden_dim: int) -> Step:
@@ -65,7 +65,7 @@ def electra_small(length: int = 512) -> Step:
     hidden = keras.layers.Dense(256, "gelu")(encoder.output["sequence_output"])
     return keras.Model(encoder.input, keras.layers.Dense(2)(hidden))
 
-  return Step(make, (length,), {name: (length,) for name in ("token_ids", "segment_ids", "padding_mask")})
+  return Step(make, (length,), dict.fromkeys(("token_ids", "segment_ids", "padding_mask"), (length,)))
 
 
 def xlm_roberta() -> Step:

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from coopjax import __version__, display
-from coopjax.cli import planning_commands
 from coopjax.budget import Budget
+from coopjax.cli import planning_commands
 from coopjax.errors import CoopjaxError, InvalidBudgetError, InvalidPlanError, MissingPackageError
 from coopjax.memory_profile import GROUP_KEYS, MemoryProfile
 from coopjax.planning.remat_plan import RematPlan

@@ -6,8 +6,8 @@ import pathlib
 import warnings
 from typing import Any
 
-from coopjax.cli import progress
 from coopjax.budget import Budget
+from coopjax.cli import progress
 from coopjax.errors import BudgetExceededWarning, BudgetInfeasibleError, InvalidBudgetError, RematNoEffectWarning
 
 PICTURES = (".png", ".svg", ".pdf")

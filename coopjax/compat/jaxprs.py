@@ -6,8 +6,8 @@ From JAX 0.11.2 on ``Jaxpr`` and ``ClosedJaxpr`` are one class, and a jaxpr carr
 # pyright: reportPrivateImportUsage=false
 # JAX exports none of what this package is there to touch.
 
-from collections.abc import Callable, Iterator, Sequence
 import os
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from jax._src import effects, linear_util, source_info_util

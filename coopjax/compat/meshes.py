@@ -4,7 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax._src import config, core as core_internals, mesh as mesh_lib
+from jax._src import config
+from jax._src import core as core_internals
+from jax._src import mesh as mesh_lib
 
 
 def bind_axes(fn: Callable, avals: Sequence[jax.ShapeDtypeStruct],

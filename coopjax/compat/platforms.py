@@ -3,10 +3,10 @@
 # pyright: reportPrivateImportUsage=false
 # JAX exports none of what this package is there to touch.
 
-from collections.abc import Callable
 import contextlib
 import dataclasses
 import logging
+from collections.abc import Callable
 
 import jax
 from jax._src import cache_key, config

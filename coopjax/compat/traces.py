@@ -1,13 +1,14 @@
 """Traces: which are in progress around what runs here, how to leave them, and what `jax.checkpoint` does in them."""
 
-from collections.abc import Callable, Iterator
 import contextlib
 import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.core
-from jax._src import config, core as core_internals
+from jax._src import config
+from jax._src import core as core_internals
 from jax._src.interpreters import ad, batching, partial_eval
 
 from coopjax.compat.meshes import without_manual_axes

@@ -12,21 +12,21 @@ import numpy as np
 
 from coopjax import _core
 from coopjax.budget import format_bytes
+from coopjax.hlo_engine.mark import Mark
+from coopjax.hlo_engine.recompute_order import (
+  ORDERING_PLANNERS,
+  Changes,
+  InnerPlan,
+  RecomputeOrderResult,
+  Round,
+  recompute_order,
+)
 from coopjax.planners.base import PlannerResult
 from coopjax.program.cost import Roofline
 from coopjax.program.scopes import KEPT_SCOPE
 from coopjax.program.step_program import StepProgram
 from coopjax.xla import targets
 from coopjax.xla.module import HeapResult, parse_module, predict_memory, read_step_program
-from coopjax.hlo_engine.mark import Mark
-from coopjax.hlo_engine.recompute_order import (
-  Changes,
-  InnerPlan,
-  ORDERING_PLANNERS,
-  RecomputeOrderResult,
-  Round,
-  recompute_order,
-)
 
 _WORTH_REORDERING = 1 << 16  # bytes of temporaries; most programs of a process are single ops with less
 _NEAR_SMALLEST = 1.01  # temporaries that count as the smallest where the budget can't be reached: the last percent costs

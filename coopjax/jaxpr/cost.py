@@ -5,8 +5,8 @@ counted per output element, because XLA fuses its recompute into whatever reads 
 counts nothing. Only ratios matter to the planner; reports show the sum as FLOPs.
 """
 
-from collections.abc import Sequence
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from jax.extend import core

@@ -4,8 +4,8 @@ A jaxpr spells a batch normalization out in two dozen equations, which XLA (or t
 kernels and whose intermediate values never exist. A planner that sees them has more to choose from than there is.
 """
 
-from collections.abc import Collection, Sequence
 import dataclasses
+from collections.abc import Collection, Sequence
 
 import numpy as np
 

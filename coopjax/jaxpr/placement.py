@@ -6,9 +6,9 @@ shardings over Auto axes, so what is decided in a trace must hold for each of th
 seen by the HLO engine, in the partitioned module.
 """
 
-from collections.abc import Sequence
 import dataclasses
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax

@@ -18,12 +18,12 @@ How equations become ops:
 O(equations + uses), loops counted once.
 """
 
-from collections.abc import Mapping, Sequence
 import dataclasses
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from jax.extend import core
 import numpy as np
+from jax.extend import core
 
 from coopjax import compat
 from coopjax.jaxpr import cost

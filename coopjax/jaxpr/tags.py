@@ -10,9 +10,9 @@ scope ``coopkept`` on the equations that make them tells the engine not to recom
 Tagging rebuilds the jaxpr with other labels and evaluates nothing, so it can't change a number.
 """
 
-from collections.abc import Callable
 import dataclasses
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jax

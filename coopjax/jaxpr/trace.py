@@ -5,25 +5,24 @@ stand as leading inputs of the jaxpr. So what is compiled for planning never tou
 call that the user makes passes them through.
 """
 
-from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import dataclasses
 import functools
 import inspect
 import re
 import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.core
-from jax.extend import core
 import jax.numpy as jnp
+from jax.extend import core
 
 from coopjax import compat
 from coopjax.errors import LostUpdateWarning, NotDifferentiableError, OrderedEffectError
 from coopjax.jaxpr import non_arrays, user_policy
 from coopjax.jaxpr.placement import Placement, path_name, place
-
 
 _LEAF = re.compile(r"\bleaves\[(\d+)\]")
 
@@ -68,7 +67,8 @@ class TracedFn:
   @functools.cached_property
   def inlined(self) -> core.Jaxpr:
     """`jaxpr` with nested jits opened up, for cutting it into segments. It computes the same, but not the same bits:
-    XLA fuses and orders it differently."""
+    XLA fuses and orders it differently.
+    """
     return inline_jits(self.jaxpr)
 
   def call(self, leaves: Sequence[Any], flat_fn: Callable[..., Sequence[Any]] | None = None) -> Any:

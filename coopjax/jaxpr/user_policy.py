@@ -13,10 +13,10 @@ from typing import Any
 
 import jax
 import jax.core
+import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core
 from jax.extend.core import primitives
-import jax.numpy as jnp
 
 from coopjax import compat
 
@@ -71,7 +71,8 @@ def with_names(jaxpr: core.Jaxpr, policy: Callable) -> core.Jaxpr:
 
 def is_nameable(var: core.Var) -> bool:
   """True for arrays that a policy can save by name: not for tokens, references, random keys, complex numbers (JAX puts
-  a ``reduce_precision`` on what is saved, which takes none), or values that nobody reads."""
+  a ``reduce_precision`` on what is saved, which takes none), or values that nobody reads.
+  """
   aval = var.aval
   return (not isinstance(var, core.DropVar) and isinstance(aval, jax.core.ShapedArray)
           and any(jnp.issubdtype(aval.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)))

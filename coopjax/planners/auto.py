@@ -205,7 +205,7 @@ class _Search:
   @property
   def is_done(self) -> bool:
     best = self.best
-    return best.is_feasible and (best.num_recomputed == 0 or self.gap <= self.least_gap) or self.is_out_of_time
+    return (best.is_feasible and (best.num_recomputed == 0 or self.gap <= self.least_gap)) or self.is_out_of_time
 
   def run(self, planner: Planner, start: np.ndarray, *, order: np.ndarray | None = None) -> PlannerResult:
     """Runs a planner from ``start``; ``order`` is what ``start`` was made from, if it has repeats."""

@@ -330,7 +330,7 @@ def _search_scipy(problem: Milp, time_limit_s: float, relative_gap: float, start
   # Statuses: 0 optimal, 1 time limit, 2 infeasible, 3 unbounded, 4 other. The objective is bounded by construction, so
   # HiGHS's "unbounded or infeasible", which arrives as 4, can only be the latter.
   is_optimal = answer.status == 0
-  is_infeasible = answer.status == 2 or answer.status == 4 and "infeasible" in answer.message
+  is_infeasible = answer.status == 2 or (answer.status == 4 and "infeasible" in answer.message)
   if not (is_optimal or is_infeasible or answer.status == 1):
     raise RuntimeError(f"SciPy's HiGHS stopped with {answer.message!r}")
   if problem.is_integer.any():

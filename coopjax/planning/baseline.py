@@ -4,10 +4,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from coopjax.hlo_engine import hook
 from coopjax.jaxpr.tags import tagged_fn
 from coopjax.jaxpr.trace import TracedFn, fn_and_gradient
 from coopjax.memory_profile import MemoryProfile
-from coopjax.hlo_engine import hook
 from coopjax.xla.compile import compile_trial, measure
 from coopjax.xla.targets import Target
 

@@ -17,19 +17,19 @@ from typing import Any
 import jax
 
 from coopjax import compat
-from coopjax.planning import regions
 from coopjax.budget import Budget, format_bytes
-from coopjax.planning.choice import Choice
-from coopjax.planning.kept import KeptChoices, program_key
-from coopjax.jaxpr.fingerprint import fingerprint_of
 from coopjax.errors import HostOffloadError, InvalidBudgetError, NotDifferentiableError, RematNoEffectWarning
-from coopjax.policy_engine.residuals import forward_graph
-from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
-from coopjax.policy_engine.save_curves import save_curve
+from coopjax.hlo_engine import hook
+from coopjax.jaxpr.fingerprint import fingerprint_of
 from coopjax.jaxpr.tags import tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn, fn_and_gradient
+from coopjax.planning import regions
+from coopjax.planning.choice import Choice
+from coopjax.planning.kept import KeptChoices, program_key
 from coopjax.planning.request import Request
-from coopjax.hlo_engine import hook
+from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
+from coopjax.policy_engine.residuals import forward_graph
+from coopjax.policy_engine.save_curves import save_curve
 
 ENGINES = ("policy", "hlo")
 _choices = KeptChoices()

@@ -10,7 +10,7 @@ from coopjax import display
 from coopjax.budget import Budget, format_bytes
 from coopjax.errors import BudgetExceededWarning, CompileMemoryError, InvalidPlanError, RematNoEffectWarning
 from coopjax.memory_profile import MemoryProfile
-from coopjax.planning.by_hand import Checkpointed, DOTS, NO_LAYERS, per_layer
+from coopjax.planning.by_hand import DOTS, NO_LAYERS, Checkpointed, per_layer
 from coopjax.planning.plannable import Plannable
 from coopjax.planning.remat_plan import RematPlan
 from coopjax.planning.request import Request

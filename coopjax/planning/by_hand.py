@@ -11,11 +11,11 @@ import jax
 from jax.extend import core
 
 from coopjax import compat
+from coopjax.jaxpr.tags import tag_jaxpr
+from coopjax.jaxpr.trace import TracedFn
 from coopjax.planning.choice import Choice
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
 from coopjax.policy_engine.scan import find_scans
-from coopjax.jaxpr.tags import tag_jaxpr
-from coopjax.jaxpr.trace import TracedFn
 from coopjax.program.scopes import numbered_part, user_scopes
 
 DOTS = "dots_with_no_batch_dims_saveable"

@@ -9,20 +9,20 @@ The directory is ``COOPJAX_CACHE_DIR`` (empty: nothing is kept), else ``coopjax`
 ``~/.cache``.
 """
 
-from collections.abc import Callable
 import contextlib
 import dataclasses
 import functools
 import hashlib
-from importlib import metadata
 import json
 import os
 import pathlib
 import re
 import tempfile
 import threading
-from typing import Any
 import warnings
+from collections.abc import Callable
+from importlib import metadata
+from typing import Any
 
 import jax
 

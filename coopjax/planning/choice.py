@@ -3,18 +3,18 @@
 import dataclasses
 import os
 import warnings
-from typing import Any
 from collections.abc import Callable
+from typing import Any
 
 import jax
 
 import coopjax
 from coopjax import compat, contexts
 from coopjax.errors import RematNoEffectWarning
-from coopjax.policy_engine import rewrite
-from coopjax.policy_engine.decisions import PolicyDecisions
 from coopjax.jaxpr.tags import tagged_fn
 from coopjax.jaxpr.trace import TracedFn
+from coopjax.policy_engine import rewrite
+from coopjax.policy_engine.decisions import PolicyDecisions
 
 LIBRARIES = tuple(os.path.dirname(file) + os.sep for file in (coopjax.__file__, jax.__file__))  # whose lines no warning names
 

@@ -20,7 +20,7 @@ from coopjax.jaxpr.placement import Spread
 from coopjax.jaxpr.trace import TracedFn
 from coopjax.planners import base
 from coopjax.planning import regions
-from coopjax.planning.choice import Choice, LIBRARIES
+from coopjax.planning.choice import LIBRARIES, Choice
 from coopjax.xla import targets
 
 if TYPE_CHECKING:

@@ -11,33 +11,36 @@ import jax
 import numpy as np
 
 from coopjax import compat
-from coopjax.planning import host_offload
-from coopjax.planning.assemble import assemble
 from coopjax.budget import Budget, format_bytes
-from coopjax.planning.choice import Choice, LIBRARIES
-from coopjax.jaxpr.fingerprint import fingerprint_of
 from coopjax.errors import (
-  BudgetExceededWarning, CompileMemoryError, InvalidProgramError, NotDifferentiableError, RematNoEffectWarning,
+  BudgetExceededWarning,
+  CompileMemoryError,
+  InvalidProgramError,
+  NotDifferentiableError,
+  RematNoEffectWarning,
   ShardingUnknownWarning,
 )
+from coopjax.hlo_engine import hook
+from coopjax.hlo_engine.mark import Mark
 from coopjax.jaxpr import cost
+from coopjax.jaxpr.fingerprint import fingerprint_of
 from coopjax.jaxpr.placement import Spread
-from coopjax.policy_engine import rewrite
-from coopjax.policy_engine import search
-from coopjax.policy_engine.decisions import PolicyDecisions
-from coopjax.policy_engine.compiled_profile import CompiledProfile, profile_of, profile_of_module
 from coopjax.jaxpr.tags import tagged_fn
 from coopjax.jaxpr.trace import TracedFn, differentiable, fn_and_gradient
 from coopjax.memory_profile import MemoryProfile
+from coopjax.planning import host_offload
+from coopjax.planning.assemble import assemble
 from coopjax.planning.baseline import Baseline
+from coopjax.planning.choice import LIBRARIES, Choice
+from coopjax.planning.infeasible import why_infeasible
 from coopjax.planning.kept import KeptChoices, key_of
 from coopjax.planning.remat_plan import RematPlan
 from coopjax.planning.request import Request
 from coopjax.planning.trials import Trials
-from coopjax.hlo_engine import hook
-from coopjax.hlo_engine.mark import Mark
+from coopjax.policy_engine import rewrite, search
+from coopjax.policy_engine.compiled_profile import CompiledProfile, profile_of, profile_of_module
+from coopjax.policy_engine.decisions import PolicyDecisions
 from coopjax.xla.compile import compile_abstract, compile_trial, measure, module_of
-from coopjax.planning.infeasible import why_infeasible
 from coopjax.xla.module import HeapResult, predict_memory
 
 _COMPILED_ROUNDS = 4  # each compiles for an accelerator

@@ -6,8 +6,8 @@ import warnings
 from coopjax.budget import Budget
 from coopjax.errors import HostOffloadError, HostOffloadWarning
 from coopjax.jaxpr import user_policy
-from coopjax.policy_engine.offload import HostLink
 from coopjax.jaxpr.trace import TracedFn
+from coopjax.policy_engine.offload import HostLink
 from coopjax.xla import targets
 from coopjax.xla.targets import Target
 

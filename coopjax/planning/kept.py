@@ -28,7 +28,8 @@ _KEPT_CHOICES = 256
 
 class KeptChoices:
   """Choices by fingerprint and request: in memory the latest so many of this process, on disk those that hold their
-  budget; safe under threads and processes."""
+  budget; safe under threads and processes.
+  """
 
   def __init__(self):
     self._choices: collections.OrderedDict[tuple[str, Request], Choice] = collections.OrderedDict()

@@ -5,10 +5,10 @@ from typing import Any
 
 import jax
 
-from coopjax.planning import host_offload
 from coopjax.budget import Budget
-from coopjax.planners import base
 from coopjax.hlo_engine.mark import mark_of
+from coopjax.planners import base
+from coopjax.planning import host_offload
 from coopjax.xla import targets
 from coopjax.xla.targets import Target
 

@@ -9,28 +9,31 @@ from typing import Any
 import jax
 
 from coopjax import compat
+from coopjax.budget import Budget, format_bytes
+from coopjax.errors import (
+  BudgetExceededWarning,
+  BudgetInfeasibleError,
+  InvalidProgramError,
+  RematNoEffectWarning,
+)
+from coopjax.hlo_engine import hook
+from coopjax.hlo_engine.mark import Mark
+from coopjax.jaxpr import cost
+from coopjax.memory_profile import MemoryProfile
 from coopjax.planning import host_offload, regions
 from coopjax.planning.assemble import assemble, schedules
-from coopjax.budget import Budget, format_bytes
-from coopjax.planning.choice import Choice, LIBRARIES
-from coopjax.errors import (
-  BudgetExceededWarning, BudgetInfeasibleError, InvalidProgramError, RematNoEffectWarning,
-)
-from coopjax.jaxpr import cost
-from coopjax.policy_engine import search
-from coopjax.policy_engine.division import Division, Share
-from coopjax.policy_engine.search import PolicyPlan
-from coopjax.memory_profile import MemoryProfile
-from coopjax.program import explain
-from coopjax.planning.remat_plan import RegionPlan, RematPlan
 from coopjax.planning.baseline import Baseline
+from coopjax.planning.choice import LIBRARIES, Choice
+from coopjax.planning.infeasible import why_infeasible
+from coopjax.planning.remat_plan import RegionPlan, RematPlan
 from coopjax.planning.request import Request
 from coopjax.planning.steps import Step
 from coopjax.planning.trials import Trials
-from coopjax.hlo_engine import hook
-from coopjax.hlo_engine.mark import Mark
+from coopjax.policy_engine import search
+from coopjax.policy_engine.division import Division, Share
+from coopjax.policy_engine.search import PolicyPlan
+from coopjax.program import explain
 from coopjax.xla.compile import compile_scheduled, compile_trial, measure, module_of, num_devices
-from coopjax.planning.infeasible import why_infeasible
 from coopjax.xla.targets import Target
 
 _DIVIDES_ABOVE = 0.1  # of the forward pass repeated by the HLO engine alone: a division is looked for that repeats less

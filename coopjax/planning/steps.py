@@ -20,12 +20,12 @@ import jax
 from jax.extend import core
 
 from coopjax import compat, contexts
-from coopjax.planning import regions
-from coopjax.planning.choice import Choice
 from coopjax.jaxpr import non_arrays
-from coopjax.policy_engine.division import Member
 from coopjax.jaxpr.placement import Spread, path_name
 from coopjax.jaxpr.trace import explained
+from coopjax.planning import regions
+from coopjax.planning.choice import Choice
+from coopjax.policy_engine.division import Member
 from coopjax.xla.targets import Target
 
 

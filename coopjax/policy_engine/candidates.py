@@ -7,25 +7,26 @@ what residuals take after fusion, and what else is live beside them. Scans come 
 each with a curve of its own; inside segments, that repeat them whole; and, inside segments, as the user wrote them.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
 import dataclasses
 import functools
+import itertools
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
-from jax.extend import core
 import numpy as np
+from jax.extend import core
 
 from coopjax import compat
-from coopjax.policy_engine.nesting import Chain, Nesting, nestings
-from coopjax.policy_engine.offload import HostLink, HostTrips, Input, cuts_for_offload, inputs_between
-from coopjax.policy_engine.compiled_profile import CompiledProfile
-from coopjax.policy_engine.residuals import ForwardGraph, forward_graph
-from coopjax.policy_engine.rewrite import apply_to_scans
-from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
-from coopjax.policy_engine.scan import Scan, find_scans
-from coopjax.policy_engine.save_curves import Choices, CurvePoint, climb, save_curve
-from coopjax.policy_engine.cuts import bytes_between, cut, out_bytes
 from coopjax.jaxpr.tags import tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn
+from coopjax.policy_engine.compiled_profile import CompiledProfile
+from coopjax.policy_engine.cuts import bytes_between, cut, out_bytes
+from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
+from coopjax.policy_engine.nesting import Chain, Nesting, nestings
+from coopjax.policy_engine.offload import HostLink, HostTrips, Input, cuts_for_offload, inputs_between
+from coopjax.policy_engine.residuals import ForwardGraph, forward_graph
+from coopjax.policy_engine.rewrite import apply_to_scans
+from coopjax.policy_engine.save_curves import Choices, CurvePoint, climb, save_curve
+from coopjax.policy_engine.scan import Scan, find_scans
 
 _LEAST_EXPLAINED = 0.75  # of the temporaries: below that, a profile says little of what checkpoints will do
 _NUM_KEPT = 19  # limits for which residuals are evicted from the profile
@@ -296,7 +297,7 @@ class _Ladder:
     self._bounds = bounds
     self._scans = scans
     self._scan_at = {scan.position: scan for scan in scans.scans if scans.are_alone}
-    pieces = list(zip(bounds, bounds[1:], strict=False))
+    pieces = list(itertools.pairwise(bounds))
     self._is_scan = np.array([start in self._scan_at for start in bounds[:-1]])
     residuals = curves.measured.residual_bytes
     self._residuals = np.array([residuals[start:stop].sum() for start, stop in pieces], np.float64)

@@ -14,9 +14,9 @@ Known weaknesses: a residual that a fusion makes together with others is one pos
 place of the one that JAX would, names are chosen by JAX's graph; what is inside a scan's body is not looked at.
 """
 
-from collections.abc import Collection
 import dataclasses
 import functools
+from collections.abc import Collection
 
 import jax
 import numpy as np

@@ -67,7 +67,8 @@ def _forced_cuts(graph: ForwardGraph, alone: frozenset[int]) -> frozenset[int]:
 
 def _candidate_cuts(graph: ForwardGraph, alone: frozenset[int], blocks: Sequence[int]) -> np.ndarray:
   """Every position in small regions; else those between blocks, and the cheapest to cross in each of equal shares of
-  residual bytes."""
+  residual bytes.
+  """
   num = graph.num_positions
   forced = {*_forced_cuts(graph, alone), *blocks}
   if num <= _MAX_CUTS:
@@ -106,7 +107,8 @@ def _allowed(positions: np.ndarray, alone: frozenset[int]) -> np.ndarray:
 def _shortest_chain(positions: np.ndarray, fits: np.ndarray, out: np.ndarray, is_allowed: np.ndarray,
                     is_block: np.ndarray) -> tuple[int, ...]:
   """Boundaries of the segmentation with the fewest bytes between segments; fewer segments break ties, then cuts between
-  blocks."""
+  blocks.
+  """
   num = len(positions)
   length = out.astype(np.float64)
   length[:, -1] = 0.0

@@ -3,10 +3,10 @@
 Found by `search`, carried out by `rewrite`, kept as JSON. Nothing here needs JAX.
 """
 
-from collections.abc import Iterator
 import dataclasses
 import hashlib
 import json
+from collections.abc import Iterator
 from typing import Any
 
 Value = tuple[int, int]  # (position of the equation, index of its output)

@@ -13,18 +13,18 @@ Weaknesses: equal calls get equal decisions; regions that take turns count as on
 estimates know nothing of the rest of the step, so the search over T goes by compiled bytes (`search.search`).
 """
 
-from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from coopjax.errors import NotDifferentiableError
-from coopjax.policy_engine.candidates import Candidates, summary_of
-from coopjax.policy_engine.offload import HostLink
-from coopjax.policy_engine.decisions import PolicyDecisions, Region
 from coopjax.jaxpr.trace import TracedFn, differentiable
+from coopjax.policy_engine.candidates import Candidates, summary_of
+from coopjax.policy_engine.decisions import PolicyDecisions, Region
+from coopjax.policy_engine.offload import HostLink
 
 _NUM_PEAKS = 64
 _GRID = 512  # steps from nothing to the peak

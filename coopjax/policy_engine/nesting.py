@@ -16,8 +16,8 @@ Weaknesses: nothing is saved by name inside (save what fits, and nothing need be
 read until the end.
 """
 
-from collections.abc import Iterator, Sequence
 import dataclasses
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -122,7 +122,8 @@ class _Solver:
 
   def _solve_top(self, end: int) -> tuple[np.ndarray, list[np.ndarray]]:
     """At the top, where segments from `end` on are not under checkpoints: the fewest FLOPs by room, and where the node ends
-    that begins at a segment."""
+    that begins at a segment.
+    """
     num = self._chain.num_segments
     top = [np.zeros(_GRID + 1) for _ in range(num + 1)]
     first = [np.zeros(_GRID + 1, int) for _ in range(num)]

@@ -18,18 +18,18 @@ Weaknesses: copies back are not started a segment ahead; values are considered i
 an input that the segment only adds to something may count as needed, and XLA drops its copies.
 """
 
-from collections.abc import Sequence
 import dataclasses
+from collections.abc import Sequence
 
-from jax.extend import core
 import numpy as np
+from jax.extend import core
 
 from coopjax.jaxpr import cost
 from coopjax.jaxpr.user_policy import is_nameable
-from coopjax.policy_engine.residuals import ForwardGraph
-from coopjax.policy_engine.decisions import Value
-from coopjax.policy_engine.save_curves import Choices, CurvePoint
 from coopjax.policy_engine.cuts import cut
+from coopjax.policy_engine.decisions import Value
+from coopjax.policy_engine.residuals import ForwardGraph
+from coopjax.policy_engine.save_curves import Choices, CurvePoint
 from coopjax.program.cost import Roofline
 
 _MIN_BYTES = 4096  # of an input: smaller ones are not worth a transfer of their own

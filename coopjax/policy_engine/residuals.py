@@ -9,19 +9,19 @@ that a policy can save (after the name) from the one a derivative rule holds on 
 Sizes are JAX's, less what XLA certainly fuses away; the planner scales by what it has measured.
 """
 
-from collections.abc import Sequence
 import dataclasses
 import re
+from collections.abc import Sequence
 
 import jax
+import numpy as np
 from jax.extend import core
 from jax.extend.core import primitives
-import numpy as np
 
 from coopjax import compat
 from coopjax.jaxpr import cost
-from coopjax.jaxpr.user_policy import is_nameable
 from coopjax.jaxpr.trace import is_floating
+from coopjax.jaxpr.user_policy import is_nameable
 from coopjax.policy_engine.decisions import Value
 
 _POSITION = re.compile(r"coopjax_position(\d+)")

@@ -6,9 +6,9 @@ where JAX drops the tie). Every equation is bound under its own source line, and
 `tags.tag_jaxpr`, so the HLO engine and the reports see the rewritten program as they see the original.
 """
 
-from collections.abc import Callable, Sequence
 import dataclasses
 import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -19,10 +19,10 @@ from jax.extend import core
 from coopjax import compat
 from coopjax.errors import PlanMismatchError
 from coopjax.jaxpr import cost, user_policy
-from coopjax.policy_engine import host_copies
-from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment, Value
 from coopjax.jaxpr.tags import EquationInfo, tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn
+from coopjax.policy_engine import host_copies
+from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment, Value
 
 
 def rewrite(traced: TracedFn, decisions: PolicyDecisions, mark: str | None = None) -> Callable[..., list[Any]]:

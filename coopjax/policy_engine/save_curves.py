@@ -5,15 +5,15 @@ recomputed ancestors included; `climb` goes up the curves of all segments togeth
 only together with another one's is not found.
 """
 
-from collections.abc import Iterator, Sequence
 import dataclasses
 import heapq
 import itertools
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from coopjax.policy_engine.residuals import ForwardGraph, ForwardOp
 from coopjax.policy_engine.decisions import Value
+from coopjax.policy_engine.residuals import ForwardGraph, ForwardOp
 
 _MAX_CANDIDATES = 64
 _MAX_POINTS = 8
@@ -190,7 +190,7 @@ class Repeated:
 
   def spared(self, value: int) -> float:
     """FLOPs that saving a value would spare, its ancestors' included."""
-    flops, reasons, outputs = self._without(value)
+    flops, _reasons, _outputs = self._without(value)
     return flops
 
   def save(self, value: int) -> None:

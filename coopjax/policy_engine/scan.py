@@ -8,21 +8,22 @@ while one step is repeated; with one more checkpoint around the pieces nothing m
 once more.
 """
 
-from collections.abc import Sequence
 import dataclasses
+import itertools
+from collections.abc import Sequence
 
-from jax.extend import core
 import numpy as np
+from jax.extend import core
 
 from coopjax import compat
+from coopjax.jaxpr.tags import EquationInfo
+from coopjax.jaxpr.trace import is_floating
+from coopjax.policy_engine.cuts import bytes_between, cut
+from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment, Value
 from coopjax.policy_engine.offload import HostLink, HostTrips, Input, carried_inputs
 from coopjax.policy_engine.residuals import ForwardGraph, forward_graph
 from coopjax.policy_engine.rewrite import apply_to_scans
-from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment, Value
 from coopjax.policy_engine.save_curves import CurvePoint, climb, save_curve
-from coopjax.policy_engine.cuts import bytes_between, cut
-from coopjax.jaxpr.tags import EquationInfo
-from coopjax.jaxpr.trace import is_floating
 
 _MAX_CUTTINGS = 4
 
@@ -137,7 +138,7 @@ def _carry_out(body: core.Jaxpr, nested: tuple[Region, ...], equation_id: int) -
 
 def _body(graph: ForwardGraph, bounds: tuple[int, ...], length: int) -> Body:
   residuals = graph.residual_bytes()
-  pieces = list(zip(bounds, bounds[1:], strict=False))
+  pieces = list(itertools.pairwise(bounds))
   curves = [save_curve(graph, start, stop) for start, stop in pieces]
   return Body(bounds, int(length * bytes_between(graph, bounds).sum()),
               max(int(residuals[start:stop].sum()) for start, stop in pieces), _joint_curve(graph, curves, length))
@@ -145,7 +146,8 @@ def _body(graph: ForwardGraph, bounds: tuple[int, ...], length: int) -> Body:
 
 def _nested(graph: ForwardGraph, body: Body, length: int) -> Body:
   """A cutting with a checkpoint around it: each step keeps its carry, and is run twice more, first as far as the last
-  piece's inputs, then by pieces."""
+  piece's inputs, then by pieces.
+  """
   between_bytes = body.stacked_bytes // length
   bare = CurvePoint(0, body.curve[0].flops + length * sum(graph.flops[:body.bounds[-2]]), True, ())
   curve = (bare, body.curve[-1])

@@ -17,21 +17,21 @@ Known weaknesses: a `shard_map` or a user's own checkpoint is one equation that 
 the gradient is taken with respect to every floating argument, and one output less is scratch space less for XLA.
 """
 
-from collections.abc import Callable, Hashable, Sequence
 import dataclasses
 import functools
 import math
+from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
 import jax
 import numpy as np
 
-from coopjax.policy_engine.candidates import Candidates
-from coopjax.policy_engine.offload import HostLink
-from coopjax.policy_engine.compiled_profile import CompiledProfile
-from coopjax.policy_engine.rewrite import rewrite
-from coopjax.policy_engine.decisions import PolicyDecisions
 from coopjax.jaxpr.trace import TracedFn, fn_and_gradient
+from coopjax.policy_engine.candidates import Candidates
+from coopjax.policy_engine.compiled_profile import CompiledProfile
+from coopjax.policy_engine.decisions import PolicyDecisions
+from coopjax.policy_engine.offload import HostLink
+from coopjax.policy_engine.rewrite import rewrite
 from coopjax.xla.compile import OversizedProgram, temp_bytes_of
 
 _MARGIN = 0.02  # of the budget: how far predictions err, once there has been a compile

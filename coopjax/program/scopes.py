@@ -1,7 +1,7 @@
 """Name scopes as text: the ``op_name`` of an instruction, and what of it a user wrote."""
 
-from collections.abc import Sequence
 import re
+from collections.abc import Sequence
 
 KEPT_SCOPE = "coopkept"  # on what the user's policy saves: the HLO engine does not recompute it
 _TRANSFORMED = re.compile(r"(?:jit|pjit|jvp|vjp|transpose|vmap|checkpoint|rematted_computation|shard_map)\((.*)\)$")

@@ -7,8 +7,8 @@ import json
 import math
 from typing import Any
 
-from coopjax.planning.budget_frontier import Frontier
 from coopjax.memory_profile import MemoryProfile
+from coopjax.planning.budget_frontier import Frontier
 from coopjax.planning.remat_plan import RematPlan
 
 _TEXTS = ("name", "type", "kind", "memory", "op", "source", "module_path")

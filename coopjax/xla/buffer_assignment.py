@@ -4,8 +4,8 @@ The bytes come from ``compiled.memory_analysis().serialized_buffer_assignment_pr
 (``*.after_optimizations.hlo.pb``, an ``HloProto``; every backend).
 """
 
-from collections.abc import Iterator
 import dataclasses
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np

@@ -1,9 +1,9 @@
 """Side effects under a remat: none that has an order, and prints no more often than under `jax.checkpoint`."""
 
 import jax
-from jax.experimental import io_callback
 import jax.numpy as jnp
 import pytest
+from jax.experimental import io_callback
 
 import coopjax
 from tests.support.checks import temp_bytes

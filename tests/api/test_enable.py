@@ -15,10 +15,10 @@ import pytest
 
 import coopjax
 from coopjax import _core, compat
-from coopjax.planners.base import PLANNERS
-from coopjax.program.step_program import OUTPUT
 from coopjax.hlo_engine import hook, module_plan
 from coopjax.hlo_engine.mark import Mark
+from coopjax.planners.base import PLANNERS
+from coopjax.program.step_program import OUTPUT
 from coopjax.xla import standing, targets
 from coopjax.xla.compile import module_of
 from coopjax.xla.module import parse_module, read_step_program
@@ -27,6 +27,7 @@ from tests.support.checks import assert_same_bits, compile_step, temp_bytes
 from tests.support.hlo_hook import before_ours
 from tests.support.hlo_proto import GLUE, Module
 from tests.support.scheduled import GPT, MLP, plain, sequence, step_of
+
 
 def test_the_order_alone_takes_less_memory_with_the_same_bits(outcomes):
   with coopjax.enable():

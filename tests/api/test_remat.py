@@ -4,10 +4,10 @@ import functools
 import math
 
 import jax
-from jax import export
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
 
 import coopjax
 from coopjax.planning import function_plan

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from coopjax.budget import Budget
-from coopjax.policy_engine.candidates import Candidates
-from coopjax.policy_engine.search import search
-from coopjax.policy_engine.compiled_profile import profile_of, read_profile
-from coopjax.policy_engine.rewrite import rewrite
-from coopjax.jaxpr.tags import tagged_fn
-from coopjax.jaxpr.trace import differentiable, fn_and_gradient, trace
-from coopjax.program import explain
 from coopjax.hlo_engine import hook
 from coopjax.hlo_engine.mark import Mark
-from coopjax.xla.compile import compile_abstract
 from coopjax.hlo_engine.module_plan import plan_module
+from coopjax.jaxpr.tags import tagged_fn
+from coopjax.jaxpr.trace import differentiable, fn_and_gradient, trace
+from coopjax.policy_engine.candidates import Candidates
+from coopjax.policy_engine.compiled_profile import profile_of, read_profile
+from coopjax.policy_engine.rewrite import rewrite
+from coopjax.policy_engine.search import search
+from coopjax.program import explain
+from coopjax.xla.compile import compile_abstract
 from tests.support import models
 from tests.support.checks import temp_bytes
 

@@ -3,14 +3,14 @@
 import functools
 
 import jax
-from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 
 import coopjax
-from coopjax.policy_engine.rewrite import rewrite
-from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
 from coopjax.jaxpr.trace import trace
+from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
+from coopjax.policy_engine.rewrite import rewrite
 from tests.support.checks import SQUEEZED, assert_same, flags, num_dots, temp_bytes
 from tests.support.layered import WEIGHTS, X, step
 

@@ -10,10 +10,10 @@ import pytest
 import coopjax
 from coopjax import _core, compat
 from coopjax.budget import Budget
-from coopjax.jaxpr.tags import tagged_fn
-from coopjax.jaxpr.trace import differentiable, fn_and_gradient, trace
 from coopjax.hlo_engine import hook
 from coopjax.hlo_engine.mark import Mark
+from coopjax.jaxpr.tags import tagged_fn
+from coopjax.jaxpr.trace import differentiable, fn_and_gradient, trace
 from coopjax.xla import targets
 from coopjax.xla.compile import compile_abstract, module_of
 from coopjax.xla.module import parse_module, predict_memory, read_step_program

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 
 from benchmarks import hlo_corpus
 from coopjax.budget import Budget
-from coopjax.planners import base
 from coopjax.hlo_engine import recompute_order
 from coopjax.hlo_engine.mark import Mark
 from coopjax.hlo_engine.module_plan import plan_module
+from coopjax.planners import base
 
 
 def _module():

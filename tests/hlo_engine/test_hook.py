@@ -106,10 +106,9 @@ def test_one_line_per_program_at_the_level_that_jax_logs_at(caplog):
 def test_other_users_and_disabled_passes_stay_in_force():
   loss, params, ids = GPT
   seen = []
-  with before_ours(lambda module: seen.append(("before", sequence(module)))):
-    with coopjax.enable(), other_hook(
-        lambda module: seen.append(("after", sequence(module))), name="after"):
-      ordered = compile_step(loss, params, ids)
+  with before_ours(lambda module: seen.append(("before", sequence(module)))), coopjax.enable(), other_hook(
+      lambda module: seen.append(("after", sequence(module))), name="after"):
+    ordered = compile_step(loss, params, ids)
   (_, came), (_, left) = (entry for entry in seen if len(entry[1]) > 50)
   assert came == sequence(module_of(plain())) and left == sequence(module_of(ordered)) != came
   options = {"xla_disable_hlo_passes": "fusion"}

@@ -11,10 +11,10 @@ import pytest
 import coopjax
 from coopjax import _core
 from coopjax.budget import Budget
-from coopjax.planners.peak import PeakPlanner
-from coopjax.program.cost import CPU
 from coopjax.hlo_engine import module_plan
 from coopjax.hlo_engine.mark import Mark
+from coopjax.planners.peak import PeakPlanner
+from coopjax.program.cost import CPU
 from coopjax.xla.module import parse_module, predict_memory, read_step_program
 from tests.support import hlo_proto, models
 from tests.support.checks import assert_same_bits
@@ -41,8 +41,8 @@ def planned(module, share, time_limit_s=10.0):
 
 def num_clones(compiled, computation):
   """Clones in the optimized HLO's computation of that name."""
-  body = re.search(rf"^%?{re.escape(computation)} \(.*?^}}", compiled.as_text(), re.M | re.S)
-  return len(re.findall(r"^\s*(?:ROOT )?%?[\w.\-]+\.coop_remat\d+ = ", body[0], re.M))
+  body = re.search(rf"^%?{re.escape(computation)} \(.*?^}}", compiled.as_text(), re.MULTILINE | re.DOTALL)
+  return len(re.findall(r"^\s*(?:ROOT )?%?[\w.\-]+\.coop_remat\d+ = ", body[0], re.MULTILINE))
 
 
 def computations(compiled, attribute):
@@ -246,7 +246,7 @@ class RandomProgram:
 
   def step(self, values, depth):
     kinds = ["product", "unary", "mix", "update"]
-    if depth == 0 or depth == 1 and self.rng.random() < 0.3:
+    if depth == 0 or (depth == 1 and self.rng.random() < 0.3):
       kinds += ["scan", "cond"] + ["while"] * (not self.has_gradient)
     kind = self.rng.choice(kinds)
     a, b = self.pick(values), self.pick(values)

@@ -3,15 +3,15 @@
 import jax
 import numpy as np
 import pytest
+
 from coopjax import _core
 from coopjax.errors import InvalidProgramError
+from coopjax.hlo_engine.recompute_order import Changes, recompute_order
 from coopjax.planners.base import first_runs
 from coopjax.planners.coop import CoopPlanner
 from coopjax.planners.peak import PeakPlanner
 from coopjax.program.validate import validate
 from coopjax.xla.module import read_step_program
-from coopjax.hlo_engine.recompute_order import Changes, recompute_order
-
 from tests.support import models
 from tests.support.hlo_hook import hook
 

@@ -11,8 +11,7 @@ import types
 
 import pytest
 
-from tests.support import programs
-from tests.support import ROOT
+from tests.support import ROOT, programs
 
 BENCHMARKS = ROOT / "benchmarks"
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+
 from tests.support import ROOT
 
 FIND_PYTHON = ROOT / ".ci" / "find-python"

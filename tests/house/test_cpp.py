@@ -5,6 +5,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+
 from tests.support import ROOT
 
 BUILD = ROOT / "build" / "cc"  # that of `make cc-test`: after it, nothing is left to compile here

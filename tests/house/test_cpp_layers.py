@@ -6,6 +6,7 @@ Reads sources and BUILD files as text: nothing is compiled.
 import functools
 import pathlib
 import re
+
 from tests.support import ROOT
 
 XLA_PASS = ROOT / "xla_pass"

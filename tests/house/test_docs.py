@@ -5,10 +5,11 @@ import pathlib
 import re
 import subprocess
 import sys
+
 from tests.support import ROOT
 
 DOCS = ROOT / "docs"
-_BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.M | re.S)
+_BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def run_page(page, directory):

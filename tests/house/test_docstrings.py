@@ -13,7 +13,7 @@ from tests.support import ROOT
 
 PACKAGE = ROOT / "coopjax"
 XLA_PASS = ROOT / "xla_pass"
-EXAMPLES = sorted(path for path in PACKAGE.rglob("*.py") if re.search(r"^\s*>>> ", path.read_text(), re.M))
+EXAMPLES = sorted(path for path in PACKAGE.rglob("*.py") if re.search(r"^\s*>>> ", path.read_text(), re.MULTILINE))
 TEXTS = ("*.py", "*.pyi", "*.h", "*.cc", "*.md", "*.txt", "*.toml", "*.yaml", "*.html", "*.js", "BUILD", "Makefile",
          ".ci/*")
 # From the root of the checkout; results are written, so they need not be there.

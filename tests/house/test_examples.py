@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import rich.progress
+
 from tests.support import ROOT
 
 SMALL = ["--num-layers", "6", "--width", "64", "--num-heads", "2", "--context", "64", "--batch-size", "4",

@@ -5,6 +5,7 @@ import json
 import sys
 
 import pytest
+
 from tests.support import ROOT
 
 BENCHMARKS = ROOT / "benchmarks"

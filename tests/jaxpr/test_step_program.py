@@ -2,12 +2,13 @@
 
 import functools
 
-from hypothesis import given, settings, strategies as st
 import jax
-from jax import lax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
 
 from coopjax.jaxpr.step_program import ProgramOptions, persistent_bytes, step_program
 from coopjax.program.cost import Roofline

@@ -3,10 +3,10 @@
 import dataclasses
 import time
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from coopjax import _core
 from coopjax.planners import base

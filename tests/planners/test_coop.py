@@ -4,10 +4,10 @@ import dataclasses
 import itertools
 import random
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from coopjax.errors import InvalidProgramError
 from coopjax.planners.coop import ABLATIONS, COSTS, EVICTIONS, NUM_GROUPS, CoopPlanner

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from coopjax import _core
-from coopjax.planners.exact.planner import ExactPlanner, STATUSES, stages_of
+from coopjax.planners.exact.planner import STATUSES, ExactPlanner, stages_of
 from coopjax.planners.exact.watched_model import stretches_of
 from coopjax.planners.milp import HighsSolver, ScipySolver
 from coopjax.planners.peak import PeakPlanner
@@ -134,7 +134,7 @@ def test_exact_is_what_exhaustive_search_finds(solver, first_seed, count):
       assert status in ("infeasible", "unknown") or result.is_feasible  # by repeats out of order
       continue
     # Heuristics may find cheaper repeats out of order, which end the search.
-    assert status != "infeasible" and bound_s <= best_s + 1e-9 or cost_s < best_s
+    assert (status != "infeasible" and bound_s <= best_s + 1e-9) or cost_s < best_s
     assert status != "optimal" or cost_s <= best_s + 1e-9
     num_unknown += status in ("unknown", "feasible")
     num_repeating += best_s > 0

@@ -3,10 +3,10 @@
 import dataclasses
 import itertools
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from coopjax import _core
 from coopjax.errors import InvalidProgramError

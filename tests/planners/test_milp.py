@@ -2,10 +2,10 @@
 
 import itertools
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from coopjax.planners.milp import HighsSolver, MilpBuilder, ScipySolver, default_solver
 

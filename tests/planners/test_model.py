@@ -3,19 +3,19 @@
 import dataclasses
 import itertools
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from coopjax import _core
 from coopjax.errors import InvalidProgramError
 from coopjax.planners.milp import HighsSolver, MilpResult, ScipySolver
-from coopjax.planners.model.planner import HORIZONS, ModelPlanner
 from coopjax.planners.model.address_ilp import AddressOptions, plan_addresses
 from coopjax.planners.model.control_edges import add_control_edges, with_edges
 from coopjax.planners.model.graph import forced_bytes, order_graph
 from coopjax.planners.model.order_ilp import OrderIlp, pruned_horizon
+from coopjax.planners.model.planner import HORIZONS, ModelPlanner
 from coopjax.program import liveness
 from coopjax.program.step_program import OUTPUT
 from coopjax.program.validate import validate

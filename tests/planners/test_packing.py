@@ -2,10 +2,10 @@
 
 import itertools
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from coopjax.errors import InvalidProgramError
 from coopjax.planners.packing import METHODS, ORDERS, Buffers, pack, pack_schedule, read_csv, write_csv

@@ -2,15 +2,15 @@
 
 import time
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from benchmarks.layered import Layers, layered
 from coopjax import _core
-from coopjax.planners.segments import SegmentPlanner
 from coopjax.planners.peak import PeakPlanner
+from coopjax.planners.segments import SegmentPlanner
 from coopjax.program.validate import validate
 from tests.support import programs
 from tests.support.programs import peak_of

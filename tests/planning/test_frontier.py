@@ -9,8 +9,8 @@ import optax
 import pytest
 
 import coopjax
-from coopjax.planning import baseline, by_hand
 from coopjax.jaxpr.trace import trace
+from coopjax.planning import baseline, by_hand
 from tests.support import models
 
 

@@ -5,14 +5,14 @@ import pytest
 
 import coopjax
 import coopjax.linen
-from coopjax.planning import assemble
-from coopjax.policy_engine.candidates import Candidates
-from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
 from coopjax.jaxpr.tags import tagged_fn
 from coopjax.jaxpr.trace import differentiable, fn_and_gradient, trace
+from coopjax.planning import assemble
+from coopjax.policy_engine.candidates import Candidates
+from coopjax.policy_engine.compiled_profile import profile_of
+from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
 from coopjax.xla import targets
 from coopjax.xla.compile import compile_abstract
-from coopjax.policy_engine.compiled_profile import profile_of
 from tests.support import models
 
 

@@ -208,7 +208,7 @@ def test_a_total_where_the_parameters_dominate():
 def test_a_total_out_of_reach_says_what_is_smallest_and_what_forces_it():
   step = make_step(fit(MLP))
   memory = measure(compiled(make_step(MLP), *arguments()))
-  for total_bytes, what in ((memory.resident_bytes + 1024, "fusion|dot"), (memory.resident_bytes // 2, "arguments")):
+  for total_bytes, _what in ((memory.resident_bytes + 1024, "fusion|dot"), (memory.resident_bytes // 2, "arguments")):
     with pytest.raises(coopjax.BudgetInfeasibleError, match="smallest reached is .* in total") as caught:
       plan_quickly(step, *arguments(), budget=coopjax.Budget.total(total_bytes))
     error = caught.value

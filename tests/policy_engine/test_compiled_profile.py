@@ -1,6 +1,7 @@
 """The policy engine's cost model: XLA's own sizes and offsets, by the equations that they came from."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -9,13 +10,13 @@ import pytest
 
 import coopjax
 from coopjax import _core
-from coopjax.policy_engine.search import plan_policy
 from coopjax.jaxpr.tags import tagged_fn
 from coopjax.jaxpr.trace import differentiable, fn_and_gradient, trace
+from coopjax.policy_engine.compiled_profile import profile_of
+from coopjax.policy_engine.search import plan_policy
 from coopjax.program import liveness
 from coopjax.xla.buffer_assignment import BufferAssignment, value_offsets
 from coopjax.xla.compile import compile_abstract, module_of
-from coopjax.policy_engine.compiled_profile import profile_of
 from coopjax.xla.module import predict_memory, read_step_program
 from tests.support import models
 from tests.support.checks import compile_step, temp_bytes
@@ -88,11 +89,11 @@ def test_offsets_are_those_of_the_backend_and_our_packing_agrees():
   for step in range(0, program.num_ops, 7):
     live = [v for v in values[(starts <= step) & (step < ends)] if has_place[v]]
     spans = sorted((int(offsets[v]), int(offsets[v] + program.value_bytes[v])) for v in live)
-    assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
 
 
 def test_windows_evict_residuals_until_the_limit_holds():
-  traced, profile = profiled("gpt")
+  _traced, profile = profiled("gpt")
   for share in (0.8, 0.5):
     limit = int(share * profile.temp_bytes)
     found = _core.plan_windows(profile.program.core, profile.program.schedule, profile.offsets, limit)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import coopjax
+from coopjax.jaxpr.trace import differentiable, trace
 from coopjax.policy_engine.candidates import Candidates
 from coopjax.policy_engine.nesting import Chain, nestings
-from coopjax.jaxpr.trace import differentiable, trace
 from tests.support import models
 from tests.support.checks import assert_close, num_dots, temp_bytes
 

@@ -2,26 +2,27 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 
 import jax
-from jax.ad_checkpoint import checkpoint_name
 import jax.extend
 import jax.numpy as jnp
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 
 import coopjax
 from coopjax import compat
 from coopjax.budget import Budget
 from coopjax.jaxpr import user_policy
-from coopjax.policy_engine import rewrite
-from coopjax.policy_engine.candidates import Candidates
-from coopjax.policy_engine.offload import HostLink, HostTrips, Trip, carried_inputs, inputs_between, waiting_s
-from coopjax.policy_engine.residuals import forward_graph
-from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
-from coopjax.policy_engine.save_curves import save_curve
 from coopjax.jaxpr.tags import tag_jaxpr
 from coopjax.jaxpr.trace import trace
+from coopjax.policy_engine import rewrite
+from coopjax.policy_engine.candidates import Candidates
+from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
+from coopjax.policy_engine.offload import HostLink, HostTrips, Trip, carried_inputs, inputs_between, waiting_s
+from coopjax.policy_engine.residuals import forward_graph
+from coopjax.policy_engine.save_curves import save_curve
 from coopjax.program.cost import Roofline
 from tests.support import checks
 from tests.support.models import normal
@@ -104,7 +105,7 @@ def test_fast_links_hide_everything_but_the_first_value():
   wait_s = graph.value_bytes[0] / 1e9  # the first product's, on its way back
   assert curve[0].waiting_flops <= 2 * wait_s + 1e-9
   assert [point.saved_bytes for point in curve] == sorted(point.saved_bytes for point in curve)
-  assert all(before.flops >= after.flops for before, after in zip(curve, curve[1:], strict=False))
+  assert all(before.flops >= after.flops for before, after in itertools.pairwise(curve))
 
 
 def test_inputs_go_to_the_host_and_come_back_to_the_device_last():
@@ -203,7 +204,7 @@ def decided(fn, decisions, args):
 
 def scan_decisions(fn, args, *, offloaded, saved=()):
   traced = trace(fn, args)
-  jaxpr, table = tag_jaxpr(traced.inlined)
+  _jaxpr, table = tag_jaxpr(traced.inlined)
   (info,) = [info for info in table if info.primitive == "scan"]
   (body,) = compat.sub_jaxprs(info.equation)
   carry = body.invars.index(compat.scan_carries(info.equation)[0])

@@ -4,16 +4,16 @@ import dataclasses
 import re
 
 import jax
-from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 
 import coopjax
-from coopjax.planning import host_offload
 from coopjax.budget import Budget
-from coopjax.policy_engine import rewrite
 from coopjax.jaxpr.trace import fn_and_gradient, trace
+from coopjax.planning import host_offload
+from coopjax.policy_engine import rewrite
 from coopjax.xla import targets
 from coopjax.xla.compile import compile_abstract, measure
 

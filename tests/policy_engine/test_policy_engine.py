@@ -12,15 +12,14 @@ import pytest
 
 from coopjax import compat
 from coopjax.jaxpr import cost
-from coopjax.policy_engine.search import plan_policy
-from coopjax.policy_engine.rewrite import rewrite
-from coopjax.policy_engine.decisions import PolicyDecisions
 from coopjax.jaxpr.trace import differentiable, fn_and_gradient, trace
+from coopjax.policy_engine.decisions import PolicyDecisions
+from coopjax.policy_engine.rewrite import rewrite
+from coopjax.policy_engine.search import plan_policy
 from coopjax.xla.compile import compile_abstract
 from tests.support import models
 from tests.support.checks import assert_close, num_dots, temp_bytes
 from tests.support.policy_models import baseline, call_with, decoder
-
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
 
@@ -62,7 +61,7 @@ def test_a_plan_holds_its_budget_with_the_same_gradients(form, share):
 
 @pytest.mark.parametrize("form", ["unrolled", "scan"])
 def test_no_more_recompute_than_a_checkpoint_around_every_block_at_its_bytes(form):
-  loss, args, traced, plain = baseline(form)
+  _loss, args, traced, plain = baseline(form)
   by_hand_loss, *_ = decoder(form=f"{form} by_hand")
   by_hand = fn_and_gradient(differentiable(trace(by_hand_loss, args)))
   budget = temp_bytes(compile_abstract(*by_hand))

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from coopjax.jaxpr.trace import differentiable, trace
+from coopjax.policy_engine.cuts import cut
 from coopjax.policy_engine.repeats import repeated_blocks
 from coopjax.policy_engine.residuals import forward_graph
-from coopjax.policy_engine.cuts import cut
-from coopjax.jaxpr.trace import differentiable, trace
 from tests.support import models
 
 

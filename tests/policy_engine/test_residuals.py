@@ -5,10 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
+from coopjax.jaxpr.trace import trace
+from coopjax.policy_engine.cuts import bytes_between, cut
 from coopjax.policy_engine.residuals import ForwardGraph, forward_graph
 from coopjax.policy_engine.save_curves import save_curve
-from coopjax.policy_engine.cuts import bytes_between, cut
-from coopjax.jaxpr.trace import trace
 from tests.support import models
 from tests.support.policy_models import decoder
 
@@ -62,7 +62,7 @@ def test_cut_finds_the_fewest_bytes_between_segments(seed):
   residuals = graph.residual_bytes()
 
   def largest(bounds):
-    return max(residuals[a:b].sum() for a, b in zip(bounds, bounds[1:], strict=False))
+    return max(residuals[a:b].sum() for a, b in itertools.pairwise(bounds))
 
   every = [(0, *inner, 9) for k in range(9) for inner in itertools.combinations(range(1, 9), k)]
   every = [bounds for bounds in every if all({p, p + 1} <= set(bounds) for p in alone)]
@@ -81,7 +81,7 @@ def test_save_curve_spares_what_it_says_and_ends_with_nothing_repeated():
   curve = save_curve(graph, 0, graph.num_positions)
   assert curve[0].saved == () and curve[0].flops == repeated_flops(graph, 0, graph.num_positions)
   assert not curve[-1].is_wrapped and curve[-1].flops == 0
-  for a, b in zip(curve, curve[1:], strict=False):
+  for a, b in itertools.pairwise(curve):
     assert a.saved_bytes < b.saved_bytes and a.flops > b.flops
   for point in curve[:-1]:
     saved = [graph.named.index(value) for value in point.saved]

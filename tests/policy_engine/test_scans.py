@@ -3,9 +3,9 @@
 import pytest
 
 import coopjax
+from coopjax.jaxpr.trace import differentiable, trace
 from coopjax.policy_engine.candidates import Candidates
 from coopjax.policy_engine.decisions import PolicyDecisions
-from coopjax.jaxpr.trace import differentiable, trace
 from tests.support import models
 from tests.support.checks import assert_close, compile_step
 

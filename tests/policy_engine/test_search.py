@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from coopjax.policy_engine.candidates import Candidate
-from coopjax.policy_engine.search import HloEngineShare, search
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
+from coopjax.policy_engine.search import HloEngineShare, search
 
 FORWARD = 200.0
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import coopjax
-from coopjax.planning import function_plan
 from coopjax.hlo_engine import hook
 from coopjax.hlo_engine.mark import Mark
+from coopjax.planning import function_plan
 from tests.support import models
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")

@@ -69,7 +69,7 @@ def test_text_without_a_buffer_assignment_is_modelled_and_says_so(dumps, tmp_pat
 
 
 def test_buffers_at_the_peak_fill_it_and_name_their_lines(dumps):
-  directory, compiled = dumps
+  directory, _compiled = dumps
   profile = coopjax.inspect(directory / "proto")
   peak = profile.at_peak()
   assert profile.peak_live_bytes == max(profile.live_bytes) <= profile.temp_bytes

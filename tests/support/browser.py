@@ -45,8 +45,8 @@ class Page:
   def _note(self, event, params):
     if event == "Network.requestWillBeSent":
       self.requests.append(params["request"]["url"])
-    is_error = event == "Runtime.exceptionThrown" or event == "Log.entryAdded" and params["entry"]["level"] != "verbose"
-    if is_error or event == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
+    is_error = event == "Runtime.exceptionThrown" or (event == "Log.entryAdded" and params["entry"]["level"] != "verbose")
+    if is_error or (event == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert")):
       self.errors.append(params)
 
   def run(self, expression):

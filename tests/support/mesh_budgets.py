@@ -11,14 +11,15 @@ import sys
 import warnings
 
 import jax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import coopjax
-from coopjax.planning import kept
 from coopjax.jaxpr.fingerprint import fingerprint_of
 from coopjax.jaxpr.trace import trace
+from coopjax.planning import kept
 from coopjax.xla.compile import module_of
 from coopjax.xla.module import parse_module, read_step_program
 from tests.support import checks, models, quick

@@ -6,9 +6,10 @@ Each case is compared with the same under `jax.checkpoint`; its temporaries, one
 import functools
 
 import jax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import coopjax
 from tests.support import models, quick

@@ -28,7 +28,7 @@ def _is_live(program: StepProgram, steps: list[int], value: int, step: int) -> b
   if made[-1] == step:
     return True
   last = _last_read(program, steps, value, made[-1])
-  return last > step or last == step and not _passes_on(program, steps, value, step)
+  return last > step or (last == step and not _passes_on(program, steps, value, step))
 
 
 def _last_read(program: StepProgram, steps: list[int], value: int, made: int) -> int:
@@ -145,7 +145,7 @@ def _cheapest(program: StepProgram, budget_bytes: int, ends, next_runs) -> float
     done.add((state, held))
     for index, is_repeat, following in next_runs(state):
       op = ops[index]
-      if not op.touches <= held or is_repeat and not op.may_repeat:
+      if not op.touches <= held or (is_repeat and not op.may_repeat):
         continue
       for kept in op.choices(held, temporary, budget_bytes):
         count += 1

@@ -3,8 +3,8 @@
 import functools
 
 import jax
-from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from coopjax.jaxpr.trace import fn_and_gradient, trace
 from coopjax.xla.compile import compile_abstract

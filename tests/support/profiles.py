@@ -5,7 +5,6 @@ import numpy as np
 from coopjax.memory_profile import Buffer, MemoryProfile
 
 
-
 def profile_with(num_buffers: int) -> MemoryProfile:
   """A profile of a large training step: blocks whose values stay until the backward pass comes by."""
   half = num_buffers // 2

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from hypothesis import strategies as st
 import numpy as np
+from hypothesis import strategies as st
 
 from coopjax import _core
 from coopjax.program import liveness

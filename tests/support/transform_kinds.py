@@ -8,9 +8,9 @@ import collections
 import functools
 
 import jax
-from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(4, 4)) / 2, jnp.float32)
 W = jnp.asarray(np.random.default_rng(1).normal(size=(2, 4, 4)) / 2, jnp.float32)

@@ -10,7 +10,6 @@ from coopjax.xla.module import parse_module, predict_memory, read_step_program
 from tests.support.corpus import capture
 
 
-
 @pytest.fixture(scope="module")
 def modules(tmp_path_factory):
   directory = tmp_path_factory.mktemp("corpus")

@@ -93,8 +93,8 @@ def untouched(name):
 
 def entry_order(compiled):
   """Instruction names of the entry computation in the order of the optimized HLO text, which is the schedule."""
-  entry = re.search(r"^ENTRY .*?^}", compiled.as_text(), re.M | re.S).group()
-  return re.findall(r"^ +(?:ROOT )?%?([\w.-]+) = ", entry, re.M)
+  entry = re.search(r"^ENTRY .*?^}", compiled.as_text(), re.MULTILINE | re.DOTALL).group()
+  return re.findall(r"^ +(?:ROOT )?%?([\w.-]+) = ", entry, re.MULTILINE)
 
 
 def verify(before: bytes, after: bytes) -> str:

@@ -18,8 +18,7 @@ from coopjax import compat
 from coopjax.jaxpr.trace import differentiable, fn_and_gradient, trace
 from coopjax.xla import targets
 from coopjax.xla.compile import OversizedProgram, compile_abstract, compile_trial, measure
-from tests.support import models
-from tests.support import ROOT
+from tests.support import ROOT, models
 
 needs_compilers = pytest.mark.targets
 GIB = 2**30

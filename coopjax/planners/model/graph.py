@@ -128,7 +128,7 @@ def _values(program: StepProgram, window: _Window) -> tuple[list[OrderValue], in
     overwriter = overwriters.get(value, -1)
     ends = [int(window.step_of[op]) for op in (readers[value] if overwriter < 0 else [overwriter])]
     last = max(ends, default=made)
-    if made >= window.end or last < window.begin or made < window.begin and last == made:
+    if made >= window.end or last < window.begin or (made < window.begin and last == made):
       continue
     size, producer = int(program.value_bytes[value]), window.local.get(int(program.value_producer[value]), -1)
     outlives = last >= window.end

@@ -285,7 +285,7 @@ def _acting_shares(graph: OrderGraph) -> list[tuple[OrderShare, bool]]:
     if any(claimed.get(claim, False) for claim in claims):
       continue
     is_certain = len(graph.values[share.value].last_readers) == 1 and not any(claim in claimed for claim in claims)
-    claimed |= {claim: is_certain for claim in claims}
+    claimed |= dict.fromkeys(claims, is_certain)
     acting.append((share, is_certain))
   return acting
 
