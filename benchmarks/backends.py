@@ -55,8 +55,14 @@ DTYPES = {"bf16": jnp.bfloat16, "f32": jnp.float32}
 BUDGETS = (0.5, 0.25, 0.12)
 KEY = ("target", "form", "dtype", "variant", "size")
 COLUMNS = {
-  "variant": "{variant}", "budget\nMiB": "{budget_mib:.1f}", "temp\nMiB": "{temp_mib:.1f}", "holds": "{holds}",
-  "recomputed\nGFLOP": "{recomputed_gflop:+.1f}", "rounds": "{rounds}", "engine": "{engine}", "s": "{seconds:.0f}",
+  "variant": "{variant}",
+  "budget\nMiB": "{budget_mib:.1f}",
+  "temp\nMiB": "{temp_mib:.1f}",
+  "holds": "{holds}",
+  "recomputed\nGFLOP": "{recomputed_gflop:+.1f}",
+  "rounds": "{rounds}",
+  "engine": "{engine}",
+  "s": "{seconds:.0f}",
 }
 
 
@@ -84,8 +90,10 @@ class Case:
   @property
   def title(self) -> str:
     batch, length, width, heads, layers, vocabulary = self.size
-    return (f"{self.target}, {self.form}, {self.dtype}: {layers} layers of width {width}, {heads} heads, "
-            f"{batch} x {length} tokens of {vocabulary}")
+    return (
+      f"{self.target}, {self.form}, {self.dtype}: {layers} layers of width {width}, {heads} heads, "
+      f"{batch} x {length} tokens of {vocabulary}"
+    )
 
   @property
   def device(self) -> targets.Target:
@@ -158,9 +166,12 @@ class Bench:
     block = functools.partial(decoder_block, case.size[3])
     saves_dots = {"policy": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
     whole = case.form == "unrolled"
-    peers = {"jax.checkpoint per layer": case.loss(jax.checkpoint(block)),
-             "dots_with_no_batch_dims_saveable":
-               jax.checkpoint(case.loss(), **saves_dots) if whole else case.loss(jax.checkpoint(block, **saves_dots))}
+    peers = {
+      "jax.checkpoint per layer": case.loss(jax.checkpoint(block)),
+      "dots_with_no_batch_dims_saveable": jax.checkpoint(case.loss(), **saves_dots)
+      if whole
+      else case.loss(jax.checkpoint(block, **saves_dots)),
+    }
     for name, loss in peers.items():
       peer = yield from self._one(name, None, functools.partial(self._checkpointed, loss))
       if name == "jax.checkpoint per layer":
@@ -182,8 +193,12 @@ class Bench:
       yield self._known[variant]
       return self._known[variant]
     start = time.perf_counter()
-    row = {**self.case.cell, "variant": variant, "budget": budget_bytes,
-           "budget_mib": None if budget_bytes is None else budget_bytes / MIB}
+    row = {
+      **self.case.cell,
+      "variant": variant,
+      "budget": budget_bytes,
+      "budget_mib": None if budget_bytes is None else budget_bytes / MIB,
+    }
     try:
       profile, more = run()
       row |= {"temp_bytes": profile.temp_bytes, "resident_bytes": profile.resident_bytes, **more}
@@ -228,7 +243,11 @@ class Bench:
     if "hlo" in plan.engine:  # under the policy engine, what it did to the program that was taken
       taken = min(made, key=lambda each: abs(each.predicted.temp_bytes - plan.measured.temp_bytes))
       flops += taken.recompute_flops
-    return plan.measured, {"engine": plan.engine, "rounds": len(plan.rounds), **self._repeated(flops - self.plain_flops)}
+    return plan.measured, {
+      "engine": plan.engine,
+      "rounds": len(plan.rounds),
+      **self._repeated(flops - self.plain_flops),
+    }
 
   def _by_xla(self, total_bytes: int, baseline: Row) -> tuple[coopjax.MemoryProfile, Row]:
     """XLA's rematerialization at a limit on everything; its program is not traced, compiled FLOPs can be compared."""
@@ -295,8 +314,13 @@ def main() -> None:
   parser.add_argument("--forms", nargs="+", choices=FORMS, default=FORMS)
   parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
   parser.add_argument("--budgets", nargs="*", type=float, default=BUDGETS)
-  parser.add_argument("--size", nargs=6, type=int, default=Case.size,
-                      metavar=("BATCH", "LENGTH", "WIDTH", "HEADS", "LAYERS", "VOCABULARY"))
+  parser.add_argument(
+    "--size",
+    nargs=6,
+    type=int,
+    default=Case.size,
+    metavar=("BATCH", "LENGTH", "WIDTH", "HEADS", "LAYERS", "VOCABULARY"),
+  )
   parser.add_argument("--again", nargs="*", metavar="VARIANT", help="measure what is there already, or these variants")
   parser.add_argument("--out", type=pathlib.Path, default=RESULTS)
   arguments = parser.parse_args()
@@ -307,8 +331,11 @@ def main() -> None:
   for target, form, dtype in itertools.product(arguments.targets, arguments.forms, arguments.dtypes):
     case, rows = Case(target, form, dtype, tuple(arguments.size)), []
     is_known = lambda row: arguments.again is None or (arguments.again and row["variant"] not in arguments.again)
-    known = {row["variant"]: row for row in tables.read(arguments.out)
-             if key({**row, "variant": None}) == key(case.cell) and is_known(row)}
+    known = {
+      row["variant"]: row
+      for row in tables.read(arguments.out)
+      if key({**row, "variant": None}) == key(case.cell) and is_known(row)
+    }
     with tables.progress() as progress:
       bar = progress.add_task(f"{target} {form} {dtype}", total=None)
       for row in Bench(case, known).rows(arguments.budgets):

@@ -80,14 +80,25 @@ def gpt_case() -> Case:
     params = gpt.make_loss(config)[1]
     return params, optimizer.init(params), batch
 
-  return Case("GPT", loss, checkpointed_loss, lambda loss: gpt.make_train_step(loss, optimizer), arguments,
-              lambda arguments, outputs: (*outputs[:2], arguments[2]))
+  return Case(
+    "GPT",
+    loss,
+    checkpointed_loss,
+    lambda loss: gpt.make_train_step(loss, optimizer),
+    arguments,
+    lambda arguments, outputs: (*outputs[:2], arguments[2]),
+  )
 
 
 def gradient_case(model: models.Model) -> Case:
   """Loss and gradient of one of the plain models."""
-  return Case(model.name, model.loss, model.checkpointed_loss, lambda loss: jax.jit(jax.value_and_grad(loss)),
-              lambda: jax.device_put((model.params, *model.batch)))
+  return Case(
+    model.name,
+    model.loss,
+    model.checkpointed_loss,
+    lambda loss: jax.jit(jax.value_and_grad(loss)),
+    lambda: jax.device_put((model.params, *model.batch)),
+  )
 
 
 CASES = {
@@ -117,8 +128,15 @@ def planning() -> Iterator[list[hook.Outcome]]:
 class Variant:
   """One way to run a case: compiled once, then stepped in turn with the others."""
 
-  def __init__(self, case: Case, name: str, loss: Callable, budget: float | int | None = None, *,
-               compiler_options: dict[str, str] | None = None):
+  def __init__(
+    self,
+    case: Case,
+    name: str,
+    loss: Callable,
+    budget: float | int | None = None,
+    *,
+    compiler_options: dict[str, str] | None = None,
+  ):
     self.case, self.name, self.budget = case, name, budget
     self._loss, self._compiler_options = loss, compiler_options
     self.step_s: list[float] = []
@@ -208,16 +226,33 @@ def table(rows: list[dict[str, Any]]) -> rich.table.Table:
   """One model's rows for people."""
   shown = rich.table.Table(box=rich.box.SIMPLE_HEAD)
   shown.add_column(rows[0]["model"], no_wrap=True)
-  for heading in ("temp\nMiB", "budget\nMiB", "holds", "step\ntime", "of\nminima", "recomputed\nGFLOP", "trace\ns",
-                  "compile\ns", "plan\ns", "in hook\ns (share)", "same\nbits"):
+  for heading in (
+    "temp\nMiB",
+    "budget\nMiB",
+    "holds",
+    "step\ntime",
+    "of\nminima",
+    "recomputed\nGFLOP",
+    "trace\ns",
+    "compile\ns",
+    "plan\ns",
+    "in hook\ns (share)",
+    "same\nbits",
+  ):
     shown.add_column(heading, justify="right", no_wrap=True)
   for row in rows:
     has_budget = row["budget_bytes"] is not None
     shown.add_row(
-      row["variant"], f"{row['temp_bytes'] / MIB:.1f}", f"{row['budget_bytes'] / MIB:.1f}" if has_budget else "",
-      yes_no(row["within_budget"]) if has_budget else "", f"{row['time_ratio']:.3f}x",
-      f"{row['time_ratio_of_min']:.3f}x", f"{row['recomputed_flops'] / 1e9:+.1f}", f"{row['trace_s']:.2f}",
-      f"{row['compile_s']:.2f}", f"{row['plan_s']:.2f}" if row["plan_s"] else "",
+      row["variant"],
+      f"{row['temp_bytes'] / MIB:.1f}",
+      f"{row['budget_bytes'] / MIB:.1f}" if has_budget else "",
+      yes_no(row["within_budget"]) if has_budget else "",
+      f"{row['time_ratio']:.3f}x",
+      f"{row['time_ratio_of_min']:.3f}x",
+      f"{row['recomputed_flops'] / 1e9:+.1f}",
+      f"{row['trace_s']:.2f}",
+      f"{row['compile_s']:.2f}",
+      f"{row['plan_s']:.2f}" if row["plan_s"] else "",
       f"{row['hook_s']:.2f} ({row['hook_share']:.1%})" if row["hook_s"] else "",
       yes_no(row["is_bit_identical"]),
     )

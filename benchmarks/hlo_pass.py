@@ -52,28 +52,82 @@ NEAR_BOUND = 1.02
 KEY = ("part", "program", "changes", "budget")
 MEMORY_SCHEDULER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 TARGETS = {"gpu:h100": "cuda", "tpu:v5e:2x2": "tpu"}
-TARGET_PROGRAMS = ("mlp_gradient", "gpt_gradient", "gpt_bf16_step_donated", "resnet_step_donated", "unet_gradient",
-                   "adam_step_donated")
+TARGET_PROGRAMS = (
+  "mlp_gradient",
+  "gpt_gradient",
+  "gpt_bf16_step_donated",
+  "resnet_step_donated",
+  "unet_gradient",
+  "adam_step_donated",
+)
 COLUMNS = {
-  "corpus": {"program": "{program}", "budget": "{budget:.0%}", "changes": "{changes}", "temp\nKiB": "{before_kib:.0f}",
-             "allowed": "{budget_kib:.0f}", "reached": "{temp_kib:.0f}", "verdict": "{verdict}",
-             "over\nbound": "{over_bound:+.1%}", "recompute": "{overhead:+.1%}", "same\nbits": "{same_bits}",
-             "s": "{seconds:.2f}"},
-  "schedulers": {"program": "{program}", "default\nKiB": "{default_kib:.0f}", "memory-\noptimized": "{memory_kib:.0f}",
-                 "ours": "{temp_kib:.0f}", "to default": "{saves:+.1%}", "to memory-\noptimized": "{saves_memory:+.1%}",
-                 "order": "{order}", "s": "{seconds:.2f}"},
-  "targets": {"program": "{program}", "target": "{changes}", "default\nKiB": "{default_kib:.0f}",
-              "ours": "{temp_kib:.0f}", "saves": "{saves:+.1%}", "reason": "{reason}"},
-  "networks": {"program": "{program}", "budget": "{budget:.0%}", "temp\nMiB": "{before_mib:.1f}",
-               "order\nonly": "{order_mib:.1f}", "reached": "{temp_mib:.1f}", "largest\nop": "{largest_mib:.1f}",
-               "bound": "{bound_mib:.1f}", "recompute": "{overhead:+.1%}", "s": "{seconds:.2f}"},
-  "speed": {"program": "{program}", "instructions": "{instructions:,}", "MB": "{megabytes:.1f}", "ops": "{ops:,}",
-            "changes": "{changes}", "budget": "{budget:.0%}", "reached": "{share:.1%}", "parse s": "{parse_s:.2f}",
-            "all s": "{seconds:.2f}", "CPU s": "{cpu_s:.2f}", "compile s": "{compile_s:.0f}",
-            "of compile": "{of_compile:.1%}"},
-  "loops": {"program": "{program}", "instructions": "{instructions:,}", "budget": "{budget:.0%}", "reached": "{share:.1%}",
-            "loops\nplanned": "{planned}", "recompute": "{overhead:+.1%}", "plans": "{plans}", "s": "{seconds:.1f}",
-            "CPU s": "{cpu_s:.1f}"},
+  "corpus": {
+    "program": "{program}",
+    "budget": "{budget:.0%}",
+    "changes": "{changes}",
+    "temp\nKiB": "{before_kib:.0f}",
+    "allowed": "{budget_kib:.0f}",
+    "reached": "{temp_kib:.0f}",
+    "verdict": "{verdict}",
+    "over\nbound": "{over_bound:+.1%}",
+    "recompute": "{overhead:+.1%}",
+    "same\nbits": "{same_bits}",
+    "s": "{seconds:.2f}",
+  },
+  "schedulers": {
+    "program": "{program}",
+    "default\nKiB": "{default_kib:.0f}",
+    "memory-\noptimized": "{memory_kib:.0f}",
+    "ours": "{temp_kib:.0f}",
+    "to default": "{saves:+.1%}",
+    "to memory-\noptimized": "{saves_memory:+.1%}",
+    "order": "{order}",
+    "s": "{seconds:.2f}",
+  },
+  "targets": {
+    "program": "{program}",
+    "target": "{changes}",
+    "default\nKiB": "{default_kib:.0f}",
+    "ours": "{temp_kib:.0f}",
+    "saves": "{saves:+.1%}",
+    "reason": "{reason}",
+  },
+  "networks": {
+    "program": "{program}",
+    "budget": "{budget:.0%}",
+    "temp\nMiB": "{before_mib:.1f}",
+    "order\nonly": "{order_mib:.1f}",
+    "reached": "{temp_mib:.1f}",
+    "largest\nop": "{largest_mib:.1f}",
+    "bound": "{bound_mib:.1f}",
+    "recompute": "{overhead:+.1%}",
+    "s": "{seconds:.2f}",
+  },
+  "speed": {
+    "program": "{program}",
+    "instructions": "{instructions:,}",
+    "MB": "{megabytes:.1f}",
+    "ops": "{ops:,}",
+    "changes": "{changes}",
+    "budget": "{budget:.0%}",
+    "reached": "{share:.1%}",
+    "parse s": "{parse_s:.2f}",
+    "all s": "{seconds:.2f}",
+    "CPU s": "{cpu_s:.2f}",
+    "compile s": "{compile_s:.0f}",
+    "of compile": "{of_compile:.1%}",
+  },
+  "loops": {
+    "program": "{program}",
+    "instructions": "{instructions:,}",
+    "budget": "{budget:.0%}",
+    "reached": "{share:.1%}",
+    "loops\nplanned": "{planned}",
+    "recompute": "{overhead:+.1%}",
+    "plans": "{plans}",
+    "s": "{seconds:.1f}",
+    "CPU s": "{cpu_s:.1f}",
+  },
 }
 
 
@@ -144,12 +198,22 @@ class Corpus:
     over_bound = temp_bytes / bound_bytes - 1 if bound_bytes else 0.0
     is_smallest = temp_bytes <= NEAR_BOUND * bound_bytes
     return {
-      "part": "corpus", "program": self.name, "changes": changes.name.lower(), "budget": share,
-      "before_kib": self.temp_bytes / 1024, "budget_kib": budget_bytes / 1024, "temp_kib": temp_bytes / 1024,
-      "predicted_kib": result.after.temp_bytes / 1024, "bound_kib": bound_bytes / 1024, "over_bound": over_bound,
+      "part": "corpus",
+      "program": self.name,
+      "changes": changes.name.lower(),
+      "budget": share,
+      "before_kib": self.temp_bytes / 1024,
+      "budget_kib": budget_bytes / 1024,
+      "temp_kib": temp_bytes / 1024,
+      "predicted_kib": result.after.temp_bytes / 1024,
+      "bound_kib": bound_bytes / 1024,
+      "over_bound": over_bound,
       "verdict": "holds" if temp_bytes <= budget_bytes else "smallest" if is_smallest else "misses",
-      "overhead": result.recompute_cost_s / self.cost_s if self.cost_s else 0.0, "same_bits": same_bits,
-      "seconds": seconds, "reason": result.reason}
+      "overhead": result.recompute_cost_s / self.cost_s if self.cost_s else 0.0,
+      "same_bits": same_bits,
+      "seconds": seconds,
+      "reason": result.reason,
+    }
 
   def _run(self, module_bytes: bytes | None) -> tuple[int, bool]:
     """Temporary bytes of the module, compiled, and whether its outputs have the bits of the plain program's."""
@@ -181,10 +245,19 @@ def scheduler_rows(names: list[str]) -> Iterator[tables.Row]:
     if not default_bytes:
       continue
     temp_bytes = result.after.temp_bytes
-    yield {"part": "schedulers", "program": name, "changes": "order", "budget": None,
-           "default_kib": default_bytes / 1024, "memory_kib": memory_bytes / 1024, "temp_kib": temp_bytes / 1024,
-           "saves": 1 - temp_bytes / default_bytes,
-           "saves_memory": 1 - temp_bytes / memory_bytes, "order": result.orders[0][0], "seconds": seconds}
+    yield {
+      "part": "schedulers",
+      "program": name,
+      "changes": "order",
+      "budget": None,
+      "default_kib": default_bytes / 1024,
+      "memory_kib": memory_bytes / 1024,
+      "temp_kib": temp_bytes / 1024,
+      "saves": 1 - temp_bytes / default_bytes,
+      "saves_memory": 1 - temp_bytes / memory_bytes,
+      "order": result.orders[0][0],
+      "seconds": seconds,
+    }
 
 
 def target_rows(names: list[str]) -> Iterator[tables.Row]:
@@ -193,8 +266,9 @@ def target_rows(names: list[str]) -> Iterator[tables.Row]:
     for name in names:
       program, reasons = hlo_corpus.PROGRAMS[name](), []
       avals = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device.sharding), program.args)
-      lowered = [jax.jit(lambda *args, fn=program.fn: fn(*args), donate_argnums=program.donated).lower(*avals)
-                 for _ in range(2)]  # of functions of their own: no cache knows the second
+      lowered = [
+        jax.jit(lambda *args, fn=program.fn: fn(*args), donate_argnums=program.donated).lower(*avals) for _ in range(2)
+      ]  # of functions of their own: no cache knows the second
       plain = lowered[0].compile()
 
       def rewrite(module, reasons=reasons, device=device):
@@ -207,8 +281,16 @@ def target_rows(names: list[str]) -> Iterator[tables.Row]:
       with post_scheduler(rewrite, platform):
         ours = lowered[1].compile()
       before, after = (each.memory_analysis().temp_size_in_bytes for each in (plain, ours))
-      yield {"part": "targets", "program": name, "changes": target, "budget": None, "default_kib": before / 1024,
-             "temp_kib": after / 1024, "saves": 1 - after / before if before else 0.0, "reason": " ".join(reasons)}
+      yield {
+        "part": "targets",
+        "program": name,
+        "changes": target,
+        "budget": None,
+        "default_kib": before / 1024,
+        "temp_kib": after / 1024,
+        "saves": 1 - after / before if before else 0.0,
+        "reason": " ".join(reasons),
+      }
 
 
 def _keras(name: str, batch: int) -> jax.stages.Lowered:
@@ -216,7 +298,8 @@ def _keras(name: str, batch: int) -> jax.stages.Lowered:
 
   jaxpr = zoo.MODELS[name].step().trace(batch).jaxpr
   return jax.jit(jax.extend.core.jaxpr_as_fun(jaxpr)).lower(
-    *(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in jaxpr.in_avals))
+    *(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in jaxpr.in_avals)
+  )
 
 
 def _gradient(model: models.Model) -> jax.stages.Lowered:
@@ -248,11 +331,19 @@ def network_rows(names: list[str]) -> Iterator[tables.Row]:
     for share in NETWORK_BUDGETS:
       start = time.perf_counter()
       result = recompute_order(module, int(share * before))
-      yield {"part": "networks", "program": name, "changes": "both", "budget": share, "before_mib": before / MIB,
-             "order_mib": order_bytes / MIB, "temp_mib": result.after.temp_bytes / MIB,
-             "largest_mib": largest_op_bytes(module) / MIB, "bound_mib": _core.lower_bound(program.core)[0] / MIB,
-             "overhead": result.recompute_cost_s / float(program.op_cost_s.sum()),
-             "seconds": time.perf_counter() - start}
+      yield {
+        "part": "networks",
+        "program": name,
+        "changes": "both",
+        "budget": share,
+        "before_mib": before / MIB,
+        "order_mib": order_bytes / MIB,
+        "temp_mib": result.after.temp_bytes / MIB,
+        "largest_mib": largest_op_bytes(module) / MIB,
+        "bound_mib": _core.lower_bound(program.core)[0] / MIB,
+        "overhead": result.recompute_cost_s / float(program.op_cost_s.sum()),
+        "seconds": time.perf_counter() - start,
+      }
 
 
 def speed_rows(num_layers: int) -> Iterator[tables.Row]:
@@ -272,11 +363,23 @@ def speed_rows(num_layers: int) -> Iterator[tables.Row]:
     budget_bytes = None if share is None else int(share * predict_memory(parsed).temp_bytes)
     result = recompute_order(parsed, budget_bytes, changes=changes)
     seconds, cpu_s = time.perf_counter() - start, time.process_time() - start_cpu
-    yield {"part": "speed", "program": f"decoder, {num_layers} blocks", "changes": changes.name.lower(),
-           "budget": share, "instructions": parsed.num_instructions, "megabytes": len(module) / 1e6,
-           "ops": len(result.order), "share": result.after.temp_bytes / result.before.temp_bytes, "parse_s": parse_s,
-           "timing_s": result.timing_s, "seconds": seconds, "compile_s": compile_s, "of_compile": seconds / compile_s,
-           "cpu_s": cpu_s, "compile_cpu_s": compile_cpu_s}
+    yield {
+      "part": "speed",
+      "program": f"decoder, {num_layers} blocks",
+      "changes": changes.name.lower(),
+      "budget": share,
+      "instructions": parsed.num_instructions,
+      "megabytes": len(module) / 1e6,
+      "ops": len(result.order),
+      "share": result.after.temp_bytes / result.before.temp_bytes,
+      "parse_s": parse_s,
+      "timing_s": result.timing_s,
+      "seconds": seconds,
+      "compile_s": compile_s,
+      "of_compile": seconds / compile_s,
+      "cpu_s": cpu_s,
+      "compile_cpu_s": compile_cpu_s,
+    }
 
 
 def descents(num_loops: int, depth: int = 8, width: int = 64, batch_size: int = 512) -> jax.stages.Lowered:
@@ -289,6 +392,7 @@ def descents(num_loops: int, depth: int = 8, width: int = 64, batch_size: int = 
 
   def fn(weights, batches):
     for k in range(num_loops):
+
       def step(weights, x, k=k):
         gradient = jax.grad(loss)(weights, x + k)  # a body of its own
         return jax.tree.map(lambda weight, change: weight - 0.1 * change, weights, gradient), None
@@ -306,10 +410,20 @@ def loop_rows(num_loops: int = 150, share: float = 0.6) -> Iterator[tables.Row]:
   start, start_cpu = time.perf_counter(), time.process_time()
   result = recompute_order(module, int(share * predict_memory(module).temp_bytes), time_limit_s=600.0)
   seconds, cpu_s = time.perf_counter() - start, time.process_time() - start_cpu
-  yield {"part": "loops", "program": f"{num_loops} loops", "changes": "both", "budget": share,
-         "instructions": module.num_instructions, "share": result.after.temp_bytes / result.before.temp_bytes,
-         "planned": len(result.inner), "overhead": result.recompute_cost_s / cost_s, "plans": len(result.rounds),
-         "timing_s": result.timing_s, "seconds": seconds, "cpu_s": cpu_s}
+  yield {
+    "part": "loops",
+    "program": f"{num_loops} loops",
+    "changes": "both",
+    "budget": share,
+    "instructions": module.num_instructions,
+    "share": result.after.temp_bytes / result.before.temp_bytes,
+    "planned": len(result.inner),
+    "overhead": result.recompute_cost_s / cost_s,
+    "plans": len(result.rounds),
+    "timing_s": result.timing_s,
+    "seconds": seconds,
+    "cpu_s": cpu_s,
+  }
 
 
 def summary(rows: list[tables.Row]) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Layered programs of any size: a forward pass, its backward pass, skips near and far, gradients as outputs.
 
-A layer is a short graph of cheap and expensive ops; its kind (graph, sizes, costs) is drawn once. Every forward op has a
-backward op that reads what the op made or read (residuals), and expensive ops have a weight gradient too. Built by
+A layer is a short graph of cheap and expensive ops; its kind (graph, sizes, costs) is drawn once. Every forward op has
+a backward op that reads what the op made or read (residuals), and expensive ops have a weight gradient too. Built by
 whole arrays: a million ops take seconds.
 """
 
@@ -58,8 +58,8 @@ def layered(num_ops: int, layers: Layers = Layers()) -> StepProgram:
 
 @dataclasses.dataclass(frozen=True)
 class _Kind:
-  """One layer: per op its bytes, seconds, whether it has a weight, whether its gradient reads what it made (or else what
-  it read), and edges (source, reader) between its ops; -1 is the layer's input.
+  """One layer: per op its bytes, seconds, whether it has a weight, whether its gradient reads what it made (or else
+  what it read), and edges (source, reader) between its ops; -1 is the layer's input.
   """
 
   bytes: np.ndarray
@@ -77,7 +77,9 @@ class _Kind:
     shares[has_weight] = rng.choice([1, 3, 4], layers.weights_per_layer)
     shares[-1] = 1
     sizes = (_WIDTH_BYTES * shares).astype(np.int64)
-    cost_s = 3 * sizes / _BYTES_PER_S * np.where(has_weight, rng.uniform(10, 40, num_ops), rng.uniform(0.7, 1.5, num_ops))
+    cost_s = (
+      3 * sizes / _BYTES_PER_S * np.where(has_weight, rng.uniform(10, 40, num_ops), rng.uniform(0.7, 1.5, num_ops))
+    )
     edges = [(op - 1, op) for op in range(num_ops)] + [(-1, num_ops - 1)]
     for op in range(2, num_ops - 1):
       if rng.random() < 0.4:
@@ -115,11 +117,16 @@ def _edges(kinds: list[_Kind], kind_of: np.ndarray, layers: Layers) -> tuple[np.
 
 
 def _program(forward: _Forward) -> StepProgram:
-  """Value ids: what forward op f makes is f; then one cotangent per edge, weights, their gradients, the input, the loss."""
+  """Value ids: what forward op f makes is f; then one cotangent per edge, weights, their gradients, the input, the
+  loss.
+  """
   sizes, costs, has_weight = forward.bytes, forward.cost_s, forward.has_weight
   num_forward, num_edges, weighted = len(sizes), len(forward.sources) + 1, np.flatnonzero(has_weight)
   loss = num_forward
-  sources, readers = np.append(forward.sources, loss - 1), np.append(forward.readers, loss)  # the loss reads the last op
+  sources, readers = (
+    np.append(forward.sources, loss - 1),
+    np.append(forward.readers, loss),
+  )  # the loss reads the last op
   cotangents = num_forward + np.arange(num_edges)
   weights = num_forward + num_edges + np.arange(len(weighted))
   gradients = weights + len(weighted)
@@ -135,30 +142,58 @@ def _program(forward: _Forward) -> StepProgram:
   first_edge = np.full(num_forward, -1)
   first_edge[readers[:-1][::-1]] = np.arange(num_edges - 1)[::-1]  # by which an expensive op reads its matrix
   made = np.flatnonzero(forward.reads_made)
-  inputs = _csr(num_ops, [
-    (readers, source_value), (weighted, weights), (backward[sources[takes_part]], cotangents[takes_part]),
-    (backward[readers[reads_inputs]], source_value[reads_inputs]), (backward[made], made), (backward[weighted], weights),
-    (weight_op[sources[weight_edges]], cotangents[weight_edges]), (weight_op[weighted], source_value[first_edge[weighted]]),
-  ])
-  outputs = _csr(num_ops, [(np.arange(num_forward), np.arange(num_forward)), (backward[readers], cotangents),
-                           (weight_op[weighted], gradients), (np.array([loss]), np.array([loss_value]))])
+  inputs = _csr(
+    num_ops,
+    [
+      (readers, source_value),
+      (weighted, weights),
+      (backward[sources[takes_part]], cotangents[takes_part]),
+      (backward[readers[reads_inputs]], source_value[reads_inputs]),
+      (backward[made], made),
+      (backward[weighted], weights),
+      (weight_op[sources[weight_edges]], cotangents[weight_edges]),
+      (weight_op[weighted], source_value[first_edge[weighted]]),
+    ],
+  )
+  outputs = _csr(
+    num_ops,
+    [
+      (np.arange(num_forward), np.arange(num_forward)),
+      (backward[readers], cotangents),
+      (weight_op[weighted], gradients),
+      (np.array([loss]), np.array([loss_value])),
+    ],
+  )
   weight_bytes = np.full(len(weighted), _WIDTH_BYTES, np.int64)
   kind = np.full(loss_value + 1, TEMPORARY, np.uint8)
   kind[weights], kind[given], kind[gradients], kind[loss_value] = PARAMETER, PARAMETER, OUTPUT, OUTPUT
   kind[cotangents[~takes_part]] = OUTPUT
-  value_bytes = np.concatenate([sizes, np.append(sizes, _WIDTH_BYTES)[sources], weight_bytes, weight_bytes,
-                                [_WIDTH_BYTES, 4]]).astype(np.int64)
+  value_bytes = np.concatenate(
+    [sizes, np.append(sizes, _WIDTH_BYTES)[sources], weight_bytes, weight_bytes, [_WIDTH_BYTES, 4]]
+  ).astype(np.int64)
   cost_s = np.zeros(num_ops)
-  cost_s[:num_forward], cost_s[loss], cost_s[backward[:-1]], cost_s[weight_op[weighted]] = costs, 1e-6, costs, costs[weighted]
+  cost_s[:num_forward], cost_s[loss], cost_s[backward[:-1]], cost_s[weight_op[weighted]] = (
+    costs,
+    1e-6,
+    costs,
+    costs[weighted],
+  )
   producer = np.full(len(kind), -1, np.int32)
   producer[outputs[1]] = np.repeat(np.arange(num_ops), np.diff(outputs[0]))
   rows = _first_cotangents(sources, readers, backward, cotangents)
   given_value, taker = rows[:, 1], rows[:, 2]
   fits = (given_value >= 0) & (value_bytes[given_value] == value_bytes[taker]) & (kind[taker] == TEMPORARY)
   return StepProgram(
-    op_inputs=inputs, op_outputs=outputs, op_control=(np.zeros(num_ops + 1, np.int32), np.zeros(0, np.int32)),
-    op_cost_s=cost_s, op_flops=cost_s * 1e11, op_workspace_bytes=np.zeros(num_ops, np.int64),
-    op_can_recompute=np.arange(num_ops) != loss, value_bytes=value_bytes, value_producer=producer, value_kind=kind,
+    op_inputs=inputs,
+    op_outputs=outputs,
+    op_control=(np.zeros(num_ops + 1, np.int32), np.zeros(0, np.int32)),
+    op_cost_s=cost_s,
+    op_flops=cost_s * 1e11,
+    op_workspace_bytes=np.zeros(num_ops, np.int64),
+    op_can_recompute=np.arange(num_ops) != loss,
+    value_bytes=value_bytes,
+    value_producer=producer,
+    value_kind=kind,
     value_in_place_of=np.full(len(kind), -1, np.int32),
     may_share=rows[fits].astype(np.int32),
     schedule=np.arange(num_ops, dtype=np.int32),
@@ -182,7 +217,9 @@ def _csr(num_rows: int, pairs: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.
 
 
 def _first_cotangents(sources, readers, backward, cotangents) -> np.ndarray:
-  """Rows (backward op, the first cotangent it reads or -1, the first one it makes): one may leave its buffer to the other."""
+  """Rows (backward op, the first cotangent it reads or -1, the first one it makes): one may leave its buffer to the
+  other.
+  """
   takes_part = sources >= 0
   first_read = np.full(len(backward), -1)
   first_read[sources[takes_part][::-1]] = cotangents[takes_part][::-1]

@@ -42,8 +42,11 @@ def resnet50(batch_size: int = 8, image_size: int = 160, num_classes: int = 1000
   params, strides, channels = {"stem": init.conv(7, 3, 64), "blocks": []}, [], 64
   for width, repeats, first_stride in stages:
     for index in range(repeats):
-      block = {"reduce": init.conv(1, channels, width), "middle": init.conv(3, width, width),
-               "expand": init.conv(1, width, 4 * width)}
+      block = {
+        "reduce": init.conv(1, channels, width),
+        "middle": init.conv(3, width, width),
+        "expand": init.conv(1, width, 4 * width),
+      }
       if index == 0:
         block["shortcut"] = init.conv(1, channels, 4 * width)
       params["blocks"].append(block)
@@ -63,8 +66,9 @@ def resnet50(batch_size: int = 8, image_size: int = 160, num_classes: int = 1000
       x = block_fn(block, x, stride)
     return _cross_entropy(x.mean((1, 2)) @ params["head"], labels)
 
-  return _image_model("ResNet-50", loss, jax.checkpoint(block_fn, static_argnums=2), params,
-                      (batch_size, image_size), num_classes)
+  return _image_model(
+    "ResNet-50", loss, jax.checkpoint(block_fn, static_argnums=2), params, (batch_size, image_size), num_classes
+  )
 
 
 def vgg16(batch_size: int = 8, image_size: int = 96, num_classes: int = 1000) -> Model:
@@ -96,14 +100,28 @@ def vgg16(batch_size: int = 8, image_size: int = 96, num_classes: int = 1000) ->
   return _image_model("VGG-16", loss, jax.checkpoint(block_fn), params, (batch_size, image_size), num_classes)
 
 
-def decoder(num_layers: int = 8, width: int = 256, context: int = 256, batch_size: int = 8, num_heads: int = 4,
-            vocab_size: int = 512) -> Model:
+def decoder(
+  num_layers: int = 8,
+  width: int = 256,
+  context: int = 256,
+  batch_size: int = 8,
+  num_heads: int = 4,
+  vocab_size: int = 512,
+) -> Model:
   """A GPT without a framework, a checkpoint around each block."""
   init = _Init()
-  params = {"embedding": init.dense(vocab_size, width), "blocks": [
-    {"query_key_value": init.dense(width, 3 * width), "out": init.dense(width, width),
-     "up": init.dense(width, 4 * width), "down": init.dense(4 * width, width)} for _ in range(num_layers)
-  ]}
+  params = {
+    "embedding": init.dense(vocab_size, width),
+    "blocks": [
+      {
+        "query_key_value": init.dense(width, 3 * width),
+        "out": init.dense(width, width),
+        "up": init.dense(width, 4 * width),
+        "down": init.dense(4 * width, width),
+      }
+      for _ in range(num_layers)
+    ],
+  }
 
   def block_fn(block, x):
     shape = (batch_size, context, num_heads, width // num_heads)
@@ -123,8 +141,9 @@ def decoder(num_layers: int = 8, width: int = 256, context: int = 256, batch_siz
   return Model("decoder", loss, _with_block(loss, jax.checkpoint(block_fn)), params, (tokens,))
 
 
-def _image_model(name: str, loss: Callable, checkpointed_block: Callable, params: Params, size: tuple[int, int],
-                 num_classes: int) -> Model:
+def _image_model(
+  name: str, loss: Callable, checkpointed_block: Callable, params: Params, size: tuple[int, int], num_classes: int
+) -> Model:
   rng = np.random.default_rng(1)
   batch_size, image_size = size
   images = rng.standard_normal((batch_size, image_size, image_size, 3), np.float32)

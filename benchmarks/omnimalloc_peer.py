@@ -12,7 +12,12 @@ from omnimalloc.allocators.supermalloc import SupermallocAllocator
 
 
 def measure(
-  lower: np.ndarray, upper: np.ndarray, sizes: np.ndarray, *, live_bytes: int, time_limit_s: float = 10.0,
+  lower: np.ndarray,
+  upper: np.ndarray,
+  sizes: np.ndarray,
+  *,
+  live_bytes: int,
+  time_limit_s: float = 10.0,
 ) -> dict[str, float]:
   """Fragmentation and seconds of omnimalloc.
 
@@ -32,5 +37,7 @@ def measure(
   found = SupermallocAllocator(timeout=time_limit_s, num_threads=1).solve(buffers)
   seconds = time.perf_counter() - start
   heap_bytes = max((buffer.offset + buffer.size for buffer in found.allocations), default=0)
-  return {"omnimalloc_fragmentation": (heap_bytes - live_bytes) / heap_bytes if heap_bytes else 0.0,
-          "omnimalloc_s": seconds}
+  return {
+    "omnimalloc_fragmentation": (heap_bytes - live_bytes) / heap_bytes if heap_bytes else 0.0,
+    "omnimalloc_s": seconds,
+  }

@@ -32,8 +32,14 @@ BUDGETS = (0.9, 0.7, 0.5, 0.3)
 NO_TIME_LIMIT_S = 1e6
 KEY = ("program", "budget", "changes")
 PLANNED = ("sha256", "temp_bytes", "recompute_cost_s", "planner")
-COLUMNS = {"program": "{program}", "budget": "{budget:.0%}", "changes": "{changes}", "what": "{what}",
-           "before": "{before}", "after": "{after}"}
+COLUMNS = {
+  "program": "{program}",
+  "budget": "{budget:.0%}",
+  "changes": "{changes}",
+  "what": "{what}",
+  "before": "{before}",
+  "after": "{after}",
+}
 
 
 def digest(module: bytes | None) -> str:
@@ -48,9 +54,16 @@ def rows_of(name: str, module: bytes) -> Iterator[tables.Row]:
   for share in BUDGETS:
     for changes in Changes:
       result = recompute_order(parsed, int(share * before_bytes), changes=changes, time_limit_s=NO_TIME_LIMIT_S)
-      yield {"program": name, "budget": share, "changes": changes.name.lower(), "module_sha256": digest(module),
-             "sha256": digest(result.module_bytes), "temp_bytes": result.after.temp_bytes,
-             "recompute_cost_s": result.recompute_cost_s, "planner": result.planner}
+      yield {
+        "program": name,
+        "budget": share,
+        "changes": changes.name.lower(),
+        "module_sha256": digest(module),
+        "sha256": digest(result.module_bytes),
+        "temp_bytes": result.after.temp_bytes,
+        "recompute_cost_s": result.recompute_cost_s,
+        "planner": result.planner,
+      }
 
 
 def captured(directory: pathlib.Path | None, names: list[str]) -> Iterator[tuple[str, bytes]]:
@@ -80,11 +93,19 @@ def differences(before: list[tables.Row], after: list[tables.Row]) -> Iterator[t
     old, new = (rows.get(key) for rows in cells)
     cell = dict(zip(KEY, key, strict=True))
     if old is None or new is None:
-      yield {**cell, "what": "cell", "before": "missing" if old is None else "there",
-             "after": "missing" if new is None else "there"}
+      yield {
+        **cell,
+        "what": "cell",
+        "before": "missing" if old is None else "there",
+        "after": "missing" if new is None else "there",
+      }
     elif old["module_sha256"] != new["module_sha256"]:
-      yield {**cell, "what": "module that came in", "before": old["module_sha256"][:12],
-             "after": new["module_sha256"][:12]}
+      yield {
+        **cell,
+        "what": "module that came in",
+        "before": old["module_sha256"][:12],
+        "after": new["module_sha256"][:12],
+      }
     else:
       for what in PLANNED:
         if old[what] != new[what]:
@@ -103,8 +124,9 @@ def compare(before: pathlib.Path, after: pathlib.Path) -> int:
   if found:
     console.print(tables.table(found, COLUMNS, f"{before} against {after}"))
   num_cells = len({tuple(row[name] for name in KEY) for row in found})
-  console.print(f"{num_cells} of {len(rows[1])} planned modules differ" if found else
-                f"{len(rows[1])} planned modules are the same")
+  console.print(
+    f"{num_cells} of {len(rows[1])} planned modules differ" if found else f"{len(rows[1])} planned modules are the same"
+  )
   return 1 if found else 0
 
 

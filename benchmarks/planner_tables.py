@@ -24,7 +24,7 @@ from coopjax.program.step_program import TEMPORARY, StepProgram
 from coopjax.program.validate import validate
 
 GREEDY = PeakPlanner.greedy()
-OPTIMALITY_STUDY = ("vgg11", "resnet18")   # of FastSA's models, those that its paper compares with the optimum alone
+OPTIMALITY_STUDY = ("vgg11", "resnet18")  # of FastSA's models, those that its paper compares with the optimum alone
 _COOP_COUNTERS = ("evictions", "searches", "candidates", "scanned", "search_s", "fragmentation", "heap_fragmentation")
 _PACKING_LIMIT_S = 10.0
 _COOP_SHARES = (0.9, 0.7, 0.5, 0.4, 0.3)
@@ -48,8 +48,12 @@ class Settings:
 
   def of(self, paper: str) -> list[tuple[str, int]]:
     """A paper's models and batches."""
-    return [(name, batch) for name, model in zoo.MODELS.items() if self.models is None or name in self.models
-            for batch in model.batches.get(paper, ())]
+    return [
+      (name, batch)
+      for name, model in zoo.MODELS.items()
+      if self.models is None or name in self.models
+      for batch in model.batches.get(paper, ())
+    ]
 
 
 def peak_of(program: StepProgram, schedule: np.ndarray) -> int:
@@ -59,17 +63,25 @@ def peak_of(program: StepProgram, schedule: np.ndarray) -> int:
 def plan(planner: Planner, program: StepProgram, budget_bytes: int, time_limit_s: float, **order) -> PlannerResult:
   """A plan that the validator has passed; the table must not stand on a claim."""
   result = planner.plan(program, budget_bytes, time_limit_s=time_limit_s, **order)
-  report = validate(program, result.schedule, claimed_peak_bytes=result.peak_live_bytes,
-                    claimed_cost_s=result.recompute_cost_s)
+  report = validate(
+    program, result.schedule, claimed_peak_bytes=result.peak_live_bytes, claimed_cost_s=result.recompute_cost_s
+  )
   if not report.is_valid:
     raise AssertionError(f"{result.planner}: {report}")
   return result
 
 
 def fastsa(settings: Settings) -> Iterator[Row]:
-  """FastSA's models at half and a quarter of the un-rematerialized peak, unit costs, inputs counted as it counts them."""
-  planners = {"greedy": GREEDY, "coop": CoopPlanner(), "peak": PeakPlanner(), "fastsa": FastSAPlanner(),
-              "auto": AutoPlanner()}
+  """FastSA's models at half and a quarter of the un-rematerialized peak, unit costs, inputs counted as it counts
+  them.
+  """
+  planners = {
+    "greedy": GREEDY,
+    "coop": CoopPlanner(),
+    "peak": PeakPlanner(),
+    "fastsa": FastSAPlanner(),
+    "auto": AutoPlanner(),
+  }
   for name, batch in settings.of(zoo.FASTSA):
     if name in OPTIMALITY_STUDY:
       continue
@@ -84,20 +96,32 @@ def fastsa(settings: Settings) -> Iterator[Row]:
         settings.announce(f"{name} at {share:.0%}: {label}")
         result = plan(planner, program, budget_bytes, settings.time_limit_s)
         yield {
-          "model": name, "batch": batch, "ops": program.num_ops, "share": share, "planner": label,
-          "whole_bytes": whole_bytes, "budget_bytes": budget_bytes + inputs_bytes, "holds": result.is_feasible,
+          "model": name,
+          "batch": batch,
+          "ops": program.num_ops,
+          "share": share,
+          "planner": label,
+          "whole_bytes": whole_bytes,
+          "budget_bytes": budget_bytes + inputs_bytes,
+          "holds": result.is_feasible,
           "memory_cut": 1 - (result.peak_live_bytes + inputs_bytes) / whole_bytes,
           "most_cut": 1 - (bound_bytes + inputs_bytes) / whole_bytes,
           "forced_by": program.op_kinds[bound_op] if bound_bytes > budget_bytes else None,
-          "overhead": result.overhead(program), "least_overhead": result.least_overhead(program),
+          "overhead": result.overhead(program),
+          "least_overhead": result.least_overhead(program),
           "seconds": result.seconds,
         }
 
 
 def exact(settings: Settings) -> Iterator[Row]:
   """The optimum of the given order beside heuristics on the same order, unit costs."""
-  heuristics = {"greedy": GREEDY, "coop": CoopPlanner(), "fastsa": FastSAPlanner(), "peak": PeakPlanner(),
-                "auto": AutoPlanner()}
+  heuristics = {
+    "greedy": GREEDY,
+    "coop": CoopPlanner(),
+    "fastsa": FastSAPlanner(),
+    "peak": PeakPlanner(),
+    "auto": AutoPlanner(),
+  }
   for name in settings.models or OPTIMALITY_STUDY:
     program = zoo.build(name)
     peak_bytes = peak_of(program, program.schedule)
@@ -108,16 +132,30 @@ def exact(settings: Settings) -> Iterator[Row]:
       best = plan(ExactPlanner(), program, budget_bytes, settings.exact_limit_s, **order)
       total_s, bound_s = float(program.op_cost_s.sum()), best.counters["order_bound_s"]
       common = {"model": name, "ops": program.num_ops, "share": share}
-      yield {**common, "planner": "exact", "holds": best.is_feasible, "overhead": best.overhead(program),
-             "status": STATUSES[int(best.counters["status"])], "peak_share": best.peak_live_bytes / peak_bytes,
-             "order_bound": bound_s / total_s if math.isfinite(bound_s) else None, "seconds": best.seconds}
+      yield {
+        **common,
+        "planner": "exact",
+        "holds": best.is_feasible,
+        "overhead": best.overhead(program),
+        "status": STATUSES[int(best.counters["status"])],
+        "peak_share": best.peak_live_bytes / peak_bytes,
+        "order_bound": bound_s / total_s if math.isfinite(bound_s) else None,
+        "seconds": best.seconds,
+      }
       for label, planner in heuristics.items():
         settings.announce(f"{name} at {share:.0%}: {label}")
         result = plan(planner, program, budget_bytes, settings.time_limit_s, **order)
-        yield {**common, "planner": label, "holds": result.is_feasible, "overhead": result.overhead(program),
-               "peak_share": result.peak_live_bytes / peak_bytes, "seconds": result.seconds,
-               "points_above": 100 * (result.overhead(program) - best.overhead(program))
-               if result.is_feasible and best.is_feasible else None}
+        yield {
+          **common,
+          "planner": label,
+          "holds": result.is_feasible,
+          "overhead": result.overhead(program),
+          "peak_share": result.peak_live_bytes / peak_bytes,
+          "seconds": result.seconds,
+          "points_above": 100 * (result.overhead(program) - best.overhead(program))
+          if result.is_feasible and best.is_feasible
+          else None,
+        }
 
 
 def coop(settings: Settings) -> Iterator[Row]:
@@ -131,10 +169,17 @@ def coop(settings: Settings) -> Iterator[Row]:
         settings.announce(f"{name} at {share:.0%}: {label}")
         result = plan(planner, program, math.floor(share * peak_bytes), settings.time_limit_s, order=program.schedule)
         counted = result.counters
-        yield {"model": name, "batch": batch, "ops": program.num_ops, "share": share, "planner": label,
-               "holds": counted.get("failed_step", -1) < 0 and result.is_feasible,
-               "overhead": result.overhead(program), "seconds": result.seconds,
-               **{field: counted.get(field) for field in _COOP_COUNTERS}}
+        yield {
+          "model": name,
+          "batch": batch,
+          "ops": program.num_ops,
+          "share": share,
+          "planner": label,
+          "holds": counted.get("failed_step", -1) < 0 and result.is_feasible,
+          "overhead": result.overhead(program),
+          "seconds": result.seconds,
+          **{field: counted.get(field) for field in _COOP_COUNTERS},
+        }
 
 
 def model(settings: Settings) -> Iterator[Row]:
@@ -151,11 +196,21 @@ def model(settings: Settings) -> Iterator[Row]:
     settings.announce(f"{name}, batch {batch}: planning")
     result = plan(ModelPlanner(), program, 0, settings.time_limit_s)
     counted = result.counters
-    yield {"model": name, "batch": batch, "ops": program.num_ops, "given_bytes": given_bytes,
-           "greedy_saves": 1 - greedy_bytes / given_bytes, "saves": 1 - result.peak_live_bytes / given_bytes,
-           "gap": counted["gap"], "is_proven": bool(counted["is_proven"]), "ilps": counted["ilps"],
-           "fell_back": bool(counted["fell_back"]), "fragmentation": counted["fragmentation"],
-           "greedy_fragmentation": fragmentation_of_first_come(program, result.schedule), "seconds": result.seconds}
+    yield {
+      "model": name,
+      "batch": batch,
+      "ops": program.num_ops,
+      "given_bytes": given_bytes,
+      "greedy_saves": 1 - greedy_bytes / given_bytes,
+      "saves": 1 - result.peak_live_bytes / given_bytes,
+      "gap": counted["gap"],
+      "is_proven": bool(counted["is_proven"]),
+      "ilps": counted["ilps"],
+      "fell_back": bool(counted["fell_back"]),
+      "fragmentation": counted["fragmentation"],
+      "greedy_fragmentation": fragmentation_of_first_come(program, result.schedule),
+      "seconds": result.seconds,
+    }
 
 
 def lifetimes(program: StepProgram, schedule: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -175,7 +230,16 @@ def packing(settings: Settings) -> Iterator[Row]:
   """Offsets for fixed schedules: a plain greedy, ours and omnimalloc's, on the same live ranges in one run."""
   import omnimalloc_peer
 
-  for name in settings.models or ("vgg11", "resnet50", "densenet121", "unet", "bert_base", "gpt2", "swin_tiny", "llama_7b"):
+  for name in settings.models or (
+    "vgg11",
+    "resnet50",
+    "densenet121",
+    "unet",
+    "bert_base",
+    "gpt2",
+    "swin_tiny",
+    "llama_7b",
+  ):
     program = zoo.build(name)
     peak_bytes = peak_of(program, program.schedule)
     for share in (1.0, 0.5, 0.25):
@@ -185,7 +249,11 @@ def packing(settings: Settings) -> Iterator[Row]:
         schedule = plan(PeakPlanner(), program, math.floor(share * peak_bytes), settings.time_limit_s).schedule
       problem = lifetimes(program, schedule)
       row = {"model": name, "share": share, "buffers": len(problem[0])}
-      for label, how in (("greedy", {"method": "best_fit", "order": "lower"}), ("xla", {"method": "best_fit"}), ("search", {})):
+      for label, how in (
+        ("greedy", {"method": "best_fit", "order": "lower"}),
+        ("xla", {"method": "best_fit"}),
+        ("search", {}),
+      ):
         settings.announce(f"{name} at {share:.0%}: {label}")
         packed = pack(*problem, time_limit_s=_PACKING_LIMIT_S, **how)
         row |= {f"{label}_fragmentation": packed.fragmentation, f"{label}_s": packed.seconds}

@@ -56,7 +56,8 @@ def _sum_up_fastsa(rows: Sequence[Row]) -> list[str]:
     f"{mean(group, 'memory_cut'):.1%} (no plan: more than {mean(group, 'most_cut'):.1%}), mean extra cost "
     f"{mean(group, 'overhead'):.2%}, most {max(row['overhead'] for row in group):.2%}, "
     f"mean {mean(group, 'seconds'):.1f} s"
-    for (share, planner), group in _grouped(rows, "share", "planner")]
+    for (share, planner), group in _grouped(rows, "share", "planner")
+  ]
 
 
 def _sum_up_exact(rows: Sequence[Row]) -> list[str]:
@@ -64,16 +65,25 @@ def _sum_up_exact(rows: Sequence[Row]) -> list[str]:
   compared = [row for row in rows if (row["model"], row["share"]) in proved and row.get("points_above") is not None]
   return [f"where the optimum is proved ({len(proved)} cases)"] + [
     f"  {planner}: holds {len(group)}, at most {max(row['points_above'] for row in group):.2f} points above"
-    for (planner,), group in _grouped(compared, "planner")]
+    for (planner,), group in _grouped(compared, "planner")
+  ]
 
 
 def _sum_up_coop(rows: Sequence[Row]) -> list[str]:
   """Over the cases in which Coop and all of its peers hold the budget."""
   lines = []
   cases = [{row["planner"]: row for row in group} for _, group in _grouped(rows, "model", "share")]
-  for ours, theirs in (("coop", "dtr"), ("coop", "dte"), ("coop, every cost anew", "dtr"), ("coop", "dtr, costs reused")):
-    pairs = [(case[ours], case[theirs]) for case in cases
-             if case[ours]["holds"] and case[theirs]["holds"] and case[theirs]["evictions"]]
+  for ours, theirs in (
+    ("coop", "dtr"),
+    ("coop", "dte"),
+    ("coop, every cost anew", "dtr"),
+    ("coop", "dtr, costs reused"),
+  ):
+    pairs = [
+      (case[ours], case[theirs])
+      for case in cases
+      if case[ours]["holds"] and case[theirs]["holds"] and case[theirs]["evictions"]
+    ]
     if pairs:
       mine, others = zip(*pairs, strict=True)
       ratios = sorted(other["candidates"] / max(own["candidates"], 1) for own, other in pairs)
@@ -82,7 +92,8 @@ def _sum_up_coop(rows: Sequence[Row]) -> list[str]:
         f"{theirs} over {ours} in {len(pairs)} cases: candidate evaluations {ratios[0]:.2f}x at least, "
         f"{ratios[len(ratios) // 2]:.2f}x in the median; fragmentation less in {less}, on average "
         f"{mean(mine, 'fragmentation'):.2%} against {mean(others, 'fragmentation'):.2%}; overhead "
-        f"{mean(mine, 'overhead'):.1%} against {mean(others, 'overhead'):.1%}")
+        f"{mean(mine, 'overhead'):.1%} against {mean(others, 'overhead'):.1%}"
+      )
   held = {planner: sum(row["holds"] for row in group) for (planner,), group in _grouped(rows, "planner")}
   return [*lines, "budgets held: " + ", ".join(f"{planner.strip()} {count}" for planner, count in held.items())]
 
@@ -94,48 +105,126 @@ def _sum_up_model(rows: Sequence[Row]) -> list[str]:
     f"median {sorted(row['seconds'] for row in group)[len(group) // 2]:.1f} s, "
     f"{sum(row['is_proven'] for row in group)} of {len(group)} proved, "
     f"fragmentation at most {max(row['fragmentation'] for row in group):.2%}"
-    for (batch,), group in _grouped(rows, "batch")]
+    for (batch,), group in _grouped(rows, "batch")
+  ]
 
 
 def _sum_up_packing(rows: Sequence[Row]) -> list[str]:
   return [
     f"{label}: fragmentation 0 in {sum(row[f'{label}_fragmentation'] == 0 for row in rows)} of {len(rows)}, mean "
     f"{mean(rows, f'{label}_fragmentation'):.3%}, {mean(rows, f'{label}_s'):.2f} s"
-    for label in ("greedy", "xla", "search", "omnimalloc")]
+    for label in ("greedy", "xla", "search", "omnimalloc")
+  ]
 
 
 def _sum_up_scale(rows: Sequence[Row]) -> list[str]:
   return [
-    f"{planner}: " + ", ".join(f"{row['us_per_op']:.0f} us/op at {row['ops']:,}" for row in group if row["share"] == 0.25)
-    for (planner,), group in _grouped(rows, "planner")]
+    f"{planner}: "
+    + ", ".join(f"{row['us_per_op']:.0f} us/op at {row['ops']:,}" for row in group if row["share"] == 0.25)
+    for (planner,), group in _grouped(rows, "planner")
+  ]
 
 
 TABLES = {
-  "fastsa": Table(planner_tables.fastsa, {
-    "model": "{model}", "ops": "{ops:,}", "budget": "{share:.0%}", "planner": "{planner}", "holds": "{holds}",
-    "memory cut": "{memory_cut:.1%}", "at most": "{most_cut:.1%}", "forced by": "{forced_by:s}",
-    "extra cost": "{overhead:.2%}", "at least": "{least_overhead:.2%}", "s": "{seconds:.1f}"}, _sum_up_fastsa),
-  "exact": Table(planner_tables.exact, {
-    "model": "{model}", "ops": "{ops:,}", "budget": "{share:.0%}", "planner": "{planner}", "holds": "{holds}",
-    "status": "{status:s}", "memory": "{peak_share:.1%}", "extra cost": "{overhead:.2%}",
-    "order's bound": "{order_bound:.2%}", "points above": "{points_above:.2f}", "s": "{seconds:.1f}"}, _sum_up_exact),
-  "coop": Table(planner_tables.coop, {
-    "model": "{model}", "budget": "{share:.0%}", "planner": "{planner}", "holds": "{holds}", "extra cost": "{overhead:.1%}",
-    "evictions": "{evictions:,}", "searches": "{searches:,}", "candidates": "{candidates:,}",
-    "fragmentation": "{fragmentation:.2%}", "of heap": "{heap_fragmentation:.2%}", "s": "{seconds:.2f}"}, _sum_up_coop),
-  "model": Table(planner_tables.model, {
-    "model": "{model}", "batch": "{batch}", "ops": "{ops:,}", "saves": "{saves:.1%}", "greedy": "{greedy_saves:.1%}",
-    "gap": "{gap:.2%}", "proved": "{is_proven}", "ILPs": "{ilps:.0f}", "fell back": "{fell_back}",
-    "fragmentation": "{fragmentation:.2%}", "greedy's": "{greedy_fragmentation:.2%}", "s": "{seconds:.1f}"},
-    _sum_up_model),
-  "packing": Table(planner_tables.packing, {
-    "model": "{model}", "budget": "{share:.0%}", "buffers": "{buffers:,}", "greedy": "{greedy_fragmentation:.2%}",
-    "XLA's rule": "{xla_fragmentation:.2%}", "search": "{search_fragmentation:.2%}", "omnimalloc": "{omnimalloc_fragmentation:.2%}", "greedy s": "{greedy_s:.2f}",
-    "search s": "{search_s:.2f}", "omnimalloc s": "{omnimalloc_s:.2f}"}, _sum_up_packing),
-  "scale": Table(lambda settings: scale.rows(SCALES, settings.time_limit_s, settings.announce), {
-    "ops": "{ops:,}", "budget": "{share:.0%}", "planner": "{planner}", "holds": "{holds:.0f}",
-    "extra cost": "{overhead:.2%}", "s": "{seconds:.2f}", "us/op": "{us_per_op:.1f}", "GiB": "{rss_gib:.2f}"},
-    _sum_up_scale),
+  "fastsa": Table(
+    planner_tables.fastsa,
+    {
+      "model": "{model}",
+      "ops": "{ops:,}",
+      "budget": "{share:.0%}",
+      "planner": "{planner}",
+      "holds": "{holds}",
+      "memory cut": "{memory_cut:.1%}",
+      "at most": "{most_cut:.1%}",
+      "forced by": "{forced_by:s}",
+      "extra cost": "{overhead:.2%}",
+      "at least": "{least_overhead:.2%}",
+      "s": "{seconds:.1f}",
+    },
+    _sum_up_fastsa,
+  ),
+  "exact": Table(
+    planner_tables.exact,
+    {
+      "model": "{model}",
+      "ops": "{ops:,}",
+      "budget": "{share:.0%}",
+      "planner": "{planner}",
+      "holds": "{holds}",
+      "status": "{status:s}",
+      "memory": "{peak_share:.1%}",
+      "extra cost": "{overhead:.2%}",
+      "order's bound": "{order_bound:.2%}",
+      "points above": "{points_above:.2f}",
+      "s": "{seconds:.1f}",
+    },
+    _sum_up_exact,
+  ),
+  "coop": Table(
+    planner_tables.coop,
+    {
+      "model": "{model}",
+      "budget": "{share:.0%}",
+      "planner": "{planner}",
+      "holds": "{holds}",
+      "extra cost": "{overhead:.1%}",
+      "evictions": "{evictions:,}",
+      "searches": "{searches:,}",
+      "candidates": "{candidates:,}",
+      "fragmentation": "{fragmentation:.2%}",
+      "of heap": "{heap_fragmentation:.2%}",
+      "s": "{seconds:.2f}",
+    },
+    _sum_up_coop,
+  ),
+  "model": Table(
+    planner_tables.model,
+    {
+      "model": "{model}",
+      "batch": "{batch}",
+      "ops": "{ops:,}",
+      "saves": "{saves:.1%}",
+      "greedy": "{greedy_saves:.1%}",
+      "gap": "{gap:.2%}",
+      "proved": "{is_proven}",
+      "ILPs": "{ilps:.0f}",
+      "fell back": "{fell_back}",
+      "fragmentation": "{fragmentation:.2%}",
+      "greedy's": "{greedy_fragmentation:.2%}",
+      "s": "{seconds:.1f}",
+    },
+    _sum_up_model,
+  ),
+  "packing": Table(
+    planner_tables.packing,
+    {
+      "model": "{model}",
+      "budget": "{share:.0%}",
+      "buffers": "{buffers:,}",
+      "greedy": "{greedy_fragmentation:.2%}",
+      "XLA's rule": "{xla_fragmentation:.2%}",
+      "search": "{search_fragmentation:.2%}",
+      "omnimalloc": "{omnimalloc_fragmentation:.2%}",
+      "greedy s": "{greedy_s:.2f}",
+      "search s": "{search_s:.2f}",
+      "omnimalloc s": "{omnimalloc_s:.2f}",
+    },
+    _sum_up_packing,
+  ),
+  "scale": Table(
+    lambda settings: scale.rows(SCALES, settings.time_limit_s, settings.announce),
+    {
+      "ops": "{ops:,}",
+      "budget": "{share:.0%}",
+      "planner": "{planner}",
+      "holds": "{holds:.0f}",
+      "extra cost": "{overhead:.2%}",
+      "s": "{seconds:.2f}",
+      "us/op": "{us_per_op:.1f}",
+      "GiB": "{rss_gib:.2f}",
+    },
+    _sum_up_scale,
+  ),
 }
 
 
@@ -153,8 +242,11 @@ def main() -> None:
     for name in arguments.tables or TABLES:
       bar = progress.add_task(name, total=None)
       settings = Settings(
-        tuple(arguments.models) if arguments.models else None, arguments.time_limit, arguments.exact_limit,
-        announce=lambda text: progress.update(bar, description=f"{name}: {text}"))
+        tuple(arguments.models) if arguments.models else None,
+        arguments.time_limit,
+        arguments.exact_limit,
+        announce=lambda text: progress.update(bar, description=f"{name}: {text}"),
+      )
       rows = []
       for row in TABLES[name].rows(settings):
         rows.append(row)

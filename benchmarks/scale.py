@@ -1,7 +1,7 @@
 """Planning time over size: layered programs with skips, each planned in a process of its own.
 
-``python benchmarks/scale.py OPS SHARE PLANNER SECONDS`` plans one, and prints whether the budget holds, the overhead, the
-seconds, microseconds an op and the process's largest resident GiB.
+``python benchmarks/scale.py OPS SHARE PLANNER SECONDS`` plans one, and prints whether the budget holds, the overhead,
+the seconds, microseconds an op and the process's largest resident GiB.
 """
 
 import math
@@ -19,8 +19,11 @@ from coopjax.planners.auto import AutoPlanner
 from coopjax.planners.peak import PeakPlanner
 from coopjax.planners.segments import SegmentPlanner
 
-PLANNERS = {"first plan": SegmentPlanner(num_rounds=1, max_polished_ops=0), "auto": AutoPlanner(),
-            "greedy": PeakPlanner.greedy()}
+PLANNERS = {
+  "first plan": SegmentPlanner(num_rounds=1, max_polished_ops=0),
+  "auto": AutoPlanner(),
+  "greedy": PeakPlanner.greedy(),
+}
 _GREEDY_TAKES = 20_000  # ops; above, it takes hours
 _DEFAULT_LIMIT_S = 10.0  # of programs that are not large
 
@@ -36,8 +39,13 @@ def rows(sizes: tuple[int, ...], time_limit_s: float, announce: Callable[[str], 
         limit_s = min(time_limit_s, _DEFAULT_LIMIT_S) if num_ops <= AutoPlanner.large_ops else time_limit_s
         child = [sys.executable, __file__, str(num_ops), str(share), label, str(limit_s)]
         figures = subprocess.run(child, stdout=subprocess.PIPE, text=True, check=True).stdout
-        yield dict(zip(("ops", "share", "planner", "holds", "overhead", "seconds", "us_per_op", "rss_gib"),
-                       (num_ops, share, label, *map(float, figures.split())), strict=True))
+        yield dict(
+          zip(
+            ("ops", "share", "planner", "holds", "overhead", "seconds", "us_per_op", "rss_gib"),
+            (num_ops, share, label, *map(float, figures.split())),
+            strict=True,
+          )
+        )
 
 
 def main(num_ops: int, share: float, label: str, time_limit_s: float) -> None:

@@ -27,8 +27,14 @@ from tests.support import browser, profiles
 
 NUM_LAYERS, NUM_BUFFERS, NUM_RUNS = 28, 20_000, 5
 MB = 1_000_000
-COLUMNS = {"what": "{what}", "size": "{size_mb:.1f} MB", "buffers": "{num_buffers:,}", "fastest": "{seconds:.2f} s",
-           "of it CPU": "{cpu_s:.2f} s", "bar": "{bar_s:.0f} s"}
+COLUMNS = {
+  "what": "{what}",
+  "size": "{size_mb:.1f} MB",
+  "buffers": "{num_buffers:,}",
+  "fastest": "{seconds:.2f} s",
+  "of it CPU": "{cpu_s:.2f} s",
+  "bar": "{bar_s:.0f} s",
+}
 RESULTS = tables.RESULTS / "seeing.json"
 
 
@@ -36,8 +42,8 @@ def inspected(directory: pathlib.Path) -> tables.Row:
   """The command on a dump, the fastest of some runs."""
   model = models.decoder(num_layers=NUM_LAYERS, width=16, context=8, batch_size=1, num_heads=1, vocab_size=16)
   jax.jit(jax.value_and_grad(model.loss)).lower(model.params, *model.batch).compile(
-    compiler_options={"xla_dump_to": str(directory), "xla_dump_hlo_as_proto": True,
-                      "xla_backend_optimization_level": 0})
+    compiler_options={"xla_dump_to": str(directory), "xla_dump_hlo_as_proto": True, "xla_backend_optimization_level": 0}
+  )
   (module,) = directory.glob("*after_optimizations.hlo.pb")
   runs = []
   for _ in range(NUM_RUNS):
@@ -47,8 +53,14 @@ def inspected(directory: pathlib.Path) -> tables.Row:
     cpu_s = after.children_user - before.children_user + after.children_system - before.children_system
     runs.append((time.perf_counter() - start, cpu_s))
   seconds, cpu_s = min(runs)
-  return {"what": "coopjax inspect", "size_mb": module.stat().st_size / MB, "num_buffers": None, "seconds": seconds,
-          "cpu_s": cpu_s, "bar_s": 2.0}
+  return {
+    "what": "coopjax inspect",
+    "size_mb": module.stat().st_size / MB,
+    "num_buffers": None,
+    "seconds": seconds,
+    "cpu_s": cpu_s,
+    "bar_s": 2.0,
+  }
 
 
 def reported(directory: pathlib.Path) -> tables.Row:
@@ -65,8 +77,14 @@ def reported(directory: pathlib.Path) -> tables.Row:
       seconds.append(time.perf_counter() - start)
     if page.errors:
       sys.exit(f"the report has errors: {page.errors}")
-  return {"what": "report in Chromium", "size_mb": path.stat().st_size / MB, "num_buffers": NUM_BUFFERS,
-          "seconds": min(seconds), "cpu_s": None, "bar_s": 2.0}
+  return {
+    "what": "report in Chromium",
+    "size_mb": path.stat().st_size / MB,
+    "num_buffers": NUM_BUFFERS,
+    "seconds": min(seconds),
+    "cpu_s": None,
+    "bar_s": 2.0,
+  }
 
 
 def main() -> None:

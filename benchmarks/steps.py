@@ -1,8 +1,8 @@
 """Whole training steps in a total: coopjax beside per-block jax.checkpoint.
 
 A decoder in mixed precision (f32 weights, bf16 compute), two batches accumulated by a scan, with AdamW and donated
-state. Every variant is the whole step, compiled; bytes are the executable's (total = arguments + outputs + temporaries -
-aliased), recomputed FLOPs are what XLA's cost analysis counts beyond the plain step's (of one turn of the scan), and
+state. Every variant is the whole step, compiled; bytes are the executable's (total = arguments + outputs + temporaries
+- aliased), recomputed FLOPs are what XLA's cost analysis counts beyond the plain step's (of one turn of the scan), and
 all steps are timed in turns, the fastest of each shown. Writes benchmarks/results/steps.json.
 
   python benchmarks/steps.py       # some three minutes on two cores
@@ -29,9 +29,14 @@ MIB = 2**20
 NUM_TURNS, NUM_ROUNDS = 2, 5
 SHARES = (0.5, 0.25)  # of the plain step's temporaries
 COLUMNS = {
-  "step": "{name}", "budget, total": "{budget_mib:.1f} MiB", "total": "{total_mib:.1f} MiB",
-  "temporaries": "{temp_mib:.1f} MiB", "recomputed": "{recompute_gflops:+.2f} GFLOP", "step time": "{step_s:.2f} s",
-  "planned in": "{plan_s:.0f} s", "engine": "{engine}",
+  "step": "{name}",
+  "budget, total": "{budget_mib:.1f} MiB",
+  "total": "{total_mib:.1f} MiB",
+  "temporaries": "{temp_mib:.1f} MiB",
+  "recomputed": "{recompute_gflops:+.2f} GFLOP",
+  "step time": "{step_s:.2f} s",
+  "planned in": "{plan_s:.0f} s",
+  "engine": "{engine}",
 }
 RESULTS = tables.RESULTS / "steps.json"
 
@@ -56,10 +61,16 @@ def make_step(loss: Callable, optimizer: optax.GradientTransformation) -> Any:
 def row(name: str, compiled: jax.stages.Compiled, **fields: Any) -> tables.Row:
   """What the compiler says of a step."""
   sizes = compiled.memory_analysis()
-  total = (sizes.argument_size_in_bytes + sizes.output_size_in_bytes + sizes.temp_size_in_bytes
-           - sizes.alias_size_in_bytes)
-  return {"name": name, "temp_mib": sizes.temp_size_in_bytes / MIB, "total_mib": total / MIB,
-          "gflops": compiled.cost_analysis()["flops"] / 1e9, **fields}
+  total = (
+    sizes.argument_size_in_bytes + sizes.output_size_in_bytes + sizes.temp_size_in_bytes - sizes.alias_size_in_bytes
+  )
+  return {
+    "name": name,
+    "temp_mib": sizes.temp_size_in_bytes / MIB,
+    "total_mib": total / MIB,
+    "gflops": compiled.cost_analysis()["flops"] / 1e9,
+    **fields,
+  }
 
 
 def measure() -> list[tables.Row]:
@@ -71,8 +82,10 @@ def measure() -> list[tables.Row]:
     params = jax.tree.map(jnp.array, model.params)
     return params, optimizer.init(params), batches
 
-  steps = {name: make_step(loss, optimizer).lower(*arguments()).compile()
-           for name, loss in (("plain", model.loss), ("checkpoint per block", model.checkpointed_loss))}
+  steps = {
+    name: make_step(loss, optimizer).lower(*arguments()).compile()
+    for name, loss in (("plain", model.loss), ("checkpoint per block", model.checkpointed_loss))
+  }
   rows = [row(name, compiled) for name, compiled in steps.items()]
   plain, checkpointed = rows
   resident_mib = plain["total_mib"] - plain["temp_mib"]
@@ -91,8 +104,9 @@ def measure() -> list[tables.Row]:
       start = time.perf_counter()
       jax.block_until_ready(compiled(*inputs))
       times[name].append(time.perf_counter() - start)
-  return [{**each, "step_s": min(times[each["name"]]), "recompute_gflops": each["gflops"] - plain["gflops"]}
-          for each in rows]
+  return [
+    {**each, "step_s": min(times[each["name"]]), "recompute_gflops": each["gflops"] - plain["gflops"]} for each in rows
+  ]
 
 
 def main() -> None:

@@ -55,8 +55,13 @@ def _cell(text: str, row: Row) -> str:
 
 def machine() -> Row:
   """What the figures were measured on."""
-  return {"cpus": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version(),
-          "jax": jax.__version__, "coopjax": coopjax.__version__}
+  return {
+    "cpus": os.cpu_count(),
+    "machine": platform.machine(),
+    "python": platform.python_version(),
+    "jax": jax.__version__,
+    "coopjax": coopjax.__version__,
+  }
 
 
 def read(path: pathlib.Path) -> list[Row]:

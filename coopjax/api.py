@@ -53,10 +53,10 @@ def remat(
   the HLO engine sees all examples, the policy engine one: put the remat around the ``vmap``.
 
   Args:
-    fn: a differentiable function of pytrees, whose leaves need not all be arrays (a module of Equinox may hold functions);
-      left out, ``remat`` returns a decorator.
-    budget: temporary memory on one device: bytes (int), a size (``"6GiB"``), a float in (0, 1], or ``"25%"``, as a share
-      of the un-rematerialized temporaries of the program that is compiled, or a :class:`coopjax.Budget`. With
+    fn: a differentiable function of pytrees, whose leaves need not all be arrays (a module of Equinox may hold
+      functions); left out, ``remat`` returns a decorator.
+    budget: temporary memory on one device: bytes (int), a size (``"6GiB"``), a float in (0, 1], or ``"25%"``, as a
+      share of the un-rematerialized temporaries of the program that is compiled, or a :class:`coopjax.Budget`. With
       ``Budget("6GiB", offload=True)`` values may also be kept in the host's memory, where that takes less time than to
       recompute them, or nothing else holds the budget: on GPU in scans and straight-line code, on TPU in scans, by the
       policy engine. A CPU has nowhere to offload to (``HostOffloadWarning``, or ``HostOffloadError`` if it is asked of
@@ -107,17 +107,28 @@ def remat(
     budget, planner, engine = dataclasses.replace(plan.budget, offload=False), plan.planner, "auto"
   elif budget is None:
     raise TypeError("remat needs budget= (bytes, a size such as '6GiB', or a share in (0, 1]) or plan=")
-  request = Request.checked(budget=budget, planner=planner, engine=engine, target=target, time_limit_s=time_limit_s,
-                            on_infeasible=on_infeasible)
+  request = Request.checked(
+    budget=budget, planner=planner, engine=engine, target=target, time_limit_s=time_limit_s, on_infeasible=on_infeasible
+  )
   static = {"static_argnums": static_argnums, "static_argnames": static_argnames}
   if fn is None:
     return functools.partial(
-      remat, budget=None if plan else request.budget, planner=planner, engine=engine, policy=policy, target=target,
-      time_limit_s=time_limit_s, on_infeasible=on_infeasible, plan=plan, **static)
+      remat,
+      budget=None if plan else request.budget,
+      planner=planner,
+      engine=engine,
+      policy=policy,
+      target=target,
+      time_limit_s=time_limit_s,
+      on_infeasible=on_infeasible,
+      plan=plan,
+      **static,
+    )
   if plan is not None:
     return following.follow(fn, plan, policy=policy, **static)
   return regions.region(
-    fn, functools.partial(choose, request=request), policy=policy, is_plain_when_eager=True, **static)
+    fn, functools.partial(choose, request=request), policy=policy, is_plain_when_eager=True, **static
+  )
 
 
 def plan(
@@ -133,8 +144,8 @@ def plan(
 ) -> RematPlan:
   """Plans ``fn`` with its gradient for a budget, compiles the plan, and reports the compiler's numbers.
 
-  A plan that holds its budget is kept on disk (see ``coopjax.planning.cache``): where the same is planned again, in this process
-  or another, it is compiled once, to measure it.
+  A plan that holds its budget is kept on disk (see ``coopjax.planning.cache``): where the same is planned again, in
+  this process or another, it is compiled once, to measure it.
 
   A whole training step, recognized by taking gradients of functions under :func:`remat` (or of Flax blocks under
   :func:`coopjax.linen.remat` or :func:`coopjax.nnx.remat`), is planned as it is: with its optimizer, donation, gradient
@@ -183,6 +194,7 @@ def plan(
     True
     >>> fitted_step = plan.apply(train_step)
   """
-  request = Request.checked(budget=budget, planner=planner, engine=engine, target=target, time_limit_s=time_limit_s,
-                            on_infeasible=on_infeasible)
+  request = Request.checked(
+    budget=budget, planner=planner, engine=engine, target=target, time_limit_s=time_limit_s, on_infeasible=on_infeasible
+  )
   return Plannable.of(fn, args, kwargs, request.device).plan(request)

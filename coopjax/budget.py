@@ -13,8 +13,10 @@ _UNITS |= {f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", sta
 _UNITS |= {f"{prefix}B": 1000**power for power, prefix in enumerate("kMGT", start=1)} | {"KB": 1000}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*)\s*")
 type BudgetLike = Budget | str | float | SupportsIndex  # what users write; `Budget.parse` says what it means
-_ASK = ('a budget is bytes (int), a size ("6GiB", "500 MB"), a share of the un-rematerialized temporary memory in (0, 1] '
-        'or in percent ("25%")')
+_ASK = (
+  'a budget is bytes (int), a size ("6GiB", "500 MB"), a share of the un-rematerialized temporary memory in (0, 1] '
+  'or in percent ("25%")'
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +50,10 @@ class Budget:
   if TYPE_CHECKING:  # the dataclass's own, which takes what `limit_bytes` is made from
 
     def __init__(
-      self, limit_bytes: str | float | SupportsIndex | None = None, share: float | None = None, is_total: bool = False,
+      self,
+      limit_bytes: str | float | SupportsIndex | None = None,
+      share: float | None = None,
+      is_total: bool = False,
       offload: bool = False,
     ) -> None: ...
 
@@ -100,8 +105,10 @@ class Budget:
     if (self.limit_bytes is None) == (self.share is None):
       raise InvalidBudgetError(f"Budget(limit_bytes={self.limit_bytes}, share={self.share}): one of the two; {_ASK}")
     if self.share is not None and (self.is_total or not 0 < self.share <= 1):
-      raise InvalidBudgetError(f"Budget(share={self.share}, is_total={self.is_total}): a share lies in (0, 1], and is of "
-                               f"the temporaries, not of a total; {_ASK}")
+      raise InvalidBudgetError(
+        f"Budget(share={self.share}, is_total={self.is_total}): a share lies in (0, 1], and is of "
+        f"the temporaries, not of a total; {_ASK}"
+      )
     if self.limit_bytes is not None and self.limit_bytes < 0:
       raise InvalidBudgetError(f"Budget({self.limit_bytes}): a budget must not be negative; {_ASK}")
 

@@ -90,7 +90,9 @@ def enable(budget: BudgetLike | None = None, *, planner: str = "auto", time_limi
   if compat.hook_platform(jax.default_backend()) not in platforms:
     warnings.warn(
       f"coopjax.enable changes nothing on {jax.default_backend()}: JAX {jax.__version__} runs no hooks there",
-      RematNoEffectWarning, stacklevel=2)
+      RematNoEffectWarning,
+      stacklevel=2,
+    )
   former = standing.current()
   standing.change(standing.Standing(budget, planner, time_limit_s))
   return Enabled(former)

@@ -115,7 +115,9 @@ def _lift(target: Any, methods: str | Sequence[str] | None, options: dict, stati
     kind = "an instance: wrap its class" if isinstance(target, linen.Module) else "neither"
     raise TypeError(f"coopjax.linen.remat takes a Linen module class or a function of a module; {target!r} is {kind}")
   if methods is not None:
-    raise ValueError(f"methods={methods!r}: only for a module class; {getattr(target, "__qualname__", target)} is a function")
+    raise ValueError(
+      f"methods={methods!r}: only for a module class; {getattr(target, '__qualname__', target)} is a function"
+    )
   return transforms.lift_transform(checkpoint, target, arguments=_arguments(target, statics), **options)
 
 
@@ -124,13 +126,20 @@ def _arguments(method: Callable, statics: dict) -> StaticArguments:
   arguments = StaticArguments.of(method, **statics)
   owner = next(iter(arguments.signature.parameters), None)
   if owner in arguments.names:
-    raise ValueError(f"static_argnums=0: argument 0 of {arguments.name} is {owner}, the module; its fields are static "
-                     "as they are, and the first argument of the call is 1")
+    raise ValueError(
+      f"static_argnums=0: argument 0 of {arguments.name} is {owner}, the module; its fields are static "
+      "as they are, and the first argument of the call is 1"
+    )
   return arguments
 
 
 def checkpoint(
-  fn: Callable, *, fitted: Callable, arguments: StaticArguments, variables: Any, rngs: Any,
+  fn: Callable,
+  *,
+  fitted: Callable,
+  arguments: StaticArguments,
+  variables: Any,
+  rngs: Any,
 ) -> Callable:
   """A function of scopes under a budget; the name is what Flax puts before the name of the lifted class.
 
@@ -141,6 +150,7 @@ def checkpoint(
     variables: filter of collections.
     rngs: filter of random number sequences.
   """
+
   def pure(scope_fn, repack_fn, variable_groups, rng_groups, *args, **kwargs):
     bound, traced = arguments.split((None, *args), kwargs)  # None stands for the module, which the scopes carry
 

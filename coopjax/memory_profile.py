@@ -159,7 +159,9 @@ class MemoryProfile:
   @property
   def fragmentation(self) -> float:
     """``(heap size - peak live) / heap size`` of the temporaries; negative where XLA reuses output buffers."""
-    return (self.temp_bytes - self.peak_live_bytes) / self.temp_bytes if self.temp_bytes and self.peak_live_bytes else 0.0
+    return (
+      (self.temp_bytes - self.peak_live_bytes) / self.temp_bytes if self.temp_bytes and self.peak_live_bytes else 0.0
+    )
 
   @property
   def peak_step(self) -> int:
@@ -169,8 +171,9 @@ class MemoryProfile:
   def at_peak(self) -> list[Buffer]:
     """The temporaries that are live at the peak, largest first; all of them where live ranges are not known."""
     peak = self.peak_step
-    return self.largest([
-      buffer for buffer in self.temporaries if peak < 0 or buffer.start < 0 or buffer.start <= peak < buffer.end])
+    return self.largest(
+      [buffer for buffer in self.temporaries if peak < 0 or buffer.start < 0 or buffer.start <= peak < buffer.end]
+    )
 
   @functools.cached_property
   def temporaries(self) -> tuple[Buffer, ...]:
@@ -203,7 +206,8 @@ class MemoryProfile:
       members[GROUP_KEYS[by](buffer)].append(buffer)
     groups = [
       Group(key, sum(buffer.num_bytes for buffer in group), len(group), max(group, key=lambda buffer: buffer.num_bytes))
-      for key, group in members.items()]
+      for key, group in members.items()
+    ]
     return sorted(groups, key=lambda group: (-group.num_bytes, group.key))
 
   @classmethod
@@ -217,31 +221,48 @@ class MemoryProfile:
     fields = dataclasses.asdict(self)
     for buffer in fields["buffers"]:
       buffer["cost_s"] = None if np.isnan(buffer["cost_s"]) else buffer["cost_s"]
-    return {**fields, "live_bytes": list(self.live_bytes), "buffers": list(fields["buffers"]),
-            "total_bytes": self.total_bytes, "resident_bytes": self.resident_bytes,
-            "fragmentation": self.fragmentation, "peak_step": self.peak_step}
+    return {
+      **fields,
+      "live_bytes": list(self.live_bytes),
+      "buffers": list(fields["buffers"]),
+      "total_bytes": self.total_bytes,
+      "resident_bytes": self.resident_bytes,
+      "fragmentation": self.fragmentation,
+      "peak_step": self.peak_step,
+    }
 
   def to_frame(self) -> Any:
     """A row a buffer, as a ``pandas.DataFrame``."""
-    return display.frame([
-      {**vars(buffer), "dtype": buffer.dtype, "module_path": buffer.module_path, "layer": buffer.layer}
-      for buffer in self.buffers])
+    return display.frame(
+      [
+        {**vars(buffer), "dtype": buffer.dtype, "module_path": buffer.module_path, "layer": buffer.layer}
+        for buffer in self.buffers
+      ]
+    )
 
   def plot(self, ax: Any = None) -> Any:
     """Live bytes over the schedule, or the totals where they are not known. Returns matplotlib's axes."""
     title = f"{self.name or 'program'}: {format_bytes(self.temp_bytes)} of temporaries"
     if self.live_bytes:
       return display.plot_live_bytes(ax, title, {f"peak {format_bytes(self.peak_live_bytes)}": self.live_bytes})
-    return display.plot_totals(ax, title, {
-      "arguments": self.argument_bytes, "outputs": self.output_bytes, "temporaries": self.temp_bytes,
-      "aliased": self.alias_bytes})
+    return display.plot_totals(
+      ax,
+      title,
+      {
+        "arguments": self.argument_bytes,
+        "outputs": self.output_bytes,
+        "temporaries": self.temp_bytes,
+        "aliased": self.alias_bytes,
+      },
+    )
 
   def _repr_html_(self) -> str:
     modelled = " (modelled)" if self.is_predicted else ""
     headline = (
       f"{self.name or 'program'}: {format_bytes(self.total_bytes)} in total{modelled}\n"
       f"arguments {format_bytes(self.argument_bytes)} + outputs {format_bytes(self.output_bytes)} + temporaries "
-      f"{format_bytes(self.temp_bytes)} - aliased {format_bytes(self.alias_bytes)}")
+      f"{format_bytes(self.temp_bytes)} - aliased {format_bytes(self.alias_bytes)}"
+    )
     peak = self.at_peak()
     rows = [_html_row(buffer) for buffer in peak[:_SHOWN]]
     return display.html_table(headline, _HTML_COLUMNS if rows else (), rows, len(peak) - _SHOWN)
@@ -263,7 +284,13 @@ class Totals(TypedDict):
 
 
 def totals_of(sizes: Any) -> Totals:
-  """The totals of a profile, from a compiled program's memory analysis or what a buffer assignment says in its place."""
-  return {"temp_bytes": sizes.temp_size_in_bytes, "argument_bytes": sizes.argument_size_in_bytes,
-          "output_bytes": sizes.output_size_in_bytes, "alias_bytes": sizes.alias_size_in_bytes,
-          "host_bytes": sizes.host_temp_size_in_bytes}
+  """The totals of a profile, from a compiled program's memory analysis or what a buffer assignment says in its
+  place.
+  """
+  return {
+    "temp_bytes": sizes.temp_size_in_bytes,
+    "argument_bytes": sizes.argument_size_in_bytes,
+    "output_bytes": sizes.output_size_in_bytes,
+    "alias_bytes": sizes.alias_size_in_bytes,
+    "host_bytes": sizes.host_temp_size_in_bytes,
+  }

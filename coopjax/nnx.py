@@ -83,8 +83,10 @@ def remat(
 def _lift(fn: Callable, fitted: Callable, statics: dict) -> Callable:
   """The function, its graph nodes split before ``fitted`` and merged inside."""
   if isinstance(fn, type) or not callable(fn):
-    raise TypeError(f"coopjax.nnx.remat takes a function, a method or a module that can be called, not {fn!r}; "
-                    "of a class, decorate the method")
+    raise TypeError(
+      f"coopjax.nnx.remat takes a function, a method or a module that can be called, not {fn!r}; "
+      "of a class, decorate the method"
+    )
   if isinstance(fn, nnx.Module):
     fn = fn.__call__
   # The module of a bound method is an argument like the others, or its state would be a constant.

@@ -135,8 +135,10 @@ def compare(runs: list[Run]) -> list[str]:
   for run in runs:
     same = run.losses == plain.losses
     step_s = [statistics.median(r.seconds[1:]) for r in (run, plain)]
-    print(f"{run.name:>18} {run.temp_bytes / MIB:9.1f} {step_s[0]:7.3f} {step_s[0] / step_s[1]:5.2f}x  "
-          f"{run.losses[-1]:.9f}{' (same bits)' if same else ''}")
+    print(
+      f"{run.name:>18} {run.temp_bytes / MIB:9.1f} {step_s[0]:7.3f} {step_s[0] / step_s[1]:5.2f}x  "
+      f"{run.losses[-1]:.9f}{' (same bits)' if same else ''}"
+    )
     if run.share is not None and run.temp_bytes > run.share * plain.temp_bytes:
       faults.append(f"{run.name}: {run.temp_bytes} bytes of temporaries, over {run.share:.0%} of {plain.temp_bytes}")
     close = all(math.isclose(a, b, rel_tol=1e-3) for a, b in zip(run.losses, plain.losses, strict=True))
@@ -163,8 +165,10 @@ def main() -> None:
   for run in runs:
     start = time.perf_counter()
     run.compile(model, optimizer, state, batch)
-    print(f"{run.name}: {run.temp_bytes / MIB:.1f} MiB of temporaries, compiled in {time.perf_counter() - start:.1f} s",
-          flush=True)
+    print(
+      f"{run.name}: {run.temp_bytes / MIB:.1f} MiB of temporaries, compiled in {time.perf_counter() - start:.1f} s",
+      flush=True,
+    )
   for step in range(arguments.steps):
     batch = make_batch(step, arguments.batch_size)
     for run in runs:

@@ -39,12 +39,17 @@ class Decoder:
   @property
   def shapes(self) -> tuple[dict[str, Any], jax.ShapeDtypeStruct]:
     """Parameters, the blocks stacked, and tokens: types without values."""
+
     def weight(*shape):
       return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
 
     layers, width = self.num_layers, self.width
-    blocks = {"qkv": weight(layers, width, 3 * width), "out": weight(layers, width, width),
-              "up": weight(layers, width, 4 * width), "down": weight(layers, 4 * width, width)}
+    blocks = {
+      "qkv": weight(layers, width, 3 * width),
+      "out": weight(layers, width, width),
+      "up": weight(layers, width, 4 * width),
+      "down": weight(layers, 4 * width, width),
+    }
     params = {"embedding": weight(self.vocabulary, width), "blocks": blocks}
     return params, jax.ShapeDtypeStruct((self.batch_size, self.length), jnp.int32)
 
@@ -76,15 +81,21 @@ def normalized(x: jax.Array) -> jax.Array:
 
 def show(plan: coopjax.RematPlan, target: targets.Target, seconds: float) -> None:
   """The table of before and after, and what is recomputed."""
-  print(f"\n{'':>12} {'arguments':>11} {'outputs':>11} {'temporaries':>12} {'in total':>11}"
-        f"  on {format_bytes(target.memory_bytes)}")
+  print(
+    f"\n{'':>12} {'arguments':>11} {'outputs':>11} {'temporaries':>12} {'in total':>11}"
+    f"  on {format_bytes(target.memory_bytes)}"
+  )
   for name, profile in (("no remat", plan.baseline), ("planned", plan.measured)):
     does_fit = "fits" if profile.total_bytes <= target.memory_bytes else "DOES NOT FIT"
-    print(f"{name:>12} {format_bytes(profile.argument_bytes):>11} {format_bytes(profile.output_bytes):>11} "
-          f"{format_bytes(profile.temp_bytes):>12} {format_bytes(profile.total_bytes):>11}  {does_fit}")
-  print(f"\nbudget {plan.budget}: {format_bytes(plan.budget_bytes)} of temporaries, "
-        f"{'held' if plan.fits else 'NOT HELD'} with {plan.overhead:+.1%} modelled cost (engine {plan.engine}), "
-        f"{len(plan.rounds)} rounds in {seconds:.0f} s")
+    print(
+      f"{name:>12} {format_bytes(profile.argument_bytes):>11} {format_bytes(profile.output_bytes):>11} "
+      f"{format_bytes(profile.temp_bytes):>12} {format_bytes(profile.total_bytes):>11}  {does_fit}"
+    )
+  print(
+    f"\nbudget {plan.budget}: {format_bytes(plan.budget_bytes)} of temporaries, "
+    f"{'held' if plan.fits else 'NOT HELD'} with {plan.overhead:+.1%} modelled cost (engine {plan.engine}), "
+    f"{len(plan.rounds)} rounds in {seconds:.0f} s"
+  )
   for decision in ("saved", "recomputed"):
     values = [each for each in plan.decisions if each.decision == decision]
     print(f"\n{decision}: {len(values)} values, {format_bytes(sum(each.num_bytes for each in values))} in all layers")
@@ -97,8 +108,14 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=summary, epilog=details, formatter_class=argparse.RawTextHelpFormatter)
   parser.add_argument("--target", default="tpu:v5e:2x2", help="hardware to plan for")
   parser.add_argument("--budget", help="of temporaries, '6GiB' or 0.5; without it, all that the device has, 3%% spared")
-  for name, default in (("num-layers", 18), ("width", 2048), ("num-heads", 16), ("length", 2048), ("vocabulary", 32000),
-                        ("batch-size", 4)):
+  for name, default in (
+    ("num-layers", 18),
+    ("width", 2048),
+    ("num-heads", 16),
+    ("length", 2048),
+    ("vocabulary", 32000),
+    ("batch-size", 4),
+  ):
     parser.add_argument(f"--{name}", type=int, default=default)
   options = vars(parser.parse_args())
   target, budget = targets.resolve(options.pop("target")), options.pop("budget")

@@ -54,14 +54,22 @@ class Llama:
     """Shape and sharding of every parameter; those of the layers are stacked."""
     head, split_in, split_out = self.width // self.heads, P(None, "data", "model"), P(None, "model", "data")
     layer = {
-      "attention_norm": ((self.width,), P()), "mlp_norm": ((self.width,), P()),
-      "query": ((self.width, self.heads * head), split_in), "key": ((self.width, self.key_heads * head), split_in),
-      "value": ((self.width, self.key_heads * head), split_in), "out": ((self.heads * head, self.width), split_out),
-      "gate": ((self.width, self.hidden), split_in), "up": ((self.width, self.hidden), split_in),
-      "down": ((self.hidden, self.width), split_out)}
-    return {"embedding": ((VOCABULARY, self.width), P("model")), "norm": ((self.width,), P()),
-            "unembedding": ((self.width, VOCABULARY), P("data", "model")),
-            "layers": {name: ((self.layers, *shape), spec) for name, (shape, spec) in layer.items()}}
+      "attention_norm": ((self.width,), P()),
+      "mlp_norm": ((self.width,), P()),
+      "query": ((self.width, self.heads * head), split_in),
+      "key": ((self.width, self.key_heads * head), split_in),
+      "value": ((self.width, self.key_heads * head), split_in),
+      "out": ((self.heads * head, self.width), split_out),
+      "gate": ((self.width, self.hidden), split_in),
+      "up": ((self.width, self.hidden), split_in),
+      "down": ((self.hidden, self.width), split_out),
+    }
+    return {
+      "embedding": ((VOCABULARY, self.width), P("model")),
+      "norm": ((self.width,), P()),
+      "unembedding": ((self.width, VOCABULARY), P("data", "model")),
+      "layers": {name: ((self.layers, *shape), spec) for name, (shape, spec) in layer.items()},
+    }
 
   def layer(self, x: jax.Array, weights: dict[str, jax.Array]) -> jax.Array:
     """Attention and feed-forward layer, each normalized first and added to its input ``[batch, context, width]``."""
@@ -97,18 +105,24 @@ def rotate(x: jax.Array) -> jax.Array:
   half = x.shape[-1] // 2
   angles = jnp.arange(x.shape[1])[:, None, None] * 10_000.0 ** (-jnp.arange(half) / half)
   first, second = x[..., :half], x[..., half:]
-  return jnp.concatenate([first * jnp.cos(angles) - second * jnp.sin(angles),
-                          second * jnp.cos(angles) + first * jnp.sin(angles)], -1)
+  return jnp.concatenate(
+    [first * jnp.cos(angles) - second * jnp.sin(angles), second * jnp.cos(angles) + first * jnp.sin(angles)], -1
+  )
 
 
 def abstract_state(model: Llama, optimizer: optax.GradientTransformation, mesh: jax.sharding.Mesh) -> Any:
   """Shapes and shardings of the parameters and of the optimizer's moments, which lie where their parameters do."""
   place = lambda shape, dtype, spec: jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
-  params = jax.tree.map(lambda leaf: place(leaf[0], jnp.float32, leaf[1]), model.weights(),
-                        is_leaf=lambda leaf: isinstance(leaf, tuple))
+  params = jax.tree.map(
+    lambda leaf: place(leaf[0], jnp.float32, leaf[1]), model.weights(), is_leaf=lambda leaf: isinstance(leaf, tuple)
+  )
   moments = optax.tree_map_params(
-    optimizer, lambda _, param: param, jax.eval_shape(optimizer.init, params), params,
-    transform_non_params=lambda count: place(count.shape, count.dtype, P()))
+    optimizer,
+    lambda _, param: param,
+    jax.eval_shape(optimizer.init, params),
+    params,
+    transform_non_params=lambda count: place(count.shape, count.dtype, P()),
+  )
   return params, moments
 
 
@@ -177,13 +191,16 @@ class Run:
 def compare(runs: list[Run]) -> list[str]:
   """Prints the table; what a run promised and did not hold."""
   plain, faults = runs[0], []
-  print(f"{'run':>22} {'budget MiB':>10} {'temp MiB':>8} {'step s':>6} {'time':>6}  "
-        f"loss after {len(plain.losses)} steps")
+  print(
+    f"{'run':>22} {'budget MiB':>10} {'temp MiB':>8} {'step s':>6} {'time':>6}  loss after {len(plain.losses)} steps"
+  )
   for run in runs:
     step_s, plain_s = (statistics.median(each.seconds[1:]) for each in (run, plain))
     budget = "" if run.budget_bytes is None else f"{run.budget_bytes / MIB:.1f}"
-    print(f"{run.name:>22} {budget:>10} {run.temp_bytes / MIB:8.1f} {step_s:6.2f} {step_s / plain_s:5.2f}x  "
-          f"{run.losses[-1]:.7f}")
+    print(
+      f"{run.name:>22} {budget:>10} {run.temp_bytes / MIB:8.1f} {step_s:6.2f} {step_s / plain_s:5.2f}x  "
+      f"{run.losses[-1]:.7f}"
+    )
     if run.budget_bytes is not None and run.temp_bytes > run.budget_bytes:
       faults.append(f"{run.name}: {run.temp_bytes} bytes of temporaries on a device, over {run.budget_bytes}")
     if not all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(run.losses, plain.losses, strict=True)):
@@ -194,8 +211,14 @@ def compare(runs: list[Run]) -> list[str]:
 def parse_arguments() -> argparse.Namespace:
   summary, details = __doc__.split("\n\n", 1)
   parser = argparse.ArgumentParser(description=summary, epilog=details, formatter_class=argparse.RawTextHelpFormatter)
-  parser.add_argument("--budget", nargs="+", type=float, default=[0.5, 0.25], metavar="B",
-                      help="shares of the un-rematerialized step's temporaries on one device")
+  parser.add_argument(
+    "--budget",
+    nargs="+",
+    type=float,
+    default=[0.5, 0.25],
+    metavar="B",
+    help="shares of the un-rematerialized step's temporaries on one device",
+  )
   parser.add_argument("--steps", type=int, default=5, help="training steps of each run; the first is not timed")
   for field in dataclasses.fields(Llama):
     parser.add_argument("--" + field.name.replace("_", "-"), type=int, default=field.default, metavar="N")

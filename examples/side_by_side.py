@@ -26,9 +26,13 @@ class Display(rich.progress.Progress):
     terminal = rich.console.Console()
     console = terminal if terminal.is_terminal else rich.console.Console(width=120, highlight=False)
     super().__init__(
-      rich.progress.TextColumn("{task.description:>9}"), rich.progress.BarColumn(), rich.progress.MofNCompleteColumn(),
-      rich.progress.TimeElapsedColumn(), rich.progress.TextColumn("{task.fields[note]}"),
-      console=console, disable=not console.is_terminal,
+      rich.progress.TextColumn("{task.description:>9}"),
+      rich.progress.BarColumn(),
+      rich.progress.MofNCompleteColumn(),
+      rich.progress.TimeElapsedColumn(),
+      rich.progress.TextColumn("{task.fields[note]}"),
+      console=console,
+      disable=not console.is_terminal,
     )
     self.tasks_by_run = {run: self.add_task(run.name, total=num_steps, start=False, note="") for run in runs}
 
@@ -38,8 +42,9 @@ class Display(rich.progress.Progress):
 
   def compiled(self, run) -> None:
     """A run's step is compiled."""
-    self._say(run, f"{run.compiled['temp_bytes'] / MIB:.0f} MiB of temporaries, "
-                   f"compiled in {run.compiled['compile_s']:.1f} s")
+    self._say(
+      run, f"{run.compiled['temp_bytes'] / MIB:.0f} MiB of temporaries, compiled in {run.compiled['compile_s']:.1f} s"
+    )
 
   def stepped(self, run) -> None:
     """A run has trained one step."""
@@ -52,14 +57,29 @@ class Display(rich.progress.Progress):
     """The runs side by side."""
     steps = len(rows[0]["losses"])
     table = rich.table.Table(box=rich.box.SIMPLE_HEAD)
-    for heading in ("budget", "allowed\nMiB", "compiled\ntemp MiB", "resident\nMiB", "step\ns", "step\ntime",
-                    f"loss after\n{steps} steps", "same\nbits"):
+    for heading in (
+      "budget",
+      "allowed\nMiB",
+      "compiled\ntemp MiB",
+      "resident\nMiB",
+      "step\ns",
+      "step\ntime",
+      f"loss after\n{steps} steps",
+      "same\nbits",
+    ):
       table.add_column(heading, justify="right")
     for row in rows:
       allowed = "" if row["budget_bytes"] is None else f"{row['budget_bytes'] / MIB:.1f}"
-      table.add_row(row["name"], allowed, f"{row['temp_bytes'] / MIB:.1f}", f"{row['resident_bytes'] / MIB:.0f}",
-                    f"{row['step_s']:.2f}", f"{row['step_time_ratio']:.2f}x", f"{row['losses'][-1]:.9f}",
-                    "yes" if row["is_bit_identical"] else "no")
+      table.add_row(
+        row["name"],
+        allowed,
+        f"{row['temp_bytes'] / MIB:.1f}",
+        f"{row['resident_bytes'] / MIB:.0f}",
+        f"{row['step_s']:.2f}",
+        f"{row['step_time_ratio']:.2f}x",
+        f"{row['losses'][-1]:.9f}",
+        "yes" if row["is_bit_identical"] else "no",
+      )
     self.console.print(table)
 
   def _say(self, run, note: str) -> None:
@@ -91,24 +111,39 @@ def compare(runs: list, exact: bool) -> list[dict[str, Any]]:
       faults.append(f"{run.name}: {temp_bytes} bytes of temporaries, over the budget of {budget_bytes}")
     if not (is_identical if exact else is_close):
       faults.append(f"{run.name}: the losses differ from those without a budget: {run.losses} {plain.losses}")
-    rows.append({
-      "name": run.name, "budget_bytes": budget_bytes, **run.compiled,
-      "resident_bytes": max(step["resident_bytes"] for step in run.steps),
-      "step_s": run.step_s, "step_time_ratio": run.step_s / plain.step_s, "losses": run.losses,
-      "is_bit_identical": is_identical, "faults": faults,
-    })
+    rows.append(
+      {
+        "name": run.name,
+        "budget_bytes": budget_bytes,
+        **run.compiled,
+        "resident_bytes": max(step["resident_bytes"] for step in run.steps),
+        "step_s": run.step_s,
+        "step_time_ratio": run.step_s / plain.step_s,
+        "losses": run.losses,
+        "is_bit_identical": is_identical,
+        "faults": faults,
+      }
+    )
   return rows
 
 
 def plot(runs: list, path: pathlib.Path) -> None:
   """Live temporary bytes over the schedule, without a budget and with each, and the budget as a line."""
   plain, *budgeted = runs
-  figure, panels = pyplot.subplots(1, len(budgeted), figsize=(4.5 * len(budgeted), 4), sharey=True, squeeze=False,
-                                   layout="constrained")
+  figure, panels = pyplot.subplots(
+    1, len(budgeted), figsize=(4.5 * len(budgeted), 4), sharey=True, squeeze=False, layout="constrained"
+  )
   for panel, run in zip(panels[0], budgeted):
     for one, color, label in ((plain, "0.75", "no budget"), (run, "tab:blue", f"budget {run.name}")):
-      panel.fill_between(range(len(one.live_bytes)), np.divide(one.live_bytes, MIB), step="post", color=color,
-                         alpha=0.9, linewidth=0, label=f"{label}: {one.compiled['temp_bytes'] / MIB:,.0f} MiB compiled")
+      panel.fill_between(
+        range(len(one.live_bytes)),
+        np.divide(one.live_bytes, MIB),
+        step="post",
+        color=color,
+        alpha=0.9,
+        linewidth=0,
+        label=f"{label}: {one.compiled['temp_bytes'] / MIB:,.0f} MiB compiled",
+      )
     limit = Budget.parse(run.budget).resolve(plain.compiled["temp_bytes"]) / MIB
     panel.axhline(limit, color="tab:red", linestyle="--", linewidth=1, label=f"the budget: {limit:,.0f} MiB")
     panel.set(xlabel="step of the schedule", xlim=(0, len(run.live_bytes)), ylim=(0, None))

@@ -34,8 +34,13 @@ OUT = pathlib.Path("out")
 def parse_arguments() -> argparse.Namespace:
   summary, details = __doc__.split("\n\n", 1)
   parser = argparse.ArgumentParser(description=summary, epilog=details, formatter_class=argparse.RawTextHelpFormatter)
-  parser.add_argument("--budget", nargs="+", default=["0.5", "0.25", "0.12"], metavar="B",
-                      help="shares of the unbudgeted run's temporaries, or sizes (300MiB)")
+  parser.add_argument(
+    "--budget",
+    nargs="+",
+    default=["0.5", "0.25", "0.12"],
+    metavar="B",
+    help="shares of the unbudgeted run's temporaries, or sizes (300MiB)",
+  )
   parser.add_argument("--steps", type=int, default=8, help="training steps of each run; the first is not timed")
   parser.add_argument("--engine", default="hlo", choices=["hlo", "policy", "auto"])
   for field in dataclasses.fields(gpt.GPTConfig):
@@ -58,8 +63,9 @@ def parse_arguments() -> argparse.Namespace:
 
 def train(arguments: argparse.Namespace) -> None:
   """Compiles, reports, then trains one step for every line on standard input, reporting each."""
-  config = gpt.GPTConfig(**{field.name: getattr(arguments, field.name, field.default)
-                            for field in dataclasses.fields(gpt.GPTConfig)})
+  config = gpt.GPTConfig(
+    **{field.name: getattr(arguments, field.name, field.default) for field in dataclasses.fields(gpt.GPTConfig)}
+  )
   budget = parse_budget(arguments.worker)
   loss, params = gpt.make_loss(config)
   if budget is not None:
@@ -72,8 +78,12 @@ def train(arguments: argparse.Namespace) -> None:
   start = time.perf_counter()
   step = gpt.make_train_step(loss, optimizer).lower(params, state, batch).compile()
   memory = step.memory_analysis()
-  report(temp_bytes=memory.temp_size_in_bytes, argument_bytes=memory.argument_size_in_bytes,
-         compile_s=time.perf_counter() - start, live_bytes=measure(step).live_bytes)
+  report(
+    temp_bytes=memory.temp_size_in_bytes,
+    argument_bytes=memory.argument_size_in_bytes,
+    compile_s=time.perf_counter() - start,
+    live_bytes=measure(step).live_bytes,
+  )
 
   reset_peak_resident()
   for _ in sys.stdin:
@@ -131,8 +141,9 @@ class Run:
     """Starts the process and waits until its step is compiled."""
     command = [sys.executable, *sys.argv, "--worker", self.argument]
     environment = {"JAX_PLATFORMS": "cpu", **os.environ}
-    self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
-                                    start_new_session=True)  # Ctrl-C is for the parent, which ends them all
+    self.process = subprocess.Popen(
+      command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    )  # Ctrl-C is for the parent, which ends them all
     stack.callback(self.process.wait)
     stack.callback(self.process.terminate)
     self.compiled = self._read()

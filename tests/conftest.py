@@ -1,5 +1,6 @@
-"""What all tests share: kept decisions go into a directory of this run, never into the user's own; fixed seeds; what one
-test enables, the next one does not have; and no more compiling and planning than it takes (`tests/support/quick.py`)."""
+"""What all tests share: kept decisions go into a directory of this run, never into the user's own; fixed seeds; what
+one test enables, the next one does not have; and no more compiling and planning than it takes
+(`tests/support/quick.py`)."""
 
 import os
 import tempfile
@@ -36,7 +37,9 @@ def quick_compiles():
 
 
 def pytest_configure(config):
-  directory = tempfile.TemporaryDirectory(prefix="coopjax-cache-")  # of each worker: what one plans, another does not skip
+  directory = tempfile.TemporaryDirectory(
+    prefix="coopjax-cache-"
+  )  # of each worker: what one plans, another does not skip
   os.environ["COOPJAX_CACHE_DIR"] = directory.name
   config.add_cleanup(directory.cleanup)
 

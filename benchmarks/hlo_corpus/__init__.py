@@ -10,5 +10,15 @@ capture the same bytes. ``capture`` stops XLA right after scheduling, so no code
 from . import networks, ops, sequences, sharded
 from .program import PROGRAMS, Program, capture, compile_rewritten, names, use_virtual_devices
 
-__all__ = ["PROGRAMS", "Program", "capture", "compile_rewritten", "names", "networks", "ops", "sequences", "sharded",
-           "use_virtual_devices"]
+__all__ = [
+  "PROGRAMS",
+  "Program",
+  "capture",
+  "compile_rewritten",
+  "names",
+  "networks",
+  "ops",
+  "sequences",
+  "sharded",
+  "use_virtual_devices",
+]

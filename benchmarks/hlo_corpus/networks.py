@@ -152,8 +152,14 @@ def unet_gradient():
     up = lax.conv_transpose(middle, kernels["up"], (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
     return jnp.mean((_conv(jnp.concatenate([top, up], -1), kernels["out"]) - x) ** 2)
 
-  kernels = {"top": normal(3, 3, 3, 8), "down": normal(3, 3, 8, 16), "grouped": normal(3, 3, 2, 16),
-             "dilated": normal(3, 3, 16, 16), "up": normal(2, 2, 16, 8), "out": normal(3, 3, 16, 3)}
+  kernels = {
+    "top": normal(3, 3, 3, 8),
+    "down": normal(3, 3, 8, 16),
+    "grouped": normal(3, 3, 2, 16),
+    "dilated": normal(3, 3, 16, 16),
+    "up": normal(2, 2, 16, 8),
+    "out": normal(3, 3, 16, 3),
+  }
   return Program(jax.value_and_grad(loss), (kernels, normal(4, 32, 32, 3)))
 
 

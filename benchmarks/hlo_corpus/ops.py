@@ -22,8 +22,10 @@ def sort_and_top_k():
 
 @program
 def sort_gradient():
-  return Program(jax.value_and_grad(lambda x, y: jnp.mean(jnp.sort(jnp.tanh(x @ y), 1)[:, ::3] ** 2)),
-                 (normal(64, 32), normal(32, 96)))
+  return Program(
+    jax.value_and_grad(lambda x, y: jnp.mean(jnp.sort(jnp.tanh(x @ y), 1)[:, ::3] ** 2)),
+    (normal(64, 32), normal(32, 96)),
+  )
 
 
 @program
@@ -45,8 +47,11 @@ def random_samples():
   def fn(seed):
     keys = jax.random.split(jax.random.key(seed), 3)
     bits = jax.random.key(seed, impl="rbg")
-    return (jax.random.normal(bits, (64, 64)) @ jax.random.uniform(keys[0], (64, 32)),
-            jax.random.permutation(keys[1], 256), jax.random.gamma(keys[2], 2.0, (64,)))
+    return (
+      jax.random.normal(bits, (64, 64)) @ jax.random.uniform(keys[0], (64, 32)),
+      jax.random.permutation(keys[1], 256),
+      jax.random.gamma(keys[2], 2.0, (64,)),
+    )
 
   return Program(fn, (np.uint32(7),))
 

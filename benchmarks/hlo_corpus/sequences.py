@@ -33,8 +33,15 @@ def cross_entropy(logits, labels):
 
 def gpt(depth=3, width=64, batch=4, length=64, is_scanned=False, block=_block, dtype=jnp.float32):
   """``loss, (params, ids)`` of a decoder."""
-  blocks = [{"qkv": normal(width, 3 * width, seed=i), "out": normal(width, width, seed=i),
-             "up": normal(width, 4 * width, seed=i), "down": normal(4 * width, width, seed=i)} for i in range(depth)]
+  blocks = [
+    {
+      "qkv": normal(width, 3 * width, seed=i),
+      "out": normal(width, width, seed=i),
+      "up": normal(width, 4 * width, seed=i),
+      "down": normal(4 * width, width, seed=i),
+    }
+    for i in range(depth)
+  ]
   if is_scanned:
     blocks = jax.tree.map(lambda *leaves: np.stack(leaves), *blocks)
 
@@ -91,8 +98,10 @@ def generate_with_cache():
     def body(i, carry):
       cache, x = carry
       query, key, value = (part.reshape(x.shape[0], 1, 2, -1) for part in jnp.split(x @ weights, 3, -1))
-      cache = {"key": lax.dynamic_update_slice(cache["key"], key, (0, i, 0, 0)),
-               "value": lax.dynamic_update_slice(cache["value"], value, (0, i, 0, 0))}
+      cache = {
+        "key": lax.dynamic_update_slice(cache["key"], key, (0, i, 0, 0)),
+        "value": lax.dynamic_update_slice(cache["value"], value, (0, i, 0, 0)),
+      }
       x = x + _attend(query, cache["key"], cache["value"], jnp.arange(length) <= i).reshape(x.shape)
       return cache, _norm(x)
 
@@ -114,12 +123,15 @@ def _cell(weights, carry, x):
 def bidirectional_lstm_step():
   def loss(weights, sequence):
     zeros = jnp.zeros(sequence.shape[1:])
-    ways = [lax.scan(functools.partial(_cell, weights[way]), (zeros, zeros), sequence, reverse=way == "back")[1]
-            for way in weights]
+    ways = [
+      lax.scan(functools.partial(_cell, weights[way]), (zeros, zeros), sequence, reverse=way == "back")[1]
+      for way in weights
+    ]
     return jnp.mean((ways[0] * ways[1]) ** 2)
 
-  weights = {way: {"x": normal(32, 128, seed=i), "h": normal(32, 128, seed=i + 2)}
-             for i, way in enumerate(("forth", "back"))}
+  weights = {
+    way: {"x": normal(32, 128, seed=i), "h": normal(32, 128, seed=i + 2)} for i, way in enumerate(("forth", "back"))
+  }
   return Program(step(loss), (weights, normal(24, 8, 32)), donated=(0,))
 
 

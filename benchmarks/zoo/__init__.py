@@ -43,8 +43,14 @@ class Model:
     return next(iter(self.batches.values()))[0]
 
 
-def _model(step: Callable[..., Step], *args, fastsa: int | None = None, coop: int | None = None,
-           model: bool = False, num_nodes: int | None = None) -> Model:
+def _model(
+  step: Callable[..., Step],
+  *args,
+  fastsa: int | None = None,
+  coop: int | None = None,
+  model: bool = False,
+  num_nodes: int | None = None,
+) -> Model:
   batches = {FASTSA: (fastsa,) if fastsa else (), COOP: (coop,) if coop else (), MODEL: (1, 32) if model else ()}
   return Model(functools.partial(step, *args), {paper: sizes for paper, sizes in batches.items() if sizes}, num_nodes)
 
@@ -89,8 +95,13 @@ MODELS = {
 Coop's batches of SPOS and of GPT-3 are not known."""
 
 
-def build(name: str, batch: int | None = None, options: ProgramOptions = ProgramOptions(outputs_take_budget=True), *,
-          learning_rate: float | None = None) -> StepProgram:
+def build(
+  name: str,
+  batch: int | None = None,
+  options: ProgramOptions = ProgramOptions(outputs_take_budget=True),
+  *,
+  learning_rate: float | None = None,
+) -> StepProgram:
   """The joint forward and backward program of a model.
 
   Args:

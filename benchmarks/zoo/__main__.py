@@ -16,8 +16,11 @@ def main(names: list[str]) -> None:
     seconds = time.perf_counter() - start
     peak = liveness.live_bytes(program, program.schedule).max()
     model = zoo.MODELS[name]
-    print(f"{name:20}{model.default_batch:6}{program.num_ops:8,}{model.num_nodes or '':>7}{program.num_values:8,}"
-          f"{peak >> 20:11,}{persistent_bytes(program) >> 20:12,}{seconds:9.1f}", flush=True)
+    print(
+      f"{name:20}{model.default_batch:6}{program.num_ops:8,}{model.num_nodes or '':>7}{program.num_values:8,}"
+      f"{peak >> 20:11,}{persistent_bytes(program) >> 20:12,}{seconds:9.1f}",
+      flush=True,
+    )
 
 
 if __name__ == "__main__":

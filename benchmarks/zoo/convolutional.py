@@ -28,9 +28,18 @@ def alexnet() -> Step:
 
 # Szegedy et al. 2014, table 1: channels of 1x1; of the reduction before 3x3 and of 3x3; of those of 5x5; after pooling.
 _INCEPTIONS = (
-  (64, 96, 128, 16, 32, 32), (128, 128, 192, 32, 96, 64), None,
-  (192, 96, 208, 16, 48, 64), (160, 112, 224, 24, 64, 64), (128, 128, 256, 24, 64, 64), (112, 144, 288, 32, 64, 64),
-  (256, 160, 320, 32, 128, 128), None, (256, 160, 320, 32, 128, 128), (384, 192, 384, 48, 128, 128))
+  (64, 96, 128, 16, 32, 32),
+  (128, 128, 192, 32, 96, 64),
+  None,
+  (192, 96, 208, 16, 48, 64),
+  (160, 112, 224, 24, 64, 64),
+  (128, 128, 256, 24, 64, 64),
+  (112, 144, 288, 32, 64, 64),
+  (256, 160, 320, 32, 128, 128),
+  None,
+  (256, 160, 320, 32, 128, 128),
+  (384, 192, 384, 48, 128, 128),
+)
 
 
 def googlenet() -> Step:
@@ -49,11 +58,14 @@ def googlenet() -> Step:
 
 def _inception(hidden: keras.KerasTensor, channels: tuple[int, ...]) -> keras.KerasTensor:
   pooled = layers.MaxPooling2D(3, 1, "same")(hidden)
-  return layers.Concatenate()([
-    _convolution(hidden, channels[0], 1),
-    _convolution(_convolution(hidden, channels[1], 1), channels[2], 3),
-    _convolution(_convolution(hidden, channels[3], 1), channels[4], 5),
-    _convolution(pooled, channels[5], 1)])
+  return layers.Concatenate()(
+    [
+      _convolution(hidden, channels[0], 1),
+      _convolution(_convolution(hidden, channels[1], 1), channels[2], 3),
+      _convolution(_convolution(hidden, channels[3], 1), channels[4], 5),
+      _convolution(pooled, channels[5], 1),
+    ]
+  )
 
 
 def _convolution(hidden: keras.KerasTensor, filters: int, size: int, stride: int = 1) -> keras.KerasTensor:
@@ -76,8 +88,9 @@ def resnet3d(num_frames: int = 16, size: int = 112) -> Step:
   return Step(make)
 
 
-def _normalized3d(hidden: keras.KerasTensor, filters: int, size: int | tuple[int, ...],
-                  stride: int | tuple[int, ...]) -> keras.KerasTensor:
+def _normalized3d(
+  hidden: keras.KerasTensor, filters: int, size: int | tuple[int, ...], stride: int | tuple[int, ...]
+) -> keras.KerasTensor:
   return layers.BatchNormalization()(layers.Conv3D(filters, size, stride, "same", use_bias=False)(hidden))
 
 
@@ -93,7 +106,7 @@ def unet(height: int = 460, width: int = 608, num_classes: int = 2) -> Step:
     hidden = _convolution(_convolution(hidden, 1024, 3), 1024, 3)
     for filters, skip in zip((512, 256, 128, 64), reversed(across), strict=True):
       up = layers.Conv2DTranspose(filters, 2, 2)(hidden)
-      hidden = layers.Concatenate()([skip[:, :up.shape[1], :up.shape[2]], up])
+      hidden = layers.Concatenate()([skip[:, : up.shape[1], : up.shape[2]], up])
       hidden = _convolution(_convolution(hidden, filters, 3), filters, 3)
     return keras.Model(images, layers.Conv2D(num_classes, 1)(hidden))
 

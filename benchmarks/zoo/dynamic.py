@@ -75,6 +75,11 @@ def _sequence(filters: int, sizes: list[int], stride: int) -> keras.Sequential:
   """Separable convolutions in a row, the first with the stride."""
   found = []
   for i, size in enumerate(sizes):
-    found += [layers.DepthwiseConv2D(size, stride if i == 0 else 1, "same", use_bias=False), _BatchNorm(),
-              layers.Conv2D(filters, 1, use_bias=False), _BatchNorm(), layers.ReLU()]
+    found += [
+      layers.DepthwiseConv2D(size, stride if i == 0 else 1, "same", use_bias=False),
+      _BatchNorm(),
+      layers.Conv2D(filters, 1, use_bias=False),
+      _BatchNorm(),
+      layers.ReLU(),
+    ]
   return keras.Sequential(found)

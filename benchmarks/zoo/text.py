@@ -38,21 +38,34 @@ def _causal_lm(backbone: Callable[[], keras.Model], length: int = 2048) -> Step:
 
 def bert(num_layers: int, num_heads: int, hidden_dim: int) -> Step:
   """Devlin et al. 2018."""
-  return _masked_lm(lambda: hub.BertBackbone(
-    vocabulary_size=30522, num_layers=num_layers, num_heads=num_heads, hidden_dim=hidden_dim,
-    intermediate_dim=4 * hidden_dim, dropout=0.0))
+  return _masked_lm(
+    lambda: hub.BertBackbone(
+      vocabulary_size=30522,
+      num_layers=num_layers,
+      num_heads=num_heads,
+      hidden_dim=hidden_dim,
+      intermediate_dim=4 * hidden_dim,
+      dropout=0.0,
+    )
+  )
 
 
 def distil_bert() -> Step:
   """Sanh et al. 2019."""
-  return _masked_lm(lambda: hub.DistilBertBackbone(
-    vocabulary_size=30522, num_layers=6, num_heads=12, hidden_dim=768, intermediate_dim=3072, dropout=0.0))
+  return _masked_lm(
+    lambda: hub.DistilBertBackbone(
+      vocabulary_size=30522, num_layers=6, num_heads=12, hidden_dim=768, intermediate_dim=3072, dropout=0.0
+    )
+  )
 
 
 def albert() -> Step:
   """ALBERT base: twelve layers that share their weights (Lan et al. 2019)."""
-  return _masked_lm(lambda: hub.AlbertBackbone(
-    vocabulary_size=30000, num_layers=12, num_heads=12, embedding_dim=128, hidden_dim=768, intermediate_dim=3072))
+  return _masked_lm(
+    lambda: hub.AlbertBackbone(
+      vocabulary_size=30000, num_layers=12, num_heads=12, embedding_dim=128, hidden_dim=768, intermediate_dim=3072
+    )
+  )
 
 
 def electra_small(length: int = 512) -> Step:
@@ -60,8 +73,14 @@ def electra_small(length: int = 512) -> Step:
 
   def make() -> keras.Model:
     encoder = hub.ElectraBackbone(
-      vocab_size=30522, num_layers=12, num_heads=4, hidden_dim=256, embedding_dim=128, intermediate_dim=1024,
-      dropout=0.0)
+      vocab_size=30522,
+      num_layers=12,
+      num_heads=4,
+      hidden_dim=256,
+      embedding_dim=128,
+      intermediate_dim=1024,
+      dropout=0.0,
+    )
     hidden = keras.layers.Dense(256, "gelu")(encoder.output["sequence_output"])
     return keras.Model(encoder.input, keras.layers.Dense(2)(hidden))
 
@@ -70,34 +89,71 @@ def electra_small(length: int = 512) -> Step:
 
 def xlm_roberta() -> Step:
   """XLM-R base (Conneau et al. 2019)."""
-  return _masked_lm(lambda: hub.XLMRobertaBackbone(
-    vocabulary_size=250002, num_layers=12, num_heads=12, hidden_dim=768, intermediate_dim=3072, dropout=0.0,
-    max_sequence_length=512))
+  return _masked_lm(
+    lambda: hub.XLMRobertaBackbone(
+      vocabulary_size=250002,
+      num_layers=12,
+      num_heads=12,
+      hidden_dim=768,
+      intermediate_dim=3072,
+      dropout=0.0,
+      max_sequence_length=512,
+    )
+  )
 
 
 def gpt(num_layers: int, num_heads: int, hidden_dim: int, length: int) -> Step:
   """GPT-2 (Radford et al. 2019) and GPT-3 (Brown et al. 2020) with dense attention."""
-  return _causal_lm(lambda: hub.GPT2Backbone(
-    vocabulary_size=50257, num_layers=num_layers, num_heads=num_heads, hidden_dim=hidden_dim,
-    intermediate_dim=4 * hidden_dim, dropout=0.0, max_sequence_length=length), length)
+  return _causal_lm(
+    lambda: hub.GPT2Backbone(
+      vocabulary_size=50257,
+      num_layers=num_layers,
+      num_heads=num_heads,
+      hidden_dim=hidden_dim,
+      intermediate_dim=4 * hidden_dim,
+      dropout=0.0,
+      max_sequence_length=length,
+    ),
+    length,
+  )
 
 
 def opt(num_layers: int, num_heads: int, hidden_dim: int) -> Step:
   """Zhang et al. 2022."""
-  return _causal_lm(lambda: hub.OPTBackbone(
-    vocabulary_size=50272, num_layers=num_layers, num_heads=num_heads, hidden_dim=hidden_dim,
-    intermediate_dim=4 * hidden_dim, dropout=0.0))
+  return _causal_lm(
+    lambda: hub.OPTBackbone(
+      vocabulary_size=50272,
+      num_layers=num_layers,
+      num_heads=num_heads,
+      hidden_dim=hidden_dim,
+      intermediate_dim=4 * hidden_dim,
+      dropout=0.0,
+    )
+  )
 
 
 def bloom(num_layers: int, num_heads: int, hidden_dim: int) -> Step:
   """BigScience 2022."""
-  return _causal_lm(lambda: hub.BloomBackbone(
-    vocabulary_size=250880, num_layers=num_layers, num_heads=num_heads, hidden_dim=hidden_dim,
-    intermediate_dim=4 * hidden_dim))
+  return _causal_lm(
+    lambda: hub.BloomBackbone(
+      vocabulary_size=250880,
+      num_layers=num_layers,
+      num_heads=num_heads,
+      hidden_dim=hidden_dim,
+      intermediate_dim=4 * hidden_dim,
+    )
+  )
 
 
 def llama(num_layers: int, num_heads: int, hidden_dim: int, intermediate_dim: int) -> Step:
   """Touvron et al. 2023."""
-  return _causal_lm(lambda: hub.LlamaBackbone(
-    vocabulary_size=32000, num_layers=num_layers, num_query_heads=num_heads, num_key_value_heads=num_heads,
-    hidden_dim=hidden_dim, intermediate_dim=intermediate_dim))
+  return _causal_lm(
+    lambda: hub.LlamaBackbone(
+      vocabulary_size=32000,
+      num_layers=num_layers,
+      num_query_heads=num_heads,
+      num_key_value_heads=num_heads,
+      hidden_dim=hidden_dim,
+      intermediate_dim=intermediate_dim,
+    )
+  )

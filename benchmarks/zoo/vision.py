@@ -26,8 +26,9 @@ def vgg11() -> Step:
   """Configuration A (Simonyan and Zisserman 2014)."""
 
   def make() -> keras.Model:
-    backbone = hub.VGGBackbone(stackwise_num_repeats=[1, 1, 2, 2, 2], stackwise_num_filters=[64, 128, 256, 512, 512],
-                               image_shape=_IMAGE)
+    backbone = hub.VGGBackbone(
+      stackwise_num_repeats=[1, 1, 2, 2, 2], stackwise_num_filters=[64, 128, 256, 512, 512], image_shape=_IMAGE
+    )
     hidden = layers.Flatten()(backbone.output)
     for _ in range(2):
       hidden = layers.Dense(4096, "relu")(hidden)
@@ -38,31 +39,53 @@ def vgg11() -> Step:
 
 def resnet18() -> Step:
   """He et al. 2015, table 1."""
-  return _classifier(lambda: hub.ResNetBackbone(
-    input_conv_filters=[64], input_conv_kernel_sizes=[7], stackwise_num_filters=[64, 128, 256, 512],
-    stackwise_num_blocks=[2, 2, 2, 2], stackwise_num_strides=[1, 2, 2, 2], block_type="basic_block",
-    image_shape=_IMAGE), layers.GlobalAveragePooling2D)
+  return _classifier(
+    lambda: hub.ResNetBackbone(
+      input_conv_filters=[64],
+      input_conv_kernel_sizes=[7],
+      stackwise_num_filters=[64, 128, 256, 512],
+      stackwise_num_blocks=[2, 2, 2, 2],
+      stackwise_num_strides=[1, 2, 2, 2],
+      block_type="basic_block",
+      image_shape=_IMAGE,
+    ),
+    layers.GlobalAveragePooling2D,
+  )
 
 
 def vit(num_layers: int, num_heads: int, hidden_dim: int) -> Step:
   """Dosovitskiy et al. 2020, patches of 16x16; the class token is classified."""
-  return _classifier(lambda: hub.ViTBackbone(
-    image_shape=_IMAGE, patch_size=16, num_layers=num_layers, num_heads=num_heads, hidden_dim=hidden_dim,
-    mlp_dim=4 * hidden_dim), lambda: lambda tokens: tokens[:, 0])
+  return _classifier(
+    lambda: hub.ViTBackbone(
+      image_shape=_IMAGE,
+      patch_size=16,
+      num_layers=num_layers,
+      num_heads=num_heads,
+      hidden_dim=hidden_dim,
+      mlp_dim=4 * hidden_dim,
+    ),
+    lambda: lambda tokens: tokens[:, 0],
+  )
 
 
 def deit_base() -> Step:
   """Touvron et al. 2021, with a distillation token; the class token is classified."""
-  return _classifier(lambda: hub.DeiTBackbone(
-    image_shape=_IMAGE, patch_size=16, num_layers=12, num_heads=12, hidden_dim=768, intermediate_dim=3072),
-    lambda: lambda tokens: tokens[:, 0])
+  return _classifier(
+    lambda: hub.DeiTBackbone(
+      image_shape=_IMAGE, patch_size=16, num_layers=12, num_heads=12, hidden_dim=768, intermediate_dim=3072
+    ),
+    lambda: lambda tokens: tokens[:, 0],
+  )
 
 
 def swin_tiny() -> Step:
   """Liu et al. 2021."""
-  return _classifier(lambda: hub.SwinTransformerBackbone(
-    image_shape=_IMAGE, embed_dim=96, depths=(2, 2, 6, 2), num_heads=(3, 6, 12, 24), window_size=7, drop_path=0.0),
-    layers.GlobalAveragePooling1D)
+  return _classifier(
+    lambda: hub.SwinTransformerBackbone(
+      image_shape=_IMAGE, embed_dim=96, depths=(2, 2, 6, 2), num_heads=(3, 6, 12, 24), window_size=7, drop_path=0.0
+    ),
+    layers.GlobalAveragePooling1D,
+  )
 
 
 def _classifier(backbone: Callable[[], keras.Model], pool: Callable[[], Callable]) -> Step:

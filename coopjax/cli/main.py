@@ -52,21 +52,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
   raw = argparse.RawDescriptionHelpFormatter
-  parser = argparse.ArgumentParser(prog="coopjax", description="See and check the memory of compiled JAX programs.",
-                                   epilog=_EXAMPLES, formatter_class=raw)
+  parser = argparse.ArgumentParser(
+    prog="coopjax",
+    description="See and check the memory of compiled JAX programs.",
+    epilog=_EXAMPLES,
+    formatter_class=raw,
+  )
   parser.add_argument("--version", action="version", version=f"coopjax {__version__}")
   commands = parser.add_subparsers(required=True, metavar="COMMAND")
-  look = commands.add_parser("inspect", help="totals, and the buffers at the peak with their source lines",
-                             epilog=_EXAMPLES, formatter_class=raw)
+  look = commands.add_parser(
+    "inspect", help="totals, and the buffers at the peak with their source lines", epilog=_EXAMPLES, formatter_class=raw
+  )
   look.add_argument("--top", type=_count, default=20, metavar="N", help="rows shown (20)")
   look.add_argument("--sort", choices=tables.SORTS, default="size", help="order of the buffers (size)")
   look.add_argument("--group-by", choices=GROUP_KEYS, help="sum the buffers up")
   look.set_defaults(command=_inspect)
-  check = commands.add_parser("check", help="exit with 1 if a program takes more than a budget", epilog=_EXAMPLES,
-                              formatter_class=raw)
+  check = commands.add_parser(
+    "check", help="exit with 1 if a program takes more than a budget", epilog=_EXAMPLES, formatter_class=raw
+  )
   check.add_argument("--budget", type=_size, required=True, help="bytes or a size, 24GiB for one")
-  check.add_argument("--temp", action="store_true",
-                     help="of the temporaries alone; else of arguments + outputs + temporaries - aliased")
+  check.add_argument(
+    "--temp", action="store_true", help="of the temporaries alone; else of arguments + outputs + temporaries - aliased"
+  )
   check.set_defaults(command=_check)
   diff = commands.add_parser("diff", help="two programs beside each other", epilog=_EXAMPLES, formatter_class=raw)
   diff.add_argument("--top", type=_count, default=20, metavar="N", help="changes shown (20)")
@@ -78,15 +85,17 @@ def _parser() -> argparse.ArgumentParser:
   report.add_argument("--frontier", metavar="FILE", help="a file that coopjax frontier -o FILE.json wrote: drawn, too")
   report.add_argument("--plan", metavar="PLAN", help="a file that RematPlan.save wrote: its decisions are listed")
   report.set_defaults(command=_report)
-  explain = commands.add_parser("explain", help="a saved plan: each decision, with its bytes and cost", epilog=_EXAMPLES,
-                                formatter_class=raw)
+  explain = commands.add_parser(
+    "explain", help="a saved plan: each decision, with its bytes and cost", epilog=_EXAMPLES, formatter_class=raw
+  )
   explain.add_argument("path", help="a file that RematPlan.save wrote")
   explain.add_argument("--top", type=_count, default=20, metavar="N", help="decisions shown (20)")
   explain.add_argument("--json", action="store_true", help="print JSON")
   explain.set_defaults(command=_explain)
   planning_commands.add_parsers(commands)
-  completion = commands.add_parser("completion", help="print what makes a shell complete commands and options",
-                                   epilog=_EXAMPLES, formatter_class=raw)
+  completion = commands.add_parser(
+    "completion", help="print what makes a shell complete commands and options", epilog=_EXAMPLES, formatter_class=raw
+  )
   completion.add_argument("shell", choices=SHELLS)
   completion.set_defaults(command=_completion)
   form = "a dump directory, or a .hlo.pb, HLO text or -buffer-assignment.txt; gzipped too"
@@ -141,13 +150,23 @@ def _check(options: argparse.Namespace) -> int:
   taken = profile.temp_bytes if options.temp else profile.total_bytes
   fits = taken <= options.budget
   if options.json:
-    _print_json({"name": profile.name, "taken_bytes": taken, "budget_bytes": options.budget, "fits": fits,
-                 "is_temp": options.temp, "is_predicted": profile.is_predicted})
+    _print_json(
+      {
+        "name": profile.name,
+        "taken_bytes": taken,
+        "budget_bytes": options.budget,
+        "fits": fits,
+        "is_temp": options.temp,
+        "is_predicted": profile.is_predicted,
+      }
+    )
     return 0 if fits else 1
   what = "temporaries" if options.temp else "memory in total"
   size = lambda num_bytes: tables.in_units(num_bytes, options.units)
-  print(f"{profile.name}: {size(taken)} of {what}, budget {size(options.budget)}: "
-        + ("fits" if fits else f"OVER BUDGET by {size(taken - options.budget)}"))
+  print(
+    f"{profile.name}: {size(taken)} of {what}, budget {size(options.budget)}: "
+    + ("fits" if fits else f"OVER BUDGET by {size(taken - options.budget)}")
+  )
   if not fits:
     print("the largest lines at the peak:")
     _print_table(tables.GROUP_COLUMNS, tables.group_rows(profile, "line", options.units)[:3])
@@ -213,8 +232,10 @@ def _other_modules(options: argparse.Namespace, profile: MemoryProfile) -> list[
   others = [file.name for file in dump.list_modules(options.path) if file.name != profile.name]
   if not others:
     return []
-  return [f"  of {len(others) + 1} modules; --module shows another: {', '.join(others[:5])}"
-          + (" ..." if len(others) > 5 else "")]
+  return [
+    f"  of {len(others) + 1} modules; --module shows another: {', '.join(others[:5])}"
+    + (" ..." if len(others) > 5 else "")
+  ]
 
 
 def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -27,26 +27,36 @@ A shapes file is JSON: a list of arguments, or {"args": [...], "kwargs": {...}}.
 def add_parsers(commands: Any) -> None:
   """Adds the commands to a parser's subparsers."""
   raw = argparse.RawDescriptionHelpFormatter
-  plan = commands.add_parser("plan", help="plan a function or a step for a budget, and compile the plan",
-                             epilog=_EXAMPLES, formatter_class=raw)
+  plan = commands.add_parser(
+    "plan", help="plan a function or a step for a budget, and compile the plan", epilog=_EXAMPLES, formatter_class=raw
+  )
   plan.add_argument("--budget", type=_budget, required=True, help="a size (6GiB), bytes, or a share (50%%, 0.5)")
-  plan.add_argument("--total", action="store_true",
-                    help="the budget is of arguments + outputs + temporaries - aliased, not of the temporaries alone")
+  plan.add_argument(
+    "--total",
+    action="store_true",
+    help="the budget is of arguments + outputs + temporaries - aliased, not of the temporaries alone",
+  )
   plan.add_argument("--output", "-o", metavar="FILE", help="save the plan, for RematPlan.load, explain and report")
   plan.add_argument("--top", type=int, default=20, metavar="N", help="decisions shown (20)")
   plan.set_defaults(command=_plan)
-  frontier = commands.add_parser("frontier", help="memory against recompute, under a range of budgets",
-                                 epilog=_EXAMPLES, formatter_class=raw)
+  frontier = commands.add_parser(
+    "frontier", help="memory against recompute, under a range of budgets", epilog=_EXAMPLES, formatter_class=raw
+  )
   frontier.add_argument("--budget", type=_budget, nargs="+", help="budgets (shares from 100%% down to the least)")
-  frontier.add_argument("--output", "-o", metavar="FILE",
-                        help="a picture (.png, .svg, .pdf), or .json for report --frontier")
+  frontier.add_argument(
+    "--output", "-o", metavar="FILE", help="a picture (.png, .svg, .pdf), or .json for report --frontier"
+  )
   frontier.set_defaults(command=_frontier)
   for command in (plan, frontier):
     command.add_argument("function", help="path/to/module.py:function or package.module:function")
     arguments = command.add_mutually_exclusive_group(required=True)
     arguments.add_argument("--shapes", metavar="FILE", help="JSON with the shapes of the arguments (see below)")
-    arguments.add_argument("--args", metavar="FUNCTION", help="a function, beside the other or module.py:function, "
-                           "that returns the arguments as a tuple: arrays or jax.ShapeDtypeStruct")
+    arguments.add_argument(
+      "--args",
+      metavar="FUNCTION",
+      help="a function, beside the other or module.py:function, "
+      "that returns the arguments as a tuple: arrays or jax.ShapeDtypeStruct",
+    )
     command.add_argument("--planner", default="auto", help="auto, peak, segments, coop, fastsa, model or exact (auto)")
     command.add_argument("--engine", default="auto", choices=("auto", "hlo", "policy"), help="(auto)")
     command.add_argument("--target", help="hardware, there or not: gpu:h100, tpu:v5e:2x2, ... (the default backend)")
@@ -65,8 +75,11 @@ def _plan(options: argparse.Namespace) -> int:
         warnings.simplefilter("ignore", category)
       plan = coopjax.plan(function, *args, budget=budget, **_settings(options), **kwargs)
   except BudgetInfeasibleError as error:
-    print(json.dumps({"fits": False, "budget_bytes": error.budget_bytes, "smallest_bytes": error.smallest_bytes})
-          if options.json else f"OVER BUDGET: {error}")
+    print(
+      json.dumps({"fits": False, "budget_bytes": error.budget_bytes, "smallest_bytes": error.smallest_bytes})
+      if options.json
+      else f"OVER BUDGET: {error}"
+    )
     return 1
   if options.output:
     plan.save(options.output)
@@ -99,13 +112,19 @@ def _asked(options: argparse.Namespace) -> tuple[Any, tuple[Any, ...], dict[str,
   """The function with its arguments."""
   from coopjax.cli import user_functions
 
-  return (user_functions.load_function(options.function),
-          *user_functions.load_arguments(options.function, options.shapes, options.args))
+  return (
+    user_functions.load_function(options.function),
+    *user_functions.load_arguments(options.function, options.shapes, options.args),
+  )
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
-  return {"planner": options.planner, "engine": options.engine, "target": options.target,
-          "time_limit_s": options.time_limit}
+  return {
+    "planner": options.planner,
+    "engine": options.engine,
+    "target": options.target,
+    "time_limit_s": options.time_limit,
+  }
 
 
 def _budget(text: str) -> Budget:

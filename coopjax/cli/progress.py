@@ -39,8 +39,13 @@ def shown(title: str) -> Iterator[None]:
     return
   from rich import console, progress
 
-  columns = (progress.SpinnerColumn(), "{task.description}", progress.BarColumn(bar_width=20),
-             progress.TimeElapsedColumn(), "{task.fields[incumbent]}")
+  columns = (
+    progress.SpinnerColumn(),
+    "{task.description}",
+    progress.BarColumn(bar_width=20),
+    progress.TimeElapsedColumn(),
+    "{task.fields[incumbent]}",
+  )
   level = _logger.level
   with progress.Progress(*columns, console=console.Console(stderr=True), transient=True) as bars:
     listener = _Listener(bars, title)

@@ -21,9 +21,17 @@ import jax.numpy as jnp
 from coopjax.errors import UserFunctionError
 
 _ARRAY = re.compile(r"\s*(\w+)\s*\[([\d,\s]*)\]\s*")
-_SHORT = {"pred": "bool", "bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64", "c64": "complex64",
-          "c128": "complex128", **{f"s{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
-          **{f"u{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)}}
+_SHORT = {
+  "pred": "bool",
+  "bf16": "bfloat16",
+  "f16": "float16",
+  "f32": "float32",
+  "f64": "float64",
+  "c64": "complex64",
+  "c128": "complex128",
+  **{f"s{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
+  **{f"u{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
+}
 
 
 def load_function(name: str) -> Callable:

@@ -23,9 +23,19 @@ import coopjax
 
 # Primitives whose sub-jaxprs are ordinary JAX code. Others (reducers, scatter's update function, Pallas kernels)
 # keep theirs untouched.
-_TRANSPARENT = frozenset({
-    "jit", "scan", "while", "cond", "remat2", "custom_jvp_call", "custom_vjp_call", "eval_jaxpr", "shard_map",
-})
+_TRANSPARENT = frozenset(
+  {
+    "jit",
+    "scan",
+    "while",
+    "cond",
+    "remat2",
+    "custom_jvp_call",
+    "custom_vjp_call",
+    "eval_jaxpr",
+    "shard_map",
+  }
+)
 # Where a custom rule hides code that is traced only when somebody differentiates.
 _LAZY_RULES = {"custom_jvp_call": "jvp_jaxpr_fun", "custom_vjp_call": "fwd_jaxpr_thunk"}
 
@@ -95,8 +105,9 @@ def inlined(call: core.JaxprEqn, inner: core.JaxprEqn, invars: Sequence[Any], ou
   if call.primitive.name == "jit":
     name_stack = name_stack.extend(f"jit({_call_name(call)})")
   name_stack = name_stack + inner.source_info.name_stack
-  return inner.replace(invars=list(invars), outvars=list(outvars),
-                       source_info=inner.source_info.replace(name_stack=name_stack))
+  return inner.replace(
+    invars=list(invars), outvars=list(outvars), source_info=inner.source_info.replace(name_stack=name_stack)
+  )
 
 
 def relabel(equation: core.JaxprEqn, scopes: tuple[str, ...], metadata: dict[str, str]) -> core.JaxprEqn:
@@ -125,8 +136,11 @@ def sub_jaxprs(equation: core.JaxprEqn) -> Iterator[core.Jaxpr]:
   return iter(found)
 
 
-def map_sub_jaxprs(equation: core.JaxprEqn, transform: Callable[[core.Jaxpr], core.Jaxpr],
-                   transform_rule: Callable[[core.Jaxpr], core.Jaxpr]) -> core.JaxprEqn:
+def map_sub_jaxprs(
+  equation: core.JaxprEqn,
+  transform: Callable[[core.Jaxpr], core.Jaxpr],
+  transform_rule: Callable[[core.Jaxpr], core.Jaxpr],
+) -> core.JaxprEqn:
   """The equation with every sub-jaxpr of ordinary JAX code replaced.
 
   Args:
@@ -194,8 +208,9 @@ def scan_slices(equation: core.JaxprEqn) -> Sequence[core.Var]:
   if equation.primitive.name != "scan":
     return ()
   body = equation.params["jaxpr"]
-  return [inner for inner, outer in zip(body.invars, equation.invars, strict=True)
-          if _rank(inner.aval) < _rank(outer.aval)]
+  return [
+    inner for inner, outer in zip(body.invars, equation.invars, strict=True) if _rank(inner.aval) < _rank(outer.aval)
+  ]
 
 
 def _rank(aval: Any) -> int:

@@ -9,9 +9,11 @@ from jax._src import core as core_internals
 from jax._src import mesh as mesh_lib
 
 
-def bind_axes(fn: Callable, avals: Sequence[jax.ShapeDtypeStruct],
-              mesh_like: Callable[[jax.sharding.AbstractMesh], jax.sharding.Mesh] | None = None
-              ) -> tuple[Callable, Sequence[jax.ShapeDtypeStruct]]:
+def bind_axes(
+  fn: Callable,
+  avals: Sequence[jax.ShapeDtypeStruct],
+  mesh_like: Callable[[jax.sharding.AbstractMesh], jax.sharding.Mesh] | None = None,
+) -> tuple[Callable, Sequence[jax.ShapeDtypeStruct]]:
   """`fn` and its types as a program of its own, for `no_trace`, that binds the named axes which are in scope here.
 
   Inside a `shard_map` the program is what one device runs, on a mesh of the same shape; the axis of a `vmap` is bound
@@ -36,11 +38,18 @@ def bind_axes(fn: Callable, avals: Sequence[jax.ShapeDtypeStruct],
 
   everywhere, nowhere = jax.sharding.PartitionSpec(tuple(mesh.manual_axes)), jax.sharding.PartitionSpec()
   devices = (mesh_like or _devices_of)(mesh)
-  bound = jax.shard_map(of_device, mesh=devices, in_specs=nowhere, out_specs=everywhere, axis_names=manual,
-                        check_vma=config._check_vma.value)
+  bound = jax.shard_map(
+    of_device,
+    mesh=devices,
+    in_specs=nowhere,
+    out_specs=everywhere,
+    axis_names=manual,
+    check_vma=config._check_vma.value,
+  )
   sharding = jax.sharding.NamedSharding(devices, nowhere) if mesh_like else None
-  return bound, [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding)
-                 for aval in avals]
+  return bound, [
+    jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding) for aval in avals
+  ]
 
 
 def vary(value: Any, aval: Any) -> Any:
@@ -92,9 +101,12 @@ def _devices_of(mesh: jax.sharding.AbstractMesh) -> jax.sharding.Mesh:
   if (current.axis_names, current.axis_sizes) == (mesh.axis_names, mesh.axis_sizes):
     return current
   if jax.device_count() < mesh.size:
-    raise ValueError(f"coopjax.remat inside a shard_map over {mesh.size} devices: planning compiles for a mesh of that "
-                     f"size, and there are {jax.device_count()} devices")
+    raise ValueError(
+      f"coopjax.remat inside a shard_map over {mesh.size} devices: planning compiles for a mesh of that "
+      f"size, and there are {jax.device_count()} devices"
+    )
   auto = jax.sharding.AxisType.Auto
-  types = tuple(auto if name in mesh.manual_axes else kind
-                for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True))
+  types = tuple(
+    auto if name in mesh.manual_axes else kind for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+  )
   return jax.make_mesh(mesh.axis_sizes, mesh.axis_names, types)

@@ -67,6 +67,7 @@ def pinned_checkpoint(fn: Callable, *, policy: Callable | None, prevent_cse: Any
   0.12.0.1: 75 MiB becomes 751). The classic implementation always pins the cotangents, so it is used there. It is used,
   too, where it is asked for: with inputs on the host, ``jax_remat3`` can't linearize (JAX 0.12.0.1).
   """
+
   def call(*args):
     must_be_classic = is_classic or config.remat_barrier_no_cotangents.value
     with config.remat3(False) if must_be_classic else contextlib.nullcontext():

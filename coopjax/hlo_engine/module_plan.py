@@ -29,7 +29,9 @@ from coopjax.xla import targets
 from coopjax.xla.module import HeapResult, parse_module, predict_memory, read_step_program
 
 _WORTH_REORDERING = 1 << 16  # bytes of temporaries; most programs of a process are single ops with less
-_NEAR_SMALLEST = 1.01  # temporaries that count as the smallest where the budget can't be reached: the last percent costs
+_NEAR_SMALLEST = (
+  1.01  # temporaries that count as the smallest where the budget can't be reached: the last percent costs
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -137,15 +139,19 @@ def plan_module(module_bytes: bytes, marks: Collection[Mark], *, reorders: bool 
   if fits and not searches_order:
     program, _ = read_step_program(module, roofline, kept_scope=KEPT_SCOPE)
     bound_program = dataclasses.replace(program, op_workspace_bytes=np.zeros_like(program.op_workspace_bytes))
-    reason = ("there is little to gain" if budget_bytes is None or reorders else
-              f"{format_bytes(baseline.temp_bytes)} of temporaries already fit {format_bytes(budget_bytes)}")
+    reason = (
+      "there is little to gain"
+      if budget_bytes is None or reorders
+      else f"{format_bytes(baseline.temp_bytes)} of temporaries already fit {format_bytes(budget_bytes)}"
+    )
     outcome = Outcome(module.name, mark, program, bound_program, baseline, budget_bytes, None, baseline, reason=reason)
   else:
     time_limit_s = max(start + mark.time_limit_s - time.perf_counter(), 0.0)
     found = _search(module, mark, None if fits else budget_bytes, searches_order, roofline, time_limit_s)
     bound_program = dataclasses.replace(found.program, op_workspace_bytes=found.least_workspaces)
     outcome = _told(
-      Outcome(module.name, mark, found.program, bound_program, baseline, budget_bytes, None, baseline), found)
+      Outcome(module.name, mark, found.program, bound_program, baseline, budget_bytes, None, baseline), found
+    )
   return dataclasses.replace(outcome, seconds=time.perf_counter() - start)
 
 
@@ -159,26 +165,37 @@ def _strictest(marks: Collection[Mark], baseline: HeapResult) -> tuple[Mark, int
 
 
 def _search(
-  module: _core.HloModule, mark: Mark, budget_bytes: int | None, searches_order: bool, roofline: Roofline,
+  module: _core.HloModule,
+  mark: Mark,
+  budget_bytes: int | None,
+  searches_order: bool,
+  roofline: Roofline,
   time_limit_s: float,
 ) -> RecomputeOrderResult:
   """What is found within the bytes, or by a better order alone where None are given."""
   planner = mark.planner
   if budget_bytes is None:
     planner = planner if planner in ORDERING_PLANNERS else None
-    return recompute_order(
-      module, changes=Changes.ORDER, planner=planner, roofline=roofline, time_limit_s=time_limit_s)
+    return recompute_order(module, changes=Changes.ORDER, planner=planner, roofline=roofline, time_limit_s=time_limit_s)
   return recompute_order(
-    module, budget_bytes, planner=planner, searches_order=searches_order, near_smallest=_NEAR_SMALLEST,
-    roofline=roofline, time_limit_s=time_limit_s)
+    module,
+    budget_bytes,
+    planner=planner,
+    searches_order=searches_order,
+    near_smallest=_NEAR_SMALLEST,
+    roofline=roofline,
+    time_limit_s=time_limit_s,
+  )
 
 
 def _told(outcome: Outcome, found: RecomputeOrderResult) -> Outcome:
   """The outcome with what was found in it."""
   program = found.program
   total_s = float(program.op_cost_s.sum())
-  orders = [f"order {name}: live {format_bytes(live_bytes)}, heap {format_bytes(temp_bytes)}"
-            for name, temp_bytes, live_bytes in found.orders]
+  orders = [
+    f"order {name}: live {format_bytes(live_bytes)}, heap {format_bytes(temp_bytes)}"
+    for name, temp_bytes, live_bytes in found.orders
+  ]
   rounds = [f"round {i}: {_round(each, total_s)}" for i, each in enumerate(found.rounds, 1)]
   planning_s = found.timing_s["order"] + found.timing_s["plan"]
   outcome = dataclasses.replace(outcome, rounds=(*orders, *rounds), planning_s=planning_s, reason=found.reason)
@@ -186,11 +203,14 @@ def _told(outcome: Outcome, found: RecomputeOrderResult) -> Outcome:
     return outcome
   result = PlannerResult.of(program, found.schedule, found.planner, found.limit_bytes, planning_s, found.order)
   return dataclasses.replace(
-    outcome, result=result, inner=found.inner, predicted=found.after, module_bytes=found.module_bytes)
+    outcome, result=result, inner=found.inner, predicted=found.after, module_bytes=found.module_bytes
+  )
 
 
 def _round(made: Round, total_s: float) -> str:
   inside = "".join(f", {name} {format_bytes(peak)} ({planner})" for name, peak, planner in made.inside)
-  return (f"live limit {format_bytes(made.limit_bytes)}, live {format_bytes(made.peak_live_bytes)}, heap "
-          f"{format_bytes(made.temp_bytes)}, cost {made.recompute_cost_s / max(total_s, 1e-30):+.2%} ({made.planner})"
-          + (f", share {made.share}{inside}" if inside else ""))
+  return (
+    f"live limit {format_bytes(made.limit_bytes)}, live {format_bytes(made.peak_live_bytes)}, heap "
+    f"{format_bytes(made.temp_bytes)}, cost {made.recompute_cost_s / max(total_s, 1e-30):+.2%} ({made.planner})"
+    + (f", share {made.share}{inside}" if inside else "")
+  )

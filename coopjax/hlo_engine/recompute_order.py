@@ -45,7 +45,13 @@ class InnerPlan:
 
   @classmethod
   def of(
-    cls, name: str, fields: "_core.ProgramFields", schedule: np.ndarray, planner: str, limit_bytes: int, order: np.ndarray,
+    cls,
+    name: str,
+    fields: "_core.ProgramFields",
+    schedule: np.ndarray,
+    planner: str,
+    limit_bytes: int,
+    order: np.ndarray,
   ) -> "InnerPlan":
     """As the core tells of it."""
     program = program_of(fields)
@@ -82,8 +88,8 @@ class RecomputeOrderResult:
     module_bytes: the new module, None where it is best left as it came.
     reason: why it is, or "".
     order: of the entry, without repeats, that the plan was made from, int32 ``[num_ops]``.
-    schedule: of the entry, op ids as they run, repeats are recomputes, int32 ``[steps]``; where the module is left as it
-      came, the one it has.
+    schedule: of the entry, op ids as they run, repeats are recomputes, int32 ``[steps]``; where the module is left as
+      it came, the one it has.
     planner: name of what made the schedule, "order" for an order alone.
     limit_bytes: of the entry's live bytes, that the schedule was made for.
     inner: the plans of what the entry's loops, conditionals and calls run, the innermost first.
@@ -121,9 +127,15 @@ class RecomputeOrderResult:
 
 
 def recompute_order(
-  module: bytes | _core.HloModule, budget_bytes: int | None = None, *, changes: Changes = Changes.BOTH,
-  planner: Planner | str | None = None, searches_order: bool = True, near_smallest: float = 1.0,
-  roofline: Roofline = CPU, time_limit_s: float = 10.0,
+  module: bytes | _core.HloModule,
+  budget_bytes: int | None = None,
+  *,
+  changes: Changes = Changes.BOTH,
+  planner: Planner | str | None = None,
+  searches_order: bool = True,
+  near_smallest: float = 1.0,
+  roofline: Roofline = CPU,
+  time_limit_s: float = 10.0,
 ) -> RecomputeOrderResult:
   """A scheduled module in less temporary memory, its results the same to the bit.
 
@@ -146,24 +158,46 @@ def recompute_order(
   module = parse_module(module) if isinstance(module, bytes) else module
   try:
     found = _core.recompute_order(
-      module, changes=int(changes), budget_bytes=budget_bytes, roofline=dataclasses.astuple(roofline),
-      kept_scope=KEPT_SCOPE, planner=None if planner is None else _callback(planner), searches_order=searches_order,
-      near_smallest=near_smallest, time_limit_s=time_limit_s)
+      module,
+      changes=int(changes),
+      budget_bytes=budget_bytes,
+      roofline=dataclasses.astuple(roofline),
+      kept_scope=KEPT_SCOPE,
+      planner=None if planner is None else _callback(planner),
+      searches_order=searches_order,
+      near_smallest=near_smallest,
+      time_limit_s=time_limit_s,
+    )
   except ValueError as error:
     raise InvalidProgramError(str(error)) from None
   return RecomputeOrderResult(
-    module_bytes=found["module_bytes"] or None, reason=found["reason"], order=found["order"],
-    schedule=found["schedule"], planner=found["planner"], limit_bytes=found["limit_bytes"],
-    inner=tuple(InnerPlan.of(*row) for row in found["inner"]), program=program_of(found["program"]),
-    least_workspaces=found["least_workspaces"], recompute_cost_s=found["recompute_cost_s"],
-    before=HeapResult(**found["before"]), after=HeapResult(**found["after"]), remake_s=found["remake_s"],
-    cost_rank=found["cost_rank"], orders=found["orders"], rounds=tuple(Round(*row) for row in found["rounds"]),
-    timing_s=found["timing_s"])
+    module_bytes=found["module_bytes"] or None,
+    reason=found["reason"],
+    order=found["order"],
+    schedule=found["schedule"],
+    planner=found["planner"],
+    limit_bytes=found["limit_bytes"],
+    inner=tuple(InnerPlan.of(*row) for row in found["inner"]),
+    program=program_of(found["program"]),
+    least_workspaces=found["least_workspaces"],
+    recompute_cost_s=found["recompute_cost_s"],
+    before=HeapResult(**found["before"]),
+    after=HeapResult(**found["after"]),
+    remake_s=found["remake_s"],
+    cost_rank=found["cost_rank"],
+    orders=found["orders"],
+    rounds=tuple(Round(*row) for row in found["rounds"]),
+    timing_s=found["timing_s"],
+  )
 
 
 def _callback(planner: Planner | str) -> "_core.PlanCallback":
   def plan(
-    fields: "_core.ProgramFields", order: np.ndarray | None, name: str, limit_bytes: int, time_limit_s: float,
+    fields: "_core.ProgramFields",
+    order: np.ndarray | None,
+    name: str,
+    limit_bytes: int,
+    time_limit_s: float,
   ) -> tuple[np.ndarray, np.ndarray, str]:
     chosen = get_planner(name or planner) if isinstance(planner, str) else planner
     if not name and planner in ORDERING_PLANNERS:

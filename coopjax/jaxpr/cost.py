@@ -17,15 +17,33 @@ from coopjax.program.cost import Roofline
 _TRANSCENDENTAL_FLOPS = 8.0
 _TRANSCENDENTAL = frozenset(
   "acos acosh asin asinh atan atan2 atanh cbrt cos cosh digamma erf erfc erf_inv exp exp2 expm1 integer_pow lgamma "
-  "log log1p logistic pow rsqrt sin sinh sqrt tan tanh random_bits threefry2x32".split())
+  "log log1p logistic pow rsqrt sin sinh sqrt tan tanh random_bits threefry2x32".split()
+)
 # Layout changes and markers: XLA fuses them, or they are nothing at all.
 _FREE = frozenset(
   "broadcast_in_dim reshape squeeze expand_dims slice convert_element_type bitcast_convert_type copy iota name "
-  "stop_gradient optimization_barrier reduce_precision split random_wrap random_unwrap sharding_constraint".split())
+  "stop_gradient optimization_barrier reduce_precision split random_wrap random_unwrap sharding_constraint".split()
+)
 # Memory-bound work that does not fuse, in FLOPs per output element.
-_MOVES = {"transpose": 1.0, "concatenate": 1.0, "pad": 1.0, "rev": 1.0, "dynamic_slice": 1.0, "gather": 4.0,
-          "dynamic_update_slice": 1.0, "scatter": 8.0, "scatter-add": 8.0, "scatter_add": 8.0, "sort": 64.0,
-          "top_k": 64.0, "cumsum": 4.0, "cumlogsumexp": 16.0, "cumprod": 4.0, "cummax": 4.0, "cummin": 4.0}
+_MOVES = {
+  "transpose": 1.0,
+  "concatenate": 1.0,
+  "pad": 1.0,
+  "rev": 1.0,
+  "dynamic_slice": 1.0,
+  "gather": 4.0,
+  "dynamic_update_slice": 1.0,
+  "scatter": 8.0,
+  "scatter-add": 8.0,
+  "scatter_add": 8.0,
+  "sort": 64.0,
+  "top_k": 64.0,
+  "cumsum": 4.0,
+  "cumlogsumexp": 16.0,
+  "cumprod": 4.0,
+  "cummax": 4.0,
+  "cummin": 4.0,
+}
 _LOOKUPS = frozenset("dynamic_slice gather slice".split())
 
 

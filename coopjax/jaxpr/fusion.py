@@ -13,7 +13,8 @@ _ELEMENTWISE = frozenset(
   "abs add add_any and atan2 bitcast_convert_type cbrt ceil clamp convert_element_type cos div eq erf erf_inv erfc exp "
   "exp2 expm1 floor ge gt integer_pow is_finite le log log1p logistic lt max min mul ne neg nextafter not "
   "one_minus_square or pow reduce_precision rem round rsqrt select_n shift_left shift_right_arithmetic "
-  "shift_right_logical sign sin sqrt square sub tan tanh xor".split())
+  "shift_right_logical sign sin sqrt square sub tan tanh xor".split()
+)
 _GENERATED = frozenset("broadcast_in_dim iota".split())  # an element costs nothing to make where it is read
 _REDUCTIONS = frozenset("argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum".split())
 
@@ -73,8 +74,11 @@ def fuse(ops: Sequence[Op], value_bytes: Sequence[int] | np.ndarray, kept: Colle
   for op in reversed(ops):
     if reader := _only_reader(op, kept, readers, joined):
       until = position[reader]
-      prolonged = [value for value in op.inputs if value not in kept
-                   and all(position[joined[other]] < until for other in readers.get(value, ()))]
+      prolonged = [
+        value
+        for value in op.inputs
+        if value not in kept and all(position[joined[other]] < until for other in readers.get(value, ()))
+      ]
       if sum(value_bytes[value] for value in prolonged) <= value_bytes[op.outputs[0]]:
         _absorb(reader, op)
         joined[op] = reader

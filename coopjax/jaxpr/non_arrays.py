@@ -1,6 +1,7 @@
 """Leaves of arguments and results that are no arrays, such as the activation functions in an Equinox module.
 
-JAX refuses them where it traces a function. Hidden, they are a part of the tree's structure, and are passed on as they are.
+JAX refuses them where it traces a function. Hidden, they are a part of the tree's structure, and are passed on as they
+are.
 """
 
 import dataclasses
@@ -35,5 +36,8 @@ def shown(tree: Any) -> Any:
 
 def _is_array(leaf: Any) -> bool:
   """An array, an abstract one, or a Python scalar: what JAX traces."""
-  return (hasattr(leaf, "dtype") and hasattr(leaf, "shape")) or hasattr(leaf, "__jax_array__") or isinstance(
-    leaf, (bool, int, float, complex, np.generic))
+  return (
+    (hasattr(leaf, "dtype") and hasattr(leaf, "shape"))
+    or hasattr(leaf, "__jax_array__")
+    or isinstance(leaf, (bool, int, float, complex, np.generic))
+  )

@@ -80,15 +80,19 @@ class Spread:
     for path, num_devices, shape in _shards(arguments):
       if num_devices != self.num_devices or shards.get(path, shape) != shape:
         planned = f", {list(shards[path])} of it on each" if path in shards else ""
-        raise PlanMismatchError(f"the plan of {name} was made for {path} on {here}{planned}; it lies on {num_devices} "
-                                f"device{'s' * (num_devices > 1)}, {list(shape)} on each")
+        raise PlanMismatchError(
+          f"the plan of {name} was made for {path} on {here}{planned}; it lies on {num_devices} "
+          f"device{'s' * (num_devices > 1)}, {list(shape)} on each"
+        )
 
 
 def _shards(arguments: Any) -> list[tuple[str, int, tuple[int, ...]]]:
   """Path, number of devices and one device's shape of the arrays that were put somewhere."""
-  return [(path_name(path), sharding.num_devices, sharding.shard_shape(value.shape))
-          for path, value in jax.tree_util.tree_flatten_with_path(arguments)[0]
-          if not isinstance(value, jax.core.Tracer) and (sharding := _own(value)) is not None]
+  return [
+    (path_name(path), sharding.num_devices, sharding.shard_shape(value.shape))
+    for path, value in jax.tree_util.tree_flatten_with_path(arguments)[0]
+    if not isinstance(value, jax.core.Tracer) and (sharding := _own(value)) is not None
+  ]
 
 
 def path_name(path: Any) -> str:

@@ -25,7 +25,10 @@ class StaticArguments:
 
   @classmethod
   def of(
-    cls, fn: Callable, static_argnums: int | Sequence[int], static_argnames: str | Sequence[str],
+    cls,
+    fn: Callable,
+    static_argnums: int | Sequence[int],
+    static_argnames: str | Sequence[str],
   ) -> "StaticArguments":
     """Static parameters by number, negative ones from the end, and by name.
 

@@ -41,7 +41,8 @@ _RESHAPES = frozenset("expand_dims reshape squeeze".split())
 _RESHAPES_OF_ONE = frozenset("broadcast_in_dim reduce_max reduce_min reduce_prod reduce_sum".split())
 _NEVER_REPEATED = frozenset(
   "all_gather all_gather_invariant all_to_all pgather pmax pmin ppermute psum psum_invariant ragged_all_to_all "
-  "reduce_scatter rng_uniform".split())
+  "reduce_scatter rng_uniform".split()
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,8 +71,9 @@ class ProgramOptions:
   share_elementwise: bool = False
 
 
-def step_program(closed: core.Jaxpr, options: ProgramOptions = ProgramOptions(),
-                 donations: Mapping[int, int] = MappingProxyType({})) -> StepProgram:
+def step_program(
+  closed: core.Jaxpr, options: ProgramOptions = ProgramOptions(), donations: Mapping[int, int] = MappingProxyType({})
+) -> StepProgram:
   """The program of a jaxpr, in the jaxpr's order.
 
   Args:
@@ -156,13 +158,20 @@ class _Reader:
   def _add_op(self, equation: core.JaxprEqn) -> None:
     inputs = dict.fromkeys(self._source(atom) for atom in equation.invars)
     roofline, source = self._options.roofline, compat.source_line(equation)
-    self._ops.append(Op(
-      kind=equation.primitive.name, inputs=[value for value in inputs if value is not None],
-      outputs=[self._add_value(var) for var in equation.outvars], control=self._last_effect if equation.effects else [],
-      flops=cost.equation_flops(equation),
-      arithmetic_s=cost.arithmetic_seconds(equation, roofline) if roofline else 0.0,
-      workspace_bytes=self._workspace_bytes(equation), may_repeat=_may_repeat(equation),
-      scope=compat.name_scopes(equation), source=f"{source.file}:{source.line}" if source else ""))
+    self._ops.append(
+      Op(
+        kind=equation.primitive.name,
+        inputs=[value for value in inputs if value is not None],
+        outputs=[self._add_value(var) for var in equation.outvars],
+        control=self._last_effect if equation.effects else [],
+        flops=cost.equation_flops(equation),
+        arithmetic_s=cost.arithmetic_seconds(equation, roofline) if roofline else 0.0,
+        workspace_bytes=self._workspace_bytes(equation),
+        may_repeat=_may_repeat(equation),
+        scope=compat.name_scopes(equation),
+        source=f"{source.file}:{source.line}" if source else "",
+      )
+    )
     if equation.effects:
       self._last_effect = [self._ops[-1]]
 
@@ -207,8 +216,12 @@ def _assemble(ops: Sequence[Op], values: _Values, options: ProgramOptions) -> St
   for value, source in values.in_place.items():
     in_place[new[value]] = new[source]
   is_output = values.kinds == OUTPUT
-  shares = [(op_ids[op], new[given], new[taker]) for op in ops if options.share_elementwise
-            for given, taker in _shareable(op, values)]
+  shares = [
+    (op_ids[op], new[given], new[taker])
+    for op in ops
+    if options.share_elementwise
+    for given, taker in _shareable(op, values)
+  ]
   return StepProgram(
     op_inputs=_csr([[new[value] for value in op.inputs] for op in ops]),
     op_outputs=_csr([[new[value] for value in op.outputs] for op in ops]),
@@ -217,20 +230,29 @@ def _assemble(ops: Sequence[Op], values: _Values, options: ProgramOptions) -> St
     op_flops=np.array([op.flops for op in ops], np.float64),
     op_workspace_bytes=np.array([op.workspace_bytes for op in ops], np.int64),
     op_can_recompute=np.array([op.may_repeat and not is_output[op.outputs].any() for op in ops], bool),
-    value_bytes=values.num_bytes[old], value_producer=np.array([made.get(value, -1) for value in old], np.int32),
-    value_kind=values.kinds[old], value_in_place_of=in_place, may_share=np.array(shares, np.int32).reshape(-1, 3),
-    schedule=np.arange(len(ops), dtype=np.int32), op_names=tuple(f"{op.kind}.{i}" for i, op in enumerate(ops)),
-    op_kinds=tuple(op.kind for op in ops), op_scopes=tuple(op.scope for op in ops),
+    value_bytes=values.num_bytes[old],
+    value_producer=np.array([made.get(value, -1) for value in old], np.int32),
+    value_kind=values.kinds[old],
+    value_in_place_of=in_place,
+    may_share=np.array(shares, np.int32).reshape(-1, 3),
+    schedule=np.arange(len(ops), dtype=np.int32),
+    op_names=tuple(f"{op.kind}.{i}" for i, op in enumerate(ops)),
+    op_kinds=tuple(op.kind for op in ops),
+    op_scopes=tuple(op.scope for op in ops),
     op_sources=tuple(op.source for op in ops),
-    value_types=tuple(compat.short_type(values.avals[value]) for value in old))
+    value_types=tuple(compat.short_type(values.avals[value]) for value in old),
+  )
 
 
 def _overwritable(ops: Sequence[Op], donations: Mapping[int | None, int]) -> dict[int, int]:
   """Of the inputs given for outputs, those that nobody reads after the output is made."""
   made_at = {value: index for index, op in enumerate(ops) for value in op.outputs}
   last_read = {value: index for index, op in enumerate(ops) for value in op.inputs}
-  return {output: source for output, source in donations.items()
-          if output in made_at and last_read.get(source, -1) <= made_at[output]}
+  return {
+    output: source
+    for output, source in donations.items()
+    if output in made_at and last_read.get(source, -1) <= made_at[output]
+  }
 
 
 def _shareable(op: Op, values: _Values) -> list[tuple[int, int]]:
@@ -238,8 +260,11 @@ def _shareable(op: Op, values: _Values) -> list[tuple[int, int]]:
   if not is_elementwise(op.kind) or values.kinds[op.outputs[0]] != TEMPORARY:
     return []
   taker = op.outputs[0]
-  return [(given, taker) for given in op.inputs
-          if values.kinds[given] == TEMPORARY and values.num_bytes[given] == values.num_bytes[taker]]
+  return [
+    (given, taker)
+    for given in op.inputs
+    if values.kinds[given] == TEMPORARY and values.num_bytes[given] == values.num_bytes[taker]
+  ]
 
 
 def _cost(op: Op, value_bytes: np.ndarray, roofline: Roofline | None) -> float:

@@ -72,8 +72,9 @@ def parse_tag(op_name: str) -> Tag | None:
   return Tag(int(ids[-1]), "transpose(" in op_name, "rematted_computation" in op_name)
 
 
-def tag_jaxpr(jaxpr: core.Jaxpr, mark: str | None = None, policy: Callable | None = None
-              ) -> tuple[core.Jaxpr, tuple[EquationInfo, ...]]:
+def tag_jaxpr(
+  jaxpr: core.Jaxpr, mark: str | None = None, policy: Callable | None = None
+) -> tuple[core.Jaxpr, tuple[EquationInfo, ...]]:
   """The jaxpr with every equation tagged, marked if a mark is given, and kept where a policy saves its outputs.
 
   Ids count equations in pre-order: a function of the jaxpr alone, the same in every process.
@@ -95,7 +96,6 @@ def tagged_fn(traced: TracedFn, mark: str | None = None) -> Callable[..., list[A
 
 
 class _Tagger:
-
   def __init__(self, mark: str | None, policy: Callable | None):
     self._metadata = {} if mark is None else {MARK_ATTRIBUTE: mark}
     self._policy = policy
@@ -104,12 +104,17 @@ class _Tagger:
   def tag(self, jaxpr: core.Jaxpr, parent_id: int | None, call: core.JaxprEqn | None = None) -> core.Jaxpr:
     """Tags every equation; `call` is the nested jit, if any, that the jaxpr is the body of."""
     kept = user_policy.kept_values(jaxpr, self._policy) if self._policy else set()
-    return compat.rebuild(jaxpr, [
-      self._tag_equation(equation, parent_id, call, is_kept=not kept.isdisjoint(equation.outvars))
-      for equation in jaxpr.eqns])
+    return compat.rebuild(
+      jaxpr,
+      [
+        self._tag_equation(equation, parent_id, call, is_kept=not kept.isdisjoint(equation.outvars))
+        for equation in jaxpr.eqns
+      ],
+    )
 
-  def _tag_equation(self, equation: core.JaxprEqn, parent_id: int | None, call: core.JaxprEqn | None, is_kept: bool
-                    ) -> core.JaxprEqn:
+  def _tag_equation(
+    self, equation: core.JaxprEqn, parent_id: int | None, call: core.JaxprEqn | None, is_kept: bool
+  ) -> core.JaxprEqn:
     if call is not None:
       equation = compat.at_call_site(call, equation)
     call = equation if compat.is_plain_jit(equation) else call

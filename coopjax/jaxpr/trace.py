@@ -111,9 +111,14 @@ class SplitArguments:
     return args, kwargs
 
 
-def split_arguments(fn: Callable, args: Sequence[Any], kwargs: dict[str, Any], *,
-                    static_argnums: int | Sequence[int] = (),
-                    static_argnames: str | Sequence[str] = ()) -> SplitArguments:
+def split_arguments(
+  fn: Callable,
+  args: Sequence[Any],
+  kwargs: dict[str, Any],
+  *,
+  static_argnums: int | Sequence[int] = (),
+  static_argnames: str | Sequence[str] = (),
+) -> SplitArguments:
   """Takes the static arguments out of a call, with the rules of `jax.jit`: a name also covers its position."""
   numbers = {static_argnums} if isinstance(static_argnums, int) else set(static_argnums)
   names = {static_argnames} if isinstance(static_argnames, str) else set(static_argnames)
@@ -140,9 +145,15 @@ def _positions(fn: Callable) -> dict[str, int]:
   return {p.name: i for i, p in enumerate(parameters) if p.kind in positional}
 
 
-def trace(fn: Callable, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None, *,
-          policy: Callable | None = None, static_argnums: int | Sequence[int] = (),
-          static_argnames: str | Sequence[str] = ()) -> TracedFn:
+def trace(
+  fn: Callable,
+  args: Sequence[Any] = (),
+  kwargs: dict[str, Any] | None = None,
+  *,
+  policy: Callable | None = None,
+  static_argnums: int | Sequence[int] = (),
+  static_argnames: str | Sequence[str] = (),
+) -> TracedFn:
   """Traces `fn` for these arguments.
 
   Args:
@@ -179,15 +190,24 @@ def trace(fn: Callable, args: Sequence[Any] = (), kwargs: dict[str, Any] | None 
   jaxpr = jaxpr if policy is None else user_policy.with_names(jaxpr, policy)
   out_tree = jax.tree.structure(out_shapes)
   placement = place((*consts, *split.leaves))
-  in_avals = tuple(_abstract(var.aval, sharding)
-                   for var, sharding in zip(jaxpr.invars, placement.shardings, strict=True))
+  in_avals = tuple(
+    _abstract(var.aval, sharding) for var, sharding in zip(jaxpr.invars, placement.shardings, strict=True)
+  )
   out_avals = tuple(_abstract(atom.aval, compat.stated_sharding(atom.aval)) for atom in jaxpr.outvars)
   is_candidate = [isinstance(const, jax.core.Tracer) for const in consts] + [True] * len(split.leaves)
   return TracedFn(
-      name=name, jaxpr=jaxpr, consts=consts, in_avals=in_avals, in_names=_names(consts, split),
-      in_tree=split.in_tree, out_avals=out_avals, out_tree=out_tree,
-      is_differentiable=tuple(ok and is_floating(aval) for ok, aval in zip(is_candidate, in_avals, strict=True)),
-      placement=placement, policy=user_policy.saving_names(jaxpr, policy))
+    name=name,
+    jaxpr=jaxpr,
+    consts=consts,
+    in_avals=in_avals,
+    in_names=_names(consts, split),
+    in_tree=split.in_tree,
+    out_avals=out_avals,
+    out_tree=out_tree,
+    is_differentiable=tuple(ok and is_floating(aval) for ok, aval in zip(is_candidate, in_avals, strict=True)),
+    placement=placement,
+    policy=user_policy.saving_names(jaxpr, policy),
+  )
 
 
 @contextlib.contextmanager
@@ -199,8 +219,10 @@ def explained(name: str, split: SplitArguments | None = None) -> Iterator[None]:
     what = ""
     if split is not None and (found := _LEAF.search(str(error))):
       what = f"{found[0]} is {_names((), split)[int(found[1])]} of {name}. "
-    error.add_note(f"{what}coopjax traces the arguments of {name} that are not static: a flag such as train= belongs into "
-                   "static_argnums or static_argnames, or is bound with functools.partial")
+    error.add_note(
+      f"{what}coopjax traces the arguments of {name} that are not static: a flag such as train= belongs into "
+      "static_argnums or static_argnames, or is bound with functools.partial"
+    )
     raise
 
 
@@ -217,7 +239,9 @@ def _warn_of_changed_objects(name: str, given: Sequence[Any], arguments: Any) ->
       warnings.warn(
         f"{name} changes {path_name(path)} in place, which nobody will see: as under jax.checkpoint, the arguments are "
         "copies. Return the new value, or wrap functions of Flax NNX modules in coopjax.nnx.remat",
-        LostUpdateWarning, stacklevel=2)
+        LostUpdateWarning,
+        stacklevel=2,
+      )
       return
 
 
@@ -227,8 +251,9 @@ def _refuse_ordered_effects(name: str, jaxpr: core.Jaxpr) -> None:
       source = compat.source_line(equation)
       where = "" if source is None else f" at {source.file}:{source.line}"
       raise OrderedEffectError(
-          f"{name} has an ordered side effect{where} ({equation.primitive.name}): a rematerialized function may run in "
-          "another order, and parts of it twice. Move the effect out of the function, or drop ordered=True.")
+        f"{name} has an ordered side effect{where} ({equation.primitive.name}): a rematerialized function may run in "
+        "another order, and parts of it twice. Move the effect out of the function, or drop ordered=True."
+      )
 
 
 def inline_jits(jaxpr: core.Jaxpr) -> core.Jaxpr:
@@ -263,8 +288,9 @@ def _inline(jaxpr: core.Jaxpr, body_of: Callable[[core.JaxprEqn], core.Jaxpr | N
   return compat.rebuild(jaxpr, equations, [read(atom) for atom in jaxpr.outvars])
 
 
-def _inline_call(call: core.JaxprEqn, body: core.Jaxpr, arguments: Sequence[Any],
-                 equations: list[core.JaxprEqn]) -> list[Any]:
+def _inline_call(
+  call: core.JaxprEqn, body: core.Jaxpr, arguments: Sequence[Any], equations: list[core.JaxprEqn]
+) -> list[Any]:
   """Appends the equations of a call's body, with fresh variables, and returns what stands for its outputs."""
   substitute = dict(zip(body.invars, arguments, strict=True))
   read = lambda atom: atom if isinstance(atom, core.Literal) else substitute[atom]
@@ -277,8 +303,13 @@ def _inline_call(call: core.JaxprEqn, body: core.Jaxpr, arguments: Sequence[Any]
 
 def _abstract(aval: Any, sharding: jax.sharding.Sharding | None) -> jax.ShapeDtypeStruct:
   """The type of an input or output."""
-  return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=getattr(aval, "weak_type", False),
-                              manual_axis_type=compat.manual_axes(aval))
+  return jax.ShapeDtypeStruct(
+    aval.shape,
+    aval.dtype,
+    sharding=sharding,
+    weak_type=getattr(aval, "weak_type", False),
+    manual_axis_type=compat.manual_axes(aval),
+  )
 
 
 def _names(consts: Sequence[Any], split: SplitArguments) -> tuple[str, ...]:
@@ -304,8 +335,11 @@ def differentiable(traced: TracedFn) -> TracedFn:
   error = _gradient_error(traced)
   if error is None:
     return traced
-  alone = [dataclasses.replace(traced, is_differentiable=tuple(i == j for j in range(len(traced.in_avals))))
-           for i, ok in enumerate(traced.is_differentiable) if ok]
+  alone = [
+    dataclasses.replace(traced, is_differentiable=tuple(i == j for j in range(len(traced.in_avals))))
+    for i, ok in enumerate(traced.is_differentiable)
+    if ok
+  ]
   kept = [any(flags) for flags in zip(*(one.is_differentiable for one in alone if _gradient_error(one) is None))]
   if not kept:
     raise NotDifferentiableError(f"{traced.name} has no gradient that could be planned: {error}") from error
@@ -323,8 +357,9 @@ def _gradient_error(traced: TracedFn) -> Exception | None:
   return None
 
 
-def fn_and_gradient(traced: TracedFn, flat_fn: Callable[..., Sequence[Any]] | None = None
-                    ) -> tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]:
+def fn_and_gradient(
+  traced: TracedFn, flat_fn: Callable[..., Sequence[Any]] | None = None
+) -> tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]:
   """The function together with its gradient: what `plan` compiles.
 
   Args:
@@ -346,8 +381,9 @@ def fn_and_gradient(traced: TracedFn, flat_fn: Callable[..., Sequence[Any]] | No
     kind, avals = ("input", traced.in_avals) if not wrt else ("output", traced.out_avals)
     types = ", ".join(f"{aval.dtype.name}{list(aval.shape)}" for aval in avals[:8]) or "none at all"
     raise NotDifferentiableError(
-        f"{traced.name} has no floating-point {kind} (it has: {types}), so there is no gradient whose residuals "
-        "could be rematerialized. Wrap the function that is differentiated.")
+      f"{traced.name} has no floating-point {kind} (it has: {types}), so there is no gradient whose residuals "
+      "could be rematerialized. Wrap the function that is differentiated."
+    )
   array_out = [i for i in floating_out if traced.out_avals[i].shape]
   num_inputs = len(traced.in_avals)
 
@@ -361,8 +397,11 @@ def fn_and_gradient(traced: TracedFn, flat_fn: Callable[..., Sequence[Any]] | No
       return [outs[i] for i in floating_out], outs
 
     _, pullback, outs = jax.vjp(of_floating, *[inputs[i] for i in wrt], has_aux=True)
-    ones = {i: compat.vary(jnp.ones((), traced.out_avals[i].dtype), traced.out_avals[i])
-            for i in floating_out if i not in cotangents}
+    ones = {
+      i: compat.vary(jnp.ones((), traced.out_avals[i].dtype), traced.out_avals[i])
+      for i in floating_out
+      if i not in cotangents
+    }
     return outs, pullback([{**cotangents, **ones}[i] for i in floating_out])
 
   with_gradient.__name__ = f"{traced.name}_and_gradient"

@@ -21,8 +21,11 @@ from jax.extend.core import primitives
 from coopjax import compat
 
 _example = jax.checkpoint_policies.save_and_offload_only_these_names(
-  names_which_can_be_saved=(), names_which_can_be_offloaded=("offloaded",), offload_src="device",
-  offload_dst="pinned_host")
+  names_which_can_be_saved=(),
+  names_which_can_be_offloaded=("offloaded",),
+  offload_src="device",
+  offload_dst="pinned_host",
+)
 _OFFLOADED, _RECOMPUTED = (type(_example(primitives.name_p, name=name)) for name in ("offloaded", "recomputed"))
 _KEPT = "coopjax:kept"
 
@@ -50,8 +53,9 @@ def kept_values(jaxpr: core.Jaxpr, policy: Callable) -> set[core.Var]:
 
 def with_names(jaxpr: core.Jaxpr, policy: Callable) -> core.Jaxpr:
   """The jaxpr with our name on every value that a policy saves, in loops and branches too."""
-  inner = [compat.map_sub_jaxprs(equation, lambda body: with_names(body, policy), lambda rule: rule)
-           for equation in jaxpr.eqns]
+  inner = [
+    compat.map_sub_jaxprs(equation, lambda body: with_names(body, policy), lambda rule: rule) for equation in jaxpr.eqns
+  ]
   answers = [answer_of(equation, policy) for equation in jaxpr.eqns]
   is_saved = [is_kept(answer) and not is_offloaded(answer) for answer in answers]
   if not any(is_saved):
@@ -74,8 +78,11 @@ def is_nameable(var: core.Var) -> bool:
   a ``reduce_precision`` on what is saved, which takes none), or values that nobody reads.
   """
   aval = var.aval
-  return (not isinstance(var, core.DropVar) and isinstance(aval, jax.core.ShapedArray)
-          and any(jnp.issubdtype(aval.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)))
+  return (
+    not isinstance(var, core.DropVar)
+    and isinstance(aval, jax.core.ShapedArray)
+    and any(jnp.issubdtype(aval.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_))
+  )
 
 
 def saving_names(jaxpr: core.Jaxpr, policy: Callable | None) -> Callable | None:
@@ -92,14 +99,18 @@ def saving_names(jaxpr: core.Jaxpr, policy: Callable | None) -> Callable | None:
 
 
 def _has_names(jaxpr: core.Jaxpr) -> bool:
-  return any(compat.as_policies_see(equation)[1].get("name") == _KEPT
-             or any(map(_has_names, compat.sub_jaxprs(equation))) for equation in jaxpr.eqns)
+  return any(
+    compat.as_policies_see(equation)[1].get("name") == _KEPT or any(map(_has_names, compat.sub_jaxprs(equation)))
+    for equation in jaxpr.eqns
+  )
 
 
 def offloads(jaxpr: core.Jaxpr, policy: Callable) -> bool:
   """Whether a policy offloads anything of a jaxpr, in loops and calls too."""
-  return any(is_offloaded(answer_of(equation, policy))
-             or any(offloads(inner, policy) for inner in compat.sub_jaxprs(equation)) for equation in jaxpr.eqns)
+  return any(
+    is_offloaded(answer_of(equation, policy)) or any(offloads(inner, policy) for inner in compat.sub_jaxprs(equation))
+    for equation in jaxpr.eqns
+  )
 
 
 def answer_of(equation: core.JaxprEqn, policy: Callable) -> Any:

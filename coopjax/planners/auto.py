@@ -38,8 +38,10 @@ class Incumbent:
   least_overhead: float
 
   def __str__(self) -> str:
-    return (f"incumbent {self.overhead:+.2%}, bound {self.least_overhead:+.2%}, "
-            f"gap {max(self.overhead - self.least_overhead, 0.0):.2%}")
+    return (
+      f"incumbent {self.overhead:+.2%}, bound {self.least_overhead:+.2%}, "
+      f"gap {max(self.overhead - self.least_overhead, 0.0):.2%}"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +82,12 @@ class AutoPlanner:
   large_ops: int = 20_000
 
   def plan(
-    self, program: StepProgram, budget_bytes: int, *, time_limit_s: float = 10.0, order: np.ndarray | None = None,
+    self,
+    program: StepProgram,
+    budget_bytes: int,
+    *,
+    time_limit_s: float = 10.0,
+    order: np.ndarray | None = None,
   ) -> PlannerResult:
     """See :class:`coopjax.planners.base.Planner`. The first planner runs whatever the limit."""
     start = time.perf_counter()
@@ -108,7 +115,9 @@ class AutoPlanner:
     return min(self.exchange_work, _FLIPS_PER_OP * search.program.num_ops)
 
   def _thorough(self, search: "_Search", **options) -> PeakPlanner:
-    return PeakPlanner(max_trials=min(PeakPlanner.max_trials, self.peak_work // max(search.program.num_ops, 1)), **options)
+    return PeakPlanner(
+      max_trials=min(PeakPlanner.max_trials, self.peak_work // max(search.program.num_ops, 1)), **options
+    )
 
   def _improve(self, search: "_Search", default: np.ndarray, *, fixes_order: bool) -> None:
     """Runs stage after stage until one of them ends the search."""
@@ -220,11 +229,19 @@ class _Search:
     """Runs one of the core's searches from a plan on."""
     start = time.perf_counter()
     found = improver(
-      self.program.core, result.schedule, self.budget_bytes, max_work=max_work, stop_at_cost_s=self.bound_s,
-      time_limit_s=max(self.deadline - start, 0.0))
+      self.program.core,
+      result.schedule,
+      self.budget_bytes,
+      max_work=max_work,
+      stop_at_cost_s=self.bound_s,
+      time_limit_s=max(self.deadline - start, 0.0),
+    )
     seconds = time.perf_counter() - start
-    self._keep(PlannerResult.of(
-      self.program, found["schedule"], "auto", self.budget_bytes, seconds, result.order, **counters_of(found)))
+    self._keep(
+      PlannerResult.of(
+        self.program, found["schedule"], "auto", self.budget_bytes, seconds, result.order, **counters_of(found)
+      )
+    )
 
   def _keep(self, result: PlannerResult) -> None:
     """Notes a result, and tells whoever listens what the best is now."""
@@ -242,8 +259,9 @@ class _Search:
     """The best result that the validator accepts."""
     report = None
     for result in sorted(self.results, key=self.rank):
-      report = validate(self.program, result.schedule, claimed_peak_bytes=result.peak_live_bytes,
-                        claimed_cost_s=result.recompute_cost_s)
+      report = validate(
+        self.program, result.schedule, claimed_peak_bytes=result.peak_live_bytes, claimed_cost_s=result.recompute_cost_s
+      )
       if report.is_valid:
         return result
     raise InvalidPlanError(f"no planner made a valid plan; the last one: {report}")

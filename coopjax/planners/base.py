@@ -63,8 +63,14 @@ class PlannerResult:
 
   @classmethod
   def of(
-    cls, program: StepProgram, schedule: np.ndarray, planner: str, budget_bytes: int, seconds: float,
-    order: np.ndarray, **counters: float,
+    cls,
+    program: StepProgram,
+    schedule: np.ndarray,
+    planner: str,
+    budget_bytes: int,
+    seconds: float,
+    order: np.ndarray,
+    **counters: float,
   ) -> "PlannerResult":
     """The result that a valid ``schedule`` stands for: bytes and cost are counted here, not taken on trust."""
     from coopjax import _core
@@ -74,8 +80,18 @@ class PlannerResult:
     peak_bytes = int(live[peak_step]) if len(live) else 0
     cost_s, flops, num_recomputed = _core.recompute_totals(program.core, schedule)
     return cls(
-      schedule, planner, budget_bytes, peak_bytes <= budget_bytes, peak_bytes, peak_step, cost_s, flops, num_recomputed,
-      order, seconds, MappingProxyType(counters),
+      schedule,
+      planner,
+      budget_bytes,
+      peak_bytes <= budget_bytes,
+      peak_bytes,
+      peak_step,
+      cost_s,
+      flops,
+      num_recomputed,
+      order,
+      seconds,
+      MappingProxyType(counters),
     )
 
   def overhead(self, program: StepProgram) -> float:
@@ -103,10 +119,13 @@ class PlannerResult:
     if self.is_feasible:
       return self
     raise explain.infeasible(
-      program, self.schedule,
+      program,
+      self.schedule,
       f"no plan was found within {format_bytes(self.budget_bytes)} of live bytes; the smallest reached is "
       f"{format_bytes(self.peak_live_bytes)} (planner {self.planner})",
-      budget_bytes=self.budget_bytes, smallest_bytes=self.peak_live_bytes)
+      budget_bytes=self.budget_bytes,
+      smallest_bytes=self.peak_live_bytes,
+    )
 
 
 def first_runs(schedule: np.ndarray) -> np.ndarray:
@@ -123,7 +142,12 @@ class Planner(Protocol):
   """Chooses what to recompute. Options are fields of the planner; the same input gives the same plan."""
 
   def plan(
-    self, program: StepProgram, budget_bytes: int, *, time_limit_s: float = 10.0, order: np.ndarray | None = None,
+    self,
+    program: StepProgram,
+    budget_bytes: int,
+    *,
+    time_limit_s: float = 10.0,
+    order: np.ndarray | None = None,
   ) -> PlannerResult:
     """Plans ``program`` for ``budget_bytes`` of live bytes.
 

@@ -23,7 +23,9 @@ COSTS = ("own", "neighbours", "chain")
 PARTITIONS = ("density", "op_list", "off")
 NUM_GROUPS = (1, 2, 3, 4, 6)
 
-EXPENSIVE_KINDS = frozenset({"conv_general_dilated", "dot_general", "ragged_dot", "add_any", "add", "convolution", "dot"})
+EXPENSIVE_KINDS = frozenset(
+  {"conv_general_dilated", "dot_general", "ragged_dot", "add_any", "add", "convolution", "dot"}
+)
 """OneFlow's list of expensive ops (conv2d, its data and filter gradients, matmul, batch_matmul, add_n) as jaxpr
 primitives and HLO opcodes. Its add_n is any sum of equal shapes: gradients (``add_any``) and residuals (``add``)."""
 
@@ -68,12 +70,19 @@ class CoopPlanner:
   max_overhead: float = 4.0
 
   def __post_init__(self):
-    for name, known in (("eviction", EVICTIONS), ("cost", COSTS), ("partition", PARTITIONS), ("num_groups", NUM_GROUPS)):
+    for name, known in (
+      ("eviction", EVICTIONS),
+      ("cost", COSTS),
+      ("partition", PARTITIONS),
+      ("num_groups", NUM_GROUPS),
+    ):
       if getattr(self, name) not in known:
         raise ValueError(f"{name}={getattr(self, name)!r}: need one of {known}")
     if self.alignment_bytes < 1 or self.num_small_pieces < 0:
-      raise ValueError(f"alignment_bytes={self.alignment_bytes}, num_small_pieces={self.num_small_pieces}: "
-                       "need at least 1 and at least 0")
+      raise ValueError(
+        f"alignment_bytes={self.alignment_bytes}, num_small_pieces={self.num_small_pieces}: "
+        "need at least 1 and at least 0"
+      )
 
   @classmethod
   def published(cls, **changes) -> "CoopPlanner":
@@ -96,7 +105,12 @@ class CoopPlanner:
     return cls.dtr(**{"eviction": "dte", **changes})
 
   def plan(
-    self, program: StepProgram, budget_bytes: int, *, time_limit_s: float = 10.0, order: np.ndarray | None = None,
+    self,
+    program: StepProgram,
+    budget_bytes: int,
+    *,
+    time_limit_s: float = 10.0,
+    order: np.ndarray | None = None,
   ) -> PlannerResult:
     """See :class:`coopjax.planners.base.Planner`; ``order`` is the order to simulate, the least peak by default.
 
@@ -115,7 +129,8 @@ class CoopPlanner:
     counted, placements = counters_of(found), found["placements"].reshape(-1, 3)
     is_placed = counted.pop("is_feasible")
     result = PlannerResult.of(
-      program, found["schedule"], "coop", budget_bytes, time.perf_counter() - start, order, **counted)
+      program, found["schedule"], "coop", budget_bytes, time.perf_counter() - start, order, **counted
+    )
     heap_bytes = found["heap_bytes"]
     lost_share = (heap_bytes - result.peak_live_bytes) / heap_bytes if is_placed and heap_bytes else 0.0
     counters = MappingProxyType({**result.counters, "heap_fragmentation": lost_share})
@@ -131,33 +146,37 @@ class CoopPlanner:
       options.num_groups = 1
     elif self.partition == "op_list":
       if len(program.op_kinds) != program.num_ops:
-        raise InvalidProgramError(f"partition='op_list' asks what each op does, and the program has {program.num_ops} "
-                                  f"ops but {len(program.op_kinds)} op_kinds; partition='density' needs none")
+        raise InvalidProgramError(
+          f"partition='op_list' asks what each op does, and the program has {program.num_ops} "
+          f"ops but {len(program.op_kinds)} op_kinds; partition='density' needs none"
+        )
       options.op_is_expensive = np.array([kind in EXPENSIVE_KINDS for kind in program.op_kinds], np.uint8)
     return options
 
 
-ABLATIONS: Mapping[str, CoopPlanner] = MappingProxyType({
-  "coop": CoopPlanner.published(),
-  "dtr": CoopPlanner.dtr(),
-  "dte": CoopPlanner.dte(),
-  "coop, knowing the future": CoopPlanner.published(knows_future=True),
-  "coop as shipped": CoopPlanner.as_shipped(),
-  "coop, partition by op list": CoopPlanner.published(partition="op_list"),
-  "coop, no partition": CoopPlanner.published(partition="off"),
-  "coop, 4 groups": CoopPlanner.published(num_groups=4),
-  "coop, small pieces apart": CoopPlanner.published(num_small_pieces=1024),
-  "coop, own costs": CoopPlanner.published(cost="own"),
-  "coop, exact chains": CoopPlanner.published(cost="chain"),
-  "coop, in-place values stay": CoopPlanner.published(recomputes_in_place=False),
-  "coop, lazy eviction": CoopPlanner.published(evicts_eagerly=False),
-  "coop, every cost anew": CoopPlanner.published(reuses_costs=False),
-  "dtr, costs reused": CoopPlanner.dtr(reuses_costs=True),
-  "dte, costs reused": CoopPlanner.dte(reuses_costs=True),
-})
+ABLATIONS: Mapping[str, CoopPlanner] = MappingProxyType(
+  {
+    "coop": CoopPlanner.published(),
+    "dtr": CoopPlanner.dtr(),
+    "dte": CoopPlanner.dte(),
+    "coop, knowing the future": CoopPlanner.published(knows_future=True),
+    "coop as shipped": CoopPlanner.as_shipped(),
+    "coop, partition by op list": CoopPlanner.published(partition="op_list"),
+    "coop, no partition": CoopPlanner.published(partition="off"),
+    "coop, 4 groups": CoopPlanner.published(num_groups=4),
+    "coop, small pieces apart": CoopPlanner.published(num_small_pieces=1024),
+    "coop, own costs": CoopPlanner.published(cost="own"),
+    "coop, exact chains": CoopPlanner.published(cost="chain"),
+    "coop, in-place values stay": CoopPlanner.published(recomputes_in_place=False),
+    "coop, lazy eviction": CoopPlanner.published(evicts_eagerly=False),
+    "coop, every cost anew": CoopPlanner.published(reuses_costs=False),
+    "dtr, costs reused": CoopPlanner.dtr(reuses_costs=True),
+    "dte, costs reused": CoopPlanner.dte(reuses_costs=True),
+  }
+)
 """The rows of Coop's tables: the paper, its baselines, and the paper with one mechanism changed each.
 
 Compare like with like: ``"coop"`` reuses costs and ``"dtr"`` does not, so ``candidates`` of these two differ mostly by
-that. Window against loop is ``"coop, every cost anew"`` against ``"dtr"``, or ``"coop"`` against ``"dtr, costs reused"``;
-``scanned`` counts candidates looked at and does not depend on reuse.
+that. Window against loop is ``"coop, every cost anew"`` against ``"dtr"``, or ``"coop"`` against ``"dtr, costs
+reused"``; ``scanned`` counts candidates looked at and does not depend on reuse.
 """

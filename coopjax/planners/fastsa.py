@@ -43,7 +43,12 @@ class FastSAPlanner:
   cooling: float = 1e-4
 
   def plan(
-    self, program: StepProgram, budget_bytes: int, *, time_limit_s: float = 10.0, order: np.ndarray | None = None,
+    self,
+    program: StepProgram,
+    budget_bytes: int,
+    *,
+    time_limit_s: float = 10.0,
+    order: np.ndarray | None = None,
   ) -> PlannerResult:
     """See :class:`coopjax.planners.base.Planner`; ``order`` is the program's own by default.
 
@@ -53,4 +58,5 @@ class FastSAPlanner:
     order = program.schedule if order is None else order
     found = _core.plan_fastsa(program.core, order, budget_bytes, time_limit_s=time_limit_s, **dataclasses.asdict(self))
     return PlannerResult.of(
-      program, found["schedule"], "fastsa", budget_bytes, time.perf_counter() - start, order, **counters_of(found))
+      program, found["schedule"], "fastsa", budget_bytes, time.perf_counter() - start, order, **counters_of(found)
+    )

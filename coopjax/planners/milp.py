@@ -62,9 +62,11 @@ class Milp:
       return f"{x.shape} values for {self.num_variables} variables"
     tolerance = _FEASIBILITY_TOLERANCE * (1 + np.abs(x))
     for broken, rule in (
-      (~np.isfinite(x), "is not finite"), (x < self.lower - tolerance, "is below its least value"),
+      (~np.isfinite(x), "is not finite"),
+      (x < self.lower - tolerance, "is below its least value"),
       (x > self.upper + tolerance, "is above its largest value"),
-      (self.is_integer & (np.abs(x - np.round(x)) > tolerance), "is not an integer")):
+      (self.is_integer & (np.abs(x - np.round(x)) > tolerance), "is not an integer"),
+    ):
       if broken.any():
         return f"variable {int(np.argmax(broken))} = {x[np.argmax(broken)]} {rule}"
     activity = self.row_activity(x)
@@ -87,7 +89,12 @@ class MilpBuilder:
     self._rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
 
   def variables(
-    self, count: int, *, lower: ArrayLike = 0.0, upper: ArrayLike = 1.0, cost: ArrayLike = 0.0,
+    self,
+    count: int,
+    *,
+    lower: ArrayLike = 0.0,
+    upper: ArrayLike = 1.0,
+    cost: ArrayLike = 0.0,
     is_integer: ArrayLike = True,
   ) -> int:
     """Adds ``count`` variables, binary by default; scalars or arrays ``[count]``.
@@ -96,9 +103,12 @@ class MilpBuilder:
       The index of the first; the others follow.
     """
     first = self._num_variables
-    self._variables.append(tuple(
-      np.broadcast_to(np.asarray(field, dtype), count)
-      for field, dtype in ((cost, np.float64), (lower, np.float64), (upper, np.float64), (is_integer, bool))))
+    self._variables.append(
+      tuple(
+        np.broadcast_to(np.asarray(field, dtype), count)
+        for field, dtype in ((cost, np.float64), (lower, np.float64), (upper, np.float64), (is_integer, bool))
+      )
+    )
     self._num_variables += count
     return first
 
@@ -107,7 +117,11 @@ class MilpBuilder:
     self.rows([0, len(columns)], columns, values, lower, upper)
 
   def rows(
-    self, starts: ArrayLike, columns: ArrayLike, values: ArrayLike, lower: ArrayLike = -np.inf,
+    self,
+    starts: ArrayLike,
+    columns: ArrayLike,
+    values: ArrayLike,
+    lower: ArrayLike = -np.inf,
     upper: ArrayLike = np.inf,
   ) -> None:
     """Adds many rows at once in CSR form.
@@ -125,9 +139,13 @@ class MilpBuilder:
       raise ValueError(f"rows cover entries {starts[0]} .. {starts[-1]}, there are {len(columns)}")
     count = len(starts) - 1
     self._entries.append((columns, np.broadcast_to(np.asarray(values, np.float64), len(columns))))
-    self._rows.append((
-      starts[1:] + self._num_entries, np.broadcast_to(np.asarray(lower, np.float64), count),
-      np.broadcast_to(np.asarray(upper, np.float64), count)))
+    self._rows.append(
+      (
+        starts[1:] + self._num_entries,
+        np.broadcast_to(np.asarray(lower, np.float64), count),
+        np.broadcast_to(np.asarray(upper, np.float64), count),
+      )
+    )
     self._num_entries += len(columns)
 
   def build(self) -> Milp:
@@ -139,13 +157,16 @@ class MilpBuilder:
     """
     costs, lower, upper, is_integer = (
       np.concatenate([np.empty(0, dtype), *(fields[i] for fields in self._variables)])
-      for i, dtype in enumerate((np.float64, np.float64, np.float64, bool)))
+      for i, dtype in enumerate((np.float64, np.float64, np.float64, bool))
+    )
     columns, values = (
       np.concatenate([np.empty(0, dtype), *(fields[i] for fields in self._entries)])
-      for i, dtype in enumerate((np.int32, np.float64)))
+      for i, dtype in enumerate((np.int32, np.float64))
+    )
     ends, row_lower, row_upper = (
       np.concatenate([np.empty(0, dtype), *(fields[i] for fields in self._rows)])
-      for i, dtype in enumerate((np.int64, np.float64, np.float64)))
+      for i, dtype in enumerate((np.int64, np.float64, np.float64))
+    )
     starts = np.concatenate([[0], ends]).astype(np.int32)
     problem = Milp(costs, lower, upper, is_integer, starts, columns, values, row_lower, row_upper)
     _check(problem)
@@ -181,7 +202,12 @@ class MilpSolver(Protocol):
   def name(self) -> str: ...
 
   def solve(
-    self, problem: Milp, *, time_limit_s: float, relative_gap: float = 0.0, start: np.ndarray | None = None,
+    self,
+    problem: Milp,
+    *,
+    time_limit_s: float,
+    relative_gap: float = 0.0,
+    start: np.ndarray | None = None,
   ) -> MilpResult:
     """Minimises.
 
@@ -204,7 +230,12 @@ class HighsSolver:
   name: str = "highs"
 
   def solve(
-    self, problem: Milp, *, time_limit_s: float, relative_gap: float = 0.0, start: np.ndarray | None = None,
+    self,
+    problem: Milp,
+    *,
+    time_limit_s: float,
+    relative_gap: float = 0.0,
+    start: np.ndarray | None = None,
   ) -> MilpResult:
     """See :class:`MilpSolver`."""
     return _solve(_search_highs, problem, time_limit_s, relative_gap, start)
@@ -217,7 +248,12 @@ class ScipySolver:
   name: str = "scipy"
 
   def solve(
-    self, problem: Milp, *, time_limit_s: float, relative_gap: float = 0.0, start: np.ndarray | None = None,
+    self,
+    problem: Milp,
+    *,
+    time_limit_s: float,
+    relative_gap: float = 0.0,
+    start: np.ndarray | None = None,
   ) -> MilpResult:
     """See :class:`MilpSolver`."""
     return _solve(_search_scipy, problem, time_limit_s, relative_gap, start)
@@ -275,8 +311,15 @@ def _search_highs(problem: Milp, time_limit_s: float, relative_gap: float, start
   import highspy
 
   solver = highspy.Highs()
-  for option, value in (("output_flag", False), ("threads", 1), ("parallel", "off"), ("random_seed", _SEED),
-                        ("mip_rel_gap", relative_gap), ("mip_abs_gap", 0.0), ("time_limit", time_limit_s)):
+  for option, value in (
+    ("output_flag", False),
+    ("threads", 1),
+    ("parallel", "off"),
+    ("random_seed", _SEED),
+    ("mip_rel_gap", relative_gap),
+    ("mip_abs_gap", 0.0),
+    ("time_limit", time_limit_s),
+  ):
     solver.setOptionValue(option, value)
   solver.passModel(_highs_model(highspy, problem))
   if start is not None:
@@ -317,16 +360,20 @@ def _search_scipy(problem: Milp, time_limit_s: float, relative_gap: float, start
   from scipy import optimize, sparse
 
   matrix = sparse.csr_array(
-    (problem.row_values, problem.row_columns, problem.row_starts), (problem.num_rows, problem.num_variables))
+    (problem.row_values, problem.row_columns, problem.row_starts), (problem.num_rows, problem.num_variables)
+  )
   # SciPy has no types: what takes arrays looks to checkers as if it took a float, because its default is one.
   bounds = optimize.Bounds(problem.lower, problem.upper)  # pyright: ignore[reportArgumentType]
   rows = None
   if problem.num_rows:
-    rows = optimize.LinearConstraint(
-      matrix, problem.row_lower, problem.row_upper)  # pyright: ignore[reportArgumentType]
+    rows = optimize.LinearConstraint(matrix, problem.row_lower, problem.row_upper)  # pyright: ignore[reportArgumentType]
   answer = optimize.milp(
-    problem.costs, integrality=problem.is_integer, bounds=bounds, constraints=rows,
-    options={"time_limit": time_limit_s, "mip_rel_gap": relative_gap})
+    problem.costs,
+    integrality=problem.is_integer,
+    bounds=bounds,
+    constraints=rows,
+    options={"time_limit": time_limit_s, "mip_rel_gap": relative_gap},
+  )
   # Statuses: 0 optimal, 1 time limit, 2 infeasible, 3 unbounded, 4 other. The objective is bounded by construction, so
   # HiGHS's "unbounded or infeasible", which arrives as 4, can only be the latter.
   is_optimal = answer.status == 0
@@ -347,7 +394,8 @@ def _check(problem: Milp) -> None:
   for broken, rule in (
     (~np.isfinite(problem.costs), "a cost that is not finite"),
     (~(problem.lower <= problem.upper), "no value between its bounds"),
-    (unbounded, "a cost that an infinite value would lower without end")):
+    (unbounded, "a cost that an infinite value would lower without end"),
+  ):
     if broken.any():
       raise ValueError(f"variable {int(np.argmax(broken))} has {rule}")
   if len(columns) and not (columns.min() >= 0 and columns.max() < problem.num_variables):
@@ -357,7 +405,9 @@ def _check(problem: Milp) -> None:
     entry_row = np.repeat(np.arange(problem.num_rows), np.diff(problem.row_starts))
     cells = np.sort(entry_row.astype(np.int64) * problem.num_variables + columns)
     if (twice := cells[1:][cells[1:] == cells[:-1]]).size:
-      raise ValueError(f"row {twice[0] // problem.num_variables} names variable {twice[0] % problem.num_variables} twice")
+      raise ValueError(
+        f"row {twice[0] // problem.num_variables} names variable {twice[0] % problem.num_variables} twice"
+      )
   if not np.isfinite(values).all():
     raise ValueError(f"a coefficient of variable {int(columns[np.argmin(np.isfinite(values))])} is not finite")
   if not (problem.row_lower <= problem.row_upper).all():

@@ -69,9 +69,18 @@ class Packing:
 
 
 def pack(
-  lower: ArrayLike, upper: ArrayLike, sizes: ArrayLike, *, alignment: int = 1, capacity: int | None = None,
-  fixed_offsets: ArrayLike | None = None, same_offset_as: ArrayLike | None = None, method: str = "search",
-  order: str | None = None, effort: int = EFFORT, time_limit_s: float = 10.0,
+  lower: ArrayLike,
+  upper: ArrayLike,
+  sizes: ArrayLike,
+  *,
+  alignment: int = 1,
+  capacity: int | None = None,
+  fixed_offsets: ArrayLike | None = None,
+  same_offset_as: ArrayLike | None = None,
+  method: str = "search",
+  order: str | None = None,
+  effort: int = EFFORT,
+  time_limit_s: float = 10.0,
 ) -> Packing:
   """Gives every buffer an offset, such that no two that live at the same time share a byte.
 
@@ -120,8 +129,14 @@ def _solve(problem: _core.PackingProblem, method: str, order: str | None, effort
     heaps = [problem.pack_in_order(ORDERS.index(name), method == "first_fit") for name in orders]
     found = min(heaps, key=lambda heap: heap["heap_bytes"])
   return Packing(
-    found["offsets"], found["heap_bytes"], found["peak_live_bytes"], found["lower_bound_bytes"],
-    STATUSES[found["status"]], time.perf_counter() - start, found["effort"])
+    found["offsets"],
+    found["heap_bytes"],
+    found["peak_live_bytes"],
+    found["lower_bound_bytes"],
+    STATUSES[found["status"]],
+    time.perf_counter() - start,
+    found["effort"],
+  )
 
 
 def _problem(lower, upper, sizes, alignment, capacity, fixed_offsets, same_offset_as):
@@ -141,8 +156,14 @@ def _problem(lower, upper, sizes, alignment, capacity, fixed_offsets, same_offse
   if len(sizes) and (min(lower.min(), upper.min()) < _TIMES.min or max(lower.max(), upper.max()) > _TIMES.max):
     lower, upper = np.unique(np.concatenate([lower, upper]), return_inverse=True)[1].reshape(2, -1)
   problem = _core.PackingProblem(
-    lower.astype(np.int32), upper.astype(np.int32), sizes, np.full(sizes.shape, alignment, np.int64), fixed,
-    same.clip(-1, _TIMES.max).astype(np.int32), -1 if capacity is None else capacity)
+    lower.astype(np.int32),
+    upper.astype(np.int32),
+    sizes,
+    np.full(sizes.shape, alignment, np.int64),
+    fixed,
+    same.clip(-1, _TIMES.max).astype(np.int32),
+    -1 if capacity is None else capacity,
+  )
   if fault := problem.check():
     raise ValueError(fault)
   return problem
@@ -165,8 +186,14 @@ class SchedulePacking:
 
 
 def pack_schedule(
-  program: StepProgram, schedule: np.ndarray, *, alignment: int = 64, capacity: int | None = None,
-  method: str = "search", effort: int = EFFORT, time_limit_s: float = 10.0,
+  program: StepProgram,
+  schedule: np.ndarray,
+  *,
+  alignment: int = 64,
+  capacity: int | None = None,
+  method: str = "search",
+  effort: int = EFFORT,
+  time_limit_s: float = 10.0,
 ) -> SchedulePacking:
   """Offsets for every production of every temporary value, and for workspace.
 
@@ -209,8 +236,12 @@ def pack_schedule(
   # Tying all pairs leaves the shortest lifetimes: its aligned live bytes bound every way, and nothing else does.
   bound = ways[-1][2].lower_bound()
   best = dataclasses.replace(
-    best, lower_bound_bytes=bound, status=_joint_status(best.heap_bytes, bound, capacity, packings),
-    seconds=time.perf_counter() - start, effort=sum(packing.effort for packing in packings))
+    best,
+    lower_bound_bytes=bound,
+    status=_joint_status(best.heap_bytes, bound, capacity, packings),
+    seconds=time.perf_counter() - start,
+    effort=sum(packing.effort for packing in packings),
+  )
   rows = np.stack([values, steps, best.offsets], axis=1).astype(np.int64)
   return SchedulePacking(rows[values >= 0], rows[values < 0, 1:], best)
 

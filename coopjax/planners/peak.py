@@ -20,8 +20,8 @@ class PeakPlanner:
     merge_repeats: whether one recompute may serve reads that had recomputes of their own.
     clean_up: whether repeats that the budget does not need are taken out at the end.
     swap: whether needed repeats are tried to be replaced by cheaper ones.
-    max_trials: moves tried, which bounds the effort the same on every machine; half as many again where the budget can't
-      be reached, to find the smallest peak that can.
+    max_trials: moves tried, which bounds the effort the same on every machine; half as many again where the budget
+      can't be reached, to find the smallest peak that can.
   """
 
   exponent: float = 2.0
@@ -37,7 +37,12 @@ class PeakPlanner:
     return cls(exponent=1.0, num_price_rounds=0, merge_repeats=False, clean_up=False, swap=False)
 
   def plan(
-    self, program: StepProgram, budget_bytes: int, *, time_limit_s: float = 10.0, order: np.ndarray | None = None,
+    self,
+    program: StepProgram,
+    budget_bytes: int,
+    *,
+    time_limit_s: float = 10.0,
+    order: np.ndarray | None = None,
   ) -> PlannerResult:
     """See :class:`coopjax.planners.base.Planner`; ``order`` is the one of least peak by default.
 
@@ -47,4 +52,5 @@ class PeakPlanner:
     order = _core.schedule_for_memory(program.core) if order is None else order
     found = _core.plan_peak(program.core, order, budget_bytes, time_limit_s=time_limit_s, **dataclasses.asdict(self))
     return PlannerResult.of(
-      program, found["schedule"], "peak", budget_bytes, time.perf_counter() - start, order, **counters_of(found))
+      program, found["schedule"], "peak", budget_bytes, time.perf_counter() - start, order, **counters_of(found)
+    )

@@ -32,7 +32,12 @@ class SegmentPlanner:
   max_trials: int = 300_000
 
   def plan(
-    self, program: StepProgram, budget_bytes: int, *, time_limit_s: float = 60.0, order: np.ndarray | None = None,
+    self,
+    program: StepProgram,
+    budget_bytes: int,
+    *,
+    time_limit_s: float = 60.0,
+    order: np.ndarray | None = None,
   ) -> PlannerResult:
     """See :class:`coopjax.planners.base.Planner`; ``order`` has no repeats."""
     start = time.perf_counter()
@@ -40,4 +45,5 @@ class SegmentPlanner:
     options = dataclasses.asdict(self)
     found = _core.plan_segments(program.core, order, budget_bytes, time_limit_s=time_limit_s, **options)
     return PlannerResult.of(
-      program, found["schedule"], "segments", budget_bytes, time.perf_counter() - start, order, **counters_of(found))
+      program, found["schedule"], "segments", budget_bytes, time.perf_counter() - start, order, **counters_of(found)
+    )

@@ -24,9 +24,20 @@ _STEP_OVER_FORWARD = 3  # FLOPs of a step over those of its forward pass, as usu
 
 
 def assemble(
-  request: Request, *, name: str, fingerprint: str, budget_bytes: int, engine: str, spread: Spread,
-  choices: Sequence[tuple[TracedFn, Choice]], regions: tuple[RegionPlan, ...] = (), outcome: Outcome | None,
-  found: PolicyPlan | None, baseline: MemoryProfile, measured: MemoryProfile, planning_s: float,
+  request: Request,
+  *,
+  name: str,
+  fingerprint: str,
+  budget_bytes: int,
+  engine: str,
+  spread: Spread,
+  choices: Sequence[tuple[TracedFn, Choice]],
+  regions: tuple[RegionPlan, ...] = (),
+  outcome: Outcome | None,
+  found: PolicyPlan | None,
+  baseline: MemoryProfile,
+  measured: MemoryProfile,
+  planning_s: float,
 ) -> RematPlan:
   """The plan of a function with its gradient, or of a whole step.
 
@@ -47,13 +58,30 @@ def assemble(
   """
   model = _model(outcome, found, baseline)
   return RematPlan(
-    name=name, budget=request.budget, budget_bytes=budget_bytes, planner=request.planner, engine=engine,
-    target=request.target, fingerprint=fingerprint, baseline=baseline, predicted=model.predicted, measured=measured,
-    overhead=model.overhead, recompute_flops=model.recompute_flops, lower_bound_bytes=model.lower_bound_bytes,
+    name=name,
+    budget=request.budget,
+    budget_bytes=budget_bytes,
+    planner=request.planner,
+    engine=engine,
+    target=request.target,
+    fingerprint=fingerprint,
+    baseline=baseline,
+    predicted=model.predicted,
+    measured=measured,
+    overhead=model.overhead,
+    recompute_flops=model.recompute_flops,
+    lower_bound_bytes=model.lower_bound_bytes,
     decisions=_decisions(choices, outcome, request.speeds, is_step=bool(regions)),
-    policy=None if regions else choices[0][1].decisions, rounds=model.rounds, planning_s=planning_s,
-    least_overhead=model.least_overhead, mesh=spread.mesh, num_devices=spread.num_devices, shards=spread.shards,
-    regions=regions, time_limit_s=request.time_limit_s)
+    policy=None if regions else choices[0][1].decisions,
+    rounds=model.rounds,
+    planning_s=planning_s,
+    least_overhead=model.least_overhead,
+    mesh=spread.mesh,
+    num_devices=spread.num_devices,
+    shards=spread.shards,
+    regions=regions,
+    time_limit_s=request.time_limit_s,
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,31 +100,45 @@ def _model(outcome: Outcome | None, found: PolicyPlan | None, baseline: MemoryPr
   if found is not None:
     extra_flops = found.recompute_flops + found.waiting_flops
     return _Model(
-      predicted=MemoryProfile(temp_bytes=found.temp_bytes), recompute_flops=found.recompute_flops,
-      overhead=extra_flops / (_STEP_OVER_FORWARD * max(found.forward_flops, 1.0)), rounds=tuple(map(str, found.rounds)))
+      predicted=MemoryProfile(temp_bytes=found.temp_bytes),
+      recompute_flops=found.recompute_flops,
+      overhead=extra_flops / (_STEP_OVER_FORWARD * max(found.forward_flops, 1.0)),
+      rounds=tuple(map(str, found.rounds)),
+    )
   if outcome is None:
     return _Model(baseline)
-  predicted = MemoryProfile(
-    temp_bytes=outcome.predicted.temp_bytes, peak_live_bytes=outcome.predicted.peak_live_bytes)
+  predicted = MemoryProfile(temp_bytes=outcome.predicted.temp_bytes, peak_live_bytes=outcome.predicted.peak_live_bytes)
   model = _Model(predicted, rounds=outcome.rounds, lower_bound_bytes=_core.lower_bound(outcome.bound_program.core)[0])
   if outcome.result is None:
     return model
-  return dataclasses.replace(model, overhead=outcome.overhead, recompute_flops=outcome.recompute_flops,
-                             least_overhead=outcome.least_overhead)
+  return dataclasses.replace(
+    model, overhead=outcome.overhead, recompute_flops=outcome.recompute_flops, least_overhead=outcome.least_overhead
+  )
 
 
 def _decisions(
-  choices: Sequence[tuple[TracedFn, Choice]], outcome: Outcome | None, target: Target, *, is_step: bool,
+  choices: Sequence[tuple[TracedFn, Choice]],
+  outcome: Outcome | None,
+  target: Target,
+  *,
+  is_step: bool,
 ) -> tuple[Decision, ...]:
   """What happens to each value: by the policy engine where it decided, else by the HLO engine."""
   decided = [(traced, choice.decisions) for traced, choice in choices if choice.decisions is not None]
   if not decided:
-    return tuple(decision for program, schedule in schedules(outcome) for decision in _module_decisions(program, schedule))
-  return tuple(decision for traced, decisions in decided
-               for decision in jaxpr_decisions(traced, decisions, target, traced.name if is_step else ""))
+    return tuple(
+      decision for program, schedule in schedules(outcome) for decision in _module_decisions(program, schedule)
+    )
+  return tuple(
+    decision
+    for traced, decisions in decided
+    for decision in jaxpr_decisions(traced, decisions, target, traced.name if is_step else "")
+  )
 
 
-def jaxpr_decisions(traced: TracedFn, decisions: PolicyDecisions, target: Target, scope: str = "") -> tuple[Decision, ...]:
+def jaxpr_decisions(
+  traced: TracedFn, decisions: PolicyDecisions, target: Target, scope: str = ""
+) -> tuple[Decision, ...]:
   """What happens to each value of a function where the policy engine decided.
 
   Args:
@@ -107,10 +149,17 @@ def jaxpr_decisions(traced: TracedFn, decisions: PolicyDecisions, target: Target
   """
   return tuple(
     Decision(
-      value=f"equation {value.equation_id}[{value.index}]", type=value.type, source=value.source, scope=scope,
-      num_bytes=value.num_bytes, decision=value.decision, times=int(value.decision == "recomputed"),
-      cost_s=value.flops / target.flops_per_s)
-    for value in rewrite.describe(traced, decisions))
+      value=f"equation {value.equation_id}[{value.index}]",
+      type=value.type,
+      source=value.source,
+      scope=scope,
+      num_bytes=value.num_bytes,
+      decision=value.decision,
+      times=int(value.decision == "recomputed"),
+      cost_s=value.flops / target.flops_per_s,
+    )
+    for value in rewrite.describe(traced, decisions)
+  )
 
 
 def schedules(outcome: Outcome | None) -> list[tuple[StepProgram, np.ndarray]]:
@@ -126,8 +175,16 @@ def _module_decisions(program: StepProgram, schedule: np.ndarray) -> list[Decisi
   decisions = []
   for value in explain.decided_values(program, schedule):
     op = int(program.value_producer[value])
-    decisions.append(Decision(
-      value=f"{program.op_names[op]}[{list(program.outputs(op)).index(value)}]", type=program.value_types[value],
-      source=program.op_sources[op], scope=program.op_scopes[op], num_bytes=int(program.value_bytes[value]),
-      decision="recomputed" if times[op] else "saved", times=int(times[op]), cost_s=float(program.op_cost_s[op])))
+    decisions.append(
+      Decision(
+        value=f"{program.op_names[op]}[{list(program.outputs(op)).index(value)}]",
+        type=program.value_types[value],
+        source=program.op_sources[op],
+        scope=program.op_scopes[op],
+        num_bytes=int(program.value_bytes[value]),
+        decision="recomputed" if times[op] else "saved",
+        times=int(times[op]),
+        cost_s=float(program.op_cost_s[op]),
+      )
+    )
   return decisions

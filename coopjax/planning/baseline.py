@@ -22,15 +22,21 @@ class Baseline:
   """
 
   def __init__(
-    self, compile_plain: Callable[[], Any], compile_tagged: Callable[[str | None], Any], target: Target | None,
+    self,
+    compile_plain: Callable[[], Any],
+    compile_tagged: Callable[[str | None], Any],
+    target: Target | None,
   ):
     self._compile_plain, self._compile_tagged, self._target = compile_plain, compile_tagged, target
 
   @classmethod
   def of(cls, traced: TracedFn, target: Target | None) -> "Baseline":
     """A function with its gradient."""
-    return cls(lambda: compile_trial(*fn_and_gradient(traced), target),
-               lambda mark: compile_trial(*fn_and_gradient(traced, tagged_fn(traced, mark)), target), target)
+    return cls(
+      lambda: compile_trial(*fn_and_gradient(traced), target),
+      lambda mark: compile_trial(*fn_and_gradient(traced, tagged_fn(traced, mark)), target),
+      target,
+    )
 
   @functools.cached_property
   def plain(self) -> Any:

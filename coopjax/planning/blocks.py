@@ -58,13 +58,17 @@ def block_remat(*, budget: Any, engine: str, planner: str, time_limit_s: float) 
   is_nothing = engine == "policy" and isinstance(budget, int) and not isinstance(budget, bool) and budget == 0
   budget = Budget(limit_bytes=0) if is_nothing else Budget.parse(budget)
   if budget.offload:
-    raise HostOffloadError(f"budget={budget}: a block's budget is what a call keeps, and nothing of it is offloaded; "
-                           "use coopjax.remat around the function that is differentiated")
+    raise HostOffloadError(
+      f"budget={budget}: a block's budget is what a call keeps, and nothing of it is offloaded; "
+      "use coopjax.remat around the function that is differentiated"
+    )
   if budget.is_total and engine == "policy":
     raise InvalidBudgetError(
-      f"budget={budget}: a total is of a program, not of a block in it; use engine='hlo' or coopjax.plan")
-  request = Request.checked(budget=budget, planner=planner, engine=engine, target=None, time_limit_s=time_limit_s,
-                            on_infeasible="best_effort")
+      f"budget={budget}: a total is of a program, not of a block in it; use engine='hlo' or coopjax.plan"
+    )
+  request = Request.checked(
+    budget=budget, planner=planner, engine=engine, target=None, time_limit_s=time_limit_s, on_infeasible="best_effort"
+  )
   if engine == "hlo" and compat.hook_platform(jax.default_backend()) is None:
     raise ValueError(f"engine='hlo': JAX {jax.__version__} has no HLO hook on {jax.default_backend()}; use 'policy'")
   return functools.partial(regions.region, choose=functools.partial(_choose, request=request))
@@ -103,7 +107,10 @@ def choose_anew(traced: TracedFn, request: Request, fingerprint: str) -> Choice:
     if request.budget.share is None and budget_bytes > kept_bytes:
       warnings.warn(
         f"the remat of {traced.name} has no effect: a call keeps {format_bytes(kept_bytes)} for its backward pass, "
-        f"within the budget of {format_bytes(budget_bytes)} as it is", RematNoEffectWarning, stacklevel=5)
+        f"within the budget of {format_bytes(budget_bytes)} as it is",
+        RematNoEffectWarning,
+        stacklevel=5,
+      )
     return Choice()
   best = save_curve(graph, 0, graph.num_positions, budget_bytes)[-1]
   segment = Segment(0, graph.num_positions, True, best.saved)

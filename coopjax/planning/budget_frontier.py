@@ -92,10 +92,14 @@ class Frontier:
   def to_dict(self) -> dict[str, Any]:
     """Everything but the plans, ready for JSON."""
     without_plan = lambda point: {name: value for name, value in vars(point).items() if name != "plan"}
-    return {"coopjax_frontier": 1, "name": self.name, "target": self.target,
-            "points": [without_plan(point) for point in self.points],
-            "references": [without_plan(point) for point in self.references],
-            "omitted": [list(pair) for pair in self.omitted]}
+    return {
+      "coopjax_frontier": 1,
+      "name": self.name,
+      "target": self.target,
+      "points": [without_plan(point) for point in self.points],
+      "references": [without_plan(point) for point in self.references],
+      "omitted": [list(pair) for pair in self.omitted],
+    }
 
   @classmethod
   def from_dict(cls, fields: dict[str, Any]) -> "Frontier":
@@ -173,8 +177,16 @@ def frontier(
     >>> fitted = found.points[1].plan.apply(loss)
   """
   requests = [
-    Request.checked(budget=budget, planner=planner, engine=engine, target=target, time_limit_s=time_limit_s,
-                    on_infeasible="best_effort") for budget in (SHARES if budgets is None else budgets)]
+    Request.checked(
+      budget=budget,
+      planner=planner,
+      engine=engine,
+      target=target,
+      time_limit_s=time_limit_s,
+      on_infeasible="best_effort",
+    )
+    for budget in (SHARES if budgets is None else budgets)
+  ]
   if not requests:
     raise ValueError("budgets=[]: at least one budget, or None for shares from 1 down")
   program = Plannable.of(fn, args, kwargs, requests[0].device)
@@ -189,7 +201,9 @@ def frontier(
 
 
 def _points(
-  program: Plannable, requests: Sequence[Request], stops: bool,
+  program: Plannable,
+  requests: Sequence[Request],
+  stops: bool,
 ) -> tuple[list[FrontierPoint], tuple[tuple[str, str], ...]]:
   """The plans that hold their budgets, and the budgets that none holds; with `stops`, only the first of those."""
   points, missed = [], []
@@ -208,8 +222,9 @@ def _points(
     # A plan of its own: one made for a budget out of reach would be carried out with a warning.
     plan = program.plan(dataclasses.replace(requests[0], budget=Budget(least_bytes)))
     points += [_point("least", plan)] if plan.fits else []
-  return points, tuple((_name(plan.budget), f"out of reach, {format_bytes(plan.measured.temp_bytes)} was the least")
-                       for plan in missed)
+  return points, tuple(
+    (_name(plan.budget), f"out of reach, {format_bytes(plan.measured.temp_bytes)} was the least") for plan in missed
+  )
 
 
 def _point(name: str, plan: RematPlan) -> FrontierPoint:
@@ -217,17 +232,27 @@ def _point(name: str, plan: RematPlan) -> FrontierPoint:
   if extra is None:
     extra, flops = plan.overhead, plan.recompute_flops
   return FrontierPoint(
-    name, plan.budget_bytes, plan.measured.temp_bytes, plan.measured.total_bytes, plan.predicted.temp_bytes,
-    extra, flops, plan.engine, plan)
+    name,
+    plan.budget_bytes,
+    plan.measured.temp_bytes,
+    plan.measured.total_bytes,
+    plan.predicted.temp_bytes,
+    extra,
+    flops,
+    plan.engine,
+    plan,
+  )
 
 
 def _references(
-  program: Plannable, baseline: MemoryProfile,
+  program: Plannable,
+  baseline: MemoryProfile,
 ) -> tuple[tuple[FrontierPoint, ...], tuple[tuple[str, str], ...]]:
   """What is done by hand, and what of it this program does not have."""
   found, omitted = [_reference("no remat", baseline, baseline)], []
   for name, choose, absent in (
-    ("checkpoint", lambda traced: Checkpointed(), ""), ("dots saveable", lambda traced: Checkpointed(DOTS), ""),
+    ("checkpoint", lambda traced: Checkpointed(), ""),
+    ("dots saveable", lambda traced: Checkpointed(DOTS), ""),
     ("checkpoint per layer", per_layer, NO_LAYERS),
   ):
     _log.info("reference: %s", name)
@@ -274,7 +299,12 @@ def _name(budget: Budget) -> str:
 def _row(point: FrontierPoint) -> tuple[str, ...]:
   is_known = point.extra_compute is not None
   return (
-    point.name, format_bytes(point.budget_bytes) if point.budget_bytes else "", format_bytes(point.temp_bytes),
-    format_bytes(point.predicted_bytes), format_bytes(point.total_bytes),
-    f"{point.extra_compute:+.2%}" if is_known else "", f"{point.recompute_flops:.3g} FLOP" if is_known else "",
-    point.engine)
+    point.name,
+    format_bytes(point.budget_bytes) if point.budget_bytes else "",
+    format_bytes(point.temp_bytes),
+    format_bytes(point.predicted_bytes),
+    format_bytes(point.total_bytes),
+    f"{point.extra_compute:+.2%}" if is_known else "",
+    f"{point.recompute_flops:.3g} FLOP" if is_known else "",
+    point.engine,
+  )

@@ -59,8 +59,9 @@ def _blocks(jaxpr: core.Jaxpr) -> tuple[Segment, ...]:
     return ()
   runs = [(name, len(list(run))) for name, run in itertools.groupby(names)]
   stops = list(itertools.accumulate(length for _, length in runs))
-  return tuple(Segment(stop - length, stop, is_wrapped=name is not None)
-               for (name, length), stop in zip(runs, stops, strict=True))
+  return tuple(
+    Segment(stop - length, stop, is_wrapped=name is not None) for (name, length), stop in zip(runs, stops, strict=True)
+  )
 
 
 def _layer(equation: Any) -> tuple[str, str]:

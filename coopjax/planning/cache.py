@@ -34,8 +34,14 @@ FORMAT_VERSION = 1
 MAX_ENTRIES = 4096
 _OURS = re.compile(r"coopjax-v\d+-[0-9a-f]{32}\.json|\.coopjax-\w+\.tmp")
 _PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
-_SETTINGS = ("jax_remat3", "jax_remat_barrier_no_cotangents", "jax_compiler_enable_remat_pass", "jax_enable_x64",
-             "jax_default_matmul_precision", "jax_disable_most_optimizations")
+_SETTINGS = (
+  "jax_remat3",
+  "jax_remat_barrier_no_cotangents",
+  "jax_compiler_enable_remat_pass",
+  "jax_enable_x64",
+  "jax_default_matmul_precision",
+  "jax_disable_most_optimizations",
+)
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 
@@ -61,13 +67,17 @@ class Key:
 def environment() -> str:
   """What besides program and request decides how a program compiles: code, versions, flags, devices. As JSON."""
   device = jax.devices()[0]
-  return json.dumps({
-    "coopjax": _code_digest(), "packages": _package_versions(),
-    "settings": {name: str(getattr(jax.config, name, None)) for name in _SETTINGS},
-    "variables": {name: os.environ.get(name, "") for name in _VARIABLES},
-    "platform": f"{device.platform} {device.client.platform_version}", "device": device.device_kind,
-    "num_devices": jax.device_count(),
-  })
+  return json.dumps(
+    {
+      "coopjax": _code_digest(),
+      "packages": _package_versions(),
+      "settings": {name: str(getattr(jax.config, name, None)) for name in _SETTINGS},
+      "variables": {name: os.environ.get(name, "") for name in _VARIABLES},
+      "platform": f"{device.platform} {device.client.platform_version}",
+      "device": device.device_kind,
+      "num_devices": jax.device_count(),
+    }
+  )
 
 
 @functools.cache
@@ -119,8 +129,11 @@ def load[T](key: Key, parse: Callable[[dict[str, Any]], T]) -> T | None:
   except FileNotFoundError:
     return None
   except (OSError, KeyError, TypeError, ValueError) as error:
-    warnings.warn(f"ignoring {path}, which is not a decision that coopjax kept for this program: {error}; it is "
-                  "planned anew", CacheWarning, stacklevel=4)
+    warnings.warn(
+      f"ignoring {path}, which is not a decision that coopjax kept for this program: {error}; it is planned anew",
+      CacheWarning,
+      stacklevel=4,
+    )
     return None
   with contextlib.suppress(OSError):
     os.utime(path)
@@ -167,7 +180,7 @@ def _prune(home: pathlib.Path) -> None:
   for name in names:
     with contextlib.suppress(FileNotFoundError):
       ages.append((os.stat(home / name).st_mtime_ns, name))
-  for _, name in sorted(ages)[:len(ages) - MAX_ENTRIES]:
+  for _, name in sorted(ages)[: len(ages) - MAX_ENTRIES]:
     with contextlib.suppress(FileNotFoundError):
       os.unlink(home / name)
 
@@ -181,5 +194,9 @@ def _warn_once(home: pathlib.Path, error: OSError) -> None:
     is_known = home in _warned
     _warned.add(home)
   if not is_known:
-    warnings.warn(f"can't keep decisions in {home}: {error}. Every process plans anew; set COOPJAX_CACHE_DIR to a "
-                  "directory that can be written, or to nothing", CacheWarning, stacklevel=4)
+    warnings.warn(
+      f"can't keep decisions in {home}: {error}. Every process plans anew; set COOPJAX_CACHE_DIR to a "
+      "directory that can be written, or to nothing",
+      CacheWarning,
+      stacklevel=4,
+    )

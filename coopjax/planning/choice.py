@@ -16,7 +16,9 @@ from coopjax.jaxpr.trace import TracedFn
 from coopjax.policy_engine import rewrite
 from coopjax.policy_engine.decisions import PolicyDecisions
 
-LIBRARIES = tuple(os.path.dirname(file) + os.sep for file in (coopjax.__file__, jax.__file__))  # whose lines no warning names
+LIBRARIES = tuple(
+  os.path.dirname(file) + os.sep for file in (coopjax.__file__, jax.__file__)
+)  # whose lines no warning names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +57,9 @@ class Choice:
     if compat.has_backward_outside():
       what = f"the remat of {name}" if self.decisions is None else f"the HLO engine's part in the remat of {name}"
       warnings.warn(
-        f"{what} has no effect: the gradient is taken outside of jax.jit, so the backward pass is not compiled together "
-        "with what it needs of the forward pass. Put jax.jit around the function that takes the gradient",
-        RematNoEffectWarning, skip_file_prefixes=LIBRARIES)
+        f"{what} has no effect: the gradient is taken outside of jax.jit, so the backward pass is not compiled "
+        "together with what it needs of the forward pass. Put jax.jit around the function that takes the gradient",
+        RematNoEffectWarning,
+        skip_file_prefixes=LIBRARIES,
+      )
     return dataclasses.replace(self, mark=None) if contexts.one_by_one.value or compat.is_eager() else self

@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 
 
 def follow(
-  fn: Callable, plan: "RematPlan", *, policy: Callable | None = None, static_argnums: int | Sequence[int] = (),
+  fn: Callable,
+  plan: "RematPlan",
+  *,
+  policy: Callable | None = None,
+  static_argnums: int | Sequence[int] = (),
   static_argnames: str | Sequence[str] = (),
 ) -> Callable:
   """The function that was planned, with its plan carried out; a whole step keeps its jit, donation and shardings.
@@ -49,15 +53,24 @@ def follow(
   if plan.regions:
     choices = _choices(plan, _mark_here(plan))
     directions = regions.Directions(
-      plan.name, tuple((region.fingerprint, choice) for region, choice in zip(plan.regions, choices, strict=True)),
-      Spread(plan.mesh, plan.num_devices, plan.shards))
+      plan.name,
+      tuple((region.fingerprint, choice) for region, choice in zip(plan.regions, choices, strict=True)),
+      Spread(plan.mesh, plan.num_devices, plan.shards),
+    )
     return regions.step_under(directions, fn)
-  return regions.region(fn, functools.partial(_choice_here, plan), policy=policy, static_argnums=static_argnums,
-                        static_argnames=static_argnames)
+  return regions.region(
+    fn,
+    functools.partial(_choice_here, plan),
+    policy=policy,
+    static_argnums=static_argnums,
+    static_argnames=static_argnames,
+  )
 
 
 def choices_of(plan: "RematPlan") -> tuple[Choice, ...]:
-  """What a plan stands for where it is compiled for its target: a choice per region of a step, or one for a function."""
+  """What a plan stands for where it is compiled for its target: a choice per region of a step, or one for a
+  function.
+  """
   return _choices(plan, _mark(plan))
 
 
@@ -88,8 +101,10 @@ def _mark_here(plan: "RematPlan") -> str | None:
   if plan.engine == "hlo":
     warnings.warn(
       f"the plan for {plan.name} has no effect: the HLO engine made it for target {plan.target}, and this is "
-      f"{jax.default_backend()}; a plan made with engine='policy' is carried out anywhere", RematNoEffectWarning,
-      skip_file_prefixes=LIBRARIES)
+      f"{jax.default_backend()}; a plan made with engine='policy' is carried out anywhere",
+      RematNoEffectWarning,
+      skip_file_prefixes=LIBRARIES,
+    )
   return None
 
 

@@ -108,14 +108,19 @@ def choose(traced: TracedFn, request: Request) -> Choice:
   try:
     traced = differentiable(traced)
     chosen = choose_anew(
-      traced, Baseline.of(traced, request.device), request, fingerprint, planners=("peak", request.planner))
+      traced, Baseline.of(traced, request.device), request, fingerprint, planners=("peak", request.planner)
+    )
   except NotDifferentiableError as error:
     warnings.warn(f"coopjax.remat has no effect: {error}", RematNoEffectWarning, skip_file_prefixes=LIBRARIES)
     return Choice()
   outcome, before = chosen.outcome, chosen.before
   budget_bytes = outcome and outcome.budget_bytes
-  if (outcome and budget_bytes is not None and outcome.baseline.temp_bytes <= budget_bytes
-      and request.budget.share is None):
+  if (
+    outcome
+    and budget_bytes is not None
+    and outcome.baseline.temp_bytes <= budget_bytes
+    and request.budget.share is None
+  ):
     warn_no_effect(traced, outcome.baseline, budget_bytes, outcome)
   elif before and chosen.choice == Choice() and request.budget.share is None:
     warn_no_effect(traced, before, request.budget.resolve(before.temp_bytes, before.resident_bytes), None)
@@ -141,26 +146,46 @@ def plan_function(traced: TracedFn, request: Request, baseline: Baseline) -> Rem
   elif measured.temp_bytes > budget_bytes:
     warnings.warn(
       f"the plan for {traced.name} compiles to {format_bytes(measured.temp_bytes)} of temporaries, over its budget of "
-      f"{format_bytes(budget_bytes)}: this backend's buffer assignment differs from the model", BudgetExceededWarning,
-      skip_file_prefixes=LIBRARIES)
+      f"{format_bytes(budget_bytes)}: this backend's buffer assignment differs from the model",
+      BudgetExceededWarning,
+      skip_file_prefixes=LIBRARIES,
+    )
   return assemble(
-    request, name=traced.name, fingerprint=fingerprint, budget_bytes=budget_bytes,
-    engine=choice.engine if is_planned else "none", spread=Spread(traced.placement.mesh, 1, ()),
-    choices=[(traced, choice)], outcome=outcome, found=found, baseline=before, measured=measured, planning_s=planning_s)
+    request,
+    name=traced.name,
+    fingerprint=fingerprint,
+    budget_bytes=budget_bytes,
+    engine=choice.engine if is_planned else "none",
+    spread=Spread(traced.placement.mesh, 1, ()),
+    choices=[(traced, choice)],
+    outcome=outcome,
+    found=found,
+    baseline=before,
+    measured=measured,
+    planning_s=planning_s,
+  )
 
 
 def _choose_for_any_size(traced: TracedFn, request: Request, fingerprint: str) -> Choice:
   platform = compat.hook_platform(request.platform)
   if request.engine == "policy" or platform is None:
-    warnings.warn(f"coopjax.remat has no effect: {traced.name} is traced for symbolic sizes, for which nothing can be "
-                  "compiled, and so nothing is known of its memory", RematNoEffectWarning, skip_file_prefixes=LIBRARIES)
+    warnings.warn(
+      f"coopjax.remat has no effect: {traced.name} is traced for symbolic sizes, for which nothing can be "
+      "compiled, and so nothing is known of its memory",
+      RematNoEffectWarning,
+      skip_file_prefixes=LIBRARIES,
+    )
     return Choice()
   hook.install(platform)
   return Choice(request.mark(fingerprint))
 
 
 def choose_anew(
-  traced: TracedFn, baseline: Baseline, request: Request, fingerprint: str, planners: Sequence[str],
+  traced: TracedFn,
+  baseline: Baseline,
+  request: Request,
+  fingerprint: str,
+  planners: Sequence[str],
 ) -> Chosen:
   """Plans fn with its gradient on the module that XLA schedules for it, without generating code.
 
@@ -255,14 +280,16 @@ class _Case:
       limit_bytes = max(min(limit_bytes - excess_bytes, in_proportion), 1)
     assert best is not None  # of the first round at least
     if request.engine == "auto":
-      return self.choose_by_policy(
-        best.outcome, before, profile_of_module(self.traced, module, before.temp_bytes))
+      return self.choose_by_policy(best.outcome, before, profile_of_module(self.traced, module, before.temp_bytes))
     self._report_infeasible(budget_bytes, best.temp_bytes, module)
     return best
 
   def choose_by_policy(
-    self, outcome: hook.Outcome | None = None, before: MemoryProfile | None = None,
-    profile: CompiledProfile | None = None, rival: Chosen | None = None,
+    self,
+    outcome: hook.Outcome | None = None,
+    before: MemoryProfile | None = None,
+    profile: CompiledProfile | None = None,
+    rival: Chosen | None = None,
   ) -> Chosen:
     """Plans checkpoint segments; every round is a compile. With an outcome, the HLO engine works under them.
 
@@ -290,9 +317,21 @@ class _Case:
       # than this: what the HLO engine can't do for one example, it can't for many.
       for only_scans in (False,) if not mark else (True, False) if is_known or not is_spread else (True,):
         if not found or not found[-1].is_feasible:
-          found.append(search.plan_policy(
-            traced, budget_bytes, trials.compile, baseline.temp_bytes, mark=trial_mark, only_scans=only_scans,
-            profile=profile, link=link, planner=request.planner, hlo_share_of=trials.hlo_share, below_flops=below_flops))
+          found.append(
+            search.plan_policy(
+              traced,
+              budget_bytes,
+              trials.compile,
+              baseline.temp_bytes,
+              mark=trial_mark,
+              only_scans=only_scans,
+              profile=profile,
+              link=link,
+              planner=request.planner,
+              hlo_share_of=trials.hlo_share,
+              below_flops=below_flops,
+            )
+          )
       best = found[-1] if found[-1].is_feasible else min(found, key=lambda plan: plan.smallest_bytes)
       if rival and not (best.is_feasible and best.recompute_flops < below_flops):
         return rival
@@ -327,9 +366,11 @@ class _Case:
     if not is_certain:
       warnings.warn(
         f"the sharding of {traced.name}'s arguments is not known while it is traced, so the policy engine planned for "
-        f"all devices together: {budget} cost more recompute than one device needs. Plan the function or the whole step "
-        "for shapes with shardings (coopjax.plan(step, *shapes, budget=...).apply(step)), or use Explicit axes",
-        ShardingUnknownWarning, skip_file_prefixes=LIBRARIES)
+        f"all devices together: {budget} cost more recompute than one device needs. Plan the function or the whole "
+        "step for shapes with shardings (coopjax.plan(step, *shapes, budget=...).apply(step)), or use Explicit axes",
+        ShardingUnknownWarning,
+        skip_file_prefixes=LIBRARIES,
+      )
     return Chosen(Choice(mark, decisions), outcome, found, is_certain)
 
   def _planned_module(self, module: bytes, budget: Budget) -> hook.Outcome:
@@ -344,7 +385,9 @@ class _Case:
     return outcome
 
   def _is_dear(self, outcome: hook.Outcome) -> bool:
-    """Whether the HLO engine repeats so much that the policy engine, whose compiles say what they take, may do better."""
+    """Whether the HLO engine repeats so much that the policy engine, whose compiles say what they take, may do
+    better.
+    """
     limit_flops = _ASKS_POLICY_ABOVE * cost.jaxpr_flops(self.traced.inlined)
     return self.traced.placement.is_known and outcome.recompute_flops > limit_flops
 
@@ -366,15 +409,22 @@ class _Case:
     self._report_infeasible(outcome.budget_bytes, outcome.predicted.temp_bytes, self.baseline.module, schedule)
 
   def _report_infeasible(
-    self, budget_bytes: int, smallest_bytes: int, module_bytes: bytes, schedule: np.ndarray | None = None,
+    self,
+    budget_bytes: int,
+    smallest_bytes: int,
+    module_bytes: bytes,
+    schedule: np.ndarray | None = None,
   ) -> None:
     """Raises, or warns for a best effort, with the smallest reachable bytes and what forces them."""
     name, request = self.traced.name, self.request
     error = why_infeasible(
       module_bytes,
-      f"no plan brings {name} and its gradient within the budget of {request.budget.allows(budget_bytes)}; the smallest "
-      f"reached is {format_bytes(smallest_bytes)} (planner {request.planner}, engine {request.engine})",
-      schedule=schedule, budget_bytes=budget_bytes, smallest_bytes=smallest_bytes)
+      f"no plan brings {name} and its gradient within the budget of {request.budget.allows(budget_bytes)}; the "
+      f"smallest reached is {format_bytes(smallest_bytes)} (planner {request.planner}, engine {request.engine})",
+      schedule=schedule,
+      budget_bytes=budget_bytes,
+      smallest_bytes=smallest_bytes,
+    )
     error.add_note("try a larger budget, a smaller batch, or on_infeasible='best_effort'")
     if request.on_infeasible == "error":
       raise error
@@ -382,7 +432,10 @@ class _Case:
 
 
 def warn_no_effect(
-  traced: TracedFn, baseline: MemoryProfile | HeapResult, budget_bytes: int, outcome: hook.Outcome | None,
+  traced: TracedFn,
+  baseline: MemoryProfile | HeapResult,
+  budget_bytes: int,
+  outcome: hook.Outcome | None,
 ) -> None:
   """Warns that nothing was changed in the compiled program, and why."""
   if baseline.temp_bytes <= budget_bytes:
@@ -392,4 +445,6 @@ def warn_no_effect(
     )
   else:
     cause = outcome.reason if outcome and outcome.reason else "the compiled program takes no less than without it"
-  warnings.warn(f"the remat of {traced.name} has no effect: {cause}", RematNoEffectWarning, skip_file_prefixes=LIBRARIES)
+  warnings.warn(
+    f"the remat of {traced.name} has no effect: {cause}", RematNoEffectWarning, skip_file_prefixes=LIBRARIES
+  )

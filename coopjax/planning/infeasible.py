@@ -11,7 +11,12 @@ from coopjax.xla.module import AllocationKind, parse_module, predict_memory, rea
 
 
 def why_infeasible(
-  module_bytes: bytes, headline: str, *, schedule: np.ndarray | None = None, budget_bytes: int, smallest_bytes: int,
+  module_bytes: bytes,
+  headline: str,
+  *,
+  schedule: np.ndarray | None = None,
+  budget_bytes: int,
+  smallest_bytes: int,
 ) -> BudgetInfeasibleError:
   """The error that a missed budget deserves.
 
@@ -29,8 +34,14 @@ def why_infeasible(
   inside = peak_inside(module, program.op_names[op]) if program.op_workspace_bytes[op] else None
   bound_program = dataclasses.replace(program, op_workspace_bytes=_core.least_workspaces(module))
   return explain.infeasible(
-    program, schedule, headline, budget_bytes=budget_bytes, smallest_bytes=smallest_bytes, inside=inside,
-    bound_program=bound_program)
+    program,
+    schedule,
+    headline,
+    budget_bytes=budget_bytes,
+    smallest_bytes=smallest_bytes,
+    inside=inside,
+    bound_program=bound_program,
+  )
 
 
 def peak_inside(module: _core.HloModule, name: str) -> explain.Inside | None:
@@ -60,6 +71,15 @@ def peak_inside(module: _core.HloModule, name: str) -> explain.Inside | None:
   time_of = {int(instruction): time for time, instruction in enumerate(facts["instruction_ids"])}
   makers = {i: time_of[int(heap.buffer_instruction_ids[i])] for i in live}
   return explain.Inside(
-    f"{facts['names'][peak]} {facts['sources'][peak]}".rstrip(), sum(int(heap.buffer_bytes[i]) for i in live), tuple(
-      explain.Live(int(heap.buffer_bytes[i]), facts["buffer_types"][i].partition("{")[0], facts["names"][makers[i]],
-                   facts["sources"][makers[i]]) for i in live))
+    f"{facts['names'][peak]} {facts['sources'][peak]}".rstrip(),
+    sum(int(heap.buffer_bytes[i]) for i in live),
+    tuple(
+      explain.Live(
+        int(heap.buffer_bytes[i]),
+        facts["buffer_types"][i].partition("{")[0],
+        facts["names"][makers[i]],
+        facts["sources"][makers[i]],
+      )
+      for i in live
+    ),
+  )

@@ -1,8 +1,8 @@
 """What was planned once and is kept: choices for functions under `coopjax.remat`, and finished plans.
 
 Both are kept on disk under their program, their request and everything else that they depend on (`cache.Key`), and only
-those that hold their budget. A kept plan is compiled like a new one, to measure it; if that does not hold the budget any
-more (a planner within a time limit need not find the same twice), the program is planned anew.
+those that hold their budget. A kept plan is compiled like a new one, to measure it; if that does not hold the budget
+any more (a planner within a time limit need not find the same twice), the program is planned anew.
 """
 
 import collections
@@ -68,8 +68,9 @@ def key_of(traced: TracedFn, request: Request) -> tuple[str, Request]:
   return program_key(traced), request
 
 
-def kept_or_made(program: str | None, request: Request, make: Callable[[], RematPlan],
-                 measure: Callable[[RematPlan], MemoryProfile]) -> RematPlan:
+def kept_or_made(
+  program: str | None, request: Request, make: Callable[[], RematPlan], measure: Callable[[RematPlan], MemoryProfile]
+) -> RematPlan:
   """The plan kept for a program and a request, measured again; else a new one.
 
   Args:

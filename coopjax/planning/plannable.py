@@ -44,8 +44,12 @@ class Plannable:
 
   def plan(self, request: Request) -> RematPlan:
     """The plan for one request: the one that is kept on disk, if there is one."""
-    return kept.kept_or_made(self._key, request, make=lambda: self._planned_anew(request),
-                             measure=lambda plan: self.measure_with(following.choices_of(plan)))
+    return kept.kept_or_made(
+      self._key,
+      request,
+      make=lambda: self._planned_anew(request),
+      measure=lambda plan: self.measure_with(following.choices_of(plan)),
+    )
 
   def _planned_anew(self, request: Request) -> RematPlan:
     if isinstance(self.program, steps.Step):

@@ -33,8 +33,13 @@ FlatFn = Callable[..., Sequence[Any]]
 
 
 def region(
-  fn: Callable, choose: Callable[[TracedFn], Choice], *, policy: Callable | None = None,
-  static_argnums: int | Sequence[int] = (), static_argnames: str | Sequence[str] = (), is_plain_when_eager: bool = False,
+  fn: Callable,
+  choose: Callable[[TracedFn], Choice],
+  *,
+  policy: Callable | None = None,
+  static_argnums: int | Sequence[int] = (),
+  static_argnames: str | Sequence[str] = (),
+  is_plain_when_eager: bool = False,
 ) -> Callable:
   """The function as a remat region.
 
@@ -125,7 +130,8 @@ class Directions:
         return _scoped(choice.flat_fn(traced), f"coopregion{index}")
     raise PlanMismatchError(
       f"the plan of {self.step} has no remat region {traced.name} with fingerprint {fingerprint}, as the step has it "
-      "now: the plan was made for another step, for other shapes or dtypes, or with other versions of its libraries")
+      "now: the plan was made for another step, for other shapes or dtypes, or with other versions of its libraries"
+    )
 
 
 class Collector:
@@ -179,6 +185,7 @@ def directed(traced: TracedFn) -> FlatFn | None:
 
 def _scoped(flat_fn: FlatFn, name: str) -> FlatFn:
   """The function under a name scope, which stands in the metadata of all its instructions."""
+
   def scoped(*inputs):
     with jax.named_scope(name):
       return flat_fn(*inputs)
@@ -229,8 +236,11 @@ def _followed(fn: Callable, directions: Directions) -> Callable:
     with contexts.directions(directions):
       result = fn(*args, **kwargs)
     if directions.digest not in _met:
-      warnings.warn(f"the plan of {directions.step} has no effect: none of its remat regions was met",
-                    RematNoEffectWarning, stacklevel=2)
+      warnings.warn(
+        f"the plan of {directions.step} has no effect: none of its remat regions was met",
+        RematNoEffectWarning,
+        stacklevel=2,
+      )
     return result
 
   return followed

@@ -166,18 +166,25 @@ class RematPlan:
       f"{', waiting for the host included' if self.measured.host_bytes else ''}, "
       f"{self.recompute_flops:.3g} FLOPs recomputed"
       + (f"; no plan costs less than {self.least_overhead:+.2%}" if self.least_overhead else "")
-      + (f"; no schedule has fewer than {format_bytes(self.lower_bound_bytes)} live, scratch in output buffers included"
-         if self.lower_bound_bytes else ""),
+      + (
+        f"; no schedule has fewer than {format_bytes(self.lower_bound_bytes)} live, scratch in output buffers included"
+        if self.lower_bound_bytes
+        else ""
+      ),
     ]
     if self.budget.is_total:
       lines.insert(
-        1, f"  {format_bytes(self.baseline.total_bytes)} in total without remat, budget {self.budget}, compiled "
+        1,
+        f"  {format_bytes(self.baseline.total_bytes)} in total without remat, budget {self.budget}, compiled "
         f"{format_bytes(self.measured.total_bytes)}, {format_bytes(self.measured.resident_bytes)} of it arguments and "
-        "outputs")
+        "outputs",
+      )
     together = " on all devices together" if self.mesh and "policy" in self.engine else ""
     lines += [
-      f"  region {region.name}, {region.num_runs} a step: keeps {format_bytes(region.saved_bytes)}{together}, recomputes "
-      f"{region.recompute_flops:.3g} FLOPs" for region in self.regions]
+      f"  region {region.name}, {region.num_runs} a step: keeps {format_bytes(region.saved_bytes)}{together}, "
+      f"recomputes {region.recompute_flops:.3g} FLOPs"
+      for region in self.regions
+    ]
     return "\n".join([*lines, *(f"  {line}" for line in self.rounds)])
 
   def explain(self, top: int = 20) -> str:
@@ -202,8 +209,11 @@ class RematPlan:
     if self.baseline.live_bytes and self.measured.live_bytes:
       curves = {"no remat": self.baseline.live_bytes, "planned": self.measured.live_bytes}
       return display.plot_live_bytes(ax, title, curves, self.budget_bytes)
-    return display.plot_totals(ax, title, {
-      "no remat": self.baseline.temp_bytes, "planned": self.measured.temp_bytes, "budget": self.budget_bytes})
+    return display.plot_totals(
+      ax,
+      title,
+      {"no remat": self.baseline.temp_bytes, "planned": self.measured.temp_bytes, "budget": self.budget_bytes},
+    )
 
   def to_frame(self) -> Any:
     """A row a decision, as a ``pandas.DataFrame``."""
@@ -211,8 +221,17 @@ class RematPlan:
 
   def _repr_html_(self) -> str:
     columns = ("decision", "bytes", "one recompute", "type", "line", "scope")
-    rows = [(each.decision + (f" {each.times}x" if each.times > 1 else ""), format_bytes(each.num_bytes),
-             f"{each.cost_s * 1e6:.1f} us", each.type, each.source, each.scope) for each in self.decisions[:_SHOWN]]
+    rows = [
+      (
+        each.decision + (f" {each.times}x" if each.times > 1 else ""),
+        format_bytes(each.num_bytes),
+        f"{each.cost_s * 1e6:.1f} us",
+        each.type,
+        each.source,
+        each.scope,
+      )
+      for each in self.decisions[:_SHOWN]
+    ]
     return display.html_table(self.headline(), columns if rows else (), rows, len(self.decisions) - _SHOWN)
 
   def to_dict(self) -> dict[str, Any]:
@@ -267,7 +286,8 @@ class RematPlan:
     fields["shards"] = tuple((path, tuple(shape)) for path, shape in fields.get("shards", ()))
     fields["regions"] = tuple(
       RegionPlan(**{**region, "policy": region["policy"] and PolicyDecisions.from_json(region["policy"])})
-      for region in fields["regions"])
+      for region in fields["regions"]
+    )
     if fields["policy"] is not None:
       fields["policy"] = PolicyDecisions.from_json(fields["policy"])
     return cls(**fields)

@@ -55,7 +55,14 @@ class Request:
 
   @classmethod
   def checked(
-    cls, *, budget: Any, planner: str, engine: str, target: str | None, time_limit_s: float, on_infeasible: str,
+    cls,
+    *,
+    budget: Any,
+    planner: str,
+    engine: str,
+    target: str | None,
+    time_limit_s: float,
+    on_infeasible: str,
   ) -> "Request":
     """The arguments of ``remat`` as a request; ``InvalidBudgetError`` or ``ValueError`` names what is wrong."""
     base.get_planner(planner)
@@ -64,8 +71,10 @@ class Request:
     if on_infeasible not in ON_INFEASIBLE:
       raise ValueError(f"on_infeasible={on_infeasible!r}: one of {', '.join(ON_INFEASIBLE)}")
     if engine == "policy" and planner not in POLICY_PLANNERS:
-      raise ValueError(f"planner={planner!r} schedules instructions, which engine='policy' does not: there, a planner "
-                       f"is one of {', '.join(POLICY_PLANNERS)}")
+      raise ValueError(
+        f"planner={planner!r} schedules instructions, which engine='policy' does not: there, a planner "
+        f"is one of {', '.join(POLICY_PLANNERS)}"
+      )
     platform = jax.default_backend()
     if target is not None:
       device = targets.resolve(target)

@@ -43,7 +43,9 @@ def baseline_of(step: Step, target: Target | None) -> Baseline:
   """The step as it is, compiled; what `plan_step` needs, for any number of requests."""
   return Baseline(
     lambda: compile_trial(step.program(marked(step, None)), (), target),
-    lambda mark: compile_scheduled(step.program(marked(step, mark)), (), target), target)
+    lambda mark: compile_scheduled(step.program(marked(step, mark)), (), target),
+    target,
+  )
 
 
 def marked(step: Step, mark: str | None) -> tuple[Choice, ...]:
@@ -64,15 +66,19 @@ def plan_step(step: Step, request: Request, baseline: Baseline) -> RematPlan:
     ValueError: the policy engine is asked for Coop's windows, which are of one function.
   """
   if request.engine == "policy" and request.planner == "coop":
-    raise ValueError("planner='coop' looks at one function's buffers, and engine='policy' divides a step between its "
-                     "regions: use planner='auto'")
+    raise ValueError(
+      "planner='coop' looks at one function's buffers, and engine='policy' divides a step between its "
+      "regions: use planner='auto'"
+    )
   start = time.perf_counter()
   planning = _Planning(step, request, baseline)
   if planning.holds:
     warnings.warn(
       f"the plan of {step.name} has no effect: it takes {format_bytes(planning.best.total_bytes)}, "
       f"{format_bytes(planning.best.temp_bytes)} of them temporaries, within the budget of {request.budget} as it is",
-      RematNoEffectWarning, skip_file_prefixes=LIBRARIES)
+      RematNoEffectWarning,
+      skip_file_prefixes=LIBRARIES,
+    )
     return planning.plan(time.perf_counter() - start)
   planning.search()
   if not planning.holds:
@@ -170,8 +176,12 @@ class _Planning:
     for only_scans in (True, False) if mark else (False,):
       found = search.search(
         Division(self._step.members, only_scans, host_offload.link(self._request.budget, self._request.device)),
-        self.budget_bytes, temp_bytes_of, self.before.temp_bytes, hlo_share_of=self._trials.hlo_share,
-        below_flops=below_flops)
+        self.budget_bytes,
+        temp_bytes_of,
+        self.before.temp_bytes,
+        hlo_share_of=self._trials.hlo_share,
+        below_flops=below_flops,
+      )
       is_better = found.temp_bytes < self.best.temp_bytes
       if self.holds:
         is_better = found.is_feasible and found.recompute_flops < below_flops
@@ -190,25 +200,36 @@ class _Planning:
     spared_flops = self._outcome.recompute_flops - outcome.recompute_flops if outcome else 0.0
     if spared_flops > 0 and measured.temp_bytes <= self.budget_bytes:
       self._choices, self.best, self._outcome = choices, measured, outcome
-      self._found = dataclasses.replace(found, recompute_flops=found.recompute_flops - spared_flops,
-                                        temp_bytes=measured.temp_bytes)
+      self._found = dataclasses.replace(
+        found, recompute_flops=found.recompute_flops - spared_flops, temp_bytes=measured.temp_bytes
+      )
 
   def infeasible(self) -> BudgetInfeasibleError:
     """The error that a missed budget deserves: the smallest reached, and what forces it."""
     request, best = self._request, self.best
     reached = f"{format_bytes(best.temp_bytes)} of temporaries"
     if request.budget.is_total:
-      reached = (f"{format_bytes(best.total_bytes)} in total, {reached} and {format_bytes(best.resident_bytes)} of "
-                 "arguments and outputs")
-    lines = [f"no plan brings {self._step.name} within the budget of {request.budget}; the smallest reached is "
-             f"{reached} (planner {request.planner}, engine {request.engine})"]
+      reached = (
+        f"{format_bytes(best.total_bytes)} in total, {reached} and {format_bytes(best.resident_bytes)} of "
+        "arguments and outputs"
+      )
+    lines = [
+      (
+        f"no plan brings {self._step.name} within the budget of {request.budget}; the smallest reached is "
+        f"{reached} (planner {request.planner}, engine {request.engine})"
+      )
+    ]
     arguments = self._step.largest_arguments() if self.budget_bytes <= 0 else ()
     if arguments:
       lines += ["arguments and outputs alone exceed it; the largest arguments are:"]
       lines += [f"  {format_bytes(num_bytes):>10}  {kind} {path}" for num_bytes, kind, path in arguments]
     assert self._trials.smallest is not None  # the step as it is to begin with
-    error = why_infeasible(module_of(self._trials.smallest), "\n".join(lines), budget_bytes=max(self.budget_bytes, 0),
-                           smallest_bytes=best.temp_bytes)
+    error = why_infeasible(
+      module_of(self._trials.smallest),
+      "\n".join(lines),
+      budget_bytes=max(self.budget_bytes, 0),
+      smallest_bytes=best.temp_bytes,
+    )
     if request.budget.is_total:
       assert request.budget.limit_bytes is not None  # a total is bytes, not a share
       error.budget_bytes, error.smallest_bytes = request.budget.limit_bytes, best.total_bytes
@@ -223,9 +244,20 @@ class _Planning:
     engine = max((choice.engine for choice in self._choices), key=len)  # not all regions need the policy engine
     choices = [(member.traced, choice) for member, choice in zip(step.members, self._choices, strict=True)]
     return assemble(
-      self._request, name=step.name, fingerprint=step.fingerprint, budget_bytes=self.budget_bytes, engine=engine,
-      spread=self._spread, choices=choices, regions=self._regions(), outcome=self._outcome, found=self._found,
-      baseline=self.before, measured=self.best, planning_s=planning_s)
+      self._request,
+      name=step.name,
+      fingerprint=step.fingerprint,
+      budget_bytes=self.budget_bytes,
+      engine=engine,
+      spread=self._spread,
+      choices=choices,
+      regions=self._regions(),
+      outcome=self._outcome,
+      found=self._found,
+      baseline=self.before,
+      measured=self.best,
+      planning_s=planning_s,
+    )
 
   def _regions(self) -> tuple[RegionPlan, ...]:
     """What each region does, and its share of the budget."""
@@ -246,7 +278,8 @@ class _Planning:
           saved[region] += int(program.value_bytes[value])
     return tuple(
       RegionPlan(member.key, member.traced.name, member.num_runs, choice.decisions, int(num_bytes), num_flops)
-      for member, choice, num_bytes, num_flops in zip(members, self._choices, saved, flops, strict=True))
+      for member, choice, num_bytes, num_flops in zip(members, self._choices, saved, flops, strict=True)
+    )
 
 
 def _choices(shares: tuple[Share, ...], mark: str | None) -> tuple[Choice, ...]:

@@ -4,8 +4,8 @@ A step is compiled as it is, optimizer, donation, gradient accumulation and all,
 `coopjax.remat`, blocks under `coopjax.linen.remat` and `coopjax.nnx.remat`) are told from outside what to do, in place
 of their own budgets. The HLO engine comes first: all regions carry one mark, and the hook plans the very module that
 runs, so a total holds by construction. What it can't reach (residuals stacked by a loop), or repeats much for, the
-policy engine divides (`policy_engine.division`) with the HLO engine at work under its checkpoints, a few compiles of the whole
-step at most; what the two repeat together decides.
+policy engine divides (`policy_engine.division`) with the HLO engine at work under its checkpoints, a few compiles of
+the whole step at most; what the two repeat together decides.
 """
 
 import collections
@@ -123,13 +123,16 @@ def find_step(fn: Callable, args: Sequence[Any], kwargs: dict[str, Any], target:
   if not collector.regions or not runs.has_gradient:
     return None
 
-  members = tuple(Member(fingerprint, traced, max(runs.total[i], 1), max(runs.kept[i], 1))
-                  for i, (fingerprint, traced) in enumerate(collector.regions.items()))
+  members = tuple(
+    Member(fingerprint, traced, max(runs.total[i], 1), max(runs.kept[i], 1))
+    for i, (fingerprint, traced) in enumerate(collector.regions.items())
+  )
   return Step(getattr(fn, "__name__", type(fn).__name__), jitted, args, kwargs, members)
 
 
 def _of_hidden(fn: Callable) -> Callable:
   """The function for arguments and results whose leaves that are no arrays are hidden."""
+
   @functools.wraps(fn)
   def of_hidden(*args, **kwargs):
     args, kwargs = non_arrays.shown((args, kwargs))
@@ -142,10 +145,15 @@ def _moved(target: Target, tree: Any) -> Any:
   """Arguments as abstract values on the target's devices; static ones stay as they are."""
   leaves, in_tree = jax.tree.flatten(tree)
   shardings = target.moved([getattr(leaf, "sharding", None) for leaf in leaves])
-  return jax.tree.unflatten(in_tree, [
-    jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=getattr(leaf, "weak_type", False))
-    if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else leaf
-    for leaf, sharding in zip(leaves, shardings, strict=True)])
+  return jax.tree.unflatten(
+    in_tree,
+    [
+      jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=getattr(leaf, "weak_type", False))
+      if hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+      else leaf
+      for leaf, sharding in zip(leaves, shardings, strict=True)
+    ],
+  )
 
 
 class _Runs:
@@ -183,5 +191,6 @@ def _is_backward(equation: core.JaxprEqn) -> bool:
 
 
 def _holds_backward(jaxpr: core.Jaxpr) -> bool:
-  return any(_is_backward(equation) or any(map(_holds_backward, compat.sub_jaxprs(equation)))
-             for equation in jaxpr.eqns)
+  return any(
+    _is_backward(equation) or any(map(_holds_backward, compat.sub_jaxprs(equation))) for equation in jaxpr.eqns
+  )

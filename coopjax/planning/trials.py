@@ -24,8 +24,9 @@ class Trials:
     outcome: of the HLO engine on the last program, if there is one.
   """
 
-  def __init__(self, request: Request, mark: str | None = None,
-               smallest: jax.stages.Compiled | OversizedProgram | None = None):
+  def __init__(
+    self, request: Request, mark: str | None = None, smallest: jax.stages.Compiled | OversizedProgram | None = None
+  ):
     self._request, self._mark, self.smallest = request, mark, smallest
     self.outcome: hook.Outcome | None = None
     self._profiles: dict[int, MemoryProfile] = {}
@@ -34,8 +35,12 @@ class Trials:
     """What the HLO engine did in the last program."""
     return self.outcome and HloEngineShare(self.outcome.baseline.temp_bytes, self.outcome.recompute_flops)
 
-  def compile(self, fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct], mark: str | None = None,
-              ) -> jax.stages.Compiled | OversizedProgram:
+  def compile(
+    self,
+    fn: Compilable,
+    avals: Sequence[jax.ShapeDtypeStruct],
+    mark: str | None = None,
+  ) -> jax.stages.Compiled | OversizedProgram:
     """The function compiled for the device, whether it fits or not.
 
     Args:

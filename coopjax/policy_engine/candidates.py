@@ -78,11 +78,15 @@ def summary_of(decisions: PolicyDecisions) -> str:
   """What decisions do to a function, in a few words."""
   top = [leaf for region in decisions.regions if region.equation_id is None for leaf in region.leaves]
   groups = sum(bool(segment.inner) for region in decisions.regions for segment in region.segments)
-  saved, offloaded = (sum(len(getattr(leaf, kind)) for region in decisions.regions for leaf, _ in region.leaves)
-                      for kind in ("saved", "offloaded"))
-  return (f"{sum(is_repeated for _, is_repeated in top)} segments and {len(decisions.scan_bodies)} scan bodies under "
-          f"checkpoints{f', {groups} groups' if groups else ''}, {saved} values saved"
-          f"{f', {offloaded} offloaded' if offloaded else ''}")
+  saved, offloaded = (
+    sum(len(getattr(leaf, kind)) for region in decisions.regions for leaf, _ in region.leaves)
+    for kind in ("saved", "offloaded")
+  )
+  return (
+    f"{sum(is_repeated for _, is_repeated in top)} segments and {len(decisions.scan_bodies)} scan bodies under "
+    f"checkpoints{f', {groups} groups' if groups else ''}, {saved} values saved"
+    f"{f', {offloaded} offloaded' if offloaded else ''}"
+  )
 
 
 class Candidates:
@@ -105,8 +109,16 @@ class Candidates:
 
   undecided = PolicyDecisions()
 
-  def __init__(self, traced: TracedFn, only_scans: bool, profile: CompiledProfile | None = None,
-               link: HostLink | None = None, *, planner: str = "auto", ends_forward: bool = True):
+  def __init__(
+    self,
+    traced: TracedFn,
+    only_scans: bool,
+    profile: CompiledProfile | None = None,
+    link: HostLink | None = None,
+    *,
+    planner: str = "auto",
+    ends_forward: bool = True,
+  ):
     jaxpr, table = tag_jaxpr(traced.inlined)
     differentiable = traced.is_differentiable
     if profile is not None and profile.explained < _LEAST_EXPLAINED:
@@ -139,8 +151,9 @@ class Candidates:
     if host is not None and not only_scans and not scans:
       self._add_ladders(original, _Scans(may_offload=True), host=host)
 
-  def _add_ladders(self, graph: ForwardGraph, scans: "_Scans", is_cut: bool = True,
-                   host: "_TopOffload | None" = None) -> None:
+  def _add_ladders(
+    self, graph: ForwardGraph, scans: "_Scans", is_cut: bool = True, host: "_TopOffload | None" = None
+  ) -> None:
     """Candidates for one graph of the top region.
 
     Args:
@@ -284,8 +297,9 @@ class _Curves:
 
 
 def _shifted(point: CurvePoint, offset: int) -> CurvePoint:
-  saved, offloaded = (tuple((position + offset, index) for position, index in values)
-                      for values in (point.saved, point.offloaded))
+  saved, offloaded = (
+    tuple((position + offset, index) for position, index in values) for values in (point.saved, point.offloaded)
+  )
   return dataclasses.replace(point, saved=saved, offloaded=offloaded)
 
 
@@ -331,8 +345,11 @@ class _Ladder:
     points = []
     for curve, start, stop in zip(self._curves, self._bounds, self._bounds[1:], strict=False):
       room = kept_bytes[start:stop].sum()
-      points.append(max((point for point in curve if point.saved_bytes <= room), default=curve[0],
-                        key=lambda point: point.saved_bytes))
+      points.append(
+        max(
+          (point for point in curve if point.saved_bytes <= room), default=curve[0], key=lambda point: point.saved_bytes
+        )
+      )
     return self._candidate(points, is_bare=False)
 
   def beyond(self) -> Iterator[Candidate]:
@@ -347,14 +364,27 @@ class _Ladder:
   def _chain(self, repeated_flops: list[float]) -> Chain:
     bounds, flops = self._bounds, np.concatenate([[0.0], np.cumsum(self._graph.flops)])
     plain_bytes = np.where([curve[0].is_wrapped for curve in self._curves], -1, self._residuals)
-    return Chain(bounds, out_bytes(self._graph, np.array(bounds)), self._inside + self._repeated,
-                 np.diff(flops[list(bounds)]), np.array(repeated_flops), plain_bytes, self._closed is not None)
+    return Chain(
+      bounds,
+      out_bytes(self._graph, np.array(bounds)),
+      self._inside + self._repeated,
+      np.diff(flops[list(bounds)]),
+      np.array(repeated_flops),
+      plain_bytes,
+      self._closed is not None,
+    )
 
   def _nested(self, nesting: Nesting) -> Candidate:
     regions = (*self._scans.inside_regions, Region(None, _merged(nesting.segments)))
     return Candidate(
-      lambda: PolicyDecisions(regions), nesting.peak_bytes - self._slack, nesting.kept_bytes,
-      nesting.flops + self._scans.inside_flops, True, num_segments=len(self._curves), kin=(self._bounds, nesting.is_closed))
+      lambda: PolicyDecisions(regions),
+      nesting.peak_bytes - self._slack,
+      nesting.kept_bytes,
+      nesting.flops + self._scans.inside_flops,
+      True,
+      num_segments=len(self._curves),
+      kin=(self._bounds, nesting.is_closed),
+    )
 
   def _candidate(self, points: list[CurvePoint], is_bare: bool) -> Candidate:
     kept = np.array([point.saved_bytes for point in points], np.float64)
@@ -364,9 +394,15 @@ class _Ladder:
     kept[self._is_scan] += self._residuals[self._is_scan]  # stacked by the barest decisions
     inside = np.where(self._is_scan, kept + self._inside + is_wrapped * self._repeated, self._inside + self._repeated)
     before = np.concatenate([[0], np.cumsum(kept + self._out)])[:-1]
-    return Candidate(lambda: self._decisions(points), float((before + inside).max() - self._slack),
-                     float((kept + self._out).sum()), sum(point.flops for point in points) + self._scans.inside_flops,
-                     is_bare, sum(point.waiting_flops for point in points), len(points))
+    return Candidate(
+      lambda: self._decisions(points),
+      float((before + inside).max() - self._slack),
+      float((kept + self._out).sum()),
+      sum(point.flops for point in points) + self._scans.inside_flops,
+      is_bare,
+      sum(point.waiting_flops for point in points),
+      len(points),
+    )
 
   def _decisions(self, points: list[CurvePoint]) -> PolicyDecisions:
     regions, segments = list(self._scans.inside_regions), []

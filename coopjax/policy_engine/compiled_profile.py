@@ -10,8 +10,8 @@ until a limit holds; what is left of them, by position, is one start for the pol
 saved values (`candidates`), on the same bytes. Compared at equal estimated bytes, the ladder mostly repeats fewer
 FLOPs: the rule looks at the past of a value, a ladder knows the whole backward pass.
 
-Known weaknesses: a residual that a fusion makes together with others is one position's; where XLA keeps a fused value in
-place of the one that JAX would, names are chosen by JAX's graph; what is inside a scan's body is not looked at.
+Known weaknesses: a residual that a fusion makes together with others is one position's; where XLA keeps a fused value
+in place of the one that JAX would, names are chosen by JAX's graph; what is inside a scan's body is not looked at.
 """
 
 import dataclasses
@@ -152,12 +152,14 @@ def profile_of(traced: TracedFn, compiled: jax.stages.Compiled | OversizedProgra
   """
   stats = compiled.memory_analysis()
   assert stats is not None  # each backend whose modules we read has one
-  return profile_of_module(traced, module_of(compiled), stats.temp_size_in_bytes,
-                           getattr(stats, "serialized_buffer_assignment_proto", b""))
+  return profile_of_module(
+    traced, module_of(compiled), stats.temp_size_in_bytes, getattr(stats, "serialized_buffer_assignment_proto", b"")
+  )
 
 
-def profile_of_module(traced: TracedFn, module_bytes: bytes, temp_bytes: int | None = None, assignment: bytes = b""
-                      ) -> CompiledProfile | None:
+def profile_of_module(
+  traced: TracedFn, module_bytes: bytes, temp_bytes: int | None = None, assignment: bytes = b""
+) -> CompiledProfile | None:
   """As `profile_of`, from a scheduled module, with XLA's temporaries and buffer assignment as far as they are known."""
   try:
     module = parse_module(module_bytes)

@@ -49,7 +49,7 @@ def cut(graph: ForwardGraph, alone: frozenset[int] = frozenset()) -> list[tuple[
   smallest = max(1, int(steps.max(initial=1)), total // 512)
   found: dict[tuple[int, ...], None] = {}
   num_limits = int(np.ceil(np.log(max(total, smallest) / smallest) / np.log(_LIMIT_RATIO)))
-  limits = [*(smallest * np.ceil(_LIMIT_RATIO**np.arange(num_limits))), *(total / np.arange(1, _MAX_SHARES + 1))]
+  limits = [*(smallest * np.ceil(_LIMIT_RATIO ** np.arange(num_limits))), *(total / np.arange(1, _MAX_SHARES + 1))]
   for limit in sorted(limit for limit in limits if limit >= smallest) or [smallest]:
     found[_shortest_chain(positions, inside <= limit + 1e-6 * limit, out, is_allowed, is_block)] = None
   if blocks:
@@ -86,8 +86,8 @@ def out_bytes(graph: ForwardGraph, positions: np.ndarray) -> np.ndarray:
   difference = np.zeros((num + 1, num + 1), np.int64)
   for made, read, num_bytes in graph.crossing:
     last_row = np.searchsorted(positions, made, side="right")  # rows that start at or before `made`
-    first = np.searchsorted(positions, made + 1)               # columns that end behind `made` ...
-    last = np.searchsorted(positions, read, side="right")      # ... and at or before `read`
+    first = np.searchsorted(positions, made + 1)  # columns that end behind `made` ...
+    last = np.searchsorted(positions, read, side="right")  # ... and at or before `read`
     if first < last:
       difference[0, first] += num_bytes
       difference[0, last] -= num_bytes
@@ -104,8 +104,9 @@ def _allowed(positions: np.ndarray, alone: frozenset[int]) -> np.ndarray:
   return (length > 0) & ((holds == 0) | (length == 1))
 
 
-def _shortest_chain(positions: np.ndarray, fits: np.ndarray, out: np.ndarray, is_allowed: np.ndarray,
-                    is_block: np.ndarray) -> tuple[int, ...]:
+def _shortest_chain(
+  positions: np.ndarray, fits: np.ndarray, out: np.ndarray, is_allowed: np.ndarray, is_block: np.ndarray
+) -> tuple[int, ...]:
   """Boundaries of the segmentation with the fewest bytes between segments; fewer segments break ties, then cuts between
   blocks.
   """

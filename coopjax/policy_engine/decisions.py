@@ -21,8 +21,8 @@ class Segment:
     saved: the values that the checkpoint keeps besides its inputs.
     offloaded: those that it keeps in the host's memory: made in the segment, before it, or (position -1) carried into
       the step of a scan.
-    inner: the pieces that it runs in, in order and without gaps, if it is not one piece: what passes between those under
-      checkpoints of their own is there only while this segment is repeated, at the cost of one more forward run.
+    inner: the pieces that it runs in, in order and without gaps, if it is not one piece: what passes between those
+      under checkpoints of their own is there only while this segment is repeated, at the cost of one more forward run.
   """
 
   start: int
@@ -34,7 +34,9 @@ class Segment:
 
   @property
   def leaves(self) -> Iterator[tuple["Segment", bool]]:
-    """The segment itself, or what its pieces come to, each with whether it is repeated: it or one around it is wrapped."""
+    """The segment itself, or what its pieces come to, each with whether it is repeated: it or one around it is
+    wrapped.
+    """
     if not self.inner:
       yield self, self.is_wrapped
     for piece in self.inner:
@@ -79,15 +81,23 @@ class PolicyDecisions:
   @classmethod
   def from_json(cls, fields: dict[str, Any]) -> "PolicyDecisions":
     """The inverse of `dataclasses.asdict`, whether or not it went through JSON."""
+
     def values(entries):
       return tuple((int(position), int(index)) for position, index in entries)
 
     def segment(entry):
-      return Segment(int(entry["start"]), int(entry["stop"]), bool(entry["is_wrapped"]), values(entry["saved"]),
-                     values(entry["offloaded"]), tuple(map(segment, entry["inner"])))
+      return Segment(
+        int(entry["start"]),
+        int(entry["stop"]),
+        bool(entry["is_wrapped"]),
+        values(entry["saved"]),
+        values(entry["offloaded"]),
+        tuple(map(segment, entry["inner"])),
+      )
 
-    return cls(tuple(Region(entry["equation_id"], tuple(map(segment, entry["segments"])))
-                     for entry in fields["regions"]))
+    return cls(
+      tuple(Region(entry["equation_id"], tuple(map(segment, entry["segments"]))) for entry in fields["regions"])
+    )
 
   @property
   def scan_bodies(self) -> tuple[Region, ...]:

@@ -1,6 +1,7 @@
 """Divides one budget between the rematerialized regions of a program.
 
-A region has a ladder of ways to be carried out (`candidates.Candidates`). The backward pass meets the regions in reverse
+A region has a ladder of ways to be carried out (`candidates.Candidates`). The backward pass meets the regions in
+reverse
 order: while region r is differentiated, what it and the regions before it keep is there, and what one run of r holds on
 top. The division for peak T is therefore
 
@@ -151,8 +152,11 @@ class Division:
     names = tuple(member.traced.name for member in members)
     useful = [_pareto(rungs) for rungs in ladders]
     divided = [_divide(useful, peak_bytes) for peak_bytes in _peaks(useful)]
-    self.found = [_joint(rungs, names) for rungs in dict.fromkeys([*divided, *_barest(ladders)])
-                  if rungs and any(rung.flops for rung in rungs)]
+    self.found = [
+      _joint(rungs, names)
+      for rungs in dict.fromkeys([*divided, *_barest(ladders)])
+      if rungs and any(rung.flops for rung in rungs)
+    ]
 
 
 def _rungs(member: Member, space: Candidates) -> list[Rung]:
@@ -160,10 +164,16 @@ def _rungs(member: Member, space: Candidates) -> list[Rung]:
   kept_bytes = member.num_kept * space.baseline_bytes
   rungs = [Rung(kept_bytes, 0.0, 0.0, not kept_bytes, PolicyDecisions)]
   for candidate in space.found:
-    rungs.append(Rung(
-      member.num_kept * candidate.kept_bytes, candidate.estimated_bytes - candidate.kept_bytes,
-      member.num_runs * candidate.flops, candidate.is_bare, functools.partial(getattr, candidate, "decisions"),
-      member.num_runs * candidate.waiting_flops))
+    rungs.append(
+      Rung(
+        member.num_kept * candidate.kept_bytes,
+        candidate.estimated_bytes - candidate.kept_bytes,
+        member.num_runs * candidate.flops,
+        candidate.is_bare,
+        functools.partial(getattr, candidate, "decisions"),
+        member.num_runs * candidate.waiting_flops,
+      )
+    )
   return rungs
 
 
@@ -178,8 +188,11 @@ def _pareto(rungs: Sequence[Rung]) -> list[Rung]:
 
 def _barest(ladders: Sequence[Sequence[Rung]]) -> list[tuple[Rung, ...]]:
   """The least that the regions can do with, in several ways: estimates are least certain there."""
-  bare = [sorted((rung for rung in rungs if rung.is_bare), key=lambda rung: rung.saved_bytes + rung.inside_bytes)
-          or [min(rungs, key=lambda rung: rung.saved_bytes + rung.inside_bytes)] for rungs in ladders]
+  bare = [
+    sorted((rung for rung in rungs if rung.is_bare), key=lambda rung: rung.saved_bytes + rung.inside_bytes)
+    or [min(rungs, key=lambda rung: rung.saved_bytes + rung.inside_bytes)]
+    for rungs in ladders
+  ]
   return [tuple(rungs[min(i, len(rungs) - 1)] for rungs in bare) for i in range(max(map(len, bare)))]
 
 
@@ -225,4 +238,5 @@ def _divide(ladders: Sequence[Sequence[Rung]], peak_bytes: float) -> tuple[Rung,
 
 def _joint(rungs: tuple[Rung, ...], names: tuple[str, ...]) -> JointCandidate:
   return JointCandidate(
-    rungs, names, _peak(rungs), sum(rung.flops for rung in rungs), all(rung.is_bare for rung in rungs))
+    rungs, names, _peak(rungs), sum(rung.flops for rung in rungs), all(rung.is_bare for rung in rungs)
+  )

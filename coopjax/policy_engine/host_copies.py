@@ -13,8 +13,8 @@ is in the backward pass, and nothing is freed (eight-layer perceptron, H100, JAX
   `jax.jit` nothing does).
 
 In a region that offloads, every segment has a barrier on its inputs besides. Its transpose is a barrier on their
-cotangents. Without it XLA:GPU, which schedules for latency once there are asynchronous copies, puts all weight gradients
-at the end and keeps what they read.
+cotangents. Without it XLA:GPU, which schedules for latency once there are asynchronous copies, puts all weight
+gradients at the end and keeps what they read.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,8 +41,13 @@ def _substitute_jvp(primals, tangents):
   return substitute(*primals), tangents[1]
 
 
-def run(segment: RunFn, inputs: dict[core.Var, Any], outvars: Sequence[core.Var], kept: Sequence[core.Var],
-        offloaded: Sequence[core.Var]) -> dict[core.Var, Any]:
+def run(
+  segment: RunFn,
+  inputs: dict[core.Var, Any],
+  outvars: Sequence[core.Var],
+  kept: Sequence[core.Var],
+  offloaded: Sequence[core.Var],
+) -> dict[core.Var, Any]:
   """Runs a segment and offloads for its backward pass.
 
   Args:
@@ -58,8 +63,9 @@ def run(segment: RunFn, inputs: dict[core.Var, Any], outvars: Sequence[core.Var]
   """
   env = {var: jax.lax.stop_gradient(value) for var, value in inputs.items()}
   segment(env, {})
-  outs, hosts = jax.lax.optimization_barrier((
-    [env[var] for var in outvars], [jax.device_put(env[var], jax.memory.Space.Host) for var in offloaded]))
+  outs, hosts = jax.lax.optimization_barrier(
+    ([env[var] for var in outvars], [jax.device_put(env[var], jax.memory.Space.Host) for var in offloaded])
+  )
 
   def again(inputs, kept_values, hosts):
     inner = dict(zip(variables, inputs, strict=True))

@@ -89,15 +89,15 @@ def nestings(chain: Chain) -> Iterator[Nesting]:
 
 
 class _Solver:
-
   def __init__(self, chain: Chain):
     self._chain = chain
     num = chain.num_segments
     flat = max(sum(chain.kept_bytes(i, i + 1) for i in range(j)) + int(chain.inside_bytes[j]) for j in range(num))
     unit = max(flat / _GRID, 1.0)
     self._inside = np.ceil(chain.inside_bytes / unit).astype(int)
-    self._kept = np.array([[int(np.ceil(chain.kept_bytes(i, j) / unit)) if i < j else 0 for j in range(num + 1)]
-                           for i in range(num)])
+    self._kept = np.array(
+      [[int(np.ceil(chain.kept_bytes(i, j) / unit)) if i < j else 0 for j in range(num + 1)] for i in range(num)]
+    )
     self._before = np.concatenate([[0.0], np.cumsum(chain.forward_flops)])
     self._is_plain = chain.plain_bytes >= 0
     if chain.is_open:
@@ -106,7 +106,7 @@ class _Solver:
     self._split: dict[tuple[int, int], np.ndarray] = {}
     for length in range(1, num + 1):
       for start in range(num - length + 1):
-        if not self._is_plain[start:start + length].any():
+        if not self._is_plain[start : start + length].any():
           self._solve(start, start + length)
 
   def _solve(self, start: int, stop: int) -> None:
@@ -117,12 +117,14 @@ class _Solver:
     best, split = np.full(_GRID + 1, np.inf), np.zeros(_GRID + 1, int)
     for middle in range(start + 1, stop):
       again = self._before[middle] - self._before[start]
-      _improve(best, split, middle, again + self._cost[start, middle], self._cost[middle, stop], self._kept[start, middle])
+      _improve(
+        best, split, middle, again + self._cost[start, middle], self._cost[middle, stop], self._kept[start, middle]
+      )
     self._cost[start, stop], self._split[start, stop] = best, split
 
   def _solve_top(self, end: int) -> tuple[np.ndarray, list[np.ndarray]]:
-    """At the top, where segments from `end` on are not under checkpoints: the fewest FLOPs by room, and where the node ends
-    that begins at a segment.
+    """At the top, where segments from `end` on are not under checkpoints: the fewest FLOPs by room, and where the node
+    ends that begins at a segment.
     """
     num = self._chain.num_segments
     top = [np.zeros(_GRID + 1) for _ in range(num + 1)]
@@ -181,7 +183,9 @@ class _Solver:
   def _peak_bytes(self, segments: Sequence[Segment]) -> int:
     held, peak = 0, 0
     for segment in segments:
-      own = self._peak_bytes(segment.inner) if segment.inner else int(self._chain.inside_bytes[self._index(segment.start)])
+      own = (
+        self._peak_bytes(segment.inner) if segment.inner else int(self._chain.inside_bytes[self._index(segment.start)])
+      )
       peak = max(peak, held + own)
       held += self._kept_bytes(segment)
     return peak
@@ -197,7 +201,7 @@ def _improve(best: np.ndarray, choice: np.ndarray, option: int, first: np.ndarra
   """Takes an option where it costs less: `first` with all of the room, `then` without what is kept for it."""
   if kept > _GRID:
     return
-  total = first[kept:] + then[:_GRID + 1 - kept]
+  total = first[kept:] + then[: _GRID + 1 - kept]
   is_better = total < best[kept:]
   best[kept:][is_better] = total[is_better]
   choice[kept:][is_better] = option

@@ -142,8 +142,9 @@ def cuts_for_offload(graph: ForwardGraph, alone: frozenset[int]) -> list[tuple[i
 
 def inputs_between(jaxpr: core.Jaxpr, bounds: Sequence[int]) -> list[tuple[Input, ...]]:
   """Per segment of straight-line code, the values made before it that no other later segment reads."""
-  made = {var: (position, index) for position, equation in enumerate(jaxpr.eqns)
-          for index, var in enumerate(equation.outvars)}
+  made = {
+    var: (position, index) for position, equation in enumerate(jaxpr.eqns) for index, var in enumerate(equation.outvars)
+  }
   return _sole_inputs(jaxpr, bounds, made)
 
 
@@ -191,8 +192,11 @@ class OffloadChoices(Choices):
 
   def _needed(self, inputs: Sequence[Input]) -> list[Input]:
     """Those that the backward pass reads, or what it repeats; carries are taken to be."""
-    needed = {named for value, named in enumerate(self.graph.named)
-              if value in self.graph.residuals or self.repeated.reads(value)}
+    needed = {
+      named
+      for value, named in enumerate(self.graph.named)
+      if value in self.graph.residuals or self.repeated.reads(value)
+    }
     return [(value, num_bytes) for value, num_bytes in inputs if value[0] < 0 or value in needed]
 
   def _offload_if_worth(self, value: int) -> None:
@@ -245,9 +249,11 @@ class OffloadChoices(Choices):
   def _repeated_s(self, position: int) -> float:
     """Seconds of what is repeated before a position."""
     if self._repeated_for != self.repeated.flops:
-      flops, repeated = (np.array([of(p) for p in range(self._start, self._stop)], np.float64)
-                         for of in (self.graph.flops.__getitem__, self.repeated.flops_at))
-      seconds = self._region.forward_s[self._start:self._stop] * repeated / np.maximum(flops, 1.0)
+      flops, repeated = (
+        np.array([of(p) for p in range(self._start, self._stop)], np.float64)
+        for of in (self.graph.flops.__getitem__, self.repeated.flops_at)
+      )
+      seconds = self._region.forward_s[self._start : self._stop] * repeated / np.maximum(flops, 1.0)
       self._repeated_starts_s = np.concatenate([[0.0], np.cumsum(seconds)])
       self._repeated_for = self.repeated.flops
     return float(self._repeated_starts_s[position - self._start])

@@ -1,9 +1,9 @@
 """Where a region repeats itself: the blocks of an unrolled model, found in its forward graph.
 
-A block is what comes again, op by op with the same FLOPs and bytes, right behind itself. Of all stretches that do so, the
-one with the most residual bytes counts first, in its shortest period; then those on either side of it (the stages of a
-network, an encoder and a decoder). The stretch may begin anywhere in a block, so the boundaries are put where the fewest
-bytes cross them.
+A block is what comes again, op by op with the same FLOPs and bytes, right behind itself. Of all stretches that do so,
+the one with the most residual bytes counts first, in its shortest period; then those on either side of it (the stages
+of a network, an encoder and a decoder). The stretch may begin anywhere in a block, so the boundaries are put where the
+fewest bytes cross them.
 
 O(gaps * positions), a gap being the distance between an op and the next one like it: a block needs one op that it does
 not have twice.
@@ -22,8 +22,12 @@ def repeated_blocks(graph: ForwardGraph) -> tuple[int, ...]:
   Each stretch gives both of its ends and all boundaries between.
   """
   kinds: dict[tuple, int] = {}
-  keys = np.array([kinds.setdefault(
-    tuple((op.flops, *(graph.value_bytes[value] for value in op.outputs)) for op in ops), len(kinds)) for ops in graph.ops])
+  keys = np.array(
+    [
+      kinds.setdefault(tuple((op.flops, *(graph.value_bytes[value] for value in op.outputs)) for op in ops), len(kinds))
+      for ops in graph.ops
+    ]
+  )
   residuals = np.concatenate([[0], np.cumsum(graph.residual_bytes())])
   crossed, least = graph.crossed_bytes(), max(1, _LEAST_SHARE * residuals[-1])
   boundaries, pieces = set[int](), [(0, graph.num_positions)]

@@ -29,9 +29,13 @@ _POSITION = re.compile(r"coopjax_position(\d+)")
 _VIEWS = frozenset("name reshape squeeze expand_dims broadcast_in_dim reduce_precision copy iota".split())
 
 # XLA repeats these inside every fusion that reads them rather than keep the result, if it has their inputs.
-_CHEAP = frozenset(
-  "abs add add_any and clamp convert_element_type div eq floor ge gt integer_pow is_finite le lt max min mul ne neg "
-  "not one_minus_square or round select_n sign square stop_gradient sub xor".split()) | _VIEWS
+_CHEAP = (
+  frozenset(
+    "abs add add_any and clamp convert_element_type div eq floor ge gt integer_pow is_finite le lt max min mul ne neg "
+    "not one_minus_square or round select_n sign square stop_gradient sub xor".split()
+  )
+  | _VIEWS
+)
 
 _MAX_CHAIN = 2  # cheap ops in a row that XLA repeats rather than keep their result
 
@@ -110,10 +114,17 @@ class ForwardGraph:
     local = {value: i for i, value in enumerate(values)}
     return (
       tuple((op.flops, tuple(local.get(value, -1) for value in op.inputs), len(op.outputs)) for op in ops),
-      tuple((self.value_bytes[value], local.get(self.value_root[value], -1), value in self.residuals,
-             value in self.kept_roots,
-             None if (name := self.named[value]) is None else (name[0] - start, name[1]))
-            for value in values))
+      tuple(
+        (
+          self.value_bytes[value],
+          local.get(self.value_root[value], -1),
+          value in self.residuals,
+          value in self.kept_roots,
+          None if (name := self.named[value]) is None else (name[0] - start, name[1]),
+        )
+        for value in values
+      ),
+    )
 
 
 def forward_graph(jaxpr: core.Jaxpr, is_differentiable: Sequence[bool]) -> ForwardGraph:
@@ -158,7 +169,6 @@ def _evaluate_named(jaxpr: core.Jaxpr, inputs: Sequence[object]) -> list[object]
 
 
 class _GraphBuilder:
-
   def __init__(self, jaxpr: core.Jaxpr):
     self._jaxpr = jaxpr
     self._ids: dict[core.Var, int] = {}
@@ -175,17 +185,23 @@ class _GraphBuilder:
       if found := _POSITION.search(compat.name_scopes(equation)):
         position = int(found[1])
       ops[position].append(self._add_op(equation, position))
-    residuals = frozenset(self._ids[atom] for atom in forward.outvars
-                          if isinstance(atom, core.Var) and atom in self._ids)
+    residuals = frozenset(
+      self._ids[atom] for atom in forward.outvars if isinstance(atom, core.Var) and atom in self._ids
+    )
     return ForwardGraph(
-      ops=tuple(map(tuple, ops)), value_bytes=tuple(self._bytes), value_root=tuple(self._root),
-      value_position=tuple(self._position), named=tuple(self._named), residuals=residuals,
-      kept_roots=self._kept_roots(residuals), crossing=_crossing(self._jaxpr),
-      flops=tuple(sum(op.flops for op in at) for at in ops))
+      ops=tuple(map(tuple, ops)),
+      value_bytes=tuple(self._bytes),
+      value_root=tuple(self._root),
+      value_position=tuple(self._position),
+      named=tuple(self._named),
+      residuals=residuals,
+      kept_roots=self._kept_roots(residuals),
+      crossing=_crossing(self._jaxpr),
+      flops=tuple(sum(op.flops for op in at) for at in ops),
+    )
 
   def _add_op(self, equation: core.JaxprEqn, position: int) -> ForwardOp:
-    inputs = tuple(self._ids[atom] for atom in equation.invars
-                   if isinstance(atom, core.Var) and atom in self._ids)
+    inputs = tuple(self._ids[atom] for atom in equation.invars if isinstance(atom, core.Var) and atom in self._ids)
     outputs = []
     for var in equation.outvars:
       if isinstance(var, core.DropVar):

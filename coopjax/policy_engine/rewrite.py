@@ -42,8 +42,9 @@ def rewrite(traced: TracedFn, decisions: PolicyDecisions, mark: str | None = Non
   return evaluator(apply_to_scans(jaxpr, decisions, traced.policy), decisions, traced.policy)
 
 
-def evaluator(jaxpr: core.Jaxpr, decisions: PolicyDecisions, policy: Callable | None = None
-              ) -> Callable[..., list[Any]]:
+def evaluator(
+  jaxpr: core.Jaxpr, decisions: PolicyDecisions, policy: Callable | None = None
+) -> Callable[..., list[Any]]:
   """Evaluates a jaxpr in the segments of the top region, whose checkpoints keep what `policy` saves, too."""
   top = next((region for region in decisions.regions if region.equation_id is None), None)
   if top is None:
@@ -109,18 +110,33 @@ def describe(traced: TracedFn, decisions: PolicyDecisions) -> tuple[ValueDecisio
 def _value_decisions(info: EquationInfo, steps: int, kept: dict[int, str]) -> list[ValueDecision]:
   flops = cost.equation_flops(info.equation)
   return [
-    ValueDecision(info.id, index, var.aval.str_short(), _source(info), steps * cost.num_bytes(var.aval), steps * flops,
-                  kept.get(index, "recomputed"))
+    ValueDecision(
+      info.id,
+      index,
+      var.aval.str_short(),
+      _source(info),
+      steps * cost.num_bytes(var.aval),
+      steps * flops,
+      kept.get(index, "recomputed"),
+    )
     for index, var in enumerate(info.equation.outvars)
-    if (flops or index in kept) and not isinstance(var, core.DropVar)]
+    if (flops or index in kept) and not isinstance(var, core.DropVar)
+  ]
 
 
 def _carry_decision(scan: EquationInfo, index: int, steps: int) -> ValueDecision:
   """Of what is carried into each step; `index` counts inputs of the body, the outputs of a scan begin with carries."""
   (body,) = compat.sub_jaxprs(scan.equation)
   var = body.invars[index]
-  return ValueDecision(scan.id, list(compat.scan_carries(scan.equation)).index(var), var.aval.str_short(),
-                       _source(scan), steps * cost.num_bytes(var.aval), 0.0, "offloaded")
+  return ValueDecision(
+    scan.id,
+    list(compat.scan_carries(scan.equation)).index(var),
+    var.aval.str_short(),
+    _source(scan),
+    steps * cost.num_bytes(var.aval),
+    0.0,
+    "offloaded",
+  )
 
 
 def _source(info: EquationInfo) -> str:
@@ -144,13 +160,18 @@ class _Checkpoints:
     return self.policy is not None and user_policy.is_offloaded(user_policy.answer_of(equation, self.policy))
 
   def saving(self, saved: Sequence[str], offloaded: Sequence[str] = ()) -> Callable | None:
-    """The policy that saves and offloads these names besides what the user's does; what the user's offloads stays so."""
+    """The policy that saves and offloads these names besides what the user's does; what the user's offloads stays
+    so.
+    """
     users = self.policy
     if not saved and not offloaded:
       return users
     ours = jax.checkpoint_policies.save_and_offload_only_these_names(
-      names_which_can_be_saved=saved, names_which_can_be_offloaded=offloaded, offload_src="device",
-      offload_dst="pinned_host")
+      names_which_can_be_saved=saved,
+      names_which_can_be_offloaded=offloaded,
+      offload_src="device",
+      offload_dst="pinned_host",
+    )
     if users is None:
       return ours
 
@@ -177,14 +198,16 @@ class _ScanRewriter:
     if region is None:
       return compat.map_sub_jaxprs(equation, self.transform, lambda rule: rule)
     if equation.primitive.name != "scan":
-      raise PlanMismatchError(f"the plan wants a scan as equation {region.equation_id}, the function has "
-                              f"{equation.primitive.name}")
+      raise PlanMismatchError(
+        f"the plan wants a scan as equation {region.equation_id}, the function has {equation.primitive.name}"
+      )
     # The loop itself keeps XLA from merging a recompute with the forward pass, if it stays a loop and the
     # recompute is one piece.
     is_loop = equation.params["length"] > 1 and equation.params["unroll"] == 1
     prevent_cse = len(list(region.leaves)) > 1 or not is_loop
     return compat.map_sub_jaxprs(
-      equation, lambda body: self._body(self.transform(body), region, prevent_cse), lambda rule: rule)
+      equation, lambda body: self._body(self.transform(body), region, prevent_cse), lambda rule: rule
+    )
 
   def _body(self, body: core.Jaxpr, region: Region, prevent_cse: bool) -> core.Jaxpr:
     segmented = _Evaluator(body, region, self._checkpoints, prevent_cse)
@@ -244,22 +267,30 @@ class _Evaluator:
     named = {self._variable(value): self._name(value) for value in segment.offloaded if value[0] < segment.start}
 
     def run(*inputs):
-      inner = {var: checkpoint_name(value, named[var]) if var in named else value
-               for var, value in zip(invars, inputs, strict=True)}
+      inner = {
+        var: checkpoint_name(value, named[var]) if var in named else value
+        for var, value in zip(invars, inputs, strict=True)
+      }
       self._run(segment, inner)
       return [inner[var] for var in outvars]
 
-    policy = self._checkpoints.saving(*([self._name(value) for value in values]
-                                        for values in (segment.saved, segment.offloaded)))
+    policy = self._checkpoints.saving(
+      *([self._name(value) for value in values] for values in (segment.saved, segment.offloaded))
+    )
     checkpointed = compat.pinned_checkpoint(run, policy=policy, prevent_cse=self._prevent_cse)
     env.update(zip(outvars, checkpointed(*[env[var] for var in invars]), strict=True))
 
   def _run_offloaded(self, segment: Segment, env: dict[core.Var, Any]) -> None:
     invars, outvars = self._interface(segment)
-    env.update(host_copies.run(
-      lambda inner, known: self._run(segment, inner, known), {var: env[var] for var in invars}, outvars,
-      kept=[self._variable(value) for value in segment.saved],
-      offloaded=[self._variable(value) for value in segment.offloaded]))
+    env.update(
+      host_copies.run(
+        lambda inner, known: self._run(segment, inner, known),
+        {var: env[var] for var in invars},
+        outvars,
+        kept=[self._variable(value) for value in segment.saved],
+        offloaded=[self._variable(value) for value in segment.offloaded],
+      )
+    )
 
   def _variable(self, value: Value) -> core.Var:
     position, index = value
@@ -271,10 +302,14 @@ class _Evaluator:
   def _interface(self, segment: Segment) -> tuple[list[core.Var], list[core.Var]]:
     """The variables that a segment reads from outside, and those of its own that somebody reads later."""
     equations = self._jaxpr.eqns
-    made = {var: None for equation in equations[segment.start:segment.stop] for var in equation.outvars}
-    read = {atom: None for equation in equations[segment.start:segment.stop] for atom in equation.invars
-            if isinstance(atom, core.Var) and atom not in made}
-    later = {atom for equation in equations[segment.stop:] for atom in equation.invars if isinstance(atom, core.Var)}
+    made = {var: None for equation in equations[segment.start : segment.stop] for var in equation.outvars}
+    read = {
+      atom: None
+      for equation in equations[segment.start : segment.stop]
+      for atom in equation.invars
+      if isinstance(atom, core.Var) and atom not in made
+    }
+    later = {atom for equation in equations[segment.stop :] for atom in equation.invars if isinstance(atom, core.Var)}
     later.update(atom for atom in self._jaxpr.outvars if isinstance(atom, core.Var))
     return list(read), [var for var in made if var in later]
 

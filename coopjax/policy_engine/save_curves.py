@@ -121,8 +121,9 @@ class Choices:
     return CurvePoint(self.saved_bytes, self.flops, True, tuple(sorted(self._saved)))
 
 
-def save_curve(graph: ForwardGraph, start: int, stop: int, limit_bytes: int | None = None,
-               choices: Choices | None = None) -> list[CurvePoint]:
+def save_curve(
+  graph: ForwardGraph, start: int, stop: int, limit_bytes: int | None = None, choices: Choices | None = None
+) -> list[CurvePoint]:
   """Choices for one segment, from nothing saved to not wrapped at all: bytes rise, FLOPs fall.
 
   With a limit on saved bytes, values that would pass it are left out, and the last choice is the best within it.

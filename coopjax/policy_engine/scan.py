@@ -76,7 +76,8 @@ class Scan:
       return ()
     segments = tuple(
       Segment(start, stop, True, _made_in(choice.saved, start, stop), _made_in(choice.offloaded, start, stop))
-      for start, stop in zip(body.bounds, body.bounds[1:], strict=False))
+      for start, stop in zip(body.bounds, body.bounds[1:], strict=False)
+    )
     if body.is_nested:
       segments = (Segment(0, body.bounds[-1], True, inner=segments),)
     return (Region(self.equation_id, segments), *self.nested)
@@ -91,8 +92,9 @@ def _made_in(values: tuple[Value, ...], start: int, stop: int) -> tuple[Value, .
   return tuple(value for value in values if start <= max(value[0], 0) < stop)
 
 
-def find_scans(jaxpr: core.Jaxpr, table: tuple[EquationInfo, ...], parent_id: int | None = None,
-               link: HostLink | None = None) -> list[Scan]:
+def find_scans(
+  jaxpr: core.Jaxpr, table: tuple[EquationInfo, ...], parent_id: int | None = None, link: HostLink | None = None
+) -> list[Scan]:
   """The scans at the top of a region that would stack residuals.
 
   Args:
@@ -102,12 +104,17 @@ def find_scans(jaxpr: core.Jaxpr, table: tuple[EquationInfo, ...], parent_id: in
     link: to the host, if values may be offloaded.
   """
   ids = [info.id for info in table if info.parent_id == parent_id]
-  return [scan for position, equation in enumerate(jaxpr.eqns) if equation.primitive.name == "scan"
-          if (scan := _as_scan(equation, ids[position], position, table, link)) is not None]
+  return [
+    scan
+    for position, equation in enumerate(jaxpr.eqns)
+    if equation.primitive.name == "scan"
+    if (scan := _as_scan(equation, ids[position], position, table, link)) is not None
+  ]
 
 
-def _as_scan(equation: core.JaxprEqn, equation_id: int, position: int, table: tuple[EquationInfo, ...],
-             link: HostLink | None) -> Scan | None:
+def _as_scan(
+  equation: core.JaxprEqn, equation_id: int, position: int, table: tuple[EquationInfo, ...], link: HostLink | None
+) -> Scan | None:
   (body,) = compat.sub_jaxprs(equation)
   is_differentiable = [is_floating(var.aval) for var in body.invars]
   has_gradient = any(is_differentiable) and any(is_floating(atom.aval) for atom in body.outvars)
@@ -123,9 +130,12 @@ def _as_scan(equation: core.JaxprEqn, equation_id: int, position: int, table: tu
   bodies = [_body(graph, bounds, length) for bounds in cuttings]
   if link is not None:
     region, carried = HostTrips.of(link, body), compat.scan_carries(equation)
-    bodies = [dataclasses.replace(
-      piece, offload_curve=_offload_curve(graph, piece, length, region, carried_inputs(body, piece.bounds, carried)))
-      for piece in bodies]
+    bodies = [
+      dataclasses.replace(
+        piece, offload_curve=_offload_curve(graph, piece, length, region, carried_inputs(body, piece.bounds, carried))
+      )
+      for piece in bodies
+    ]
   bodies += [_nested(graph, piece, length) for piece in bodies[1:]]
   return Scan(equation_id, position, tuple(bodies), nested)
 
@@ -140,8 +150,12 @@ def _body(graph: ForwardGraph, bounds: tuple[int, ...], length: int) -> Body:
   residuals = graph.residual_bytes()
   pieces = list(itertools.pairwise(bounds))
   curves = [save_curve(graph, start, stop) for start, stop in pieces]
-  return Body(bounds, int(length * bytes_between(graph, bounds).sum()),
-              max(int(residuals[start:stop].sum()) for start, stop in pieces), _joint_curve(graph, curves, length))
+  return Body(
+    bounds,
+    int(length * bytes_between(graph, bounds).sum()),
+    max(int(residuals[start:stop].sum()) for start, stop in pieces),
+    _joint_curve(graph, curves, length),
+  )
 
 
 def _nested(graph: ForwardGraph, body: Body, length: int) -> Body:
@@ -149,15 +163,18 @@ def _nested(graph: ForwardGraph, body: Body, length: int) -> Body:
   piece's inputs, then by pieces.
   """
   between_bytes = body.stacked_bytes // length
-  bare = CurvePoint(0, body.curve[0].flops + length * sum(graph.flops[:body.bounds[-2]]), True, ())
+  bare = CurvePoint(0, body.curve[0].flops + length * sum(graph.flops[: body.bounds[-2]]), True, ())
   curve = (bare, body.curve[-1])
   return Body(body.bounds, 0, between_bytes + body.inside_bytes, curve, curve, is_nested=True)
 
 
-def _offload_curve(graph: ForwardGraph, body: Body, length: int, region: HostTrips, inputs: tuple[Input, ...]
-                   ) -> tuple[CurvePoint, ...]:
-  curves = [save_curve(graph, start, stop, choices=region.choices(graph, start, stop, () if start else inputs))
-            for start, stop in zip(body.bounds, body.bounds[1:], strict=False)]
+def _offload_curve(
+  graph: ForwardGraph, body: Body, length: int, region: HostTrips, inputs: tuple[Input, ...]
+) -> tuple[CurvePoint, ...]:
+  curves = [
+    save_curve(graph, start, stop, choices=region.choices(graph, start, stop, () if start else inputs))
+    for start, stop in zip(body.bounds, body.bounds[1:], strict=False)
+  ]
   return _joint_curve(graph, curves, length)
 
 
@@ -171,7 +188,10 @@ def _joint_curve(graph: ForwardGraph, curves: Sequence[Sequence[CurvePoint]], le
 
 def _joined(points: Sequence[CurvePoint], length: int) -> CurvePoint:
   return CurvePoint(
-    length * sum(point.saved_bytes for point in points), length * sum(point.flops for point in points), True,
+    length * sum(point.saved_bytes for point in points),
+    length * sum(point.flops for point in points),
+    True,
     tuple(sorted(value for point in points for value in point.saved)),
     tuple(sorted(value for point in points for value in point.offloaded)),
-    length * sum(point.waiting_flops for point in points))
+    length * sum(point.waiting_flops for point in points),
+  )

@@ -54,8 +54,10 @@ class PolicyRound:
   recompute_flops: float
 
   def __str__(self) -> str:
-    return (f"{self.summary}: {self.temp_bytes:,} bytes compiled, {self.estimated_bytes:,} estimated, "
-            f"{self.recompute_flops:.3g} FLOPs repeated")
+    return (
+      f"{self.summary}: {self.temp_bytes:,} bytes compiled, {self.estimated_bytes:,} estimated, "
+      f"{self.recompute_flops:.3g} FLOPs repeated"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,11 +98,21 @@ class PolicyPlan[Decisions]:
   waiting_flops: float = 0.0
 
 
-def plan_policy(traced: TracedFn, budget_bytes: int, compile_fn: CompileFn, baseline_temp_bytes: int,
-                max_rounds: int = 6, *, mark: str | None = None, only_scans: bool = False,
-                profile: CompiledProfile | None = None, link: HostLink | None = None, planner: str = "auto",
-                hlo_share_of: Callable[[], HloEngineShare | None] = lambda: None,
-                below_flops: float = math.inf) -> PolicyPlan[PolicyDecisions]:
+def plan_policy(
+  traced: TracedFn,
+  budget_bytes: int,
+  compile_fn: CompileFn,
+  baseline_temp_bytes: int,
+  max_rounds: int = 6,
+  *,
+  mark: str | None = None,
+  only_scans: bool = False,
+  profile: CompiledProfile | None = None,
+  link: HostLink | None = None,
+  planner: str = "auto",
+  hlo_share_of: Callable[[], HloEngineShare | None] = lambda: None,
+  below_flops: float = math.inf,
+) -> PolicyPlan[PolicyDecisions]:
   """Finds checkpoint segments and saved values that make fn and its gradient fit.
 
   Args:
@@ -130,8 +142,15 @@ def plan_policy(traced: TracedFn, budget_bytes: int, compile_fn: CompileFn, base
     return temp_bytes_of(compile_fn(fn, avals))
 
   space = Candidates(traced, only_scans, profile, link, planner=planner)
-  return search(space, budget_bytes, temp_bytes_with, baseline_temp_bytes, max_rounds, hlo_share_of=hlo_share_of,
-                below_flops=below_flops)
+  return search(
+    space,
+    budget_bytes,
+    temp_bytes_with,
+    baseline_temp_bytes,
+    max_rounds,
+    hlo_share_of=hlo_share_of,
+    below_flops=below_flops,
+  )
 
 
 class SearchCandidate[Decisions: Hashable](Protocol):
@@ -171,10 +190,15 @@ class SearchSpace[Decisions: Hashable](Protocol):
 
 
 def search[Decisions: Hashable](
-    space: SearchSpace[Decisions], budget_bytes: int, temp_bytes_of: Callable[[Decisions], int],
-    baseline_temp_bytes: int, max_rounds: int = 6, *,
-    hlo_share_of: Callable[[], HloEngineShare | None] = lambda: None,
-    below_flops: float = math.inf) -> PolicyPlan[Decisions]:
+  space: SearchSpace[Decisions],
+  budget_bytes: int,
+  temp_bytes_of: Callable[[Decisions], int],
+  baseline_temp_bytes: int,
+  max_rounds: int = 6,
+  *,
+  hlo_share_of: Callable[[], HloEngineShare | None] = lambda: None,
+  below_flops: float = math.inf,
+) -> PolicyPlan[Decisions]:
   """The verify-and-replan loop: the least recompute whose compiled temporaries hold the budget.
 
   Args:
@@ -190,8 +214,15 @@ def search[Decisions: Hashable](
     The plan; without decisions if the program fits as it is or nothing can be decided.
   """
   if baseline_temp_bytes <= budget_bytes or not space.found:
-    return PolicyPlan(space.undecided, (), baseline_temp_bytes, 0.0, space.forward_flops,
-                      baseline_temp_bytes <= budget_bytes, baseline_temp_bytes)
+    return PolicyPlan(
+      space.undecided,
+      (),
+      baseline_temp_bytes,
+      0.0,
+      space.forward_flops,
+      baseline_temp_bytes <= budget_bytes,
+      baseline_temp_bytes,
+    )
   progress = _Search(space, budget_bytes, baseline_temp_bytes, below_flops)
   for rounds_left in range(max_rounds, 0, -1):
     candidate = progress.next_candidate(is_last=rounds_left == 1)
@@ -243,21 +274,30 @@ class _Search[Decisions: Hashable]:
       untried = [c for c in untried if c.flops < least - _TOLERANCE * self._space.forward_flops]
     fitting = [candidate for candidate in untried if self._predict(candidate) <= self._limit()]
     while fitting and (self._holds or not is_last):
-      found = self._first(self._nearly_cheapest(fitting), lambda candidate: (
-        candidate.num_segments if candidate.kin else -candidate.num_segments, candidate.flops, candidate.estimated_bytes))
+      found = self._first(
+        self._nearly_cheapest(fitting),
+        lambda candidate: (
+          candidate.num_segments if candidate.kin else -candidate.num_segments,
+          candidate.flops,
+          candidate.estimated_bytes,
+        ),
+      )
       if found is not None:
         return found
       fitting = [candidate for candidate in fitting if candidate not in self._passed]
     bare = [candidate for candidate in untried if candidate.is_bare]
     bare_tried = [trial for trial in self._tried if trial.candidate.is_bare]
     is_hopeless = len(bare_tried) >= _MAX_BARE and (
-      min(trial.temp_bytes for trial in bare_tried) > _WITHIN_REACH * self._budget)
+      min(trial.temp_bytes for trial in bare_tried) > _WITHIN_REACH * self._budget
+    )
     if self._feasible() or is_hopeless or (self._holds and self._tried):
       return None
     # Those that cut scans alike compile alike, and so do kin.
     seen = {(trial.candidate.scan_bodies, trial.candidate.kin) for trial in bare_tried}
-    return self._first(bare, lambda candidate: (
-      (candidate.scan_bodies, candidate.kin) in seen, candidate.estimated_bytes, candidate.flops))
+    return self._first(
+      bare,
+      lambda candidate: ((candidate.scan_bodies, candidate.kin) in seen, candidate.estimated_bytes, candidate.flops),
+    )
 
   @property
   def _holds(self) -> bool:
@@ -285,8 +325,9 @@ class _Search[Decisions: Hashable]:
     limit = min(candidate.flops for candidate in candidates) + _TOLERANCE * self._space.forward_flops
     return [candidate for candidate in candidates if candidate.flops <= limit]
 
-  def _first(self, candidates: Sequence[SearchCandidate[Decisions]], key: Callable
-             ) -> SearchCandidate[Decisions] | None:
+  def _first(
+    self, candidates: Sequence[SearchCandidate[Decisions]], key: Callable
+  ) -> SearchCandidate[Decisions] | None:
     """The first by `key` that decides something, and something new: different ladders share rungs."""
     tried = {trial.candidate.decisions for trial in self._tried} | {self._space.undecided}
     for candidate in sorted(candidates, key=key):
@@ -296,16 +337,32 @@ class _Search[Decisions: Hashable]:
     return None
 
   def result(self) -> PolicyPlan[Decisions]:
-    rounds = tuple(PolicyRound(trial.candidate.summary, int(trial.candidate.estimated_bytes), trial.temp_bytes,
-                               trial.flops - trial.candidate.waiting_flops) for trial in self._tried)
+    rounds = tuple(
+      PolicyRound(
+        trial.candidate.summary,
+        int(trial.candidate.estimated_bytes),
+        trial.temp_bytes,
+        trial.flops - trial.candidate.waiting_flops,
+      )
+      for trial in self._tried
+    )
     if not self._tried:
-      return PolicyPlan(self._space.undecided, (), int(self._baseline), 0.0, self._space.forward_flops, False,
-                        int(self._baseline))
+      return PolicyPlan(
+        self._space.undecided, (), int(self._baseline), 0.0, self._space.forward_flops, False, int(self._baseline)
+      )
     smallest = min(self._tried, key=lambda trial: trial.temp_bytes)
     taken = self._best() or smallest
     waiting_flops = taken.candidate.waiting_flops
-    return PolicyPlan(taken.candidate.decisions, rounds, taken.temp_bytes, taken.flops - waiting_flops,
-                      self._space.forward_flops, taken.temp_bytes <= self._budget, smallest.temp_bytes, waiting_flops)
+    return PolicyPlan(
+      taken.candidate.decisions,
+      rounds,
+      taken.temp_bytes,
+      taken.flops - waiting_flops,
+      self._space.forward_flops,
+      taken.temp_bytes <= self._budget,
+      smallest.temp_bytes,
+      waiting_flops,
+    )
 
   def _best(self) -> _Trial[Decisions] | None:
     return min(self._feasible(), key=lambda trial: trial.flops, default=None)

@@ -38,8 +38,9 @@ def decided_values(program: StepProgram, schedule: np.ndarray) -> list[int]:
   across_peak = {int(v) for v, start, end in zip(values, starts, ends) if start < peak < end - 1}
   for op in np.flatnonzero(times_recomputed(program, schedule)):
     across_peak.update(int(value) for value in program.outputs(op))
-  decided = [value for value in across_peak
-             if program.value_kind[value] == TEMPORARY and program.value_bytes[value] > 0]
+  decided = [
+    value for value in across_peak if program.value_kind[value] == TEMPORARY and program.value_bytes[value] > 0
+  ]
   return sorted(decided, key=lambda value: (-program.value_bytes[value], value))
 
 
@@ -67,8 +68,15 @@ class Inside:
 
 
 def infeasible(
-  program: StepProgram, schedule: np.ndarray, headline: str, *, budget_bytes: int, smallest_bytes: int,
-  inside: Inside | None = None, bound_program: StepProgram | None = None, top: int = 3,
+  program: StepProgram,
+  schedule: np.ndarray,
+  headline: str,
+  *,
+  budget_bytes: int,
+  smallest_bytes: int,
+  inside: Inside | None = None,
+  bound_program: StepProgram | None = None,
+  top: int = 3,
 ) -> BudgetInfeasibleError:
   """The error that a missed budget deserves.
 
@@ -97,22 +105,28 @@ def infeasible(
       name, where = inside.op, f"{inside.op} inside {name}"
     live = sorted((*live, *inside.live), key=lambda value: -value.num_bytes)[:top]
   if budget_bytes < bound_bytes:
-    lines.append(f"no schedule whatever has fewer than {format_bytes(bound_bytes)} live, scratch in output buffers "
-                 f"included: {_describe_op(program, bound_op)} needs them around it")
+    lines.append(
+      f"no schedule whatever has fewer than {format_bytes(bound_bytes)} live, scratch in output buffers "
+      f"included: {_describe_op(program, bound_op)} needs them around it"
+    )
   lines += [
     f"what forces the smallest is {where}; the largest values live there:",
     *(f"  {format_bytes(value.num_bytes):>10}  {value}" for value in live),
   ]
   largest = tuple((value.num_bytes, value.type, value.source) for value in live)
-  return BudgetInfeasibleError("\n".join(lines), budget_bytes=budget_bytes, smallest_bytes=smallest_bytes, op=name,
-                               largest=largest)
+  return BudgetInfeasibleError(
+    "\n".join(lines), budget_bytes=budget_bytes, smallest_bytes=smallest_bytes, op=name, largest=largest
+  )
 
 
 def _live(program: StepProgram, value: int) -> Live:
   producer = program.value_producer[value]
-  return Live(int(program.value_bytes[value]), program.value_types[value] if program.value_types else f"value {value}",
-              program.op_names[producer] if producer >= 0 and program.op_names else "",
-              program.op_sources[producer] if producer >= 0 and program.op_sources else "")
+  return Live(
+    int(program.value_bytes[value]),
+    program.value_types[value] if program.value_types else f"value {value}",
+    program.op_names[producer] if producer >= 0 and program.op_names else "",
+    program.op_sources[producer] if producer >= 0 and program.op_sources else "",
+  )
 
 
 def _describe_op(program: StepProgram, op: int) -> str:
@@ -121,8 +135,11 @@ def _describe_op(program: StepProgram, op: int) -> str:
   near = _with_source(program, op) if program.op_sources else None
   if near is None:
     return name
-  return f"{name} {program.op_sources[op]}" if near == op else (
-    f"{name} (of {program.op_names[near]} {program.op_sources[near]})")
+  return (
+    f"{name} {program.op_sources[op]}"
+    if near == op
+    else (f"{name} (of {program.op_names[near]} {program.op_sources[near]})")
+  )
 
 
 def _with_source(program: StepProgram, op: int) -> int | None:

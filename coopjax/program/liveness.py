@@ -18,8 +18,9 @@ def live_ranges(program: StepProgram, schedule: np.ndarray) -> tuple[np.ndarray,
   """
   values, starts, ends = [], [], []
   latest = np.full(program.num_values, -1)
-  overwritten = {int(value): int(program.value_in_place_of[value]) for value in
-                 np.flatnonzero(program.value_in_place_of >= 0)}
+  overwritten = {
+    int(value): int(program.value_in_place_of[value]) for value in np.flatnonzero(program.value_in_place_of >= 0)
+  }
   shares: dict[int, list[tuple[int, int]]] = {}
   for op, given, taker in program.may_share.tolist():
     in_place = {overwritten.get(int(output)) for output in program.outputs(op)}

@@ -97,9 +97,19 @@ class StepProgram:
     from coopjax.errors import InvalidProgramError
 
     core = _core.StepProgram(
-      *self.op_inputs, *self.op_outputs, *self.op_control, self.op_cost_s, self.op_flops, self.op_workspace_bytes,
-      self.op_can_recompute, self.value_bytes, self.value_producer, self.value_kind, self.value_in_place_of,
-      self.may_share, self.schedule,
+      *self.op_inputs,
+      *self.op_outputs,
+      *self.op_control,
+      self.op_cost_s,
+      self.op_flops,
+      self.op_workspace_bytes,
+      self.op_can_recompute,
+      self.value_bytes,
+      self.value_producer,
+      self.value_kind,
+      self.value_in_place_of,
+      self.may_share,
+      self.schedule,
     )
     if fault := core.check():
       raise InvalidProgramError(fault)

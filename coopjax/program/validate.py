@@ -127,7 +127,10 @@ def validate(
     violations += _check_placements(buffers, placements, arena_bytes, alignment_bytes)
     violations += _check_in_place(program, ops, steps, placements)
   return Report(
-    tuple(violations), peak, live.index(peak) if live else -1, cost_s,
+    tuple(violations),
+    peak,
+    live.index(peak) if live else -1,
+    cost_s,
     math.fsum(float(program.op_flops[op]) for op in repeats),
   )
 
@@ -148,8 +151,12 @@ def _ops(program: StepProgram) -> list[_Op]:
   kinds, in_place_of = program.value_kind.tolist(), program.value_in_place_of.tolist()
   ops = []
   for inputs, outputs, control, workspace_bytes, can_recompute in zip(
-      _rows(program.op_inputs), _rows(program.op_outputs), _rows(program.op_control),
-      program.op_workspace_bytes.tolist(), program.op_can_recompute.tolist()):
+    _rows(program.op_inputs),
+    _rows(program.op_outputs),
+    _rows(program.op_control),
+    program.op_workspace_bytes.tolist(),
+    program.op_can_recompute.tolist(),
+  ):
     overwrites = [in_place_of[output] for output in outputs if in_place_of[output] >= 0]
     makes_output = OUTPUT in [kinds[output] for output in outputs]
     spoils_input = [value for value in overwrites if kinds[value] != TEMPORARY]
@@ -178,8 +185,11 @@ def _check_order(program: StepProgram, ops: list[_Op], steps: list[int]) -> list
       if value not in readable:
         rule = Rule.READ_AFTER_OVERWRITE if value in overwritten else Rule.READ_BEFORE_MADE
         found.append(Violation(rule, step, f"value {value}, by op {op_id}"))
-    found += [Violation(Rule.CONTROL_ORDER, step, f"op {op_id} before op {before}")
-              for before in op.control if before not in ran]
+    found += [
+      Violation(Rule.CONTROL_ORDER, step, f"op {op_id} before op {before}")
+      for before in op.control
+      if before not in ran
+    ]
     readable.difference_update(op.overwrites)
     overwritten.update(op.overwrites)
     readable.update(op.outputs)
@@ -222,8 +232,11 @@ def _pass_on(program: StepProgram, ops: list[_Op], steps: list[int], buffers: li
     shares.setdefault(op, []).append((given, taker))
   in_place_of = program.value_in_place_of.tolist()
   givers = {given for pairs in shares.values() for given, _ in pairs}.union(in_place_of)
-  dying = {(buffer.end - 1, buffer.value): buffer for buffer in buffers
-           if buffer.value in givers and buffer.end - 1 > buffer.start}
+  dying = {
+    (buffer.end - 1, buffer.value): buffer
+    for buffer in buffers
+    if buffer.value in givers and buffer.end - 1 > buffer.start
+  }
   for step, op in enumerate(steps):
     if not ops[op].overwrites and op not in shares:
       continue
@@ -245,12 +258,16 @@ def _inherit(buffer: _Buffer, step: int, heir: int) -> None:
 
 
 def _check_in_place(
-  program: StepProgram, ops: list[_Op], steps: list[int],
+  program: StepProgram,
+  ops: list[_Op],
+  steps: list[int],
   placements: Sequence[tuple[int, int, int]] | np.ndarray,
 ) -> list[Violation]:
   """Who overwrites a value of at least its size lies where that lay."""
   found, latest = [], {}  # step of production, per value
-  offsets: dict[tuple[int, int | None], int] = {(int(value), int(step)): int(offset) for value, step, offset in placements}
+  offsets: dict[tuple[int, int | None], int] = {
+    (int(value), int(step)): int(offset) for value, step, offset in placements
+  }
   sizes, in_place_of = program.value_bytes.tolist(), program.value_in_place_of.tolist()
   for step, op in enumerate(steps):
     for output in ops[op].outputs:
@@ -265,7 +282,9 @@ def _check_in_place(
 
 
 def _check_placements(
-  buffers: list[_Buffer], placements: Sequence[tuple[int, int, int]] | np.ndarray, arena_bytes: int | None,
+  buffers: list[_Buffer],
+  placements: Sequence[tuple[int, int, int]] | np.ndarray,
+  arena_bytes: int | None,
   alignment_bytes: int,
 ) -> list[Violation]:
   found = []

@@ -20,11 +20,15 @@ from coopjax.budget import format_bytes
 from coopjax.errors import DumpError
 from coopjax.xla.buffer_assignment import Allocation, BufferAssignment, LogicalBuffer, module_of_hlo_proto
 
-_FINAL = re.compile(r"^(?P<name>(?:module_\d+\.)?[^.]+)\.(?:.*[._])?after_optimizations"
-                    r"(?P<what>\.hlo\.pb|\.txt|-buffer-assignment\.txt)(?:\.gz)?$")
+_FINAL = re.compile(
+  r"^(?P<name>(?:module_\d+\.)?[^.]+)\.(?:.*[._])?after_optimizations"
+  r"(?P<what>\.hlo\.pb|\.txt|-buffer-assignment\.txt)(?:\.gz)?$"
+)
 _PREFERENCE = (".hlo.pb", ".txt", "-buffer-assignment.txt")
-_EXPECTED = ("expected a directory that --xla_dump_to wrote, or a *after_optimizations.hlo.pb, "
-             "*after_optimizations.txt or *-buffer-assignment.txt in it")
+_EXPECTED = (
+  "expected a directory that --xla_dump_to wrote, or a *after_optimizations.hlo.pb, "
+  "*after_optimizations.txt or *-buffer-assignment.txt in it"
+)
 _ALLOCATION = re.compile(r"allocation (\d+): size (\d+)(.*):$")
 _VALUE = re.compile(r" value: <(\d+) (.+?)(?:\{([\d,]*)\})? @(\d+)> \(size=(\d+),offset=(\d+)\): (.*)$")
 _COLOR, _PARAMETER = re.compile(r"\bcolor (\d+)"), re.compile(r"\bparameter (\d+)")
@@ -100,7 +104,9 @@ def read(path: str | os.PathLike[str], module: str | None = None) -> Dump:
     raise DumpError(f"{path} holds no final module (found {found}): {_EXPECTED}")
   chosen = [file for file in files if module is None or module in file.name]
   if not chosen:
-    raise DumpError(f"no module in {path} is called {module!r}: there are {', '.join(file.name for file in files[:10])}")
+    raise DumpError(
+      f"no module in {path} is called {module!r}: there are {', '.join(file.name for file in files[:10])}"
+    )
   return _read_file(chosen[0].path)
 
 
@@ -140,8 +146,10 @@ def _read_proto(data: bytes, name: str, path: pathlib.Path) -> Dump:
     else:
       has_assignment = assignment is not None and assignment.allocations
       return Dump(name, str(path), module, assignment if has_assignment else None)
-  raise DumpError(f"{path} ({format_bytes(len(data))}) is neither an HloProto nor an HloModuleProto with a schedule: "
-                  f"{faults[0]}; {_EXPECTED}")
+  raise DumpError(
+    f"{path} ({format_bytes(len(data))}) is neither an HloProto nor an HloModuleProto with a schedule: "
+    f"{faults[0]}; {_EXPECTED}"
+  )
 
 
 def _module_of_text(text: str, path: pathlib.Path) -> _core.HloModule:
@@ -150,7 +158,8 @@ def _module_of_text(text: str, path: pathlib.Path) -> _core.HloModule:
   except (ValueError, RuntimeError) as error:  # jaxlib's parser raises RuntimeErrors
     reason = str(error).strip().splitlines()[0][:200]
     raise DumpError(
-      f"{path} is HLO text that can't be read to its end, or has no schedule ({reason}): {_EXPECTED}") from error
+      f"{path} is HLO text that can't be read to its end, or has no schedule ({reason}): {_EXPECTED}"
+    ) from error
 
 
 def _assignment_beside(path: pathlib.Path) -> BufferAssignment | None:
@@ -178,15 +187,24 @@ def _assignment_of_text(text: str, path: pathlib.Path) -> tuple[BufferAssignment
       allocations[-1][1].append((buffer_id, offset, num_bytes))
   if not allocations:
     raise DumpError(f"{path} names no allocations after its first line: {_EXPECTED}")
-  rows = [_allocation(*head, assigned, all(types[buffer_id].startswith("(") for buffer_id, _, _ in assigned))
-          for head, assigned in allocations]
+  rows = [
+    _allocation(*head, assigned, all(types[buffer_id].startswith("(") for buffer_id, _, _ in assigned))
+    for head, assigned in allocations
+  ]
   return BufferAssignment(tuple(buffers.values()), tuple(rows)), types
 
 
 def _allocation(index: int, num_bytes: int, attributes: str, assigned: list, is_tuple: bool) -> Allocation:
   parameter, color = _PARAMETER.search(attributes), _COLOR.search(attributes)
   return Allocation(
-    index=index, bytes=num_bytes, is_thread_local="thread-local" in attributes, is_tuple=is_tuple,
-    is_entry_parameter=parameter is not None, is_constant=", constant" in attributes,
-    maybe_live_out="maybe-live-out" in attributes, parameter_number=int(parameter[1]) if parameter else -1,
-    color=int(color[1]) if color else 0, assigned=tuple(assigned))
+    index=index,
+    bytes=num_bytes,
+    is_thread_local="thread-local" in attributes,
+    is_tuple=is_tuple,
+    is_entry_parameter=parameter is not None,
+    is_constant=", constant" in attributes,
+    maybe_live_out="maybe-live-out" in attributes,
+    parameter_number=int(parameter[1]) if parameter else -1,
+    color=int(color[1]) if color else 0,
+    assigned=tuple(assigned),
+  )

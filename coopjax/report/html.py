@@ -16,8 +16,14 @@ _NUMBERS = ("num_bytes", "padding_bytes", "allocation", "offset", "memory_space"
 _MAX_DECISIONS = 500
 
 
-def to_html(profile: MemoryProfile, after: MemoryProfile | None = None, *, plan: RematPlan | None = None,
-            frontier: Frontier | None = None, budget_bytes: int | None = None) -> str:
+def to_html(
+  profile: MemoryProfile,
+  after: MemoryProfile | None = None,
+  *,
+  plan: RematPlan | None = None,
+  frontier: Frontier | None = None,
+  budget_bytes: int | None = None,
+) -> str:
   """The report of one program, or of one before and after a change.
 
   Args:
@@ -36,8 +42,10 @@ def to_html(profile: MemoryProfile, after: MemoryProfile | None = None, *, plan:
     "budget_bytes": plan.budget_bytes if budget_bytes is None and plan is not None else budget_bytes,
   }
   if plan is not None:
-    data["plan"] = {"headline": plan.headline(), "decisions": [
-      dataclasses.asdict(decision) for decision in plan.decisions[:_MAX_DECISIONS]]}
+    data["plan"] = {
+      "headline": plan.headline(),
+      "decisions": [dataclasses.asdict(decision) for decision in plan.decisions[:_MAX_DECISIONS]],
+    }
   if frontier is not None:
     data["frontier"] = frontier.to_dict()
   part = lambda name: importlib.resources.files("coopjax.report").joinpath(name).read_text(encoding="utf-8")
@@ -50,12 +58,24 @@ def _packed(profile: MemoryProfile, label: str) -> dict[str, Any]:
   """A profile as columns; texts, many of them equal, as numbers into a table."""
   number_of: dict[str, int] = {}
   columns: dict[str, list[Any]] = {
-    name: [number_of.setdefault(getattr(buffer, name), len(number_of)) for buffer in profile.buffers]
-    for name in _TEXTS}
+    name: [number_of.setdefault(getattr(buffer, name), len(number_of)) for buffer in profile.buffers] for name in _TEXTS
+  }
   for name in _NUMBERS:
     columns[name] = [getattr(buffer, name) for buffer in profile.buffers]
   columns["cost_s"] = [None if math.isnan(cost) else float(f"{cost:.4g}") for cost in columns["cost_s"]]
-  totals = {name: getattr(profile, name) for name in (
-    "name", "temp_bytes", "argument_bytes", "output_bytes", "alias_bytes", "total_bytes", "peak_live_bytes",
-    "fragmentation", "peak_step", "is_predicted")}
+  totals = {
+    name: getattr(profile, name)
+    for name in (
+      "name",
+      "temp_bytes",
+      "argument_bytes",
+      "output_bytes",
+      "alias_bytes",
+      "total_bytes",
+      "peak_live_bytes",
+      "fragmentation",
+      "peak_step",
+      "is_predicted",
+    )
+  }
   return {**totals, "label": label, "live_bytes": profile.live_bytes, "columns": columns, "texts": list(number_of)}

@@ -18,8 +18,13 @@ from coopjax.xla.compile import module_of
 from coopjax.xla.module import AllocationKind, HeapResult, parse_module, predict_memory, read_step_program
 
 _BACKWARD = "transpose("
-_MEMORY = {AllocationKind.TEMPORARY: "temporary", AllocationKind.PARAMETER: "parameter",
-           AllocationKind.CONSTANT: "constant", AllocationKind.OUTPUT: "output", AllocationKind.TUPLE: "temporary"}
+_MEMORY = {
+  AllocationKind.TEMPORARY: "temporary",
+  AllocationKind.PARAMETER: "parameter",
+  AllocationKind.CONSTANT: "constant",
+  AllocationKind.OUTPUT: "output",
+  AllocationKind.TUPLE: "temporary",
+}
 
 
 def inspect(source: Any, module: str | None = None) -> MemoryProfile:
@@ -49,8 +54,10 @@ def inspect(source: Any, module: str | None = None) -> MemoryProfile:
     return _of_compiled(source)
   if isinstance(source, (str, os.PathLike)):
     return of_dump(dump.read(source, module))
-  raise DumpError(f"inspect takes a path, a jax.stages.Compiled or a RematPlan, not a {type(source).__name__}: "
-                  "for a function, give it jax.jit(fn).lower(*args).compile()")
+  raise DumpError(
+    f"inspect takes a path, a jax.stages.Compiled or a RematPlan, not a {type(source).__name__}: "
+    "for a function, give it jax.jit(fn).lower(*args).compile()"
+  )
 
 
 def of_dump(found: dump.Dump) -> MemoryProfile:
@@ -76,15 +83,25 @@ def _of_module(module: _core.HloModule, assignment: BufferAssignment | None, nam
   heap, facts = predict_memory(module), _core.inspect_module(module)
   if assignment is None:
     rows = list(_rows_of_heap(heap))
-    totals: Totals = {"temp_bytes": heap.temp_bytes, "argument_bytes": heap.argument_bytes,
-                      "output_bytes": heap.output_bytes, "alias_bytes": heap.alias_bytes, "host_bytes": 0}
+    totals: Totals = {
+      "temp_bytes": heap.temp_bytes,
+      "argument_bytes": heap.argument_bytes,
+      "output_bytes": heap.output_bytes,
+      "alias_bytes": heap.alias_bytes,
+      "host_bytes": 0,
+    }
   else:
     rows, totals = list(_rows_of_assignment(assignment)), totals_of(assignment.sizes())
   buffers = _Describer(heap, facts).buffers(rows)
   live_bytes = _live_bytes(buffers, len(facts["names"]))
   profile = MemoryProfile(
-    **totals, name=name or facts["module_name"], buffers=tuple(buffers), is_predicted=assignment is None,
-    live_bytes=tuple(live_bytes.tolist()), peak_live_bytes=int(live_bytes.max(initial=0)))
+    **totals,
+    name=name or facts["module_name"],
+    buffers=tuple(buffers),
+    is_predicted=assignment is None,
+    live_bytes=tuple(live_bytes.tolist()),
+    peak_live_bytes=int(live_bytes.max(initial=0)),
+  )
   return _with_costs(profile, module)
 
 
@@ -104,8 +121,17 @@ class _Row(NamedTuple):
 
 def _rows_of_heap(heap: HeapResult) -> Iterator[_Row]:
   for i, kind in enumerate(heap.buffer_kinds):
-    yield _Row(i, int(heap.buffer_instruction_ids[i]), "", heap.buffer_shape_indices[i], int(heap.buffer_bytes[i]),
-               int(heap.buffer_allocations[i]), int(heap.buffer_offsets[i]), 0, _MEMORY[AllocationKind(kind)])
+    yield _Row(
+      i,
+      int(heap.buffer_instruction_ids[i]),
+      "",
+      heap.buffer_shape_indices[i],
+      int(heap.buffer_bytes[i]),
+      int(heap.buffer_allocations[i]),
+      int(heap.buffer_offsets[i]),
+      0,
+      _MEMORY[AllocationKind(kind)],
+    )
 
 
 def _rows_of_assignment(assignment: BufferAssignment) -> Iterator[_Row]:
@@ -115,8 +141,17 @@ def _rows_of_assignment(assignment: BufferAssignment) -> Iterator[_Row]:
       continue
     for buffer_id, offset, num_bytes in allocation.assigned:
       buffer = buffers[buffer_id]
-      yield _Row(buffer_id, buffer.instruction_id, buffer.instruction_name, buffer.shape_index, num_bytes,
-                 allocation.index, offset, allocation.color, _memory_of(allocation))
+      yield _Row(
+        buffer_id,
+        buffer.instruction_id,
+        buffer.instruction_name,
+        buffer.shape_index,
+        num_bytes,
+        allocation.index,
+        offset,
+        allocation.color,
+        _memory_of(allocation),
+      )
 
 
 def _memory_of(allocation: Allocation) -> str:
@@ -131,9 +166,16 @@ def _buffer(row: _Row, type_: str, **facts: Any) -> Buffer:
   index = f"[{','.join(map(str, row.shape_index))}]" if row.shape_index else ""
   kind = facts.pop("kind", row.memory)
   return Buffer(
-    name=facts.pop("name", row.name) + index, type=type_.partition("{")[0] if type_[:1] != "(" else type_,
-    num_bytes=row.num_bytes, allocation=row.allocation, offset=row.offset, memory_space=row.memory_space,
-    memory=row.memory, kind=kind, **facts)
+    name=facts.pop("name", row.name) + index,
+    type=type_.partition("{")[0] if type_[:1] != "(" else type_,
+    num_bytes=row.num_bytes,
+    allocation=row.allocation,
+    offset=row.offset,
+    memory_space=row.memory_space,
+    memory=row.memory,
+    kind=kind,
+    **facts,
+  )
 
 
 class _Describer:
@@ -143,8 +185,12 @@ class _Describer:
     self._heap, self._facts = heap, facts
     self._time_of_id = {int(instruction_id): time for time, instruction_id in enumerate(facts["instruction_ids"])}
     self._time_of_name = {name: time for time, name in enumerate(facts["names"])}
-    self._value_of = {(int(instruction_id), index): i for i, (instruction_id, index) in enumerate(
-      zip(heap.buffer_instruction_ids, heap.buffer_shape_indices, strict=True))}
+    self._value_of = {
+      (int(instruction_id), index): i
+      for i, (instruction_id, index) in enumerate(
+        zip(heap.buffer_instruction_ids, heap.buffer_shape_indices, strict=True)
+      )
+    }
     self._end = len(facts["names"])
 
   def buffers(self, rows: list[_Row]) -> list[Buffer]:
@@ -165,8 +211,17 @@ class _Describer:
       type_ = facts["buffer_types"][value]
       padding = max(row.num_bytes - int(facts["buffer_unpadded_bytes"][value]), 0)
     return _buffer(
-      row, type_, kind=self._kind(row, time, end), name=facts["names"][time], padding_bytes=padding, start=start, end=end,
-      op=facts["opcodes"][time], scope=facts["scopes"][time], source=facts["sources"][time])
+      row,
+      type_,
+      kind=self._kind(row, time, end),
+      name=facts["names"][time],
+      padding_bytes=padding,
+      start=start,
+      end=end,
+      op=facts["opcodes"][time],
+      scope=facts["scopes"][time],
+      source=facts["sources"][time],
+    )
 
   def _kind(self, row: _Row, time: int, end: int) -> str:
     """Of the value: outputs' and donated parameters' memory serves as scratch, too."""

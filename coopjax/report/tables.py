@@ -36,8 +36,10 @@ def headline(profile: MemoryProfile, units: str = "auto") -> list[str]:
     + (f"; {size(profile.host_bytes)} in the host's memory" if profile.host_bytes else ""),
   ]
   if profile.peak_live_bytes:
-    lines.append(f"  at the peak, step {profile.peak_step} of {len(profile.live_bytes)}, {size(profile.peak_live_bytes)} "
-                 f"of the temporaries are live; fragmentation {profile.fragmentation:.1%}")
+    lines.append(
+      f"  at the peak, step {profile.peak_step} of {len(profile.live_bytes)}, {size(profile.peak_live_bytes)} "
+      f"of the temporaries are live; fragmentation {profile.fragmentation:.1%}"
+    )
   return lines
 
 
@@ -52,27 +54,45 @@ def buffer_rows(profile: MemoryProfile, sort: str = "size", units: str = "auto")
   if sort not in SORTS:
     raise ValueError(f"sort={sort!r}: one of {', '.join(SORTS)}")
   buffers = sorted(profile.at_peak(), key=SORTS[sort])
-  return [(
-    in_units(buffer.num_bytes, units), _share(buffer.num_bytes, profile), buffer.kind, buffer.type,
-    f"{buffer.start}..{buffer.end - 1}" if buffer.start >= 0 else "", _duration(buffer.cost_s),
-    str(buffer.cost_rank) if buffer.cost_rank >= 0 else "never", buffer.source, buffer.module_path, buffer.name,
-  ) for buffer in buffers]
+  return [
+    (
+      in_units(buffer.num_bytes, units),
+      _share(buffer.num_bytes, profile),
+      buffer.kind,
+      buffer.type,
+      f"{buffer.start}..{buffer.end - 1}" if buffer.start >= 0 else "",
+      _duration(buffer.cost_s),
+      str(buffer.cost_rank) if buffer.cost_rank >= 0 else "never",
+      buffer.source,
+      buffer.module_path,
+      buffer.name,
+    )
+    for buffer in buffers
+  ]
 
 
 def group_rows(profile: MemoryProfile, by: str, units: str = "auto") -> list[tuple[str, ...]]:
   """What the buffers at the peak come to, a row a group under ``GROUP_COLUMNS``."""
-  return [(
-    in_units(group.num_bytes, units), _share(group.num_bytes, profile), str(group.num_buffers),
-    f"{in_units(group.largest.num_bytes, units)} {group.largest.type}", group.key,
-  ) for group in profile.grouped(profile.at_peak(), by)]
+  return [
+    (
+      in_units(group.num_bytes, units),
+      _share(group.num_bytes, profile),
+      str(group.num_buffers),
+      f"{in_units(group.largest.num_bytes, units)} {group.largest.type}",
+      group.key,
+    )
+    for group in profile.grouped(profile.at_peak(), by)
+  ]
 
 
 def diff_rows(before: MemoryProfile, after: MemoryProfile, by: str, units: str = "auto") -> list[tuple[str, ...]]:
   """The totals of two profiles and what differs at their peaks, the largest change first, under ``DIFF_COLUMNS``."""
   size = lambda num_bytes: in_units(num_bytes, units)
   row = lambda old, new, of: (size(old), size(new), ("+" if new > old else "") + size(new - old), of)
-  totals = [row(getattr(before, f"{name}_bytes"), getattr(after, f"{name}_bytes"), name)
-            for name in ("total", "argument", "output", "alias", "temp", "peak_live")]
+  totals = [
+    row(getattr(before, f"{name}_bytes"), getattr(after, f"{name}_bytes"), name)
+    for name in ("total", "argument", "output", "alias", "temp", "peak_live")
+  ]
   at_peak = lambda profile: {group.key: group.num_bytes for group in profile.grouped(profile.at_peak(), by)}
   old, new = at_peak(before), at_peak(after)
   changed = [key for key in {**old, **new} if old.get(key, 0) != new.get(key, 0)]

@@ -106,8 +106,10 @@ class BufferAssignment:
 
   @classmethod
   def _from_fields(cls, fields: "_core.BufferAssignmentFields") -> "BufferAssignment":
-    return cls(tuple(LogicalBuffer(*row) for row in fields["logical_buffers"]),
-               tuple(Allocation(*row) for row in fields["allocations"]))
+    return cls(
+      tuple(LogicalBuffer(*row) for row in fields["logical_buffers"]),
+      tuple(Allocation(*row) for row in fields["allocations"]),
+    )
 
   @property
   def temp_bytes(self) -> int:
@@ -124,7 +126,11 @@ class BufferAssignment:
       output_size_in_bytes=sum(allocation.bytes for allocation in main if allocation.maybe_live_out),
       alias_size_in_bytes=sum(allocation.bytes for allocation in parameters if allocation.maybe_live_out),
       host_temp_size_in_bytes=sum(
-        allocation.bytes for allocation in self.allocations if allocation.color == _HOST_COLOR and allocation.is_temporary))
+        allocation.bytes
+        for allocation in self.allocations
+        if allocation.color == _HOST_COLOR and allocation.is_temporary
+      ),
+    )
 
 
 def module_of_hlo_proto(hlo_proto: bytes) -> bytes:
@@ -145,8 +151,9 @@ def module_of_hlo_proto(hlo_proto: bytes) -> bytes:
   return hlo_proto[start : start + length]
 
 
-def value_offsets(program: StepProgram, op_instruction_ids: np.ndarray, heap: BufferAssignment | HeapResult
-                  ) -> np.ndarray:
+def value_offsets(
+  program: StepProgram, op_instruction_ids: np.ndarray, heap: BufferAssignment | HeapResult
+) -> np.ndarray:
   """Where each value of a program lies among the temporaries.
 
   Args:
@@ -171,7 +178,7 @@ def value_offsets(program: StepProgram, op_instruction_ids: np.ndarray, heap: Bu
       for i, (_, num_bytes, offset) in enumerate(queue):
         if num_bytes == program.value_bytes[value] and program.value_kind[value] == TEMPORARY:
           offsets[value] = offset
-          del queue[:i + 1]
+          del queue[: i + 1]
           break
   return offsets
 
@@ -180,8 +187,13 @@ def _temporaries(heap: BufferAssignment | HeapResult) -> Iterator[tuple[int, str
   """``(instruction id, name, element of the result, bytes, offset)`` of every value in the largest temporary piece."""
   if isinstance(heap, HeapResult):
     for i in np.flatnonzero(heap.buffer_kinds == AllocationKind.TEMPORARY):
-      yield (int(heap.buffer_instruction_ids[i]), "", tuple(heap.buffer_shape_indices[i]), int(heap.buffer_bytes[i]),
-             int(heap.buffer_offsets[i]))
+      yield (
+        int(heap.buffer_instruction_ids[i]),
+        "",
+        tuple(heap.buffer_shape_indices[i]),
+        int(heap.buffer_bytes[i]),
+        int(heap.buffer_offsets[i]),
+      )
     return
   buffers = {buffer.id: buffer for buffer in heap.logical_buffers}
   pieces = [allocation for allocation in heap.allocations if allocation.is_temporary and not allocation.is_tuple]

@@ -54,8 +54,9 @@ class BoundProgram(Protocol):
 type Compilable = Callable[..., Any] | BoundProgram
 
 
-def compile_abstract(fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct], target: Target | None = None
-                     ) -> jax.stages.Compiled:
+def compile_abstract(
+  fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct], target: Target | None = None
+) -> jax.stages.Compiled:
   """Compiles `fn` for positional arguments of these types without running it.
 
   It may be called while JAX is tracing something else (inside a jitted or differentiated function); `fn` then must
@@ -88,8 +89,9 @@ def fits(compiled: jax.stages.Compiled | OversizedProgram, target: Target | None
   return _total_bytes(compiled.memory_analysis()) <= target.memory_bytes
 
 
-def compile_trial(fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct], target: Target | None = None
-                  ) -> jax.stages.Compiled | OversizedProgram:
+def compile_trial(
+  fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct], target: Target | None = None
+) -> jax.stages.Compiled | OversizedProgram:
   """Compiles as `compile_abstract`, but a program that does not fit the device is a result, too, with its sizes."""
   lowered = _lower(fn, avals, target)
   try:
@@ -100,8 +102,7 @@ def compile_trial(fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct], target:
     raise
 
 
-def compile_scheduled(fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct], target: Target | None = None
-                      ) -> None:
+def compile_scheduled(fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct], target: Target | None = None) -> None:
   """Compiles until XLA has scheduled the program, at least: for a hook that looks at it, whatever its size."""
   _compile(_lower(fn, avals, target), fn, target, _ANY_SIZE.get(_platform(target)))
 
@@ -158,8 +159,9 @@ def _platform(target: Target | None) -> str:
 
 
 def _total_bytes(stats: Any) -> int:
-  return (stats.argument_size_in_bytes + stats.output_size_in_bytes + stats.temp_size_in_bytes
-          - stats.alias_size_in_bytes)
+  return (
+    stats.argument_size_in_bytes + stats.output_size_in_bytes + stats.temp_size_in_bytes - stats.alias_size_in_bytes
+  )
 
 
 def _lower(fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct], target: Target | None) -> jax.stages.Lowered:
@@ -171,15 +173,18 @@ def _lower(fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct], target: Target
   else:
     fn, avals = compat.bind_axes(fn, avals, target.mesh)
     shardings = target.moved([aval.sharding for aval in avals])
-    avals = [jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding)
-             for aval, sharding in zip(avals, shardings, strict=True)]
+    avals = [
+      jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding)
+      for aval, sharding in zip(avals, shardings, strict=True)
+    ]
   with compat.no_trace():
     lower = getattr(fn, "lower", None) or jax.jit(fn).lower
     return lower(*avals)
 
 
-def _compile(lowered: jax.stages.Lowered, fn: Compilable, target: Target | None,
-             options: dict[str, Any] | None = None) -> jax.stages.Compiled:
+def _compile(
+  lowered: jax.stages.Lowered, fn: Compilable, target: Target | None, options: dict[str, Any] | None = None
+) -> jax.stages.Compiled:
   without_remat = contextlib.nullcontext() if _platform(target) == "cpu" else compat.without_xla_remat()
   try:
     with compat.no_trace(), without_remat, standing.suspended():
@@ -194,9 +199,13 @@ def _memory_error(fn: Compilable, target: Target | None, what: str) -> CompileMe
   device = targets.running() if target is None else target
   error = CompileMemoryError(
     f"{getattr(fn, '__name__', 'the program')} does not fit a device of target {device.name!r}, which has "
-    f"{format_bytes(device.memory_bytes)}: {what}", memory_bytes=device.memory_bytes)
-  error.add_note("try a smaller budget or batch, a total budget (coopjax.Budget.total), more devices with the "
-                 "arguments sharded over them, or a target with more memory")
+    f"{format_bytes(device.memory_bytes)}: {what}",
+    memory_bytes=device.memory_bytes,
+  )
+  error.add_note(
+    "try a smaller budget or batch, a total budget (coopjax.Budget.total), more devices with the "
+    "arguments sharded over them, or a target with more memory"
+  )
   return error
 
 

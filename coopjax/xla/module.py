@@ -47,8 +47,8 @@ class HeapResult:
     buffer_bytes: int64.
     buffer_offsets: start inside the allocation, int64; all temporaries share one allocation.
     buffer_allocations: number of the allocation, int32.
-    buffer_kinds: ``AllocationKind`` of the allocation, uint8. A temporary value may lie in an ``OUTPUT`` or ``PARAMETER``
-      allocation that is unused at the time.
+    buffer_kinds: ``AllocationKind`` of the allocation, uint8. A temporary value may lie in an ``OUTPUT`` or
+      ``PARAMETER`` allocation that is unused at the time.
     buffer_starts: first time at which the buffer is live, int32.
     buffer_ends: first time at which it no longer is, int32.
   """
@@ -98,8 +98,11 @@ def parse_module(module_bytes: bytes) -> _core.HloModule:
 
 
 def read_step_program(
-  module: bytes | _core.HloModule, roofline: Roofline | None = None, computation_id: int | None = None,
-  *, kept_scope: str = "",
+  module: bytes | _core.HloModule,
+  roofline: Roofline | None = None,
+  computation_id: int | None = None,
+  *,
+  kept_scope: str = "",
 ) -> tuple[StepProgram, np.ndarray]:
   """Reads a computation of a scheduled module.
 
@@ -120,8 +123,14 @@ def read_step_program(
   speeds = roofline or CPU
   try:
     fields, op_instruction_ids = _core.read_step_program(
-      module, speeds.flops_per_s, speeds.transcendentals_per_s, speeds.bytes_per_s, speeds.op_overhead_s,
-      computation_id, kept_scope)
+      module,
+      speeds.flops_per_s,
+      speeds.transcendentals_per_s,
+      speeds.bytes_per_s,
+      speeds.op_overhead_s,
+      computation_id,
+      kept_scope,
+    )
   except ValueError as error:
     raise InvalidProgramError(str(error)) from None
   return program_of(fields), op_instruction_ids
@@ -131,7 +140,8 @@ def program_of(fields: "_core.ProgramFields") -> StepProgram:
   """A computation as the core tells of it."""
   program = StepProgram(**fields)
   return dataclasses.replace(
-    program, op_can_recompute=program.op_can_recompute.astype(bool), may_share=program.may_share.reshape(-1, 3))
+    program, op_can_recompute=program.op_can_recompute.astype(bool), may_share=program.may_share.reshape(-1, 3)
+  )
 
 
 def predict_memory(module: bytes | _core.HloModule) -> HeapResult:

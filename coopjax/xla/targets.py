@@ -112,43 +112,65 @@ class Target:
     """
     is_any_spread = any(map(_is_spread, shardings))
     return [
-      jax.sharding.NamedSharding(self.mesh(each.mesh), each.spec, memory_kind=each.memory_kind) if _is_spread(each)
-      else None if is_any_spread else self.sharding for each in shardings]
+      jax.sharding.NamedSharding(self.mesh(each.mesh), each.spec, memory_kind=each.memory_kind)
+      if _is_spread(each)
+      else None
+      if is_any_spread
+      else self.sharding
+      for each in shardings
+    ]
 
   def mesh(self, like: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> jax.sharding.Mesh:
     """A mesh of the target's devices with the shape and the axes of another; raises as `moved`."""
     if like.size > len(self.devices):
       raise UnknownTargetError(
         f"target {self.name!r} has {len(self.devices)} devices and the program is for a mesh of {like.size} "
-        f"({dict(like.shape)}): name a larger topology, such as 'tpu:v5e:4x4' or 'gpu:h100:8'")
-    return jax.make_mesh(like.axis_sizes, like.axis_names, like.axis_types, devices=self.devices[:like.size])
+        f"({dict(like.shape)}): name a larger topology, such as 'tpu:v5e:4x4' or 'gpu:h100:8'"
+      )
+    return jax.make_mesh(like.axis_sizes, like.axis_names, like.axis_types, devices=self.devices[: like.size])
 
 
 def _is_spread(sharding: jax.sharding.Sharding | None) -> TypeGuard[jax.sharding.NamedSharding]:
   return isinstance(sharding, jax.sharding.NamedSharding) and sharding.mesh.size > 1
 
 
-def _gpu(name: str, gpu: _Gpu, memory_bytes: int, flops_per_s: float, bytes_per_s: float, host_bytes_per_s: float
-         ) -> Target:
+def _gpu(
+  name: str, gpu: _Gpu, memory_bytes: int, flops_per_s: float, bytes_per_s: float, host_bytes_per_s: float
+) -> Target:
   transcendentals = gpu.cores * gpu.clock_ghz * 1e9 * 16
-  return Target(f"gpu:{name}", "gpu", memory_bytes, Roofline(flops_per_s, transcendentals, bytes_per_s, _GPU_START_S),
-                host_bytes_per_s, 1, gpu)
+  return Target(
+    f"gpu:{name}",
+    "gpu",
+    memory_bytes,
+    Roofline(flops_per_s, transcendentals, bytes_per_s, _GPU_START_S),
+    host_bytes_per_s,
+    1,
+    gpu,
+  )
 
 
-def _tpu(name: str, memory_gib: float, flops_per_s: float, bytes_per_s: float, clock_ghz: float,
-         host_bytes_per_s: float, devices_per_chip: int = 1) -> Target:
+def _tpu(
+  name: str,
+  memory_gib: float,
+  flops_per_s: float,
+  bytes_per_s: float,
+  clock_ghz: float,
+  host_bytes_per_s: float,
+  devices_per_chip: int = 1,
+) -> Target:
   roofline = Roofline(flops_per_s, 1024 * clock_ghz * 1e9, bytes_per_s, _TPU_START_S)
   return Target(f"tpu:{name}", "tpu", int(memory_gib * _GIB), roofline, host_bytes_per_s, devices_per_chip)
 
 
 # NVIDIA's data sheets and architecture white papers; memory and clocks as the CUDA driver reports them.
 _GPUS = {
-  "a100": _gpu("a100", _Gpu("NVIDIA A100-SXM4-80GB", 8, 108, 64, 1.41, 164, 40),
-               85_167_243_264, 312e12, 2.03904e12, 31.5e9),
-  "h100": _gpu("h100", _Gpu("NVIDIA H100 80GB HBM3", 9, 132, 128, 1.98, 228, 50),
-               84_929_347_584, 989e12, 3.35232e12, 63e9),
-  "h200": _gpu("h200", _Gpu("NVIDIA H200", 9, 132, 128, 1.98, 228, 50),
-               150_119_383_040, 989e12, 4.8e12, 63e9),
+  "a100": _gpu(
+    "a100", _Gpu("NVIDIA A100-SXM4-80GB", 8, 108, 64, 1.41, 164, 40), 85_167_243_264, 312e12, 2.03904e12, 31.5e9
+  ),
+  "h100": _gpu(
+    "h100", _Gpu("NVIDIA H100 80GB HBM3", 9, 132, 128, 1.98, 228, 50), 84_929_347_584, 989e12, 3.35232e12, 63e9
+  ),
+  "h200": _gpu("h200", _Gpu("NVIDIA H200", 9, 132, 128, 1.98, 228, 50), 150_119_383_040, 989e12, 4.8e12, 63e9),
 }
 # Google's documentation of each generation; memory is what libtpu's compiler says is available.
 _TPUS = {
@@ -160,15 +182,27 @@ _TPUS = {
   "v6e": _tpu("v6e", 31.24, 918e12, 1.64e12, 1.75, 32e9),
   "tpu7x": _tpu("tpu7x", 94.74, 1153.5e12, 3.69e12, 1.9, 32e9, 2),
 }
-NAMES = ("cpu", *(f"gpu:{name}" for name in _GPUS), "tpu:v2:2x2", "tpu:v3:2x2", "tpu:v4:2x2x1", "tpu:v5e:2x2",
-          "tpu:v5p:2x2x1", "tpu:v6e:2x2", "tpu:tpu7x:2x2x1")
+NAMES = (
+  "cpu",
+  *(f"gpu:{name}" for name in _GPUS),
+  "tpu:v2:2x2",
+  "tpu:v3:2x2",
+  "tpu:v4:2x2x1",
+  "tpu:v5e:2x2",
+  "tpu:v5p:2x2x1",
+  "tpu:v6e:2x2",
+  "tpu:tpu7x:2x2x1",
+)
 _GPU_NAME = re.compile(r"gpu:(\w+)(?::([1-9]\d*))?")
 _TPU_NAME = re.compile(r"tpu:(\w+):(\d+(?:x\d+){1,2})")
 _EXTRAS = {"gpu": "gpu-target", "tpu": "tpu-target"}
 _WHEELS = {"gpu": "jax_plugins.xla_cuda12", "tpu": "libtpu"}
 # libtpu looks for a TPU host's metadata when it is loaded, and complains where there is none.
-_LIBTPU_ENVIRONMENT = {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1", "TPU_WORKER_HOSTNAMES": "localhost",
-                       "TPU_ACCELERATOR_TYPE": "v5litepod-4"}
+_LIBTPU_ENVIRONMENT = {
+  "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+  "TPU_WORKER_HOSTNAMES": "localhost",
+  "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+}
 
 
 def resolve(name: str) -> Target:
@@ -197,7 +231,8 @@ def resolve(name: str) -> Target:
   nearest = nearest or difflib.get_close_matches(text, NAMES, n=1, cutoff=0.3)
   raise UnknownTargetError(
     f"target={name!r} is not known.{f' Did you mean {nearest[0]!r}?' if nearest else ''} Known: {', '.join(NAMES)} "
-    "(TPU generations with any topology that libtpu has, GPUs with a number for several: 'gpu:h100:8')")
+    "(TPU generations with any topology that libtpu has, GPUs with a number for several: 'gpu:h100:8')"
+  )
 
 
 @functools.cache
@@ -219,7 +254,8 @@ def check_wheel(target: Target) -> None:
   if wheel and not target.is_running and not _is_installed(wheel):
     raise MissingWheelError(
       f"target={target.name!r} needs XLA's compiler for it, which is not installed ({wheel}): "
-      f"pip install 'coopjax[{_EXTRAS[target.platform]}]'. No device or driver is needed.")
+      f"pip install 'coopjax[{_EXTRAS[target.platform]}]'. No device or driver is needed."
+    )
 
 
 def _is_installed(module: str) -> bool:
@@ -277,17 +313,27 @@ def _gpu_config(target: Target) -> str:
   gpu = target._gpu
   assert gpu is not None  # the target is a GPU
   fields: dict[str, Any] = {
-    "threads_per_block_limit": 1024, "threads_per_warp": 32, "threads_per_core_limit": 2048,
-    "shared_memory_per_block": 48 * 1024, "shared_memory_per_core": gpu.shared_memory_kib * 1024,
+    "threads_per_block_limit": 1024,
+    "threads_per_warp": 32,
+    "threads_per_core_limit": 2048,
+    "shared_memory_per_block": 48 * 1024,
+    "shared_memory_per_core": gpu.shared_memory_kib * 1024,
     "shared_memory_per_block_optin": (gpu.shared_memory_kib - 1) * 1024,
-    "registers_per_core_limit": 65536, "registers_per_block_limit": 65536,
-    "block_dim_limit_x": 2**31 - 1, "block_dim_limit_y": 65535, "block_dim_limit_z": 65535,
-    "core_count": gpu.cores, "fpus_per_core": gpu.lanes_per_core, "clock_rate_ghz": gpu.clock_ghz,
-    "memory_bandwidth": int(target.bytes_per_s), "l2_cache_size": gpu.l2_mib * 2**20,
+    "registers_per_core_limit": 65536,
+    "registers_per_block_limit": 65536,
+    "block_dim_limit_x": 2**31 - 1,
+    "block_dim_limit_y": 65535,
+    "block_dim_limit_z": 65535,
+    "core_count": gpu.cores,
+    "fpus_per_core": gpu.lanes_per_core,
+    "clock_rate_ghz": gpu.clock_ghz,
+    "memory_bandwidth": int(target.bytes_per_s),
+    "l2_cache_size": gpu.l2_mib * 2**20,
     "device_memory_size": target.memory_bytes,
   }
   info = " ".join(f"{key}: {value}" for key, value in fields.items())
-  return (f"gpu_device_info {{ {info} cuda_compute_capability {{ major: {gpu.capability} }} }} "
-          f'platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 8 }} '
-          f'runtime_version {{ major: 12 minor: 8 }} device_description_str: "{gpu.device_name}"')
-
+  return (
+    f"gpu_device_info {{ {info} cuda_compute_capability {{ major: {gpu.capability} }} }} "
+    f'platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 8 }} '
+    f'runtime_version {{ major: 12 minor: 8 }} device_description_str: "{gpu.device_name}"'
+  )

@@ -1,4 +1,6 @@
-"""Calls outside of `jax.jit`: operations run one by one, so no mark asks anything of them, and warnings say what is so."""
+"""Calls outside of `jax.jit`: operations run one by one, so no mark asks anything of them, and warnings say what is
+so.
+"""
 
 import functools
 

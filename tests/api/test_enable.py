@@ -44,8 +44,12 @@ def deferring(module_bytes):
   """Another scheduler, one that leaves everything that makes a result for the end."""
   module = parse_module(module_bytes)
   program, ids = read_step_program(module)
-  makes_results = np.array([bool(len(program.outputs(op))) and (program.value_kind[program.outputs(op)] == OUTPUT).all()
-                            for op in range(program.num_ops)])
+  makes_results = np.array(
+    [
+      bool(len(program.outputs(op))) and (program.value_kind[program.outputs(op)] == OUTPUT).all()
+      for op in range(program.num_ops)
+    ]
+  )
   read = {producer for producer in program.value_producer[program.op_inputs[1]] if producer >= 0}
   is_last = [makes_results[op] and op not in read for op in program.schedule]
   order = sorted(program.schedule, key=lambda op: is_last[list(program.schedule).index(op)])
@@ -127,9 +131,16 @@ def test_with_brings_back_what_was_and_nests(outcomes):
   assert not outcomes
 
 
-@pytest.mark.parametrize("options, error", [
-  ({"budget": 0}, coopjax.InvalidBudgetError), ({"budget": "much"}, coopjax.InvalidBudgetError),
-  ({"planner": "best"}, ValueError), ({"time_limit_s": -1}, ValueError), ({"time_limit_s": "soon"}, ValueError)])
+@pytest.mark.parametrize(
+  "options, error",
+  [
+    ({"budget": 0}, coopjax.InvalidBudgetError),
+    ({"budget": "much"}, coopjax.InvalidBudgetError),
+    ({"planner": "best"}, ValueError),
+    ({"time_limit_s": -1}, ValueError),
+    ({"time_limit_s": "soon"}, ValueError),
+  ],
+)
 def test_what_is_no_budget_or_planner_is_refused_at_once(options, error):
   with pytest.raises(error):
     coopjax.enable(**options)
@@ -246,8 +257,14 @@ def test_the_persistent_cache_never_skips_a_plan(tmp_path):
   runs = []
   for _ in range(2):
     done = subprocess.run(
-      [sys.executable, "-c", textwrap.dedent(CACHED), str(tmp_path / "programs")], cwd=ROOT, env=environment, text=True,
-      capture_output=True, check=False, timeout=300)
+      [sys.executable, "-c", textwrap.dedent(CACHED), str(tmp_path / "programs")],
+      cwd=ROOT,
+      env=environment,
+      text=True,
+      capture_output=True,
+      check=False,
+      timeout=300,
+    )
     assert done.returncode == 0, done.stderr
     runs.append((json.loads(done.stdout), done.stderr.count("coopjax.hook")))
   (first, num_planned), (second, num_planned_again) = runs
@@ -280,16 +297,19 @@ def test_hardware_that_is_not_there(name, num_devices, batch, outcomes, monkeypa
   mesh = jax.make_mesh((num_devices,), ("data",), devices=target.devices[:num_devices])
   over = lambda *axes: jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
   loss, weights, _ = models.mlp(depth=8, width=256, batch=8)
-  avals = ([jax.ShapeDtypeStruct(weight.shape, weight.dtype, sharding=over()) for weight in weights],
-           jax.ShapeDtypeStruct((batch, 256), jnp.float32, sharding=over("data")))
+  avals = (
+    [jax.ShapeDtypeStruct(weight.shape, weight.dtype, sharding=over()) for weight in weights],
+    jax.ShapeDtypeStruct((batch, 256), jnp.float32, sharding=over("data")),
+  )
   alone = step_of(loss).lower(*avals).compile()
   if compat.hook_platform(target.platform) is None:  # JAX runs no hooks there, and all is as it was
     with coopjax.enable(0.7):
       assert temp_bytes(step_of(loss).lower(*avals).compile()) == temp_bytes(alone) and not outcomes
     return
   came, plan_module = [], hook.plan_module
-  monkeypatch.setattr(hook, "plan_module", lambda module, *args, **kwargs: (
-    came.append(module), plan_module(module, *args, **kwargs))[1])
+  monkeypatch.setattr(
+    hook, "plan_module", lambda module, *args, **kwargs: (came.append(module), plan_module(module, *args, **kwargs))[1]
+  )
   for budget in (None, 0.7):
     with coopjax.enable(budget, planner="peak"):
       planned = step_of(loss).lower(*avals).compile()

@@ -158,8 +158,12 @@ def test_equinox_steps_are_planned(network):
   assert plan.fits and plan.regions and any(decision.decision == "recomputed" for decision in plan.decisions)
   (updated, value), (expected, expected_value) = plan.apply(step)(model, rows), step(model, rows)
   assert updated.blocks[0].mlp.activation is model.blocks[0].mlp.activation
-  assert_same(eqx.filter((updated, value), eqx.is_array), eqx.filter((expected, expected_value), eqx.is_array),
-              rtol=1e-6, atol=0.0)
+  assert_same(
+    eqx.filter((updated, value), eqx.is_array),
+    eqx.filter((expected, expected_value), eqx.is_array),
+    rtol=1e-6,
+    atol=0.0,
+  )
 
 
 # --- Keras ------------------------------------------------------------------------------------------------------

@@ -137,8 +137,11 @@ def cost_of_a_block(block):
   module, variables = block(), block().init(RNGS, X, True)
   apply = lambda v, x: module.apply(v, x, True, rngs={"dropout": RNGS["dropout"]}, mutable=["batch_stats"])
   handed = jax.eval_shape(lambda v, x: jax.vjp(apply, v, x)[1], variables, X)
-  num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(handed)
-                  if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+  num_bytes = sum(
+    leaf.size * leaf.dtype.itemsize
+    for leaf in jax.tree.leaves(handed)
+    if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+  )
   return (temp_bytes(steps[1]) - temp_bytes(steps[0])) / 3, num_bytes, steps[1]
 
 
@@ -181,8 +184,10 @@ def test_dropout_masks_are_those_of_the_plain_module():
       return x * nn.Dropout(0.5, deterministic=False)(jnp.ones_like(x))
 
   remat = coopjax.linen.remat(Mask, budget=0)
-  masks = [nn.Sequential([cls(name=f"m{i}") for i in range(2)]).apply({}, X, rngs={"dropout": RNGS["dropout"]})
-           for cls in (Mask, remat)]
+  masks = [
+    nn.Sequential([cls(name=f"m{i}") for i in range(2)]).apply({}, X, rngs={"dropout": RNGS["dropout"]})
+    for cls in (Mask, remat)
+  ]
   assert_same_bits(*masks)
 
 
@@ -199,7 +204,7 @@ def test_layers_under_scan(decided):
   def step(layer, length):
     scanned = nn.scan(layer, variable_axes={"params": 0}, split_rngs={"params": True, "dropout": True}, length=length)()
     variables = jax.jit(scanned.init)(RNGS, X, None)
-    loss = lambda v, x, key: jnp.mean(scanned.apply(v, x, None, rngs={"dropout": key})[0]**2)
+    loss = lambda v, x, key: jnp.mean(scanned.apply(v, x, None, rngs={"dropout": key})[0] ** 2)
     arguments = (variables, X, RNGS["dropout"])
     compiled = jax.jit(jax.value_and_grad(loss)).lower(*arguments).compile()
     return temp_bytes(compiled), compiled(*arguments)
@@ -260,23 +265,26 @@ def test_static_arguments_count_as_flax_counts_them():
   assert "static_argnums or static_argnames" in "".join(caught.value.__notes__)
 
 
-@pytest.mark.parametrize("target, options, error, message", [
-  (Block, {"budget": None}, coopjax.InvalidBudgetError, "NoneType"),
-  (Block, {"budget": "12 bananas"}, coopjax.InvalidBudgetError, "12 bananas"),
-  (Block, {"budget": coopjax.Budget.total("1GiB")}, coopjax.InvalidBudgetError, "a total is of a program"),
-  (Block, {"budget": -1}, coopjax.InvalidBudgetError, "positive"),
-  (Block, {"budget": 0, "engine": "hlo"}, coopjax.InvalidBudgetError, "positive"),
-  (Block, {"budget": 0, "engine": "auto"}, ValueError, "policy, hlo"),
-  (Block, {"budget": 0, "planner": "best"}, ValueError, "best"),
-  (Block, {"budget": 0, "static_argnums": 0}, ValueError, "the module"),
-  (Block, {"budget": 0, "static_argnums": (1, 3)}, ValueError, "0 self, 1 x, 2 train"),
-  (Block, {"budget": 0, "static_argnames": "training"}, ValueError, "self, x, train"),
-  (Block, {"budget": 0, "methods": "encode"}, ValueError, "no such method"),
-  (lambda module, x: x, {"budget": 0, "methods": "encode"}, ValueError, "only for a module class"),
-  (Block(), {"budget": 0}, TypeError, "wrap its class"),
-  (int, {"budget": 0}, TypeError, "module class"),
-  (3, {"budget": 0}, TypeError, "module class"),
-])
+@pytest.mark.parametrize(
+  "target, options, error, message",
+  [
+    (Block, {"budget": None}, coopjax.InvalidBudgetError, "NoneType"),
+    (Block, {"budget": "12 bananas"}, coopjax.InvalidBudgetError, "12 bananas"),
+    (Block, {"budget": coopjax.Budget.total("1GiB")}, coopjax.InvalidBudgetError, "a total is of a program"),
+    (Block, {"budget": -1}, coopjax.InvalidBudgetError, "positive"),
+    (Block, {"budget": 0, "engine": "hlo"}, coopjax.InvalidBudgetError, "positive"),
+    (Block, {"budget": 0, "engine": "auto"}, ValueError, "policy, hlo"),
+    (Block, {"budget": 0, "planner": "best"}, ValueError, "best"),
+    (Block, {"budget": 0, "static_argnums": 0}, ValueError, "the module"),
+    (Block, {"budget": 0, "static_argnums": (1, 3)}, ValueError, "0 self, 1 x, 2 train"),
+    (Block, {"budget": 0, "static_argnames": "training"}, ValueError, "self, x, train"),
+    (Block, {"budget": 0, "methods": "encode"}, ValueError, "no such method"),
+    (lambda module, x: x, {"budget": 0, "methods": "encode"}, ValueError, "only for a module class"),
+    (Block(), {"budget": 0}, TypeError, "wrap its class"),
+    (int, {"budget": 0}, TypeError, "module class"),
+    (3, {"budget": 0}, TypeError, "module class"),
+  ],
+)
 def test_bad_input_is_refused_at_once(target, options, error, message):
   with pytest.raises(error, match=re.escape(message)):
     coopjax.linen.remat(target, **options)
@@ -298,8 +306,10 @@ def test_a_budget_that_changes_nothing_says_so(decided):
 
 
 def test_flax_is_imported_when_it_is_asked_for():
-  code = ("import sys, coopjax, coopjax.api\nassert 'flax' not in sys.modules\n"
-          "coopjax.linen.remat, coopjax.nnx.remat\nassert 'flax' in sys.modules")
+  code = (
+    "import sys, coopjax, coopjax.api\nassert 'flax' not in sys.modules\n"
+    "coopjax.linen.remat, coopjax.nnx.remat\nassert 'flax' in sys.modules"
+  )
   subprocess.run([sys.executable, "-c", code], check=True)
   for module in ("linen", "nnx"):
     code = f"import sys; sys.modules['flax'] = None; import coopjax.{module}"

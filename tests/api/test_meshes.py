@@ -9,8 +9,15 @@ import pytest
 from tests.support import ROOT
 
 GROUPS = {
-  "in_place": ("hlo_engine data", "hlo_engine tensor", "hlo_engine fsdp", "hlo_engine data and tensor",
-               "inside_shard_map", "collectives_run_once", "infeasible_over_auto_axes"),
+  "in_place": (
+    "hlo_engine data",
+    "hlo_engine tensor",
+    "hlo_engine fsdp",
+    "hlo_engine data and tensor",
+    "inside_shard_map",
+    "collectives_run_once",
+    "infeasible_over_auto_axes",
+  ),
   "plans": ("plans_of_shapes", "plans_of_steps", "plans_of_steps_elsewhere", "plans_of_other_meshes"),
   "scans": ("scan_over_auto_axes", "scan_over_explicit_axes"),
   "keys": ("keys",),
@@ -20,6 +27,12 @@ GROUPS = {
 @pytest.mark.parametrize("group", GROUPS)
 def test_each_device_holds_the_budget(group):
   environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
-  done = subprocess.run([sys.executable, "-W", "error", "-m", "tests.support.mesh_budgets", *GROUPS[group]], env=environment,
-                        text=True, capture_output=True, cwd=ROOT, check=False)
+  done = subprocess.run(
+    [sys.executable, "-W", "error", "-m", "tests.support.mesh_budgets", *GROUPS[group]],
+    env=environment,
+    text=True,
+    capture_output=True,
+    cwd=ROOT,
+    check=False,
+  )
   assert done.returncode == 0, done.stdout + done.stderr

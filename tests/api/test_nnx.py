@@ -51,7 +51,7 @@ class Model(nnx.Module):
 
 
 def loss_fn(model, x):
-  return jnp.mean(model(x)**2)
+  return jnp.mean(model(x) ** 2)
 
 
 def step_of(call, depth=4, options=None):
@@ -181,7 +181,7 @@ def test_layers_under_scan():
     layers = nnx.vmap(Layer)(nnx.Rngs(0).split(length))
     scan = nnx.scan(call, in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
     graph, state = nnx.split(layers)
-    loss = lambda state, x: jnp.mean(scan(nnx.merge(graph, state), x)**2)
+    loss = lambda state, x: jnp.mean(scan(nnx.merge(graph, state), x) ** 2)
     compiled = jax.jit(jax.value_and_grad(loss)).lower(state, X).compile()
     return temp_bytes(compiled), compiled(state, X)
 
@@ -206,7 +206,7 @@ def test_statistics_that_the_plain_function_loses_are_warned_of():
     def __init__(self, rngs):
       self.norm = nnx.BatchNorm(WIDTH, rngs=rngs)
 
-  loss = lambda module, x: jnp.mean(module.norm(x)**2)
+  loss = lambda module, x: jnp.mean(module.norm(x) ** 2)
   module = Normalized(nnx.Rngs(0))
   with pytest.warns(coopjax.LostUpdateWarning, match=r"changes args\[0\].norm.mean.* in place.*coopjax.nnx.remat"):
     nnx.grad(coopjax.remat(loss, budget=1.0, engine="policy"))(module, X)
@@ -215,16 +215,19 @@ def test_statistics_that_the_plain_function_loses_are_warned_of():
   nnx.grad(coopjax.remat(loss, budget=1.0, engine="policy"))(module, X)
 
 
-@pytest.mark.parametrize("fn, options, error, message", [
-  (loss_fn, {"budget": None}, coopjax.InvalidBudgetError, "NoneType"),
-  (loss_fn, {"budget": 1.5}, coopjax.InvalidBudgetError, "1.5"),
-  (loss_fn, {"budget": coopjax.Budget.total("1GiB")}, coopjax.InvalidBudgetError, "a total is of a program"),
-  (loss_fn, {"budget": 0, "engine": "auto"}, ValueError, "policy, hlo"),
-  (loss_fn, {"budget": 0, "static_argnums": 2}, ValueError, "0 model, 1 x"),
-  (loss_fn, {"budget": 0, "static_argnames": "train"}, ValueError, "model, x"),
-  (Block, {"budget": 0}, TypeError, "decorate the method"),
-  (3, {"budget": 0}, TypeError, "not 3"),
-])
+@pytest.mark.parametrize(
+  "fn, options, error, message",
+  [
+    (loss_fn, {"budget": None}, coopjax.InvalidBudgetError, "NoneType"),
+    (loss_fn, {"budget": 1.5}, coopjax.InvalidBudgetError, "1.5"),
+    (loss_fn, {"budget": coopjax.Budget.total("1GiB")}, coopjax.InvalidBudgetError, "a total is of a program"),
+    (loss_fn, {"budget": 0, "engine": "auto"}, ValueError, "policy, hlo"),
+    (loss_fn, {"budget": 0, "static_argnums": 2}, ValueError, "0 model, 1 x"),
+    (loss_fn, {"budget": 0, "static_argnames": "train"}, ValueError, "model, x"),
+    (Block, {"budget": 0}, TypeError, "decorate the method"),
+    (3, {"budget": 0}, TypeError, "not 3"),
+  ],
+)
 def test_bad_input_is_refused_at_once(fn, options, error, message):
   with pytest.raises(error, match=re.escape(message)):
     coopjax.nnx.remat(fn, **options)

@@ -71,9 +71,29 @@ def test_whole_train_step_with_donation_is_planned_in_place():
   assert_same_bits(*outcomes)
 
 
-@pytest.mark.parametrize("budget", [
-  0, -1, 0.0, 1.5, "12 bananas", "", float("nan"), True, [1], None, "0%", "150%", "much%", coopjax.Budget(),
-  coopjax.Budget(-5), coopjax.Budget(share=2.0), coopjax.Budget(2**20, share=0.5), coopjax.Budget(share=0.5, is_total=True)])
+@pytest.mark.parametrize(
+  "budget",
+  [
+    0,
+    -1,
+    0.0,
+    1.5,
+    "12 bananas",
+    "",
+    float("nan"),
+    True,
+    [1],
+    None,
+    "0%",
+    "150%",
+    "much%",
+    coopjax.Budget(),
+    coopjax.Budget(-5),
+    coopjax.Budget(share=2.0),
+    coopjax.Budget(2**20, share=0.5),
+    coopjax.Budget(share=0.5, is_total=True),
+  ],
+)
 def test_a_budget_that_is_none_is_refused_at_once(budget):
   with pytest.raises((coopjax.InvalidBudgetError, TypeError), match="budget"):
     coopjax.remat(lambda x: x, budget=budget)
@@ -125,7 +145,9 @@ def test_a_budget_too_small_names_what_forces_it(engine):
   error = caught.value
   assert error.budget_bytes == 1024 < error.smallest_bytes
   assert len(error.largest) == 3
-  assert all(num_bytes > 0 and kind and "tests/support/models.py:" in source for num_bytes, kind, source in error.largest)
+  assert all(
+    num_bytes > 0 and kind and "tests/support/models.py:" in source for num_bytes, kind, source in error.largest
+  )
   with pytest.raises(coopjax.BudgetInfeasibleError):
     jax.jit(jax.grad(coopjax.remat(loss, budget="1 KiB", engine=engine)))(params, x)
 
@@ -145,8 +167,10 @@ def test_auto_comes_as_near_to_a_budget_as_the_hlo_engine(monkeypatch):
   monkeypatch.setattr(search, "plan_policy", lambda *_, **__: nothing_found)
   loss, params, x = models.mlp()
   with pytest.warns(coopjax.BudgetExceededWarning):
-    plan, alone = (coopjax.plan(loss, params, x, budget="1 KiB", engine=engine, on_infeasible="best_effort")
-                   for engine in ("auto", "hlo"))
+    plan, alone = (
+      coopjax.plan(loss, params, x, budget="1 KiB", engine=engine, on_infeasible="best_effort")
+      for engine in ("auto", "hlo")
+    )
   assert plan.engine == "hlo" and plan.measured.temp_bytes == alone.measured.temp_bytes < plan.baseline.temp_bytes
   with pytest.raises(coopjax.BudgetInfeasibleError) as caught:
     coopjax.plan(loss, params, x, budget="1 KiB")
@@ -164,8 +188,9 @@ def test_nothing_to_differentiate(fn, args):
 def test_closed_over_arrays_and_inner_checkpoints():
   loss, params, x = models.mlp()
   closed = lambda params: loss(params, x)
-  inner = lambda params, x: loss(params[6:], jax.checkpoint(lambda p, x: functools.reduce(
-    lambda x, w: jnp.tanh(x @ w), p, x))(params[:6], x))
+  inner = lambda params, x: loss(
+    params[6:], jax.checkpoint(lambda p, x: functools.reduce(lambda x, w: jnp.tanh(x @ w), p, x))(params[:6], x)
+  )
   for fn, args in ((closed, (params,)), (inner, (params, x))):
     plain, fitted = compile_step(fn, *args), compile_step(coopjax.remat(fn, budget=0.5), *args)
     assert temp_bytes(fitted) <= 0.5 * temp_bytes(plain)
@@ -216,8 +241,12 @@ def test_plans_are_saved_loaded_and_applied(tmp_path):
   assert_same_bits(fitted(params, x), plain(params, x))
   with pytest.raises(coopjax.PlanMismatchError, match="fingerprint"):
     loaded.apply(loss)(params, x[:8])
-  for text, complaint in (("{}", "not a coopjax plan"), ("[1", "not a coopjax plan"), ('{"coopjax_plan": 99}', "format 99"),
-                          ('{"coopjax_plan": 3}', "missing")):
+  for text, complaint in (
+    ("{}", "not a coopjax plan"),
+    ("[1", "not a coopjax plan"),
+    ('{"coopjax_plan": 99}', "format 99"),
+    ('{"coopjax_plan": 3}', "missing"),
+  ):
     (tmp_path / "bad.json").write_text(text)
     with pytest.raises(coopjax.InvalidPlanError, match=complaint):
       coopjax.RematPlan.load(tmp_path / "bad.json")
@@ -231,8 +260,13 @@ def test_plans_are_deterministic(monkeypatch):
 
 
 def test_unknown_names_are_refused():
-  for name, value in {"planner": "best", "engine": "cuda", "target": "tpu:v9", "on_infeasible": "ignore",
-                      "time_limit_s": 0}.items():
+  for name, value in {
+    "planner": "best",
+    "engine": "cuda",
+    "target": "tpu:v9",
+    "on_infeasible": "ignore",
+    "time_limit_s": 0,
+  }.items():
     with pytest.raises(ValueError, match=value or "time_limit_s"):
       coopjax.remat(lambda x: x, budget=0.5, **{name: value})
   for options in ({"budget": 0.5, "time_limit_s": "soon"}, {"plan": "plan.json"}):
@@ -252,8 +286,12 @@ def test_a_scan_needs_the_policy_engine(engine):
   assert coopjax.RematPlan.from_json(plan.to_json()) == plan
   plain, fitted = compile_step(loss, params, ids), compile_step(plan.apply(loss), params, ids)
   assert temp_bytes(fitted) <= 0.6 * temp_bytes(plain)
-  assert num_instructions(fitted, "dot") + fitted.as_text().count("rematted_computation") > num_instructions(plain, "dot")
-  jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-7), fitted(params, ids), plain(params, ids))
+  assert num_instructions(fitted, "dot") + fitted.as_text().count("rematted_computation") > num_instructions(
+    plain, "dot"
+  )
+  jax.tree.map(
+    functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-7), fitted(params, ids), plain(params, ids)
+  )
 
 
 def test_where_the_hlo_engine_alone_is_dear_the_policy_engine_is_asked_too(monkeypatch):

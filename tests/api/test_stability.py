@@ -60,19 +60,27 @@ def by_layer(depth, decided):
 
 def num_changed(old, new):
   """Layers of `old` that do something else in `new`, which has one more."""
-  return min(sum(a != b for a, b in zip(old, new[:i] + new[i + 1:], strict=True)) for i in range(len(new)))
+  return min(sum(a != b for a, b in zip(old, new[:i] + new[i + 1 :], strict=True)) for i in range(len(new)))
 
 
 def states(decisions):
   """Per position, what the policy engine does: inside which segments, and saved or not."""
   (top,) = decisions.regions
-  return {position: (segment.is_wrapped, position == segment.start,
-                     tuple(index for at, index in segment.saved if at == position))
-          for segment, _ in top.leaves for position in range(segment.start, segment.stop)}
+  return {
+    position: (
+      segment.is_wrapped,
+      position == segment.start,
+      tuple(index for at, index in segment.saved if at == position),
+    )
+    for segment, _ in top.leaves
+    for position in range(segment.start, segment.stop)
+  }
 
 
-@pytest.mark.parametrize(("share", "is_compiled"), [
-  *((share, False) for share in (0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6)), (0.5, True)])
+@pytest.mark.parametrize(
+  ("share", "is_compiled"),
+  [*((share, False) for share in (0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6)), (0.5, True)],
+)
 def test_checkpoints_and_saved_values(share, is_compiled):
   # By a compiler that takes 5% more than estimated, or by XLA.
   decided = []

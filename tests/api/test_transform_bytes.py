@@ -4,7 +4,6 @@
 are compared with those under `jax.checkpoint`, the compiled temporaries with a share of those without either.
 """
 
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -13,6 +12,7 @@ from tests.support.checks import assert_same, flags, temp_bytes
 from tests.support.layered import WEIGHTS, X, assert_recomputes_within, layer, remat, step
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
+
 
 def layers(x, weights, layer=layer):
   for weight in weights:
@@ -40,7 +40,8 @@ def conditionals(x, weights):
 
 def switches(x, weights):
   choose = lambda x, w: jax.lax.switch(
-    jnp.int32(x[0, 0] < 9.0) * 2, [jnp.sin, jnp.tanh, lambda x: layer(layer(x, w), w)], x)
+    jnp.int32(x[0, 0] < 9.0) * 2, [jnp.sin, jnp.tanh, lambda x: layer(layer(x, w), w)], x
+  )
   return layers(x, weights, choose)
 
 
@@ -70,8 +71,10 @@ def scaled_layer(x, weight):
   return layer(x, weight)
 
 
-scaled_layer.defvjp(lambda x, w: (layer(x, w), (jnp.cos(x @ w), x, w)),
-                    lambda kept, ct: ((ct * kept[0]) @ kept[2].T, kept[1].T @ (ct * kept[0])))
+scaled_layer.defvjp(
+  lambda x, w: (layer(x, w), (jnp.cos(x @ w), x, w)),
+  lambda kept, ct: ((ct * kept[0]) @ kept[2].T, kept[1].T @ (ct * kept[0])),
+)
 
 
 def custom_vjps(x, weights):
@@ -129,11 +132,23 @@ def prints(x, weights):
 STRAIGHT = {"hlo": 0.6, "policy": 0.7}  # engines, and the share of the temporaries that is asked of each
 STACKED = {"auto": 0.7}  # what a loop stacks or a branch keeps the HLO engine can't reach; the policy engine goes first
 SHARES = {
-  scanned: STACKED, nested_scans: STACKED, top_buffer_carry: STACKED, prints: STACKED, conditionals: STACKED,
-  switches: STACKED, while_beside: STRAIGHT, nested_jits: STRAIGHT, custom_jvps: STRAIGHT, custom_vjps: STRAIGHT,
-  typed_keys: STRAIGHT, raw_keys: STRAIGHT, bfloat16: STRAIGHT, complex64: STRAIGHT,
+  scanned: STACKED,
+  nested_scans: STACKED,
+  top_buffer_carry: STACKED,
+  prints: STACKED,
+  conditionals: STACKED,
+  switches: STACKED,
+  while_beside: STRAIGHT,
+  nested_jits: STRAIGHT,
+  custom_jvps: STRAIGHT,
+  custom_vjps: STRAIGHT,
+  typed_keys: STRAIGHT,
+  raw_keys: STRAIGHT,
+  bfloat16: STRAIGHT,
+  complex64: STRAIGHT,
   integers_and_booleans: {"hlo": 0.4, "policy": 0.7},  # half is had by another order alone
-  zero_size: STRAIGHT, user_checkpoints: STRAIGHT,
+  zero_size: STRAIGHT,
+  user_checkpoints: STRAIGHT,
 }
 
 
@@ -214,8 +229,18 @@ def remat_inside_remat(wrap):
   return jax.grad(wrap(mean_square(lambda x, w: layers(wrap(layers)(x, w[:4]), w[4:]))), argnums=(0, 1))
 
 
-TRANSFORMS = (with_aux, vjp, linearize, hessian, vmap_before, vmap_after, vmap_of_gradient, closed_over_tracers,
-              static_arguments, remat_inside_remat)
+TRANSFORMS = (
+  with_aux,
+  vjp,
+  linearize,
+  hessian,
+  vmap_before,
+  vmap_after,
+  vmap_of_gradient,
+  closed_over_tracers,
+  static_arguments,
+  remat_inside_remat,
+)
 
 
 def compiled(transform, wrap):
@@ -246,8 +271,9 @@ def test_forward_mode_keeps_nothing(engine):
 
 
 @pytest.mark.parametrize(("remat3", "no_cotangents"), [(True, False), (False, True), (True, True)])
-@pytest.mark.parametrize(("fn", "engine", "share"), [
-  (layers, "hlo", 0.6), (layers, "policy", 0.7), (scanned, "auto", 0.7)])
+@pytest.mark.parametrize(
+  ("fn", "engine", "share"), [(layers, "hlo", 0.6), (layers, "policy", 0.7), (scanned, "auto", 0.7)]
+)
 def test_fits_its_budget_with_the_new_flags(fn, engine, share, remat3, no_cotangents):
   plain = step(fn).lower(X, WEIGHTS).compile()
   with flags(jax_remat3=remat3, jax_remat_barrier_no_cotangents=no_cotangents):

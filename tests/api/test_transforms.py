@@ -89,12 +89,15 @@ TRANSFORMS = {
   "jit": lambda fn, x, rest: jax.jit(fn)(x, *rest),
   "make_jaxpr": make_jaxpr,
   "eval_shape": lambda fn, x, rest: jax.tree.map(
-    lambda out: jnp.zeros(out.shape, out.dtype), jax.eval_shape(fn, x, *rest)),
+    lambda out: jnp.zeros(out.shape, out.dtype), jax.eval_shape(fn, x, *rest)
+  ),
   "grad_of_jit": lambda fn, x, rest: jax.grad(jax.jit(loss(fn, rest)))(x),
   "value_and_grad_aux": lambda fn, x, rest: jax.value_and_grad(
-    lambda x: (lambda outs: (scalar(outs), outs))(fn(x, *rest)), has_aux=True)(x),
+    lambda x: (lambda outs: (scalar(outs), outs))(fn(x, *rest)), has_aux=True
+  )(x),
   "grad_of_all": lambda fn, x, rest: jax.grad(
-    lambda *args: scalar(fn(*args)), argnums=tuple(range(1 + len(rest))), allow_int=True)(x, *rest),
+    lambda *args: scalar(fn(*args)), argnums=tuple(range(1 + len(rest))), allow_int=True
+  )(x, *rest),
   "vjp": vjp,
   "jvp": lambda fn, x, rest: jax.jvp(outputs(fn, rest), (x,), (tangent(x),)),
   "hessian": hessian,
@@ -127,8 +130,10 @@ REFUSED = {  # by JAX's own rules, under any wrapper
 
 def transforms_of(kind):
   """From name to a function of a wrapper, a function of the kind, and its arguments."""
-  applied = {name: lambda wrap, fn, x, rest, transform=transform: transform(wrap(fn), x, rest)
-             for name, transform in TRANSFORMS.items()}
+  applied = {
+    name: lambda wrap, fn, x, rest, transform=transform: transform(wrap(fn), x, rest)
+    for name, transform in TRANSFORMS.items()
+  }
   return applied | (REWRAPPED if kind in REWRAPPED_KINDS else {})
 
 
@@ -146,8 +151,11 @@ def cells(kind, wrapper, names=None):
           jax.jit(apply).lower(x, rest)
       except Exception as error:  # its type is compared
         found[name] = error
-  run = lambda *leaves: {name: jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *leaves)
-                         for name, closed in programs.items() if name not in found}
+  run = lambda *leaves: {
+    name: jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *leaves)
+    for name, closed in programs.items()
+    if name not in found
+  }
   return found | jax.jit(run)(*jax.tree.leaves((x, rest)))
 
 
@@ -194,8 +202,9 @@ def test_static_arguments_with_and_without_a_policy():
   for policy in (None, jax.checkpoint_policies.dots_saveable):
     fitted = coopjax.remat(power, static_argnums=1, static_argnames="kind", policy=policy, **SQUEEZED)
     for kind in ("sum", "max"):
-      np.testing.assert_allclose(jax.grad(lambda x: fitted(x, 3, kind=kind))(X), jax.grad(
-        lambda x: power(x, 3, kind=kind))(X), rtol=1e-5)
+      np.testing.assert_allclose(
+        jax.grad(lambda x: fitted(x, 3, kind=kind))(X), jax.grad(lambda x: power(x, 3, kind=kind))(X), rtol=1e-5
+      )
 
 
 def test_a_loop_without_a_gradient_says_why():
@@ -209,6 +218,12 @@ def test_a_loop_without_a_gradient_says_why():
 
 def test_named_axes_and_meshes_of_eight_devices():
   environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
-  done = subprocess.run([sys.executable, "-W", "error", "-m", "tests.support.mesh_transforms"], env=environment, text=True,
-                        capture_output=True, cwd=ROOT, check=False)
+  done = subprocess.run(
+    [sys.executable, "-W", "error", "-m", "tests.support.mesh_transforms"],
+    env=environment,
+    text=True,
+    capture_output=True,
+    cwd=ROOT,
+    check=False,
+  )
   assert done.returncode == 0, done.stdout + done.stderr

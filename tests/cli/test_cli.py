@@ -69,7 +69,9 @@ def test_check_is_a_gate(dumped, capsys):
 def test_diff_shows_what_changed_line_by_line(dumped, capsys, tmp_path):
   directory, stats = dumped
   lowered = jax.jit(lambda x: jnp.tanh(x).sum()).lower(jnp.ones((512, 64)))
-  small = lowered.compile(compiler_options={"xla_dump_to": str(tmp_path), "xla_dump_hlo_as_proto": True}).memory_analysis()
+  small = lowered.compile(
+    compiler_options={"xla_dump_to": str(tmp_path), "xla_dump_hlo_as_proto": True}
+  ).memory_analysis()
   status, out, _ = run(capsys, "diff", directory, tmp_path, "--units", "B")
   change = small.temp_size_in_bytes - stats.temp_size_in_bytes
   (temp,) = (line for line in out.splitlines() if line.endswith("  temp"))
@@ -91,13 +93,20 @@ def test_explain_and_diff_read_saved_plans(dumped, capsys, tmp_path):
   assert status == 0 and f"{plan.measured.temp_bytes:,} B" in out
 
 
-@pytest.mark.parametrize("arguments, message", [
-  (("explain", "pyproject.toml"), "not a coopjax plan"), (("diff", "nowhere", "nowhere"), "nowhere does not exist"),
-  (("inspect", "nowhere"), "nowhere does not exist"), (("check", "nowhere", "--budget", "1GiB"), "does not exist"),
-  (("check", ".", "--budget", "12 bananas"), "12 bananas"), (("check", ".", "--budget", "0.5"), "0.5"),
-  (("check", ".", "--budget", "50%"), "50% is a share"),
-  (("inspect", ".", "--top", "0"), "'0'"), (("inspect", ".", "--group-by", "mood"), "mood"),
-])
+@pytest.mark.parametrize(
+  "arguments, message",
+  [
+    (("explain", "pyproject.toml"), "not a coopjax plan"),
+    (("diff", "nowhere", "nowhere"), "nowhere does not exist"),
+    (("inspect", "nowhere"), "nowhere does not exist"),
+    (("check", "nowhere", "--budget", "1GiB"), "does not exist"),
+    (("check", ".", "--budget", "12 bananas"), "12 bananas"),
+    (("check", ".", "--budget", "0.5"), "0.5"),
+    (("check", ".", "--budget", "50%"), "50% is a share"),
+    (("inspect", ".", "--top", "0"), "'0'"),
+    (("inspect", ".", "--group-by", "mood"), "mood"),
+  ],
+)
 def test_bad_input_is_two(arguments, message):
   done = subprocess.run([sys.executable, "-m", "coopjax.cli", *arguments], capture_output=True, text=True)
   assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr

@@ -83,16 +83,19 @@ def test_frontier_prints_a_table_and_draws(script, capsys):
   assert len(coopjax.Frontier.from_dict(json.loads(out)).points) == 2
 
 
-@pytest.mark.parametrize("arguments, message", [
-  (("nowhere.py:loss", "--args", "make_args"), "nowhere.py does not exist"),
-  (("{script}:los", "--args", "make_args"), "it has broken, loss, make_args"),
-  (("{script}", "--args", "make_args"), "names no function"),
-  (("{script}:loss", "--args", "broken"), "KeyError: 'weights'"),
-  (("{script}:loss", "--shapes", "{script}"), "is not JSON"),
-  (("{script}:loss", "--shapes", "{directory}/odd.json"), "'f32[8' is no array"),
-  (("{script}:loss", "--args", "make_args", "--planner", "best"), "unknown planner 'best'"),
-  (("{script}:loss", "--args", "make_args", "--target", "gpu:h1000"), "Did you mean 'gpu:h100'"),
-])
+@pytest.mark.parametrize(
+  "arguments, message",
+  [
+    (("nowhere.py:loss", "--args", "make_args"), "nowhere.py does not exist"),
+    (("{script}:los", "--args", "make_args"), "it has broken, loss, make_args"),
+    (("{script}", "--args", "make_args"), "names no function"),
+    (("{script}:loss", "--args", "broken"), "KeyError: 'weights'"),
+    (("{script}:loss", "--shapes", "{script}"), "is not JSON"),
+    (("{script}:loss", "--shapes", "{directory}/odd.json"), "'f32[8' is no array"),
+    (("{script}:loss", "--args", "make_args", "--planner", "best"), "unknown planner 'best'"),
+    (("{script}:loss", "--args", "make_args", "--target", "gpu:h1000"), "Did you mean 'gpu:h100'"),
+  ],
+)
 def test_what_can_not_be_planned_is_two(script, capsys, arguments, message):
   script.with_name("odd.json").write_text('["f32[8"]')
   filled = [argument.format(script=script, directory=script.parent) for argument in arguments]
@@ -132,12 +135,25 @@ def test_bars_show_what_is_logged_on_a_terminal(monkeypatch):
   assert not logging.getLogger("coopjax").handlers
 
 
-@pytest.mark.parametrize("typed, offered", [
-  ("coopjax ins", ["inspect"]), ("coopjax inspect --group-by li", ["line"]),
-  ("coopjax completion b", ["bash"]), ("coopjax plan --eng", ["--engine"])])
+@pytest.mark.parametrize(
+  "typed, offered",
+  [
+    ("coopjax ins", ["inspect"]),
+    ("coopjax inspect --group-by li", ["line"]),
+    ("coopjax completion b", ["bash"]),
+    ("coopjax plan --eng", ["--engine"]),
+  ],
+)
 def test_a_shell_gets_completions(tmp_path, typed, offered):
-  environment = {**os.environ, "_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "COMP_LINE": typed, "COMP_TYPE": "9",
-                 "COMP_POINT": str(len(typed)), "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "out")}
+  environment = {
+    **os.environ,
+    "_ARGCOMPLETE": "1",
+    "_ARGCOMPLETE_IFS": "\n",
+    "COMP_LINE": typed,
+    "COMP_TYPE": "9",
+    "COMP_POINT": str(len(typed)),
+    "_ARGCOMPLETE_STDOUT_FILENAME": str(tmp_path / "out"),
+  }
   subprocess.run([sys.executable, "-m", "coopjax.cli"], env=environment, check=True)
   assert sorted(word.strip() for word in (tmp_path / "out").read_text().split("\n")) == offered
 

@@ -1,4 +1,6 @@
-"""The HLO engine on GPU and TPU modules, compiled ahead of time: predicted bytes, plans that hold, overlap that stays."""
+"""The HLO engine on GPU and TPU modules, compiled ahead of time: predicted bytes, plans that hold, overlap that
+stays.
+"""
 
 import functools
 
@@ -121,7 +123,7 @@ def test_what_hides_a_transfer_stays_between_its_start_and_its_done():
   pairs = [(start, done) for start, done in zip(starts, dones, strict=True) if done > start + 1]
   assert pairs
   for start, done in pairs:
-    assert set(range(start + 1, done)) <= set(items[offsets[done]:offsets[done + 1]].tolist())
+    assert set(range(start + 1, done)) <= set(items[offsets[done] : offsets[done + 1]].tolist())
     hasty = [op for op in range(program.num_ops) if op != done]
     hasty.insert(hasty.index(start) + 1, done)
     after = parse_module(_core.apply_schedule(module, ids, np.array(hasty, np.int32)))

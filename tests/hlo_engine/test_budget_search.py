@@ -15,6 +15,7 @@ from coopjax.planners import base
 
 def _module():
   """Gradients of eight networks at once: a plan for live bytes alone takes 14% more in the heap."""
+
   def loss(weights, x):
     for weight in weights:
       x = jnp.tanh(x @ weight)
@@ -38,9 +39,12 @@ def test_what_is_nearest_to_a_budget_out_of_reach_loses_nothing_between_buffers(
 def test_runs_are_moved_about_only_in_plans_that_may_be_taken():
   module = _bytes_of(hlo_corpus.PROGRAMS["eigenvalues_gradient"]().lower())
   smallest, near = (recompute_order.recompute_order(module, 1, near_smallest=share) for share in (1.0, 1.01))
-  # What is within 1% of the smallest recomputes nothing; moving runs about aims at what their buffers take at least, below that.
+  # What is within 1% of the smallest recomputes nothing; moving runs about aims at what their buffers take at least,
+  # below that.
   assert near.recompute_cost_s == 0 and near.after.temp_bytes == smallest.after.temp_bytes
-  are_moved = [any(1 < each.limit_bytes < near.after.temp_bytes for each in result.rounds) for result in (smallest, near)]
+  are_moved = [
+    any(1 < each.limit_bytes < near.after.temp_bytes for each in result.rounds) for result in (smallest, near)
+  ]
   assert are_moved == [True, False]
 
 

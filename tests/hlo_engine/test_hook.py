@@ -41,11 +41,19 @@ def test_garbage_leaves_the_compile_standing(caplog):
   module = module_of(plain("mlp"))
   mark = Mark(coopjax.Budget.parse(0.5)).to_text().encode()
   chance = random.Random(0)
-  broken = [b"", b"\x00" * 100, chance.randbytes(1000), b"coopjax-mark(nonsense)", b"coopjax-mark(share=x;\xff)", mark,
-            mark + module, module[: len(module) // 2]]
+  broken = [
+    b"",
+    b"\x00" * 100,
+    chance.randbytes(1000),
+    b"coopjax-mark(nonsense)",
+    b"coopjax-mark(share=x;\xff)",
+    mark,
+    mark + module,
+    module[: len(module) // 2],
+  ]
   for _ in range(60):
     at = chance.randrange(len(module))
-    broken.append(module[:at] + chance.randbytes(chance.randrange(1, 9)) + module[at + chance.randrange(9):])
+    broken.append(module[:at] + chance.randbytes(chance.randrange(1, 9)) + module[at + chance.randrange(9) :])
   with coopjax.enable(0.5):
     for garbage in broken:
       caplog.clear()
@@ -106,8 +114,11 @@ def test_one_line_per_program_at_the_level_that_jax_logs_at(caplog):
 def test_other_users_and_disabled_passes_stay_in_force():
   loss, params, ids = GPT
   seen = []
-  with before_ours(lambda module: seen.append(("before", sequence(module)))), coopjax.enable(), other_hook(
-      lambda module: seen.append(("after", sequence(module))), name="after"):
+  with (
+    before_ours(lambda module: seen.append(("before", sequence(module)))),
+    coopjax.enable(),
+    other_hook(lambda module: seen.append(("after", sequence(module))), name="after"),
+  ):
     ordered = compile_step(loss, params, ids)
   (_, came), (_, left) = (entry for entry in seen if len(entry[1]) > 50)
   assert came == sequence(module_of(plain())) and left == sequence(module_of(ordered)) != came

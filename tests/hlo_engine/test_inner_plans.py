@@ -102,7 +102,11 @@ def scan_gradient():
       x = jnp.tanh(x @ weights[k])
     return x, None
 
-  return jax.grad(lambda weights, x: jnp.sum(jax.lax.scan(block, x, weights)[0] ** 2)), weights, models.normal(9, 512, 64)
+  return (
+    jax.grad(lambda weights, x: jnp.sum(jax.lax.scan(block, x, weights)[0] ** 2)),
+    weights,
+    models.normal(9, 512, 64),
+  )
 
 
 def nested():
@@ -144,8 +148,11 @@ def until_small():
 
 
 CASES = {
-  "accumulated": (accumulated, 0.6, "body"), "attention": (attention, 0.5, "body"), "skips": (skips, 0.7, "body"),
-  "scan_gradient": (scan_gradient, 0.75, "body"), "nested": (nested, 0.6, "body"),
+  "accumulated": (accumulated, 0.6, "body"),
+  "attention": (attention, 0.5, "body"),
+  "skips": (skips, 0.7, "body"),
+  "scan_gradient": (scan_gradient, 0.75, "body"),
+  "nested": (nested, 0.6, "body"),
   "branches": (branches, 0.5, "branch_computations|true_computation|false_computation"),
   "until_small": (until_small, 0.5, "body"),
 }
@@ -310,6 +317,7 @@ def run_by(module_bytes, computation_id):
   computations = [hlo_proto.fields(value) for number, value in parts if number == hlo_proto.MODULE_COMPUTATIONS]
   wanted = dict(parts)[hlo_proto.MODULE_ENTRY_ID] if computation_id is None else computation_id
   (computation,) = (each for each in computations if dict(each).get(hlo_proto.COMPUTATION_ID, 0) == wanted)
-  instructions = [hlo_proto.parse_instruction(value) for number, value in computation
-                  if number == hlo_proto.COMPUTATION_INSTRUCTIONS]
+  instructions = [
+    hlo_proto.parse_instruction(value) for number, value in computation if number == hlo_proto.COMPUTATION_INSTRUCTIONS
+  ]
   return [callee for each in instructions if each.opcode in ("while", "conditional", "call") for callee in each.called]

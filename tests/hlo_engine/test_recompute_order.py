@@ -87,7 +87,7 @@ def test_costs_and_ranks_of_buffers(decoder):
   seconds, rank = _core.remake_costs(program.core, program.schedule)
   np.testing.assert_array_equal(result.remake_s, seconds)
   np.testing.assert_array_equal(result.cost_rank, rank)
-  ranked = np.argsort(rank, kind="stable")[(rank < 0).sum():]
+  ranked = np.argsort(rank, kind="stable")[(rank < 0).sum() :]
   per_byte = seconds[ranked] / program.value_bytes[ranked]
   assert len(ranked) > 50
   assert np.all(np.diff(per_byte) >= 0)

@@ -1,7 +1,7 @@
 """The planners' benchmark on small programs: every table runs, sums up, and can be shown and kept.
 
-The zoo needs Keras, and omnimalloc is a peer: neither is needed for the suite, so programs of ours and a packing that wastes
-nothing stand in for them.
+The zoo needs Keras, and omnimalloc is a peer: neither is needed for the suite, so programs of ours and a packing that
+wastes nothing stand in for them.
 """
 
 import importlib
@@ -38,8 +38,9 @@ def _with_kinds(program):
 
 def test_every_table_runs(benchmark, monkeypatch, tmp_path, capsys):
   monkeypatch.setattr(benchmark, "SCALES", (200,))
-  monkeypatch.setattr(sys, "argv", ["planners.py", "--models", "tiny", "--time-limit", "2", "--exact-limit", "2",
-                                    "--out", str(tmp_path)])
+  monkeypatch.setattr(
+    sys, "argv", ["planners.py", "--models", "tiny", "--time-limit", "2", "--exact-limit", "2", "--out", str(tmp_path)]
+  )
   benchmark.main()
   shown = capsys.readouterr().out
   for name, table in benchmark.TABLES.items():

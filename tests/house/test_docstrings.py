@@ -14,8 +14,21 @@ from tests.support import ROOT
 PACKAGE = ROOT / "coopjax"
 XLA_PASS = ROOT / "xla_pass"
 EXAMPLES = sorted(path for path in PACKAGE.rglob("*.py") if re.search(r"^\s*>>> ", path.read_text(), re.MULTILINE))
-TEXTS = ("*.py", "*.pyi", "*.h", "*.cc", "*.md", "*.txt", "*.toml", "*.yaml", "*.html", "*.js", "BUILD", "Makefile",
-         ".ci/*")
+TEXTS = (
+  "*.py",
+  "*.pyi",
+  "*.h",
+  "*.cc",
+  "*.md",
+  "*.txt",
+  "*.toml",
+  "*.yaml",
+  "*.html",
+  "*.js",
+  "BUILD",
+  "Makefile",
+  ".ci/*",
+)
 # From the root of the checkout; results are written, so they need not be there.
 TOPS = r"xla_pass|coopjax|tests|docs|examples|benchmarks(?!/results)|bazel|\.ci"
 FROM_ROOT = re.compile(rf"(?<![\w/.-])(?:{TOPS})/[\w.*/-]*\w")
@@ -23,7 +36,14 @@ FROM_ROOT = re.compile(rf"(?<![\w/.-])(?:{TOPS})/[\w.*/-]*\w")
 ROOMS = "|".join(sorted(path.name for path in XLA_PASS.iterdir() if path.is_dir()))
 FROM_XLA_PASS = re.compile(rf"(?<![\w/.-])(?:{ROOMS})/[\w/]+\.(?:h|cc)\b")
 BARE = re.compile(r"(?<![\w/.*<-])[a-z]\w*\.(?:h|cc)\b|(?<=`)\w+\.py(?=`)")
-NOT_OURS = {"foo.h", "foo.cc", "foo.py", "train.py", "hlo_alias_analysis.cc", "hlo_live_range.cc"}  # examples; files of XLA's
+NOT_OURS = {
+  "foo.h",
+  "foo.cc",
+  "foo.py",
+  "train.py",
+  "hlo_alias_analysis.cc",
+  "hlo_live_range.cc",
+}  # examples; files of XLA's
 
 
 @functools.cache
@@ -70,6 +90,12 @@ def test_paths_from_xla_pass_exist():
 def test_files_that_are_named_without_a_folder_exist():
   """What a C++ file or a docstring calls ``foo.h`` or ``foo.py`` is the name of some file of ours."""
   ours = {name.rpartition("/")[2] for name in texts()} | NOT_OURS
-  found = [f"{name}:{number}: {file}" for name, text in texts().items() if name.endswith((".py", ".h", ".cc"))
-           for number, line in enumerate(text.splitlines(), 1) for file in BARE.findall(line) if file not in ours]
+  found = [
+    f"{name}:{number}: {file}"
+    for name, text in texts().items()
+    if name.endswith((".py", ".h", ".cc"))
+    for number, line in enumerate(text.splitlines(), 1)
+    for file in BARE.findall(line)
+    if file not in ours
+  ]
   assert not found

@@ -12,8 +12,20 @@ import rich.progress
 
 from tests.support import ROOT
 
-SMALL = ["--num-layers", "6", "--width", "64", "--num-heads", "2", "--context", "64", "--batch-size", "4",
-         "--steps", "3"]
+SMALL = [
+  "--num-layers",
+  "6",
+  "--width",
+  "64",
+  "--num-heads",
+  "2",
+  "--context",
+  "64",
+  "--batch-size",
+  "4",
+  "--steps",
+  "3",
+]
 
 
 def train_gpt(directory: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess:

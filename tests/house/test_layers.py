@@ -92,7 +92,9 @@ def home_of(name):
 
 def test_every_module_stands_in_the_table():
   rooms = {room_of(module) for module in MODULES}
-  assert rooms == set(FLOOR_OF), "a new module or package belongs on a floor of the table, and into docs/architecture.md"
+  assert rooms == set(FLOOR_OF), (
+    "a new module or package belongs on a floor of the table, and into docs/architecture.md"
+  )
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: module_of(path))

@@ -1,4 +1,6 @@
-"""The benchmark that shows a refactoring changes no planned module: written twice it agrees, and it sees what differs."""
+"""The benchmark that shows a refactoring changes no planned module: written twice it agrees, and it sees what
+differs.
+"""
 
 import importlib
 import json
@@ -53,12 +55,15 @@ def test_the_same_code_gives_the_same_digests(benchmark, monkeypatch, written, c
   assert any(row["sha256"] for row in rows) and all(row["temp_bytes"] > 0 for row in rows)
 
 
-@pytest.mark.parametrize(("change", "shown"), [
-  (lambda rows: rows[1].update(sha256="0" * 64), "sha256"),
-  (lambda rows: rows[1].update(recompute_cost_s=1.0), "recompute_cost_s"),
-  (lambda rows: rows[1].update(module_sha256="0" * 64), "module that came in"),
-  (lambda rows: rows.pop(1), "missing"),
-])
+@pytest.mark.parametrize(
+  ("change", "shown"),
+  [
+    (lambda rows: rows[1].update(sha256="0" * 64), "sha256"),
+    (lambda rows: rows[1].update(recompute_cost_s=1.0), "recompute_cost_s"),
+    (lambda rows: rows[1].update(module_sha256="0" * 64), "module that came in"),
+    (lambda rows: rows.pop(1), "missing"),
+  ],
+)
 def test_a_cell_that_differs_is_shown(benchmark, monkeypatch, written, capsys, change, shown):
   contents = json.loads(written[1].read_text())
   change(contents["rows"])

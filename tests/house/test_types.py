@@ -46,15 +46,19 @@ def stub_definitions():
     elif isinstance(node, ast.AnnAssign):
       found[node.target.id] = set()
     elif isinstance(node, ast.ClassDef) and not node.decorator_list:  # the others are for annotations alone
-      members = {part.name if isinstance(part, ast.FunctionDef) else part.target.id
-                 for part in node.body if isinstance(part, (ast.FunctionDef, ast.AnnAssign))}
+      members = {
+        part.name if isinstance(part, ast.FunctionDef) else part.target.id
+        for part in node.body
+        if isinstance(part, (ast.FunctionDef, ast.AnnAssign))
+      }
       found[node.name] = {name for name in members if not name.startswith("_")}
   return found
 
 
 def test_stub_and_extension_have_the_same_names():
-  extension = {name: names_of(value) if isinstance(value := getattr(_core, name), type) else set()
-               for name in names_of(_core)}
+  extension = {
+    name: names_of(value) if isinstance(value := getattr(_core, name), type) else set() for name in names_of(_core)
+  }
   assert stub_definitions() == extension
 
 
@@ -72,15 +76,17 @@ def split_at_commas(text):
 
 def bound_parameters(fn):
   """(name, kind, default) of a function of the extension; nanobind names those arg0, arg1 that its binding does not."""
-  (text, _, defaults), = fn.__nb_signature__
+  ((text, _, defaults),) = fn.__nb_signature__
   inside = text[text.index("(") + 1 : text.rindex(" -> ")].rstrip()[:-1]
   parts, kind, found = split_at_commas(inside), inspect.Parameter.POSITIONAL_OR_KEYWORD, []
   for part in parts:
     if part == "*":
       kind = inspect.Parameter.KEYWORD_ONLY
     elif part == "/":
-      found = [(None if name.startswith("arg") else name, inspect.Parameter.POSITIONAL_ONLY, default)
-               for name, _, default in found]
+      found = [
+        (None if name.startswith("arg") else name, inspect.Parameter.POSITIONAL_ONLY, default)
+        for name, _, default in found
+      ]
     else:
       name, _, default = part.partition(" = ")
       value = defaults[int(default.removeprefix(PLACEHOLDER))] if default else inspect.Parameter.empty
@@ -89,7 +95,9 @@ def bound_parameters(fn):
 
 
 def stub_parameters(fn):
-  return [(parameter.name, parameter.kind, parameter.default) for parameter in inspect.signature(fn).parameters.values()]
+  return [
+    (parameter.name, parameter.kind, parameter.default) for parameter in inspect.signature(fn).parameters.values()
+  ]
 
 
 def callables():
@@ -149,6 +157,7 @@ def assert_is(value, kind, where):
 @pytest.fixture(scope="module")
 def modules():
   """A scheduled module whose memory is in a loop's body, and XLA's buffer assignment of it."""
+
   def loss(weights, x):
     for weight in weights:
       x = jnp.tanh(x @ weight)
@@ -173,8 +182,14 @@ def calls(module, proto):
   sizes, none = np.array([4, 8], np.int64), np.full(2, -1, np.int64)
   packing = _core.PackingProblem(*lifetimes, sizes, np.ones(2, np.int64), none, none.astype(np.int32), -1)
   fields, op_instruction_ids = _core.read_step_program(module, *ROOFLINE, None, "")
-  recompute = {"changes": 2, "roofline": ROOFLINE, "kept_scope": "", "searches_order": True,
-               "near_smallest": 1.0, "time_limit_s": 5.0}
+  recompute = {
+    "changes": 2,
+    "roofline": ROOFLINE,
+    "kept_scope": "",
+    "searches_order": True,
+    "near_smallest": 1.0,
+    "time_limit_s": 5.0,
+  }
   temp_bytes = _core.predict_memory(module)["temp_bytes"]
   yield "StepProgram.check", core.check()
   yield "check_schedule", _core.check_schedule(core, order)
@@ -236,8 +251,17 @@ def test_callbacks_are_called_as_the_stub_says(stub, modules):
     return found
 
   for searches_order in (False, True):
-    _core.recompute_order(modules[0], changes=2, budget_bytes=1000, roofline=ROOFLINE, kept_scope="", planner=plan,
-                          searches_order=searches_order, near_smallest=1.0, time_limit_s=5.0)
+    _core.recompute_order(
+      modules[0],
+      changes=2,
+      budget_bytes=1000,
+      roofline=ROOFLINE,
+      kept_scope="",
+      planner=plan,
+      searches_order=searches_order,
+      near_smallest=1.0,
+      time_limit_s=5.0,
+    )
   assert seen == {False, True}
 
 
@@ -246,7 +270,9 @@ def test_fields_are_what_the_stub_says(stub, modules):
     stubbed = getattr(stub, type(value).__name__)
     kinds = typing.get_type_hints(stubbed) | {
       name: inspect.signature(accessor.fget).return_annotation
-      for name, accessor in vars(stubbed).items() if isinstance(accessor, property)}
+      for name, accessor in vars(stubbed).items()
+      if isinstance(accessor, property)
+    }
     assert set(kinds) == names_of(type(value))
     for name, kind in kinds.items():
       assert_is(getattr(value, name), kind, name)
@@ -256,7 +282,7 @@ def test_fields_are_what_the_stub_says(stub, modules):
 def test_a_type_checker_sees_the_public_names():
   """What coopjax/__init__.py imports for type checkers alone is what it loads when it is asked."""
   tree = ast.parse((ROOT / "coopjax" / "__init__.py").read_text())
-  block, = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+  (block,) = (node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
   seen = {}
   for node in block.body:
     assert all(alias.asname == alias.name for alias in node.names)  # without, a name is private to the package
@@ -264,13 +290,20 @@ def test_a_type_checker_sees_the_public_names():
   assert seen == {home: set(names) for home, names in (coopjax._HOMES | {"coopjax": coopjax._MODULES}).items()}
 
 
-@pytest.mark.parametrize("remat, keywords", [
-  (coopjax.remat, keywords.RematKeywords), (coopjax.linen.remat, keywords.LinenKeywords),
-  (coopjax.nnx.remat, keywords.BlockKeywords)])
+@pytest.mark.parametrize(
+  "remat, keywords",
+  [
+    (coopjax.remat, keywords.RematKeywords),
+    (coopjax.linen.remat, keywords.LinenKeywords),
+    (coopjax.nnx.remat, keywords.BlockKeywords),
+  ],
+)
 def test_overloads_have_the_keywords_of_the_function(remat, keywords):
   parameters = list(inspect.signature(remat).parameters.values())[1:]
   assert {parameter.name for parameter in parameters} == keywords.__required_keys__ | keywords.__optional_keys__
-  assert {parameter.name for parameter in parameters if parameter.default is parameter.empty} == keywords.__required_keys__
+  assert {
+    parameter.name for parameter in parameters if parameter.default is parameter.empty
+  } == keywords.__required_keys__
 
 
 def test_functions_keep_their_signatures():

@@ -68,8 +68,16 @@ def test_transposes_are_views_if_asked():
 def test_a_checkpoint_is_its_recompute():
   fn = jax.checkpoint(lambda w, x: jnp.sin(x @ w).sum())
   program = program_of(jax.value_and_grad(fn), f32(4, 4), f32(8, 4))
-  assert program.op_kinds == ("dot_general", "sin", "reduce_sum", "dot_general", "cos", "mul", "dot_general",
-                              "transpose")
+  assert program.op_kinds == (
+    "dot_general",
+    "sin",
+    "reduce_sum",
+    "dot_general",
+    "cos",
+    "mul",
+    "dot_general",
+    "transpose",
+  )
 
 
 def test_an_op_with_several_outputs():
@@ -100,8 +108,7 @@ def test_costs_of_loops_and_branches():
   roofline = Roofline(flops_per_s=1.0, transcendentals_per_s=1.0, bytes_per_s=1e9, op_overhead_s=0.0)
   options = ProgramOptions(roofline=roofline)
   branches = [lambda x: x + 1, lambda x: jnp.sin(jnp.cos(x))]
-  program = program_of(lambda i, x: lax.cond(i, *branches, x), jax.ShapeDtypeStruct((), bool), f32(16),
-                       options=options)
+  program = program_of(lambda i, x: lax.cond(i, *branches, x), jax.ShapeDtypeStruct((), bool), f32(16), options=options)
   assert program.op_kinds[-1] == "cond" and program.op_cost_s[-1] == 32  # of the costlier one, at one a second
   assert program.op_workspace_bytes[-1] == 64  # the cosine; the branch's result is the conditional's
   program = program_of(lambda x: lax.fori_loop(0, 5, lambda _, x: jnp.sin(x), x), f32(16), options=options)
@@ -189,8 +196,12 @@ def test_fusion_spares_intermediate_values():
   assert live(program) == [32, 32 + 256, 256 + 1024, 1024 + 32, 1024 + 32]
   assert max(live(program_of(grad, f32(32, 8), f32(8)))) > 1280
   roofline = Roofline(1e9, 1e9, 1e9, 1.0)
-  costs = [program_of(grad, f32(32, 8), f32(8), options=ProgramOptions(roofline=roofline, fuse_elementwise=fuse))
-           .op_cost_s.sum() for fuse in (True, False)]
+  costs = [
+    program_of(
+      grad, f32(32, 8), f32(8), options=ProgramOptions(roofline=roofline, fuse_elementwise=fuse)
+    ).op_cost_s.sum()
+    for fuse in (True, False)
+  ]
   assert round(costs[0]) == 5 and costs[1] > costs[0]
 
 
@@ -223,15 +234,31 @@ def test_donated_weights_are_overwritten():
   assert (late.value_in_place_of == -1).all()  # the old weights are read once more
 
 
-_UNARY = (jnp.sin, jax.nn.relu, lambda x: x[::-1], lambda x: x.reshape(2, -1).sum(0).repeat(2), jax.jit(jnp.exp),
-          lambda x: lax.scan(lambda c, y: (c + y, c * y), x[0], x)[1])
+_UNARY = (
+  jnp.sin,
+  jax.nn.relu,
+  lambda x: x[::-1],
+  lambda x: x.reshape(2, -1).sum(0).repeat(2),
+  jax.jit(jnp.exp),
+  lambda x: lax.scan(lambda c, y: (c + y, c * y), x[0], x)[1],
+)
 _BINARY = (jnp.add, jnp.multiply, lambda x, y: jnp.where(x > y, x, y), lambda x, y: jnp.outer(x, y).sum(0))
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=8),
-       st.sampled_from([{}, {"fold_views": False}, {"fuse_elementwise": True}, {"share_elementwise": True},
-                        {"fold_transposes": True}, {"fuse_elementwise": True, "outputs_take_budget": True}]))
+@given(
+  st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=8),
+  st.sampled_from(
+    [
+      {},
+      {"fold_views": False},
+      {"fuse_elementwise": True},
+      {"share_elementwise": True},
+      {"fold_transposes": True},
+      {"fuse_elementwise": True, "outputs_take_budget": True},
+    ]
+  ),
+)
 def test_random_gradients_are_valid_programs(recipe, options):
   def fn(x):
     values = [x]

@@ -19,7 +19,6 @@ from tests.support.policy_models import scaled_norm
 
 
 class Affine:
-
   def __init__(self, weight):
     self.weight = weight
 
@@ -70,9 +69,14 @@ def test_fn_and_gradient_takes_cotangents_of_arrays_only():
   assert_close(gradient, 3 * 4 * jnp.cos(x))  # one from the sum, two from the array's cotangent
 
 
-@pytest.mark.parametrize(("fn", "args"), [
-  (lambda n: n + 1, (3,)), (lambda: jnp.float32(1.0), ()), (lambda x: jnp.argmax(x), (np.ones(4, np.float32),)),
-])
+@pytest.mark.parametrize(
+  ("fn", "args"),
+  [
+    (lambda n: n + 1, (3,)),
+    (lambda: jnp.float32(1.0), ()),
+    (lambda x: jnp.argmax(x), (np.ones(4, np.float32),)),
+  ],
+)
 def test_nothing_to_differentiate(fn, args):
   with pytest.raises(NotDifferentiableError, match="floating-point"):
     fn_and_gradient(trace(fn, args))
@@ -80,6 +84,7 @@ def test_nothing_to_differentiate(fn, args):
 
 def busy(weights, x):
   """A scan over a user's checkpoint, a branch, custom rules and plain code."""
+
   def body(x, weight):
     return jax.checkpoint(lambda x: jax.nn.gelu(scaled_norm(jax.nn.silu(x)) @ weight))(x), None
 
@@ -139,11 +144,17 @@ def test_a_cached_jit_of_jax_gets_the_line_of_each_call():
     assert lines == {start + 1, start + 2}
 
 
-@pytest.mark.parametrize("call, what", [
-  (lambda fn, x: jax.jit(coopjax.remat(fn, budget=0.5))(x, True), r"leaves\[1\] is args\[1\] of scaled"),
-  (lambda fn, x: jax.jit(coopjax.remat(fn, budget=0.5))(x, is_large=True), r"leaves\[1\] is kwargs\['is_large'\] of scaled"),
-  (lambda fn, x: coopjax.plan(fn, x, True, budget=0.5), "arguments of scaled"),
-])
+@pytest.mark.parametrize(
+  "call, what",
+  [
+    (lambda fn, x: jax.jit(coopjax.remat(fn, budget=0.5))(x, True), r"leaves\[1\] is args\[1\] of scaled"),
+    (
+      lambda fn, x: jax.jit(coopjax.remat(fn, budget=0.5))(x, is_large=True),
+      r"leaves\[1\] is kwargs\['is_large'\] of scaled",
+    ),
+    (lambda fn, x: coopjax.plan(fn, x, True, budget=0.5), "arguments of scaled"),
+  ],
+)
 def test_flags_that_are_not_static_are_explained(call, what):
   def scaled(x, is_large):
     return (3.0 * x if is_large else x).sum()

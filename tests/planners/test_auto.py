@@ -27,8 +27,12 @@ def unit_costs(program):
 def plan(program, budget_bytes, **options):
   result = AutoPlanner().plan(program, budget_bytes, **options)
   report = validate(
-    program, result.schedule, budget_bytes=budget_bytes if result.is_feasible else None,
-    claimed_peak_bytes=result.peak_live_bytes, claimed_cost_s=result.recompute_cost_s)
+    program,
+    result.schedule,
+    budget_bytes=budget_bytes if result.is_feasible else None,
+    claimed_peak_bytes=result.peak_live_bytes,
+    claimed_cost_s=result.recompute_cost_s,
+  )
   assert report.is_valid, str(report)
   assert result.budget_bytes == budget_bytes
   assert result.is_feasible == (result.peak_live_bytes <= budget_bytes)
@@ -149,8 +153,7 @@ def test_neighbourhood_search_stops_at_the_bound():
   program = unit_costs(programs.transformer(num_layers=3))
   budget_bytes = peak_of(program) // 2
   start = PeakPlanner(num_price_rounds=0, clean_up=False, swap=False).plan(program, budget_bytes)
-  found = _core.search_neighbourhood(
-    program.core, start.schedule, budget_bytes, stop_at_cost_s=start.recompute_cost_s)
+  found = _core.search_neighbourhood(program.core, start.schedule, budget_bytes, stop_at_cost_s=start.recompute_cost_s)
   assert found["rounds"] == 0
   improved = _core.search_neighbourhood(program.core, start.schedule, budget_bytes)
   assert improved["improvements"] > 0

@@ -18,25 +18,44 @@ from tests.support.programs import peak_of
 SHARES = st.sampled_from([1.0, 0.85, 0.7, 0.5, 0.3])
 _PARTITIONS = [("off", 1), *itertools.product(("density", "op_list"), NUM_GROUPS)]
 SWITCHES = [
-  CoopPlanner(eviction, cost, partition, num_groups, recomputes_in_place=in_place, evicts_eagerly=eager,
-              knows_future=future, reuses_costs=reuses, num_small_pieces=small, small_piece_bytes=2, alignment_bytes=1)
+  CoopPlanner(
+    eviction,
+    cost,
+    partition,
+    num_groups,
+    recomputes_in_place=in_place,
+    evicts_eagerly=eager,
+    knows_future=future,
+    reuses_costs=reuses,
+    num_small_pieces=small,
+    small_piece_bytes=2,
+    alignment_bytes=1,
+  )
   for eviction, cost, (partition, num_groups), in_place, eager, future, reuses, small in itertools.product(
-    EVICTIONS, COSTS, _PARTITIONS, *[[False, True]] * 4, [0, 3])
+    EVICTIONS, COSTS, _PARTITIONS, *[[False, True]] * 4, [0, 3]
+  )
 ]
 
 
 def with_kinds(program):
-  return dataclasses.replace(program, op_kinds=tuple(("dot_general", "exp", "add")[op % 3] for op in range(program.num_ops)))
+  return dataclasses.replace(
+    program, op_kinds=tuple(("dot_general", "exp", "add")[op % 3] for op in range(program.num_ops))
+  )
 
 
 def check(program, planner, budget_bytes):
   result = planner.plan(program, budget_bytes)
   is_placed = result.counters["failed_step"] < 0
   report = validate(
-    program, result.schedule, budget_bytes=budget_bytes if is_placed else None,
-    claimed_peak_bytes=result.peak_live_bytes, claimed_cost_s=result.recompute_cost_s,
-    placements=result.placements if is_placed else None, arena_bytes=budget_bytes,
-    alignment_bytes=planner.alignment_bytes)
+    program,
+    result.schedule,
+    budget_bytes=budget_bytes if is_placed else None,
+    claimed_peak_bytes=result.peak_live_bytes,
+    claimed_cost_s=result.recompute_cost_s,
+    placements=result.placements if is_placed else None,
+    arena_bytes=budget_bytes,
+    alignment_bytes=planner.alignment_bytes,
+  )
   assert report.is_valid, f"{planner}: {report}"
   return result
 
@@ -121,11 +140,24 @@ def test_op_list_needs_kinds():
 def test_op_list_decides_the_end_of_the_arena():
   program = dataclasses.replace(programs.chain(), op_kinds=("exp", "dot_general", "exp"))
   result = CoopPlanner.published(partition="op_list", alignment_bytes=1).plan(program, 20)
-  assert result.placements[:, 2].tolist() == [18, 0, 16]  # cheap from the high end (a is dead when c comes), the product low
+  assert result.placements[:, 2].tolist() == [
+    18,
+    0,
+    16,
+  ]  # cheap from the high end (a is dead when c comes), the product low
 
 
-@pytest.mark.parametrize("bad", [{"eviction": "random"}, {"cost": "x"}, {"partition": "x"}, {"num_groups": 5},
-                                 {"alignment_bytes": 0}, {"num_small_pieces": -1}])
+@pytest.mark.parametrize(
+  "bad",
+  [
+    {"eviction": "random"},
+    {"cost": "x"},
+    {"partition": "x"},
+    {"num_groups": 5},
+    {"alignment_bytes": 0},
+    {"num_small_pieces": -1},
+  ],
+)
 def test_bad_switches_are_refused(bad):
   with pytest.raises(ValueError, match=next(iter(bad))):
     CoopPlanner(**bad)
@@ -134,5 +166,9 @@ def test_bad_switches_are_refused(bad):
 def test_as_shipped_is_oneflows_defaults():
   planner = CoopPlanner.as_shipped()
   assert (planner.partition, planner.num_small_pieces, planner.small_piece_bytes, planner.alignment_bytes) == (
-    "off", 1024, 10240, 512)
+    "off",
+    1024,
+    10240,
+    512,
+  )
   assert not planner.knows_future and planner.cost == "neighbours"

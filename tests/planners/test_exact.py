@@ -125,8 +125,13 @@ def test_exact_is_what_exhaustive_search_finds(solver, first_seed, count):
   for program, budget_bytes in tiny_cases(first_seed, count, most_ops=7):
     best_s = oracles.cheapest_in_stages(program, budget_bytes)
     result = ExactPlanner(solver, heuristic="peak").plan(program, budget_bytes, order=program.schedule)
-    report = validate(program, result.schedule, budget_bytes=budget_bytes if result.is_feasible else None,
-                      claimed_peak_bytes=result.peak_live_bytes, claimed_cost_s=result.recompute_cost_s)
+    report = validate(
+      program,
+      result.schedule,
+      budget_bytes=budget_bytes if result.is_feasible else None,
+      claimed_peak_bytes=result.peak_live_bytes,
+      claimed_cost_s=result.recompute_cost_s,
+    )
     assert report.is_valid, str(report)
     status, bound_s = status_of(result), result.counters["order_bound_s"]
     cost_s = result.recompute_cost_s if result.is_feasible else np.inf
@@ -141,9 +146,15 @@ def test_exact_is_what_exhaustive_search_finds(solver, first_seed, count):
   assert num_repeating > 0.05 * count and num_unknown <= 0.01 * count
 
 
-@pytest.mark.parametrize("make", [
-  lambda: programs.forward_backward(9), lambda: unit_costs(programs.transformer(1)),
-  lambda: unit_costs(programs.transformer(3))], ids=["chain", "transformer1", "transformer3"])
+@pytest.mark.parametrize(
+  "make",
+  [
+    lambda: programs.forward_backward(9),
+    lambda: unit_costs(programs.transformer(1)),
+    lambda: unit_costs(programs.transformer(3)),
+  ],
+  ids=["chain", "transformer1", "transformer3"],
+)
 def test_bound_exact_heuristics_and_budgets_are_in_order(make):
   program = make()
   order = _core.schedule_for_memory(program.core)
@@ -172,7 +183,9 @@ def test_a_plan_may_be_the_warm_start():
 
 def test_same_input_same_plan():
   program = unit_costs(programs.transformer(1))
-  results = [ExactPlanner(heuristic="peak").plan(program, int(0.6 * peak_of(program)), time_limit_s=60) for _ in range(2)]
+  results = [
+    ExactPlanner(heuristic="peak").plan(program, int(0.6 * peak_of(program)), time_limit_s=60) for _ in range(2)
+  ]
   assert np.array_equal(results[0].schedule, results[1].schedule)
 
 
@@ -221,7 +234,18 @@ def test_empty_program():
 def test_stages_and_stretches():
   # Before op 2 runs for the first time 0 is repeated, before op 3 ops 1 and 0.
   assert stages_of(np.array([0, 1, 0, 2, 1, 0, 3]), np.arange(4)) == [
-    (0, 0), (1, 1), (2, 0), (2, 2), (3, 1), (3, 0), (3, 3)]
+    (0, 0),
+    (1, 1),
+    (2, 0),
+    (2, 2),
+    (3, 1),
+    (3, 0),
+    (3, 3),
+  ]
   stretches = stretches_of(5, [(1, 1), (3, 1), (3, 3)])
   assert [(stretch.first, stretch.end, stretch.above, stretch.next_first) for stretch in stretches] == [
-    (0, (1, 1), -1, 2), (2, (3, 1), -1, 3), (3, (3, 3), 1, 4), (4, (5, 5), -1, 6)]
+    (0, (1, 1), -1, 2),
+    (2, (3, 1), -1, 3),
+    (3, (3, 3), 1, 4),
+    (4, (5, 5), -1, 6),
+  ]

@@ -18,17 +18,29 @@ from tests.support.programs import peak_of
 SHARES = st.sampled_from([1.0, 0.85, 0.7, 0.5, 0.3])
 QUICK = FastSAPlanner(num_slots=0, stage1_iterations=3000, stage2_iterations=3000)
 SWITCHES = [
-  dataclasses.replace(QUICK, group=group, retry_ungrouped=retry, order_only=order_only, seed=seed, num_slots=num_slots,
-                      stage1_iterations=stage1)
+  dataclasses.replace(
+    QUICK,
+    group=group,
+    retry_ungrouped=retry,
+    order_only=order_only,
+    seed=seed,
+    num_slots=num_slots,
+    stage1_iterations=stage1,
+  )
   for group, retry, order_only, (seed, num_slots, stage1) in itertools.product(
-    *[[True, False]] * 3, [(0, 0, 3000), (1, 1 << 12, 0)])
+    *[[True, False]] * 3, [(0, 0, 3000), (1, 1 << 12, 0)]
+  )
 ]
 
 
 def check(program, result, budget_bytes) -> None:
   report = validate(
-    program, result.schedule, budget_bytes=budget_bytes if result.is_feasible else None,
-    claimed_peak_bytes=result.peak_live_bytes, claimed_cost_s=result.recompute_cost_s)
+    program,
+    result.schedule,
+    budget_bytes=budget_bytes if result.is_feasible else None,
+    claimed_peak_bytes=result.peak_live_bytes,
+    claimed_cost_s=result.recompute_cost_s,
+  )
   assert report.is_valid, str(report)
   assert result.is_feasible == (result.peak_live_bytes <= budget_bytes)
 
@@ -77,8 +89,11 @@ def test_no_plan_in_the_same_order_beats_exact_search(program, share):
 @settings(max_examples=30, deadline=None)
 @given(programs.random_programs(max_ops=6))
 def test_order_only_comes_down_to_the_least_peak_of_all_orders(program):
-  orders = [order for order in itertools.permutations(range(program.num_ops))
-            if not _core.check_schedule(program.core, np.array(order, np.int32))]
+  orders = [
+    order
+    for order in itertools.permutations(range(program.num_ops))
+    if not _core.check_schedule(program.core, np.array(order, np.int32))
+  ]
   least = min(peak_of(program, np.array(order, np.int32)) for order in orders)
   planner = dataclasses.replace(QUICK, order_only=True, start_temperature=0.3)
   assert planner.plan(program, least).peak_live_bytes == least

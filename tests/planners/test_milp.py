@@ -132,8 +132,11 @@ def test_same_problem_same_answer(solver):
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(st.integers(-5, 5), st.integers(-4, 4), st.integers(-4, 4)), min_size=1, max_size=6),
-       st.integers(-3, 8), st.integers(-3, 8))
+@given(
+  st.lists(st.tuples(st.integers(-5, 5), st.integers(-4, 4), st.integers(-4, 4)), min_size=1, max_size=6),
+  st.integers(-3, 8),
+  st.integers(-3, 8),
+)
 def test_both_agree_with_enumeration(columns, first_limit, second_limit):
   costs, *weights = (np.array(field, float) for field in zip(*columns))
   builder = MilpBuilder()
@@ -147,16 +150,19 @@ def test_both_agree_with_enumeration(columns, first_limit, second_limit):
     assert solver.solve(problem, time_limit_s=10).objective == best
 
 
-@pytest.mark.parametrize("variables, rows, fault", [
-  (dict(cost=np.inf), [], "variable 0 has a cost that is not finite"),
-  (dict(lower=2.0), [], "variable 0 has no value between its bounds"),
-  (dict(lower=-np.inf, cost=1.0), [], "variable 0 has a cost that an infinite value would lower without end"),
-  (dict(upper=np.inf, cost=[0.0, -1.0]), [], "variable 1 has a cost that an infinite value"),
-  ({}, [([2], 1.0, {})], "unknown variable 2 of 2"),
-  ({}, [([1, 0, 1], 1.0, {})], "row 0 names variable 1 twice"),
-  ({}, [([1], np.nan, {})], "coefficient of variable 1 is not finite"),
-  ({}, [([1], 1.0, dict(lower=2.0, upper=1.0))], "row 0 has no value between 2.0 and 1.0"),
-])
+@pytest.mark.parametrize(
+  "variables, rows, fault",
+  [
+    (dict(cost=np.inf), [], "variable 0 has a cost that is not finite"),
+    (dict(lower=2.0), [], "variable 0 has no value between its bounds"),
+    (dict(lower=-np.inf, cost=1.0), [], "variable 0 has a cost that an infinite value would lower without end"),
+    (dict(upper=np.inf, cost=[0.0, -1.0]), [], "variable 1 has a cost that an infinite value"),
+    ({}, [([2], 1.0, {})], "unknown variable 2 of 2"),
+    ({}, [([1, 0, 1], 1.0, {})], "row 0 names variable 1 twice"),
+    ({}, [([1], np.nan, {})], "coefficient of variable 1 is not finite"),
+    ({}, [([1], 1.0, dict(lower=2.0, upper=1.0))], "row 0 has no value between 2.0 and 1.0"),
+  ],
+)
 def test_bad_input_is_named(variables, rows, fault):
   builder = MilpBuilder()
   builder.variables(2, **variables)

@@ -25,10 +25,19 @@ from tests.support.programs import peak_of
 SOLVERS = [HighsSolver(), ScipySolver()]
 both_solvers = pytest.mark.parametrize("solver", SOLVERS, ids=lambda solver: solver.name)
 SWITCHES = [
-  ModelPlanner(horizon=horizon, updates_early=early, generators_late=late, cuts=cuts, anneals=anneals,
-               window_ops=window, preplaces=preplaces, max_windows=2)
+  ModelPlanner(
+    horizon=horizon,
+    updates_early=early,
+    generators_late=late,
+    cuts=cuts,
+    anneals=anneals,
+    window_ops=window,
+    preplaces=preplaces,
+    max_windows=2,
+  )
   for horizon, early, late, cuts, anneals, window, preplaces in itertools.product(
-    HORIZONS, *[[False, True]] * 4, [0, 4], [False, True])
+    HORIZONS, *[[False, True]] * 4, [0, 4], [False, True]
+  )
 ]
 # The ILP on its own: no bound but the largest working set, no warm start but the list schedulers'.
 ILP_ONLY = ModelPlanner(horizon="num_ops", cuts=False, anneals=False, window_ops=0, relative_gap=0.0, places=False)
@@ -36,9 +45,15 @@ ILP_ONLY = ModelPlanner(horizon="num_ops", cuts=False, anneals=False, window_ops
 
 def check(program, result, budget_bytes, alignment_bytes=1) -> None:
   report = validate(
-    program, result.schedule, budget_bytes=budget_bytes if result.is_feasible else None,
-    claimed_peak_bytes=result.peak_live_bytes, claimed_cost_s=0.0, placements=result.placements,
-    arena_bytes=int(result.counters["heap_bytes"]), alignment_bytes=alignment_bytes)
+    program,
+    result.schedule,
+    budget_bytes=budget_bytes if result.is_feasible else None,
+    claimed_peak_bytes=result.peak_live_bytes,
+    claimed_cost_s=0.0,
+    placements=result.placements,
+    arena_bytes=int(result.counters["heap_bytes"]),
+    alignment_bytes=alignment_bytes,
+  )
   assert report.is_valid, str(report)
   assert len(result.schedule) == program.num_ops
   assert result.counters["bound_bytes"] <= result.peak_live_bytes
@@ -219,8 +234,11 @@ def test_an_edge_reorders_only_what_it_must():
 
 def least_heap(program, schedule) -> int:
   """The smallest heap: some order of placing everything in its lowest gap finds it. Programs without storage tricks."""
-  spans = [(value, start, end) for value, start, end in zip(*liveness.live_ranges(program, schedule))
-           if program.value_bytes[value] > 0]
+  spans = [
+    (value, start, end)
+    for value, start, end in zip(*liveness.live_ranges(program, schedule))
+    if program.value_bytes[value] > 0
+  ]
   best = None
   for order in itertools.permutations(spans):
     placed = []
@@ -243,8 +261,9 @@ def least_heap(program, schedule) -> int:
 def test_addresses_are_as_tight_as_exhaustive_search(solver, preplaces, program):
   options = AddressOptions(1, preplaces, 10_000, 10.0, solver)
   addresses = plan_addresses(program, program.schedule, options)
-  report = validate(program, program.schedule, placements=addresses.placements,
-                    arena_bytes=int(addresses.counters["heap_bytes"]))
+  report = validate(
+    program, program.schedule, placements=addresses.placements, arena_bytes=int(addresses.counters["heap_bytes"])
+  )
   assert report.is_valid, str(report)
   assert addresses.counters["heap_bytes"] == least_heap(program, program.schedule)
 
@@ -307,8 +326,10 @@ def test_time_out_and_size_fall_back_to_the_best_heuristic_order():
   program = training_step(num_layers=4)
   options = dict(cuts=False, anneals=False, relative_gap=0.0)
   by_rules = peak_of(program, _core.schedule_for_memory(program.core))
-  for planner, reason in ((ModelPlanner(solver=GivesUp(), **options), "ilp_timed_out"),
-                          (ModelPlanner(max_entries=0, **options), "ilp_too_large")):
+  for planner, reason in (
+    (ModelPlanner(solver=GivesUp(), **options), "ilp_timed_out"),
+    (ModelPlanner(max_entries=0, **options), "ilp_too_large"),
+  ):
     result = planner.plan(program, 0)
     check(program, result, 0)
     assert result.peak_live_bytes == by_rules

@@ -23,7 +23,8 @@ def clash(rectangles) -> bool:
   """Whether two of the rows (lower, upper, size, offset) overlap."""
   return any(
     a[0] < b[1] and b[0] < a[1] and a[3] < b[3] + b[2] and b[3] < a[3] + a[2]
-    for a, b in itertools.combinations([row for row in rectangles if row[2] > 0], 2))
+    for a, b in itertools.combinations([row for row in rectangles if row[2] > 0], 2)
+  )
 
 
 def check(packing, lower, upper, sizes, alignment=1) -> None:
@@ -121,8 +122,13 @@ def tiling(count, seed, duration=100_000, size=1 << 20):
       continue
     across = int(random.integers(1, (upper - lower - 1) // 2 + 1))
     up = int(random.integers(1, (height - 1) // 2 + 1))
-    tiles += [(lower, upper - across, up), (upper - across, upper, height - up), (lower + across, upper, up),
-              (lower, lower + across, height - up), (lower + across, upper - across, height - 2 * up)]
+    tiles += [
+      (lower, upper - across, up),
+      (upper - across, upper, height - up),
+      (lower + across, upper, up),
+      (lower, lower + across, height - up),
+      (lower + across, upper - across, height - 2 * up),
+    ]
   return [list(column) for column in zip(*tiles)]
 
 
@@ -173,17 +179,20 @@ def test_times_beyond_32_bits():
   assert packing.heap_bytes == 8
 
 
-@pytest.mark.parametrize("arguments, message", [
-  (dict(lower=[0], upper=[0], sizes=[1]), "buffer 0 lives from 0 to 0, which is no time"),
-  (dict(lower=[0, 1], upper=[1, 2], sizes=[1, -1]), "buffer 1 has the negative size -1"),
-  (dict(lower=[0], upper=[1, 2], sizes=[1]), "one-dimensional arrays of one length"),
-  (dict(lower=[0], upper=[1], sizes=[1], alignment=0), "alignment 0 is below 1"),
-  (dict(lower=[0], upper=[1], sizes=[1], capacity=-1), "the capacity -1 is negative"),
-  (dict(lower=[0], upper=[1], sizes=[2**61]), "bytes in all"),
-  (dict(lower=[0], upper=[1], sizes=[1], same_offset_as=[0]), "tied to buffer 0, which is not an earlier one"),
-  (dict(lower=[0], upper=[1], sizes=[1], method="magic"), "unknown method 'magic'"),
-  (dict(lower=[0], upper=[1], sizes=[1], order="size"), "order 'size' with method 'search'"),
-])
+@pytest.mark.parametrize(
+  "arguments, message",
+  [
+    (dict(lower=[0], upper=[0], sizes=[1]), "buffer 0 lives from 0 to 0, which is no time"),
+    (dict(lower=[0, 1], upper=[1, 2], sizes=[1, -1]), "buffer 1 has the negative size -1"),
+    (dict(lower=[0], upper=[1, 2], sizes=[1]), "one-dimensional arrays of one length"),
+    (dict(lower=[0], upper=[1], sizes=[1], alignment=0), "alignment 0 is below 1"),
+    (dict(lower=[0], upper=[1], sizes=[1], capacity=-1), "the capacity -1 is negative"),
+    (dict(lower=[0], upper=[1], sizes=[2**61]), "bytes in all"),
+    (dict(lower=[0], upper=[1], sizes=[1], same_offset_as=[0]), "tied to buffer 0, which is not an earlier one"),
+    (dict(lower=[0], upper=[1], sizes=[1], method="magic"), "unknown method 'magic'"),
+    (dict(lower=[0], upper=[1], sizes=[1], order="size"), "order 'size' with method 'search'"),
+  ],
+)
 def test_bad_problems_are_named(arguments, message):
   with pytest.raises(ValueError, match=message):
     pack(**arguments)
@@ -195,8 +204,13 @@ def test_bad_problems_are_named(arguments, message):
 def check_schedule_packing(program, schedule, packed, alignment) -> None:
   packing = packed.packing
   report = validate(
-    program, schedule, claimed_peak_bytes=packing.peak_live_bytes, placements=packed.placements.tolist(),
-    arena_bytes=packing.heap_bytes, alignment_bytes=alignment)
+    program,
+    schedule,
+    claimed_peak_bytes=packing.peak_live_bytes,
+    placements=packed.placements.tolist(),
+    arena_bytes=packing.heap_bytes,
+    alignment_bytes=alignment,
+  )
   assert report.is_valid, str(report)
   # What the validator does not look at: workspace, and where in-place and sharing pairs lie.
   values, starts, ends = liveness.live_ranges(program, schedule)
@@ -241,8 +255,13 @@ def check_inputs_survive(program, step, op, output, offsets, latest) -> None:
 
 
 @settings(max_examples=150, deadline=None)
-@given(programs.random_programs(max_ops=16), st.integers(0, 5), st.sampled_from(METHODS), st.sampled_from([1, 8]),
-       st.randoms(use_true_random=False))
+@given(
+  programs.random_programs(max_ops=16),
+  st.integers(0, 5),
+  st.sampled_from(METHODS),
+  st.sampled_from([1, 8]),
+  st.randoms(use_true_random=False),
+)
 def test_the_validator_accepts_every_placement(program, num_repeats, method, alignment, random):
   schedule = with_repeats(program, random, num_repeats)
   packed = pack_schedule(program, schedule, method=method, alignment=alignment, effort=10_000_000)
@@ -306,19 +325,22 @@ def test_csv_round_trip(tmp_path):
   assert len(read_csv(path).sizes) == 0
 
 
-@pytest.mark.parametrize("text, message", [
-  ("", "line 1: no column id, lower, upper, size; found nothing"),
-  ("id,lower,upper\n", "line 1: no column size; found id, lower, upper"),
-  ("id,lower,upper,size,gaps\n", "line 1: unknown column gaps"),
-  ("id,lower,upper,size,size\n", "line 1: a column twice"),
-  ("id,lower,upper,size\na,0,1\n", "line 2: 3 fields, not the 4"),
-  ("id,lower,upper,size\na,0,1,2\nb,0,1,-2\n", "line 3: the size -2 is negative"),
-  ("id,lower,upper,size\na,3,3,2\n", "line 2: upper 3 is not above lower 3"),
-  ("id,lower,upper,size\na,0,1,2\n\na,0,1,2\n", "line 4: the id 'a' occurs before"),
-  ("id,lower,upper,size\na,0,1,2.5\n", "line 2: size is '2.5', not an integer"),
-  ("id,lower,upper,size\na,0,99999999999999999999,1\n", "line 2: upper is 99999999999999999999, beyond"),
-  ("id,lower,upper,size,offset\na,0,1,2,-1\n", "line 2: the offset -1 is negative"),
-])
+@pytest.mark.parametrize(
+  "text, message",
+  [
+    ("", "line 1: no column id, lower, upper, size; found nothing"),
+    ("id,lower,upper\n", "line 1: no column size; found id, lower, upper"),
+    ("id,lower,upper,size,gaps\n", "line 1: unknown column gaps"),
+    ("id,lower,upper,size,size\n", "line 1: a column twice"),
+    ("id,lower,upper,size\na,0,1\n", "line 2: 3 fields, not the 4"),
+    ("id,lower,upper,size\na,0,1,2\nb,0,1,-2\n", "line 3: the size -2 is negative"),
+    ("id,lower,upper,size\na,3,3,2\n", "line 2: upper 3 is not above lower 3"),
+    ("id,lower,upper,size\na,0,1,2\n\na,0,1,2\n", "line 4: the id 'a' occurs before"),
+    ("id,lower,upper,size\na,0,1,2.5\n", "line 2: size is '2.5', not an integer"),
+    ("id,lower,upper,size\na,0,99999999999999999999,1\n", "line 2: upper is 99999999999999999999, beyond"),
+    ("id,lower,upper,size,offset\na,0,1,2,-1\n", "line 2: the offset -1 is negative"),
+  ],
+)
 def test_bad_csv_names_the_line(tmp_path, text, message):
   path = tmp_path / "bad.csv"
   path.write_text(text)

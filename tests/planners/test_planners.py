@@ -24,16 +24,20 @@ from tests.support.programs import peak_of, with_repeats
 
 SHARES = st.sampled_from([1.0, 0.85, 0.7, 0.5, 0.3])
 PEAK_SWITCHES = [
-  PeakPlanner(exponent=exponent, num_price_rounds=rounds, merge_repeats=merge, clean_up=clean_up, swap=swap,
-              max_trials=4000)
+  PeakPlanner(
+    exponent=exponent, num_price_rounds=rounds, merge_repeats=merge, clean_up=clean_up, swap=swap, max_trials=4000
+  )
   for exponent, rounds, merge, clean_up, swap in itertools.product([1.0, 2.0], [0, 5], *[[False, True]] * 3)
 ]
 
 
 def check(program, result, budget_bytes) -> None:
   report = validate(
-    program, result.schedule, budget_bytes=budget_bytes if result.is_feasible else None,
-    claimed_peak_bytes=result.peak_live_bytes, claimed_cost_s=result.recompute_cost_s,
+    program,
+    result.schedule,
+    budget_bytes=budget_bytes if result.is_feasible else None,
+    claimed_peak_bytes=result.peak_live_bytes,
+    claimed_cost_s=result.recompute_cost_s,
   )
   assert report.is_valid, str(report)
   assert result.is_feasible == (result.peak_live_bytes <= budget_bytes)
@@ -121,7 +125,9 @@ def test_no_plan_beats_exact_search(program, share):
 # ---- transformers ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("share, most_overhead, most_flops", [(0.5, 0.06, 0.01), (0.25, 0.17, 0.12), (0.12, 0.255, 0.205)])
+@pytest.mark.parametrize(
+  "share, most_overhead, most_flops", [(0.5, 0.06, 0.01), (0.25, 0.17, 0.12), (0.12, 0.255, 0.205)]
+)
 def test_transformer_recomputes_little(share, most_overhead, most_flops):
   program = programs.transformer(num_layers=12)
   budget_bytes = int(share * peak_of(program))
@@ -152,8 +158,9 @@ def test_memory_order_defers_nothing_to_luck():
 def _random_order(program, seed) -> np.ndarray:
   rng = np.random.default_rng(seed)
   ready, done, order = [], set(), []
-  waiting = {op: {int(program.value_producer[value]) for value in program.inputs(op)} - {-1}
-             for op in range(program.num_ops)}
+  waiting = {
+    op: {int(program.value_producer[value]) for value in program.inputs(op)} - {-1} for op in range(program.num_ops)
+  }
   while len(order) < program.num_ops:
     ready = [op for op, before in waiting.items() if op not in done and before <= done]
     order.append(int(rng.choice(ready)))
@@ -196,7 +203,9 @@ def test_malformed_programs_are_refused_with_the_fault(planner):
 @pytest.mark.parametrize("planner", base.PLANNERS)
 def test_budgets_out_of_reach_are_refused_with_what_forces_them(planner):
   result = base.get_planner(planner).plan(programs.skip(), 13)
-  with pytest.raises(BudgetInfeasibleError, match="no schedule whatever has fewer than 14 B live, .*: op 4 needs them") as caught:
+  with pytest.raises(
+    BudgetInfeasibleError, match="no schedule whatever has fewer than 14 B live, .*: op 4 needs them"
+  ) as caught:
     result.require_feasible(programs.skip())
   assert caught.value.budget_bytes == 13 and caught.value.smallest_bytes == result.peak_live_bytes >= 14
   assert caught.value.largest
@@ -209,8 +218,14 @@ def test_budgets_out_of_reach_are_refused_with_what_forces_them(planner):
 def test_every_planner_is_valid_and_the_same_twice(program, share):
   """Aliases, in-place pairs, pinned ops, several outputs, zero bytes; the empty program too."""
   budget_bytes = int(share * peak_of(program))
-  for planner in (CoopPlanner(), FastSAPlanner(stage1_iterations=3000, stage2_iterations=3000), ModelPlanner(),
-                  ExactPlanner(heuristic="peak"), SegmentPlanner(), PeakPlanner.greedy()):
+  for planner in (
+    CoopPlanner(),
+    FastSAPlanner(stage1_iterations=3000, stage2_iterations=3000),
+    ModelPlanner(),
+    ExactPlanner(heuristic="peak"),
+    SegmentPlanner(),
+    PeakPlanner.greedy(),
+  ):
     result = planner.plan(program, budget_bytes)
     check(program, result, budget_bytes)
     assert np.array_equal(result.schedule, planner.plan(program, budget_bytes).schedule)
@@ -225,11 +240,14 @@ def test_unknown_names():
 # ---- the validator -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("schedule, rule", [
-  ([0, 1, 2, 3], Rule.MISSING_OP),
-  ([1, 0, 1, 2, 3, 4], Rule.READ_BEFORE_MADE),
-  ([0, 1, 2, 3, 9, 4], Rule.UNKNOWN_OP),
-])
+@pytest.mark.parametrize(
+  "schedule, rule",
+  [
+    ([0, 1, 2, 3], Rule.MISSING_OP),
+    ([1, 0, 1, 2, 3, 4], Rule.READ_BEFORE_MADE),
+    ([0, 1, 2, 3, 9, 4], Rule.UNKNOWN_OP),
+  ],
+)
 def test_validator_names_a_broken_order(schedule, rule):
   assert rule in {violation.rule for violation in validate(programs.skip(), schedule).violations}
 
@@ -255,13 +273,16 @@ def test_validator_names_what_should_be_in_place():
   assert [violation.rule for violation in moved] == [Rule.NOT_IN_PLACE]
 
 
-@pytest.mark.parametrize("change, rule", [
-  (lambda rows: rows[:-1], Rule.WRONG_PLACEMENT),
-  (lambda rows: [*rows, (1, 3, 0)], Rule.WRONG_PLACEMENT),
-  (lambda rows: [(value, step, offset + 20) for value, step, offset in rows], Rule.OUTSIDE_ARENA),
-  (lambda rows: [(value, step, 0) for value, step, offset in rows], Rule.OVERLAP),
-  (lambda rows: [(value, step, offset + 1) for value, step, offset in rows], Rule.MISALIGNED),
-])
+@pytest.mark.parametrize(
+  "change, rule",
+  [
+    (lambda rows: rows[:-1], Rule.WRONG_PLACEMENT),
+    (lambda rows: [*rows, (1, 3, 0)], Rule.WRONG_PLACEMENT),
+    (lambda rows: [(value, step, offset + 20) for value, step, offset in rows], Rule.OUTSIDE_ARENA),
+    (lambda rows: [(value, step, 0) for value, step, offset in rows], Rule.OVERLAP),
+    (lambda rows: [(value, step, offset + 1) for value, step, offset in rows], Rule.MISALIGNED),
+  ],
+)
 def test_validator_names_a_broken_placement(change, rule):
   program = programs.skip()
   rows = [(1, 0, 0), (2, 1, 8), (3, 2, 16), (4, 3, 8), (5, 4, 16)]

@@ -19,14 +19,16 @@ UNPOLISHED = SegmentPlanner(max_polished_ops=0)
 
 
 def check(program, result, budget_bytes: int):
-  report = validate(program, result.schedule, claimed_peak_bytes=result.peak_live_bytes,
-                    claimed_cost_s=result.recompute_cost_s)
+  report = validate(
+    program, result.schedule, claimed_peak_bytes=result.peak_live_bytes, claimed_cost_s=result.recompute_cost_s
+  )
   assert report.is_valid, str(report)
   assert result.is_feasible == (report.peak_live_bytes <= budget_bytes)
 
 
-@pytest.mark.parametrize("is_varied, most", [(False, {0.5: 0.02, 0.25: 0.11, 0.05: 0.31}),
-                                             (True, {0.5: 0.019, 0.25: 0.095, 0.05: 0.3})])
+@pytest.mark.parametrize(
+  "is_varied, most", [(False, {0.5: 0.02, 0.25: 0.11, 0.05: 0.31}), (True, {0.5: 0.019, 0.25: 0.095, 0.05: 0.3})]
+)
 def test_ten_thousand_ops(is_varied, most):
   program = layered(10_000, Layers(is_varied=is_varied))
   peak_bytes = peak_of(program)
@@ -96,8 +98,9 @@ def test_time_limit_still_gives_a_valid_plan():
   assert result.counters["timed_out"]
 
 
-@pytest.mark.parametrize("layers", [
-  Layers(), Layers(is_varied=True), Layers(near_skip=0, far_skip_every=0), Layers(seed=3)])
+@pytest.mark.parametrize(
+  "layers", [Layers(), Layers(is_varied=True), Layers(near_skip=0, far_skip_every=0), Layers(seed=3)]
+)
 def test_layered_programs_are_well_formed(layers):
   for num_ops in (1, 100, 3000):
     program = layered(num_ops, layers)
@@ -106,4 +109,6 @@ def test_layered_programs_are_well_formed(layers):
     assert np.array_equal(program.op_inputs[1], layered(num_ops, layers).op_inputs[1])
   forward_ops = int(np.argmin(program.op_can_recompute))
   assert forward_ops < 0.5 * program.num_ops
-  assert 0.3 * program.num_ops < int(np.argmax(_core.live_bytes(program.core, program.schedule))) < 0.6 * program.num_ops
+  assert (
+    0.3 * program.num_ops < int(np.argmax(_core.live_bytes(program.core, program.schedule))) < 0.6 * program.num_ops
+  )

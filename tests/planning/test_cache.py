@@ -34,8 +34,14 @@ def entry_of(home):
 
 
 def run_python(code, **environment):
-  return subprocess.Popen([sys.executable, "-W", "error", "-c", textwrap.dedent(code)], cwd=ROOT, text=True,
-                          env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+  return subprocess.Popen(
+    [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
+    cwd=ROOT,
+    text=True,
+    env={**os.environ, **environment},
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+  )
 
 
 def output_of(process):
@@ -120,19 +126,25 @@ def test_a_kept_plan_that_no_longer_holds_is_made_anew(home):
     assert plan(0.7) == first
 
 
-@pytest.mark.parametrize("spoil", [
-  lambda path: path.write_text(""),
-  lambda path: path.write_bytes(path.read_bytes()[:40]),
-  lambda path: path.write_bytes(b"\xff\x00 no text"),
-  lambda path: path.write_text("[1, 2]"),
-  lambda path: path.write_text("{}"),
-  lambda path: path.write_text(path.read_text().replace('"environment"', '"elsewhere"')),
-  lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99})),
-  lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "fields": {"mark": 3, "decisions": None}})),
-  lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "fields": {"mark": None}})),
-  lambda path: path.write_text(json.dumps({**json.loads(path.read_text()),
-                                           "fields": {"mark": None, "decisions": {"regions": [{}]}}})),
-])
+@pytest.mark.parametrize(
+  "spoil",
+  [
+    lambda path: path.write_text(""),
+    lambda path: path.write_bytes(path.read_bytes()[:40]),
+    lambda path: path.write_bytes(b"\xff\x00 no text"),
+    lambda path: path.write_text("[1, 2]"),
+    lambda path: path.write_text("{}"),
+    lambda path: path.write_text(path.read_text().replace('"environment"', '"elsewhere"')),
+    lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99})),
+    lambda path: path.write_text(
+      json.dumps({**json.loads(path.read_text()), "fields": {"mark": 3, "decisions": None}})
+    ),
+    lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "fields": {"mark": None}})),
+    lambda path: path.write_text(
+      json.dumps({**json.loads(path.read_text()), "fields": {"mark": None, "decisions": {"regions": [{}]}}})
+    ),
+  ],
+)
 def test_corrupt_entries_are_ignored_with_a_warning(home, spoil):
   cache.store(KEY, {"mark": "m", "decisions": None})
   assert cache.load(KEY, function_plan.Choice.from_json) == function_plan.Choice("m")
@@ -159,8 +171,9 @@ def test_choices_survive_the_way_through_json(home):
   decisions = PolicyDecisions((Region(None, (Segment(0, 3, True, ((1, 0), (2, 1))), Segment(3, 9))), Region(4, ())))
   Choice = function_plan.Choice
   for kept in (Choice(), Choice("mark"), Choice(None, decisions), Choice("mark", decisions)):
-    request = function_plan.Request.checked(budget=0.5, planner="auto", engine="auto", target=None, time_limit_s=10.0,
-                                            on_infeasible="error")
+    request = function_plan.Request.checked(
+      budget=0.5, planner="auto", engine="auto", target=None, time_limit_s=10.0, on_infeasible="error"
+    )
     function_plan.KeptChoices().put(("fingerprint", request), kept, holds_budget=True)
     assert function_plan.KeptChoices().get(("fingerprint", request)) == kept
     assert function_plan.KeptChoices().get(("other", request)) is None
@@ -175,13 +188,16 @@ def test_only_what_holds_its_budget_is_kept(home):
   assert not home.exists()
 
 
-@pytest.mark.parametrize("change", [
-  lambda patch: patch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", "") + " --xla_cpu_enable_fast_math=false"),
-  lambda patch: patch.setattr(cache, "_code_digest", lambda: "another version"),
-  lambda patch: patch.setattr(cache, "_package_versions", lambda: {"jax": "1.0"}),
-  lambda patch: patch.setattr(jax, "device_count", lambda: 8),
-  lambda patch: patch.setattr(cache, "FORMAT_VERSION", 2),
-])
+@pytest.mark.parametrize(
+  "change",
+  [
+    lambda patch: patch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", "") + " --xla_cpu_enable_fast_math=false"),
+    lambda patch: patch.setattr(cache, "_code_digest", lambda: "another version"),
+    lambda patch: patch.setattr(cache, "_package_versions", lambda: {"jax": "1.0"}),
+    lambda patch: patch.setattr(jax, "device_count", lambda: 8),
+    lambda patch: patch.setattr(cache, "FORMAT_VERSION", 2),
+  ],
+)
 def test_another_version_flag_or_device_is_another_key(monkeypatch, change):
   key = lambda: cache.Key("fingerprint", "request", cache.environment())
   cache.store(key(), {"mark": "m", "decisions": None})

@@ -72,8 +72,12 @@ def test_references_are_what_a_user_would_write(found):
     return jnp.mean(x**2)
 
   dots = jax.checkpoint(loss, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable)
-  written = {"no remat": loss, "checkpoint": jax.checkpoint(loss), "dots saveable": dots,
-             "checkpoint per layer": layered}
+  written = {
+    "no remat": loss,
+    "checkpoint": jax.checkpoint(loss),
+    "dots saveable": dots,
+    "checkpoint per layer": layered,
+  }
   assert [point.name for point in found.references] == list(written)
   for point, fn in zip(found.references, written.values(), strict=True):
     assert point.temp_bytes == compiled(fn).memory_analysis().temp_size_in_bytes, point.name

@@ -33,9 +33,17 @@ def lines_of(fn, *comments):
   return [f"test_infeasible.py:{first + i}" for i, line in enumerate(lines) if any(each in line for each in comments)]
 
 
-@pytest.mark.parametrize(("fn", "engine", "is_step"), [
-  (straight, "hlo", False), (straight, "policy", False), (straight, "auto", True), (scanned, "policy", False),
-  (scanned, "policy", True), (scanned, "auto", False)])
+@pytest.mark.parametrize(
+  ("fn", "engine", "is_step"),
+  [
+    (straight, "hlo", False),
+    (straight, "policy", False),
+    (straight, "auto", True),
+    (scanned, "policy", False),
+    (scanned, "policy", True),
+    (scanned, "auto", False),
+  ],
+)
 def test_a_single_op_over_the_budget_is_named_with_its_line(fn, engine, is_step):
   weights, is_scanned = models.normal(2, 4, 64, 64), fn is scanned
   if is_step:
@@ -61,7 +69,9 @@ def test_what_a_loop_stacks_is_the_loops():
 def test_an_op_that_xla_made_without_a_line_is_named_with_what_leads_to_it():
   def convolutions(weights, x):
     for weight in weights:
-      x = jax.nn.relu(jax.lax.conv_general_dilated(x, weight, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
+      x = jax.nn.relu(
+        jax.lax.conv_general_dilated(x, weight, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+      )
     return x.mean()
 
   weights, images = [models.normal(i, 3, 3, 16, 16) for i in range(4)], models.normal(9, 4, 32, 32, 16)

@@ -34,8 +34,10 @@ def test_a_planner_says_how_the_policy_engine_finds_what_to_save(monkeypatch):
   loss, params, x = models.gpt(depth=2)
   traced = differentiable(trace(loss, (params, x), {}))
   profile = profile_of(traced, compile_abstract(*fn_and_gradient(traced, tagged_fn(traced))))
-  found = {planner: {one.decisions for one in Candidates(traced, False, profile, planner=planner).found}
-           for planner in ("auto", "segments", "coop")}
+  found = {
+    planner: {one.decisions for one in Candidates(traced, False, profile, planner=planner).found}
+    for planner in ("auto", "segments", "coop")
+  }
   assert found["segments"] | found["coop"] == found["auto"]
   assert found["segments"] - found["coop"] and found["coop"] - found["segments"]
   plain = jax.jit(jax.value_and_grad(loss)).lower(params, x).compile().as_text().count(" dot(")

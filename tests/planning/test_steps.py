@@ -137,14 +137,20 @@ def costly(weights, x):
 
 @pytest.mark.parametrize("engine", ["policy", "hlo"])
 def test_the_region_that_is_cheap_to_repeat_repeats_first(engine):
-  params = {"pairs": [(models.normal(i, 64, 4), models.normal(i, 4, 64)) for i in range(6)],
-            "weights": [models.normal(i, 64, 64) for i in range(6)]}
+  params = {
+    "pairs": [(models.normal(i, 64, 4), models.normal(i, 4, 64)) for i in range(6)],
+    "weights": [models.normal(i, 64, 64) for i in range(6)],
+  }
   loss = lambda cheap, costly: lambda params, x: jnp.mean(costly(params["weights"], cheap(params["pairs"], x)) ** 2)
   num_turns = 4 if engine == "policy" else None
   batch = models.normal(99, 1024 * (num_turns or 1), 64)
   plain, step = make_step(loss(cheap, costly), num_turns), make_step(loss(fit(cheap), fit(costly)), num_turns)
-  plan = plan_quickly(step, *arguments(params, batch), engine=engine,
-                      budget=total_of(plain, *arguments(params, batch), share=0.7 if num_turns else 0.5))
+  plan = plan_quickly(
+    step,
+    *arguments(params, batch),
+    engine=engine,
+    budget=total_of(plain, *arguments(params, batch), share=0.7 if num_turns else 0.5),
+  )
   fitted = assert_holds(plan, step, *arguments(params, batch))
   shares = {region.name: region for region in plan.regions}
   assert list(shares) == ["cheap", "costly"] and shares["cheap"].saved_bytes < 0.5 * shares["costly"].saved_bytes
@@ -169,7 +175,9 @@ def test_what_the_hlo_engine_repeats_under_checkpoints_counts():
       plan_quickly(step, *arguments(params), budget=budget, engine=engine)
   plan = plan_quickly(step, *arguments(params), budget=budget)
   fitted = assert_holds(plan, step, *arguments(params))
-  assert plan.engine == "policy+hlo" and all(name in fitted.as_text() for name in ("coop_remat", "rematted_computation"))
+  assert plan.engine == "policy+hlo" and all(
+    name in fitted.as_text() for name in ("coop_remat", "rematted_computation")
+  )
   product_flops = 2 * 1024 * 64 * 64
   assert plan.recompute_flops - plan.regions[0].recompute_flops >= 3 * product_flops
   np.testing.assert_allclose(plan.recompute_flops, plan.measured.flops - plan.baseline.flops, rtol=0.15)
@@ -183,11 +191,14 @@ def test_where_the_hlo_engine_repeats_much_a_division_that_repeats_less_is_taken
     def of_tokens(params, ids):
       x = functools.reduce(lambda x, weights: block(weights, x), params["blocks"], params["embed"][ids])
       return models.cross_entropy(x @ params["embed"].T, jnp.roll(ids, -1, 1))
+
     return of_tokens
 
   plain, step = make_step(loss(models.gpt_block)), make_step(loss(fit(models.gpt_block)))
   budget = total_of(plain, *arguments(params, ids), share=0.6)
-  plan, alone = (plan_quickly(step, *arguments(params, ids), budget=budget, engine=engine) for engine in ("auto", "hlo"))
+  plan, alone = (
+    plan_quickly(step, *arguments(params, ids), budget=budget, engine=engine) for engine in ("auto", "hlo")
+  )
   fitted = assert_holds(plan, step, *arguments(params, ids))
   assert alone.fits and plan.engine == "policy+hlo" and "rematted_computation" in fitted.as_text()
   assert plan.measured.flops - plan.baseline.flops < 0.5 * (alone.measured.flops - alone.baseline.flops)
@@ -272,8 +283,7 @@ def test_runs_are_counted_through_loops_and_nested_jits():
   stack = jnp.stack(WEIGHTS)
   for num_turns, runs, kept in ((None, 8, 8), (4, 32, 8)):
     found = steps.find_step(make_step(loss, num_turns), arguments(stack), {})
-    assert [(member.num_runs, member.num_kept) for member in found.members] == [
-      (runs, kept), (2 * (num_turns or 1), 2)]
+    assert [(member.num_runs, member.num_kept) for member in found.members] == [(runs, kept), (2 * (num_turns or 1), 2)]
 
 
 def test_a_function_with_regions_inside_is_planned_with_its_gradient():
@@ -308,7 +318,6 @@ def test_blocks_of_linen_share_a_step():
   from flax import linen as nn
 
   class Block(nn.Module):
-
     @nn.compact
     def __call__(self, x):
       for _ in range(3):
@@ -332,7 +341,6 @@ def test_blocks_of_nnx_share_a_step():
   from flax import nnx
 
   class Block(nnx.Module):
-
     def __init__(self, rngs):
       self.layers = nnx.List([nnx.Linear(64, 64, rngs=rngs) for _ in range(3)])
 
@@ -342,7 +350,6 @@ def test_blocks_of_nnx_share_a_step():
       return x
 
   class Model(nnx.Module):
-
     def __init__(self):
       self.blocks = nnx.List([Block(nnx.Rngs(i)) for i in range(4)])
 

@@ -104,10 +104,14 @@ def test_windows_evict_residuals_until_the_limit_holds():
     assert (kept <= profile.residual_bytes).all() and 0 < kept.sum() < profile.residual_bytes.sum()
 
 
-@pytest.mark.parametrize(("name", "shape", "most_rounds", "most_off"), [
-  ("mlp", (("depth", 24), ("batch", 256)), 1, 0.02), ("gpt", (), 2, 0.06),
-  ("gpt", (("scan", True),), 3, 0.2),  # what a body stacks is JAX's estimate
-])
+@pytest.mark.parametrize(
+  ("name", "shape", "most_rounds", "most_off"),
+  [
+    ("mlp", (("depth", 24), ("batch", 256)), 1, 0.02),
+    ("gpt", (), 2, 0.06),
+    ("gpt", (("scan", True),), 3, 0.2),  # what a body stacks is JAX's estimate
+  ],
+)
 def test_estimates_are_near_the_compiled_bytes(name, shape, most_rounds, most_off):
   traced, profile = profiled(name, **dict(shape))
   limit = profile.temp_bytes // 2

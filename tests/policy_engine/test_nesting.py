@@ -26,8 +26,9 @@ def random_chain(rng, num, is_open):
     plain[2] = 1  # side effects
   made = [[int(out[j - 1]) if i < j else 0 for j in range(num + 1)] for i in range(num + 1)]
   forward = rng.integers(1, 9, num).astype(float)
-  return Chain(tuple(range(0, 3 * num + 1, 3)), np.array(made), rng.integers(3, 12, num), forward,
-               forward, plain, is_open)
+  return Chain(
+    tuple(range(0, 3 * num + 1, 3)), np.array(made), rng.integers(3, 12, num), forward, forward, plain, is_open
+  )
 
 
 def trees(start, stop):
@@ -42,8 +43,11 @@ def pieces(start, stop):
   """One segment, or the groups of several."""
   if stop == start + 1:
     return [start]
-  return [(first, *rest) for middle in range(start + 1, stop)
-          for first, rest in itertools.product(pieces(start, middle), trees(middle, stop))]
+  return [
+    (first, *rest)
+    for middle in range(start + 1, stop)
+    for first, rest in itertools.product(pieces(start, middle), trees(middle, stop))
+  ]
 
 
 def ends(piece):

@@ -40,16 +40,19 @@ def link(bytes_per_s, **fields):
 # The model.
 
 
-@pytest.mark.parametrize(("trips", "end_s", "expected_s"), [
-  ([], 0.0, 0.0),
-  ([Trip(10, 0.0, 1.0)], 1.0, 0.0),  # out from 0 to 1, back from 0 to 1
-  ([Trip(10, 0.0, 1.0)], 0.9, 0.1),  # the segment ends before the copy out
-  ([Trip(10, 0.5, 1.0)], 1.0, 0.5),  # made half way
-  ([Trip(10, 0.0, 0.0)], 1.0, 1.0),  # an input: needed at once
-  ([Trip(10, 0.0, 1.0), Trip(10, 0.0, 1.0)], 2.0, 1.0),  # one queue: the second is back at 2
-  ([Trip(10, 0.0, 9.0), Trip(10, 0.0, 1.0)], 2.0, 0.0),  # the one needed first comes first
-  ([Trip(10, 0.0, 1.0), Trip(20, 0.0, 2.0), Trip(5, 0.0, 3.4)], 9.0, 1.0),  # waiting moves later needs, too
-])
+@pytest.mark.parametrize(
+  ("trips", "end_s", "expected_s"),
+  [
+    ([], 0.0, 0.0),
+    ([Trip(10, 0.0, 1.0)], 1.0, 0.0),  # out from 0 to 1, back from 0 to 1
+    ([Trip(10, 0.0, 1.0)], 0.9, 0.1),  # the segment ends before the copy out
+    ([Trip(10, 0.5, 1.0)], 1.0, 0.5),  # made half way
+    ([Trip(10, 0.0, 0.0)], 1.0, 1.0),  # an input: needed at once
+    ([Trip(10, 0.0, 1.0), Trip(10, 0.0, 1.0)], 2.0, 1.0),  # one queue: the second is back at 2
+    ([Trip(10, 0.0, 9.0), Trip(10, 0.0, 1.0)], 2.0, 0.0),  # the one needed first comes first
+    ([Trip(10, 0.0, 1.0), Trip(20, 0.0, 2.0), Trip(5, 0.0, 3.4)], 9.0, 1.0),  # waiting moves later needs, too
+  ],
+)
 def test_waiting_is_what_the_queue_can_not_hide(trips, end_s, expected_s):
   assert waiting_s(trips, link(10.0), end_s) == pytest.approx(expected_s)
 
@@ -61,6 +64,7 @@ def test_a_transfer_takes_its_start_and_its_bytes():
 
 def square_chain(depth, width=8, batch=16):
   """``(jaxpr, graph)`` of ``depth`` products with a tanh each."""
+
   def loss(x, *weights):
     for weight in weights:
       x = jnp.tanh(x @ weight)
@@ -119,8 +123,8 @@ def test_inputs_go_to_the_host_and_come_back_to_the_device_last():
 def test_inputs_are_what_one_later_segment_reads():
   def fn(x, y):
     a = jnp.tanh(x)  # position 0: read by the second segment alone
-    b = jnp.sin(x)   # position 1: read by the second and the third
-    c = a * b        # position 2
+    b = jnp.sin(x)  # position 1: read by the second and the third
+    c = a * b  # position 2
     return c + b + y.sum()
 
   big = jax.ShapeDtypeStruct((64, 64), jnp.float32)
@@ -145,8 +149,12 @@ def test_inputs_are_what_one_later_segment_reads():
 
 
 def test_a_budget_says_that_it_offloads():
-  for budget in (Budget("6GiB", offload=True), Budget.parse("6GiB", offload=True), Budget(6 * 2**30, offload=True),
-                 Budget.parse(Budget("6GiB"), offload=True)):
+  for budget in (
+    Budget("6GiB", offload=True),
+    Budget.parse("6GiB", offload=True),
+    Budget(6 * 2**30, offload=True),
+    Budget.parse(Budget("6GiB"), offload=True),
+  ):
     assert budget == Budget(limit_bytes=6 * 2**30, offload=True) and str(budget) == "6.00 GiB with host offload"
     assert Budget.parse(budget) is budget and hash(budget) != hash(Budget("6GiB"))
   assert Budget(0.5, offload=True) == Budget(share=0.5, offload=True)
@@ -181,12 +189,19 @@ def test_a_cpu_has_nowhere_to_offload_to():
 
 # Derivatives. A CPU carries copies to the host out as copies in its own memory.
 
-STRAIGHT = PolicyDecisions((Region(None, (
-  Segment(0, 3, True, (), ((0, 0),)),                  # a product made inside
-  Segment(3, 6, True, ((3, 0),), ((2, 0),)),           # one product saved, the input offloaded
-  Segment(6, 9, True, (), ((5, 0), (6, 0), (7, 0))),   # input, product, tanh
-  Segment(9, 15, False),
-)),))
+STRAIGHT = PolicyDecisions(
+  (
+    Region(
+      None,
+      (
+        Segment(0, 3, True, (), ((0, 0),)),  # a product made inside
+        Segment(3, 6, True, ((3, 0),), ((2, 0),)),  # one product saved, the input offloaded
+        Segment(6, 9, True, (), ((5, 0), (6, 0), (7, 0))),  # input, product, tanh
+        Segment(9, 15, False),
+      ),
+    ),
+  )
+)
 
 
 def straight(x, *weights):
@@ -227,8 +242,9 @@ TRANSFORMS = {
   "grad": lambda fn: jax.grad(fn, argnums=(0, 1, 2)),
   "jvp": lambda fn: lambda *args: jax.jvp(fn, args, args),
   "hessian": lambda fn: jax.hessian(lambda x, *weights: fn(0.1 * x, *weights)),
-  "vmap of grad": lambda fn: lambda x, *weights: jax.vmap(jax.grad(fn), (0, *[None] * len(weights)))(
-    jnp.stack([x, 2 * x]), *weights),
+  "vmap of grad": lambda fn: (
+    lambda x, *weights: jax.vmap(jax.grad(fn), (0, *[None] * len(weights)))(jnp.stack([x, 2 * x]), *weights)
+  ),
   "linearize": lambda fn: lambda *args: jax.linearize(fn, *args)[1](*args),
 }
 
@@ -300,10 +316,18 @@ def test_segments_with_side_effects_do_not_offload():
 
   traced = trace(fn, arguments(depth=6))
   space = Candidates(traced, False, link=link(1e9))
-  assert any(segment.is_wrapped for candidate in space.found for region in candidate.decisions.regions
-             for segment in region.segments)
-  assert not any(segment.offloaded for candidate in space.found for region in candidate.decisions.regions
-                 for segment in region.segments)
+  assert any(
+    segment.is_wrapped
+    for candidate in space.found
+    for region in candidate.decisions.regions
+    for segment in region.segments
+  )
+  assert not any(
+    segment.offloaded
+    for candidate in space.found
+    for region in candidate.decisions.regions
+    for segment in region.segments
+  )
 
 
 def test_integers_and_booleans_go_to_the_host_too():
@@ -317,11 +341,20 @@ def test_integers_and_booleans_go_to_the_host_too():
   jaxpr = trace(fn, args).inlined
   split = next(i for i, equation in enumerate(jaxpr.eqns) if equation.primitive.name == "tanh")
   made = {var: (i, j) for i, equation in enumerate(jaxpr.eqns[:split]) for j, var in enumerate(equation.outvars)}
-  read = [made[var] for equation in jaxpr.eqns[split:] for var in equation.invars
-          if not isinstance(var, jax.extend.core.Literal) and var in made]
+  read = [
+    made[var]
+    for equation in jaxpr.eqns[split:]
+    for var in equation.invars
+    if not isinstance(var, jax.extend.core.Literal) and var in made
+  ]
   end = len(jaxpr.eqns) - 1
-  decisions = PolicyDecisions((Region(None, (
-    Segment(0, split), Segment(split, end, True, (), tuple(dict.fromkeys(read))), Segment(end, end + 1))),))
+  decisions = PolicyDecisions(
+    (
+      Region(
+        None, (Segment(0, split), Segment(split, end, True, (), tuple(dict.fromkeys(read))), Segment(end, end + 1))
+      ),
+    )
+  )
   kinds = {jaxpr.eqns[i].outvars[j].aval.dtype.name for i, j in read}
   assert "int32" in kinds and "float32" in kinds
   assert_close(jax.jit(jax.grad(decided(fn, decisions, args)))(*args), jax.jit(jax.grad(fn))(*args))
@@ -341,8 +374,11 @@ def test_decisions_survive_json_and_name_what_is_offloaded():
 
 def offloading_policy(*names):
   return jax.checkpoint_policies.save_and_offload_only_these_names(
-    names_which_can_be_saved=["kept"], names_which_can_be_offloaded=names, offload_src="device",
-    offload_dst="pinned_host")
+    names_which_can_be_saved=["kept"],
+    names_which_can_be_offloaded=names,
+    offload_src="device",
+    offload_dst="pinned_host",
+  )
 
 
 def test_the_answers_of_policies_are_told_apart(remat3):
@@ -377,5 +413,7 @@ def test_what_the_users_policy_offloads_is_offloaded_and_not_repeated(remat3):
   assert_close(jax.jit(actual)(*args), jax.jit(expected)(*args))
   rewritten = jax.make_jaxpr(actual)(*args)
   assert {str(equation.params["devices"][0]) for equation in device_puts(rewritten)} == {
-    "MemorySpace.Device", "MemorySpace.Host"}
+    "MemorySpace.Device",
+    "MemorySpace.Host",
+  }
   assert str(rewritten).count("dot_general[") == str(jax.make_jaxpr(expected)(*args)).count("dot_general[")

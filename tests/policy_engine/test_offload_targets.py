@@ -64,7 +64,8 @@ def test_offload_reaches_budgets_that_recompute_does_not(target):
 
 
 def test_offload_is_chosen_where_it_costs_less_than_recompute(monkeypatch):
-  # Checkpoints around checkpoints go as low, and an H100 repeats these layers faster than they move; were the link free:
+  # Checkpoints around checkpoints go as low, and an H100 repeats these layers faster than they move; were the link
+  # free:
   args, budget = arguments(unrolled, GPU), Budget(0.4, offload=True)
   slow = coopjax.plan(unrolled, *args, budget=budget, target=GPU)
   assert slow.fits and not any(decision.decision == "offloaded" for decision in slow.decisions)
@@ -121,8 +122,11 @@ def test_straight_line_code_on_a_tpu_is_planned_without():
 @pytest.mark.parametrize("target", [GPU, TPU])
 def test_what_the_users_policy_offloads_lies_on_the_host(target):
   policy = jax.checkpoint_policies.save_and_offload_only_these_names(
-    names_which_can_be_saved=[], names_which_can_be_offloaded=["product"], offload_src="device",
-    offload_dst="pinned_host")
+    names_which_can_be_saved=[],
+    names_which_can_be_offloaded=["product"],
+    offload_src="device",
+    offload_dst="pinned_host",
+  )
   args = arguments(scanned, target)
   rows, width = SHAPES[target]
   with pytest.raises(coopjax.HostOffloadError, match="policy of scanned offloads"):

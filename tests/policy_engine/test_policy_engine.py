@@ -36,9 +36,18 @@ def results(form):
   return jax.jit(with_gradient(form)(loss))(*args)
 
 
-@pytest.mark.parametrize(("form", "share"), [
-  ("mlp", 0.75), ("mlp", 0.5), ("unrolled", 0.6), ("unrolled", 0.3), ("scan", 0.6), ("scan", 0.35),
-  ("checkpoint", 0.75)])
+@pytest.mark.parametrize(
+  ("form", "share"),
+  [
+    ("mlp", 0.75),
+    ("mlp", 0.5),
+    ("unrolled", 0.6),
+    ("unrolled", 0.3),
+    ("scan", 0.6),
+    ("scan", 0.35),
+    ("checkpoint", 0.75),
+  ],
+)
 def test_a_plan_holds_its_budget_with_the_same_gradients(form, share):
   _, args, traced, plain = baseline(form)
   budget = int(share * temp_bytes(plain))

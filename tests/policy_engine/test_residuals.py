@@ -51,8 +51,16 @@ def random_graph(rng, num):
   crossing = tuple((i, int(rng.integers(i + 1, num)), sizes[i]) for i in range(num - 1))
   residuals = frozenset(int(i) for i in np.flatnonzero(rng.random(num) < 0.7))
   return ForwardGraph(
-    ops=((),) * num, value_bytes=sizes, value_root=tuple(range(num)), value_position=tuple(range(num)),
-    named=(None,) * num, residuals=residuals, kept_roots=residuals, crossing=crossing, flops=(1.0,) * num)
+    ops=((),) * num,
+    value_bytes=sizes,
+    value_root=tuple(range(num)),
+    value_position=tuple(range(num)),
+    named=(None,) * num,
+    residuals=residuals,
+    kept_roots=residuals,
+    crossing=crossing,
+    flops=(1.0,) * num,
+  )
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -1,4 +1,6 @@
-"""Decisions carried out: under every implementation of `jax.checkpoint` and every transformation, with their sources."""
+"""Decisions carried out: under every implementation of `jax.checkpoint` and every transformation, with their
+sources.
+"""
 
 import dataclasses
 import inspect
@@ -25,22 +27,34 @@ pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 def mlp_decisions(traced):
   """Three wrapped segments of three layers, one saved value, and the rest as it is."""
-  return PolicyDecisions((Region(None, (
-    Segment(0, 6, True), Segment(6, 12, True, ((8, 0),)), Segment(12, 18, True),
-    Segment(18, len(traced.jaxpr.eqns)))),))
+  return PolicyDecisions(
+    (
+      Region(
+        None,
+        (
+          Segment(0, 6, True),
+          Segment(6, 12, True, ((8, 0),)),
+          Segment(12, 18, True),
+          Segment(18, len(traced.jaxpr.eqns)),
+        ),
+      ),
+    )
+  )
 
 
 def nested_decisions(traced):
   """The same three segments, a checkpoint around the first two, and one around all."""
   first_two = Segment(0, 12, True, inner=(Segment(0, 6, True), Segment(6, 12)))
-  return PolicyDecisions((Region(None, (
-    Segment(0, 18, True, inner=(first_two, Segment(12, 18))), Segment(18, len(traced.jaxpr.eqns)))),))
+  return PolicyDecisions(
+    (Region(None, (Segment(0, 18, True, inner=(first_two, Segment(12, 18))), Segment(18, len(traced.jaxpr.eqns)))),)
+  )
 
 
 @pytest.mark.parametrize("no_cotangents", [False, True])
 @pytest.mark.parametrize("remat3", [False, True])
-# 12 layers keep 12 outputs; segments keep 3 boundaries, one saved value and 3 outputs at a time, the rest too. Layers 0-2,
-# 3, 5, 6-8 are repeated; that of the saved dot is not. Nested, 3 outputs at a time, but layers 3-5 twice more, 0-2 thrice.
+# 12 layers keep 12 outputs; segments keep 3 boundaries, one saved value and 3 outputs at a time, the rest too. Layers
+# 0-2, 3, 5, 6-8 are repeated; that of the saved dot is not. Nested, 3 outputs at a time, but layers 3-5 twice more, 0-2
+# thrice.
 @pytest.mark.parametrize(("decide", "share", "more_dots"), [(mlp_decisions, 0.85, 8), (nested_decisions, 0.72, 18)])
 def test_holds_under_every_implementation_of_checkpoint(decide, share, more_dots, remat3, no_cotangents):
   loss, *args = models.mlp()
@@ -81,16 +95,15 @@ def test_transformations_compose(decide):
   fn = call_with(traced, rewrite(traced, decide(traced)))
   tangents = jax.tree.map(jnp.ones_like, (weights, x))
   for transform in (
-      lambda f: f(weights, x),
-      lambda f: jax.jit(f)(weights, x),
-      lambda f: jax.value_and_grad(f, argnums=(0, 1))(weights, x),
-      lambda f: jax.jvp(f, (weights, x), tangents),
-      lambda f: jax.jvp(jax.grad(f), (weights, x), tangents),
-      lambda f: jax.vmap(jax.jit(jax.grad(f)), in_axes=(None, 0))(weights, jnp.stack([x, 2 * x])),
-      lambda f: jax.grad(lambda w: jax.vmap(lambda x: f(w, x))(jnp.stack([x, -x])).sum())(weights),
-      lambda f: jax.lax.scan(
-        lambda w, _: (jax.tree.map(jnp.subtract, w, jax.grad(f)(w, x)), None), weights, None, 2)[0],
-      lambda f: jax.grad(jax.checkpoint(f))(weights, x),
+    lambda f: f(weights, x),
+    lambda f: jax.jit(f)(weights, x),
+    lambda f: jax.value_and_grad(f, argnums=(0, 1))(weights, x),
+    lambda f: jax.jvp(f, (weights, x), tangents),
+    lambda f: jax.jvp(jax.grad(f), (weights, x), tangents),
+    lambda f: jax.vmap(jax.jit(jax.grad(f)), in_axes=(None, 0))(weights, jnp.stack([x, 2 * x])),
+    lambda f: jax.grad(lambda w: jax.vmap(lambda x: f(w, x))(jnp.stack([x, -x])).sum())(weights),
+    lambda f: jax.lax.scan(lambda w, _: (jax.tree.map(jnp.subtract, w, jax.grad(f)(w, x)), None), weights, None, 2)[0],
+    lambda f: jax.grad(jax.checkpoint(f))(weights, x),
   ):
     assert_close(transform(fn), transform(loss))
 

@@ -18,10 +18,13 @@ def decoder():
 
 def test_a_checkpoint_around_the_pieces_goes_below_what_one_piece_or_pieces_alone_need():
   loss, *arguments = decoder()
-  bare = [candidate for candidate in Candidates(differentiable(trace(loss, arguments, {})), True).found if candidate.is_bare]
+  bare = [
+    candidate for candidate in Candidates(differentiable(trace(loss, arguments, {})), True).found if candidate.is_bare
+  ]
   nested = [candidate for candidate in bare if candidate.decisions.regions[0].segments[0].inner]
   flat = [candidate for candidate in bare if not candidate.decisions.regions[0].segments[0].inner]
-  # One piece holds a step's residuals, pieces stack what passes between them; nested, neither: for one more forward run.
+  # One piece holds a step's residuals, pieces stack what passes between them; nested, neither: for one more forward
+  # run.
   assert min(one.estimated_bytes for one in nested) < 0.85 * min(one.estimated_bytes for one in flat)
   assert min(one.flops for one in nested) > max(one.flops for one in flat)
 

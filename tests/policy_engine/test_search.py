@@ -37,10 +37,10 @@ def run(invented, budget, baseline=1650, max_rounds=6, below_flops=math.inf):
   for i, each in enumerate(invented):
     decisions = PolicyDecisions((Region(None, (Segment(0, i + 1, True),)),))
     compiled[decisions] = each
-    found.append(Candidate(
-      lambda decisions=decisions: decisions, each.estimated, 0.0, each.flops, each.is_bare, kin=each.kin))
-  space = types.SimpleNamespace(
-    found=found, forward_flops=FORWARD, baseline_bytes=1545.0, undecided=PolicyDecisions())
+    found.append(
+      Candidate(lambda decisions=decisions: decisions, each.estimated, 0.0, each.flops, each.is_bare, kin=each.kin)
+    )
+  space = types.SimpleNamespace(found=found, forward_flops=FORWARD, baseline_bytes=1545.0, undecided=PolicyDecisions())
   last = []
 
   def temp_bytes_of(decisions):
@@ -48,7 +48,8 @@ def run(invented, budget, baseline=1650, max_rounds=6, below_flops=math.inf):
     return last[0].compiled
 
   plan = search(
-    space, budget, temp_bytes_of, baseline, max_rounds, hlo_share_of=lambda: last[0].hlo_share, below_flops=below_flops)
+    space, budget, temp_bytes_of, baseline, max_rounds, hlo_share_of=lambda: last[0].hlo_share, below_flops=below_flops
+  )
   return plan, [entry.temp_bytes for entry in plan.rounds]
 
 
@@ -95,8 +96,9 @@ def test_the_search_is_close_to_compiling_everything(seed, error):
     assert plan.is_feasible == (best is not None) and len(tried) <= 6
     if best is not None:
       assert plan.temp_bytes <= budget and best <= plan.recompute_flops
-      assert plan.recompute_flops == min(each.flops for each in invented if each.compiled in tried
-                                         and each.compiled <= budget)
+      assert plan.recompute_flops == min(
+        each.flops for each in invented if each.compiled in tried and each.compiled <= budget
+      )
       allowed = 0.03 if not error else 0.15
       assert plan.recompute_flops <= best + allowed * FORWARD
 
@@ -113,7 +115,8 @@ def aided(unaided, compiled, flops, more_flops):
   return Invented(float(unaided), compiled, flops, unaided == 268, HloEngineShare(unaided, more_flops))
 
 
-# A decoder's scan under both engines, for 207: a checkpoint around two pieces, two pieces, one, and one that keeps a value.
+# A decoder's scan under both engines, for 207: a checkpoint around two pieces, two pieces, one, and one that keeps a
+# value.
 NESTED_AIDED, PIECES_AIDED = aided(268, 206, 265.0, 0.0), aided(300, 228, 159.0, 120.0)
 WHOLE_AIDED, KEEPS_AIDED = aided(310, 203, 176.0, 18.0), aided(390, 320, 108.0, 140.0)
 
@@ -130,10 +133,14 @@ def test_what_the_hlo_engine_brings_within_the_budget_is_found_by_its_bytes_with
 
 def test_checkpoints_around_the_same_segments_err_alike():
   # A decoder's layers under XLA for a TPU v5e, for 164: checkpoints around layers and around finer segments.
-  layers = [Invented(estimated, estimated - 120, flops, True, kin="layers")
-            for estimated, flops in ((304, 305.0), (288, 350.0), (272, 430.0), (256, 600.0))]
-  finer = [Invented(estimated, compiled, flops, True, kin="finer")
-           for estimated, compiled, flops in ((256, 275, 363.0), (240, 255, 413.0), (224, 230, 562.0), (208, 125, 1090.0))]
+  layers = [
+    Invented(estimated, estimated - 120, flops, True, kin="layers")
+    for estimated, flops in ((304, 305.0), (288, 350.0), (272, 430.0), (256, 600.0))
+  ]
+  finer = [
+    Invented(estimated, compiled, flops, True, kin="finer")
+    for estimated, compiled, flops in ((256, 275, 363.0), (240, 255, 413.0), (224, 230, 562.0), (208, 125, 1090.0))
+  ]
   for error in (0, 4):
     invented = [*(dataclasses.replace(each, compiled=each.compiled + error) for each in layers), *finer]
     plan, tried = run(invented, 164, baseline=820, max_rounds=6)

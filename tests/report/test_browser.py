@@ -42,11 +42,18 @@ def page(tmp_path_factory):
 def report(tmp_path_factory):
   loss, *arguments = models.mlp(depth=8, batch=256)
   plan = coopjax.plan(loss, *arguments, budget=0.6, planner="peak")
-  profiles = [coopjax.inspect(jax.jit(jax.value_and_grad(fn, argnums=(0, 1))).lower(*arguments).compile())
-              for fn in (loss, plan.apply(loss))]
+  profiles = [
+    coopjax.inspect(jax.jit(jax.value_and_grad(fn, argnums=(0, 1))).lower(*arguments).compile())
+    for fn in (loss, plan.apply(loss))
+  ]
   point = lambda name, temp, extra: FrontierPoint(name, temp, temp, temp + 2**20, temp, extra, 1e6, "hlo")
-  frontier = Frontier("loss", None, (point("75%", 3 * 2**20, 0.02), point("50%", 2**21, 0.1)),
-                      (point("no remat", 2**22, 0.0), point("checkpoint", 2**22, 0.3)), (("per layer", "no layers"),))
+  frontier = Frontier(
+    "loss",
+    None,
+    (point("75%", 3 * 2**20, 0.02), point("50%", 2**21, 0.1)),
+    (point("no remat", 2**22, 0.0), point("checkpoint", 2**22, 0.3)),
+    (("per layer", "no layers"),),
+  )
   path = tmp_path_factory.mktemp("report") / "report.html"
   path.write_text(to_html(*profiles, plan=plan, frontier=frontier))
   return path, profiles, plan
@@ -148,7 +155,9 @@ def test_twenty_thousand_buffers_are_fluent(page, tmp_path):
   page.run("document.getElementById('map').focus()")
   page.press("+")
   assert picture(page) != whole
-  page.run("document.getElementById('peak').click(); document.getElementById('search').value = 'model.py:17 ';"
-           "document.getElementById('search').oninput()")
+  page.run(
+    "document.getElementById('peak').click(); document.getElementById('search').value = 'model.py:17 ';"
+    "document.getElementById('search').oninput()"
+  )
   assert 0 < len(rows(page)) <= 67 and all("model.py:17" in row[6] for row in rows(page))
   assert not page.errors

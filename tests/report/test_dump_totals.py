@@ -54,8 +54,9 @@ def reported_bytes(directory):
 
 def not_in_totals(found):
   """Bytes of constants and of what computations called per element hold: in XLA's report, not in a program's totals."""
-  return sum(each.bytes for each in found.assignment.allocations
-             if not each.color and (each.is_constant or each.is_thread_local))
+  return sum(
+    each.bytes for each in found.assignment.allocations if not each.color and (each.is_constant or each.is_thread_local)
+  )
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -63,7 +64,8 @@ def test_totals_are_xlas(step, target, tmp_path):
   fn, arguments = step
   device = targets.resolve(target)
   arguments = jax.tree.map(
-    lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device.sharding), arguments)
+    lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device.sharding), arguments
+  )
   lowered = fn.lower(*arguments)
   for form, options in (("text", {"xla_dump_hlo_as_text": True}), ("proto", {"xla_dump_hlo_as_proto": True})):
     directory = tmp_path / form

@@ -52,7 +52,10 @@ def assert_matches(profile, compiled):
 
 def test_totals_are_xlas_in_every_form(dumps):
   directory, compiled = dumps
-  proto, text = find(directory / "proto", "after_optimizations.hlo.pb"), find(directory / "text", "after_optimizations.txt")
+  proto, text = (
+    find(directory / "proto", "after_optimizations.hlo.pb"),
+    find(directory / "text", "after_optimizations.txt"),
+  )
   assignment = find(directory / "text", "after_optimizations-buffer-assignment.txt")
   for source in (directory / "proto", directory / "text", proto, str(text), assignment, compiled):
     profile = coopjax.inspect(source)
@@ -73,7 +76,9 @@ def test_buffers_at_the_peak_fill_it_and_name_their_lines(dumps):
   profile = coopjax.inspect(directory / "proto")
   peak = profile.at_peak()
   assert profile.peak_live_bytes == max(profile.live_bytes) <= profile.temp_bytes
-  assert sum(buffer.num_bytes for buffer in peak) >= profile.peak_live_bytes  # more where one takes over another's memory
+  assert (
+    sum(buffer.num_bytes for buffer in peak) >= profile.peak_live_bytes
+  )  # more where one takes over another's memory
   residuals = [buffer for buffer in peak if buffer.kind == "residual"]
   assert len(residuals) >= 5 and all(buffer.num_bytes == 512 * 64 * 4 for buffer in residuals)
   assert {buffer.source for buffer in residuals} == {LINE}
@@ -84,7 +89,9 @@ def test_buffers_at_the_peak_fill_it_and_name_their_lines(dumps):
 
 def test_costs_rank_the_bytes_at_the_peak(dumps):
   profile = coopjax.inspect(dumps[1])
-  ranked = sorted((buffer for buffer in profile.at_peak() if buffer.cost_rank >= 0), key=lambda buffer: buffer.cost_rank)
+  ranked = sorted(
+    (buffer for buffer in profile.at_peak() if buffer.cost_rank >= 0), key=lambda buffer: buffer.cost_rank
+  )
   assert len(ranked) >= 5
   densities = [buffer.cost_s / buffer.num_bytes for buffer in ranked]
   assert densities == sorted(densities) and densities[0] > 0
@@ -136,9 +143,14 @@ def test_damaged_and_foreign_files_are_refused_with_what_was_expected(dumps, tmp
   text = find(directory / "text", "after_optimizations.txt").read_text()
   before = find(directory / "proto", "before_optimizations.hlo.pb").read_bytes()
   cases = {
-    "empty.hlo.pb": b"", "cut.hlo.pb": proto[: len(proto) // 2], "picture.png": b"\x89PNG\r\n\x1a\n" + bytes(100),
-    "cut.txt": text[: len(text) // 2].encode(), "notes.txt": b"a shopping list\n", "cut.gz": gzip.compress(proto)[:-20],
-    "unscheduled.hlo.pb": before, "x-buffer-assignment.txt": b"BufferAssignment:\n",
+    "empty.hlo.pb": b"",
+    "cut.hlo.pb": proto[: len(proto) // 2],
+    "picture.png": b"\x89PNG\r\n\x1a\n" + bytes(100),
+    "cut.txt": text[: len(text) // 2].encode(),
+    "notes.txt": b"a shopping list\n",
+    "cut.gz": gzip.compress(proto)[:-20],
+    "unscheduled.hlo.pb": before,
+    "x-buffer-assignment.txt": b"BufferAssignment:\n",
   }
   for name, content in cases.items():
     (tmp_path / name).write_bytes(content)

@@ -12,9 +12,18 @@ import urllib.request
 import websocket
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync", "--remote-debugging-port=0", "--remote-allow-origins=*",
-         "--window-size=1280,1000"]
+FLAGS = [
+  "--headless",
+  "--no-sandbox",
+  "--disable-gpu",
+  "--no-first-run",
+  "--disable-background-networking",
+  "--disable-component-update",
+  "--disable-sync",
+  "--remote-debugging-port=0",
+  "--remote-allow-origins=*",
+  "--window-size=1280,1000",
+]
 
 
 class Page:
@@ -45,7 +54,9 @@ class Page:
   def _note(self, event, params):
     if event == "Network.requestWillBeSent":
       self.requests.append(params["request"]["url"])
-    is_error = event == "Runtime.exceptionThrown" or (event == "Log.entryAdded" and params["entry"]["level"] != "verbose")
+    is_error = event == "Runtime.exceptionThrown" or (
+      event == "Log.entryAdded" and params["entry"]["level"] != "verbose"
+    )
     if is_error or (event == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert")):
       self.errors.append(params)
 
@@ -84,8 +95,11 @@ def browsing(directory):
   """A fresh browser with one tab, ended afterwards."""
   command = next((found for name in NAMES if (found := shutil.which(name))), None)
   assert command, f"no browser: looked for {', '.join(NAMES)}; apt install chromium"
-  process = subprocess.Popen([command, *FLAGS, f"--user-data-dir={directory}", "about:blank"],
-                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+  process = subprocess.Popen(
+    [command, *FLAGS, f"--user-data-dir={directory}", "about:blank"],
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.DEVNULL,
+  )
   try:
     port_file, deadline = pathlib.Path(directory) / "DevToolsActivePort", time.monotonic() + 60
     while not (port_file.exists() and port_file.read_text().count("\n")):

@@ -3,7 +3,14 @@
 import dataclasses
 
 GLUE = {
-  "parameter", "constant", "bitcast", "tuple", "get-tuple-element", "opt-barrier", "add-dependency", "after-all",
+  "parameter",
+  "constant",
+  "bitcast",
+  "tuple",
+  "get-tuple-element",
+  "opt-barrier",
+  "add-dependency",
+  "after-all",
   "domain",
 }
 # Field numbers of HloModuleProto, HloComputationProto and HloInstructionProto.

@@ -30,8 +30,10 @@ assert_close = functools.partial(checks.assert_close, rtol=2e-5, atol=1e-9)
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 # Weights up and down of all layers, and rows.
-ARGUMENTS = ((np.asarray(models.normal(1, 6, 32, 128)), np.asarray(models.normal(2, 6, 128, 32))),
-             np.asarray(models.normal(3, 2048, 32)))
+ARGUMENTS = (
+  (np.asarray(models.normal(1, 6, 32, 128)), np.asarray(models.normal(2, 6, 128, 32))),
+  np.asarray(models.normal(3, 2048, 32)),
+)
 PLACES = {
   "data": ((P(), P()), P("data")),
   "tensor": ((P(None, None, "model"), P(None, "model")), P()),
@@ -125,6 +127,7 @@ def collectives_run_once():
 
 def inside_shard_map():
   """The trace shows one device's program; the gathered weights and the averaged loss are collectives."""
+
   def local_loss(weights, x):
     for weights_of_layer in zip(*weights):
       x = layer(x, [jax.lax.all_gather(weight, "data", axis=0, tiled=True) for weight in weights_of_layer])
@@ -170,6 +173,7 @@ def plans_of_shapes():
 
 def plans_of_steps():
   """A whole step is planned as its own jit partitions it, whether shapes or the jit say how."""
+
   def make(loss):
     def step(weights, x):
       value, grads = jax.value_and_grad(loss)(weights, x)
@@ -200,8 +204,11 @@ def plans_of_steps_elsewhere():
   assert loaded == plan and plan.num_devices == 8 and ("args[1]", (512, 32)) in plan.shards
   on_one_device = jax.device_put(ARGUMENTS, jax.devices()[0])
   for wrong, args, complaint in (
-      (loaded, put("fsdp"), "on each; it lies on 8 devices"), (of_one_device, put("data"), "made for one device"),
-      (loaded, put("data", make_mesh(sizes=(2, 4))), "mesh data=2"), (plan, on_one_device, "lies on 1 device")):
+    (loaded, put("fsdp"), "on each; it lies on 8 devices"),
+    (of_one_device, put("data"), "made for one device"),
+    (loaded, put("data", make_mesh(sizes=(2, 4))), "mesh data=2"),
+    (plan, on_one_device, "lies on 1 device"),
+  ):
     try:
       wrong.apply(step).lower(*args)
     except coopjax.PlanMismatchError as error:
@@ -238,8 +245,10 @@ def scan_over_auto_axes():
     blind = compile_step(coopjax.remat(scanned_loss, budget=budget), "data", is_committed=True)
   assert [type(warning.message) for warning in caught] == [coopjax.ShardingUnknownWarning]
   shared = compile_step(coopjax.remat(scanned_loss, budget=0.7), "data", is_committed=True)
-  print(f"{temp_bytes(plain)} bytes, {flops(plain):.3g} FLOPs; planned {temp_bytes(planned)}, {flops(planned):.3g}; "
-        f"blind {temp_bytes(blind)}, {flops(blind):.3g}; share {temp_bytes(shared)}, {flops(shared):.3g}")
+  print(
+    f"{temp_bytes(plain)} bytes, {flops(plain):.3g} FLOPs; planned {temp_bytes(planned)}, {flops(planned):.3g}; "
+    f"blind {temp_bytes(blind)}, {flops(blind):.3g}; share {temp_bytes(shared)}, {flops(shared):.3g}"
+  )
   assert flops(plain) < flops(planned) < flops(blind)
   for fitted in (planned, blind, shared):
     assert temp_bytes(fitted) <= budget and "rematted_computation" in fitted.as_text()
@@ -252,8 +261,11 @@ def scan_over_explicit_axes():
   step = lambda fn: jax.jit(jax.value_and_grad(fn, argnums=(0, 1))).lower(*put("data", EXPLICIT)).compile()
   plain = step(scanned_loss)
   budget = int(0.7 * temp_bytes(plain))
-  for fitted in (step(coopjax.remat(scanned_loss, budget=budget)), step(coopjax.remat(scanned_loss, budget=0.7)),
-                 step(coopjax.plan(scanned_loss, *shapes("data", EXPLICIT), budget=budget).apply(scanned_loss))):
+  for fitted in (
+    step(coopjax.remat(scanned_loss, budget=budget)),
+    step(coopjax.remat(scanned_loss, budget=0.7)),
+    step(coopjax.plan(scanned_loss, *shapes("data", EXPLICIT), budget=budget).apply(scanned_loss)),
+  ):
     print(f"{temp_bytes(plain)} -> {temp_bytes(fitted)} bytes, {flops(plain):.3g} -> {flops(fitted):.3g} FLOPs")
     assert temp_bytes(fitted) <= budget and "rematted_computation" in fitted.as_text()
     assert_close(fitted(*put("data", EXPLICIT)), plain(*put("data", EXPLICIT)))
@@ -276,8 +288,9 @@ def infeasible_over_auto_axes():
 
 def keys():
   """One key per placement; the program's fingerprint is that of the types, which Auto axes don't enter."""
-  request = kept.Request.checked(budget=0.5, planner="auto", engine="auto", target=None, time_limit_s=10.0,
-                                 on_infeasible="error")
+  request = kept.Request.checked(
+    budget=0.5, planner="auto", engine="auto", target=None, time_limit_s=10.0, on_infeasible="error"
+  )
   found = collections.defaultdict(list)
 
   def note(name, weights, x):
@@ -312,10 +325,20 @@ def keys():
 
 
 CASES = {f"hlo_engine {place}": functools.partial(hlo_engine, place) for place in PLACES} | {
-  case.__name__: case for case in (
-    collectives_run_once, inside_shard_map, plans_of_shapes, plans_of_steps,
-    plans_of_steps_elsewhere, plans_of_other_meshes, scan_over_auto_axes,
-    scan_over_explicit_axes, infeasible_over_auto_axes, keys)}
+  case.__name__: case
+  for case in (
+    collectives_run_once,
+    inside_shard_map,
+    plans_of_shapes,
+    plans_of_steps,
+    plans_of_steps_elsewhere,
+    plans_of_other_meshes,
+    scan_over_auto_axes,
+    scan_over_explicit_axes,
+    infeasible_over_auto_axes,
+    keys,
+  )
+}
 
 if __name__ == "__main__":
   quick.be_quick()

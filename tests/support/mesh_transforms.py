@@ -96,13 +96,30 @@ def constraints(remat):
   return jax.grad(remat(lambda weights, x: local_loss(weights, constrain(x)))), WEIGHTS, X
 
 
-CASES = (inside, inside_unchecked, inside_partly_manual, gradient_inside, scan_inside, collectives_inside, around,
-         named_vmap, sharded_inputs, explicit_sharding, constraints)
+CASES = (
+  inside,
+  inside_unchecked,
+  inside_partly_manual,
+  gradient_inside,
+  scan_inside,
+  collectives_inside,
+  around,
+  named_vmap,
+  sharded_inputs,
+  explicit_sharding,
+  constraints,
+)
 # The HLO engine keeps what a collective makes and what a loop stacks. Only inside a `shard_map` does a trace show one
 # device's program: elsewhere the policy engine would plan for the whole.
-ENGINES = {inside: ("hlo", "policy"), inside_unchecked: ("hlo", "policy"), inside_partly_manual: ("policy",),
-           gradient_inside: ("policy",), scan_inside: ("auto",), collectives_inside: ("policy", "auto"),
-           named_vmap: ("hlo", "policy")}
+ENGINES = {
+  inside: ("hlo", "policy"),
+  inside_unchecked: ("hlo", "policy"),
+  inside_partly_manual: ("policy",),
+  gradient_inside: ("policy",),
+  scan_inside: ("auto",),
+  collectives_inside: ("policy", "auto"),
+  named_vmap: ("hlo", "policy"),
+}
 SHARES = {sharded_inputs: 0.9}
 
 

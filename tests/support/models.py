@@ -47,8 +47,12 @@ def cross_entropy(logits, targets):
 def gpt(depth: int = 4, width: int = 64, batch: int = 4, length: int = 64, scan: bool = False):
   """``(loss, params, ids)`` of a decoder; with ``scan`` its blocks are stacked and scanned over."""
   blocks = [
-    {"qkv": normal(4 * i, width, 3 * width), "out": normal(4 * i + 1, width, width),
-     "up": normal(4 * i + 2, width, 4 * width), "down": normal(4 * i + 3, 4 * width, width)}
+    {
+      "qkv": normal(4 * i, width, 3 * width),
+      "out": normal(4 * i + 1, width, width),
+      "up": normal(4 * i + 2, width, 4 * width),
+      "down": normal(4 * i + 3, 4 * width, width),
+    }
     for i in range(depth)
   ]
   params = {"embed": normal(999, VOCABULARY, width), "blocks": blocks}

@@ -14,9 +14,12 @@ def live_bytes(program: StepProgram, schedule) -> list[int]:
   """Live bytes at each step, one question per value and step. O(steps^2 x values)."""
   steps = [int(op) for op in schedule]
   return [
-    int(program.op_workspace_bytes[op]) + sum(
-      int(program.value_bytes[value]) for value in range(program.num_values)
-      if program.value_kind[value] == TEMPORARY and _is_live(program, steps, value, step))
+    int(program.op_workspace_bytes[op])
+    + sum(
+      int(program.value_bytes[value])
+      for value in range(program.num_values)
+      if program.value_kind[value] == TEMPORARY and _is_live(program, steps, value, step)
+    )
     for step, op in enumerate(steps)
   ]
 
@@ -45,8 +48,9 @@ def _last_read(program: StepProgram, steps: list[int], value: int, made: int) ->
 def _passes_on(program: StepProgram, steps: list[int], value: int, step: int) -> bool:
   """Whether ``value``, read for the last time at ``step``, leaves its buffer to an output of that step."""
   op = steps[step]
-  overwriters = {int(program.value_in_place_of[w]): int(w) for w in program.outputs(op)
-                 if program.value_in_place_of[w] >= 0}
+  overwriters = {
+    int(program.value_in_place_of[w]): int(w) for w in program.outputs(op) if program.value_in_place_of[w] >= 0
+  }
   if value in overwriters:
     return True
   givers, takers = set(overwriters), set(overwriters.values())
@@ -95,8 +99,10 @@ def cheapest_recompute(program: StepProgram, budget_bytes: int) -> float | None:
         continue
       is_next = op == order[step]
       count += 1
-      heapq.heappush(frontier, (cost + (0.0 if is_next else float(program.op_cost_s[op])), count, step + is_next,
-                                frozenset(kept | outputs)))
+      heapq.heappush(
+        frontier,
+        (cost + (0.0 if is_next else float(program.op_cost_s[op])), count, step + is_next, frozenset(kept | outputs)),
+      )
   return None
 
 
@@ -111,8 +117,9 @@ def cheapest_schedule(program: StepProgram, budget_bytes: int) -> float | None:
   """
 
   def next_runs(ran):
-    return [(op, op in ran, ran | {op}) for op in range(program.num_ops)
-            if ran.issuperset(program.control(op).tolist())]
+    return [
+      (op, op in ran, ran | {op}) for op in range(program.num_ops) if ran.issuperset(program.control(op).tolist())
+    ]
 
   return _cheapest(program, budget_bytes, (frozenset(), lambda ran: len(ran) == program.num_ops), next_runs)
 
@@ -164,17 +171,25 @@ class _Runs:
     self.overwritten = frozenset(overwriters)
     self.touches = self.inputs | self.overwritten
     self.may_repeat = (
-      bool(program.op_can_recompute[op]) and all(program.value_kind[w] != OUTPUT for w in self.outputs)
-      and all(program.value_kind[v] == TEMPORARY for v in self.overwritten))
-    self.shares = [(given, taker) for at, given, taker in program.may_share.tolist()
-                   if at == op and given not in overwriters and taker not in overwriters.values()
-                   and program.value_kind[given] == TEMPORARY]
+      bool(program.op_can_recompute[op])
+      and all(program.value_kind[w] != OUTPUT for w in self.outputs)
+      and all(program.value_kind[v] == TEMPORARY for v in self.overwritten)
+    )
+    self.shares = [
+      (given, taker)
+      for at, given, taker in program.may_share.tolist()
+      if at == op
+      and given not in overwriters
+      and taker not in overwriters.values()
+      and program.value_kind[given] == TEMPORARY
+    ]
 
   def choices(self, held, temporary, budget_bytes):
     """What may be held after the op: any temporaries dropped before it, at it or after it, within the budget."""
     optional = sorted((held | self.outputs) & temporary - self.overwritten)
     for chosen in itertools.chain.from_iterable(
-        itertools.combinations(optional, length) for length in range(len(optional) + 1)):
+      itertools.combinations(optional, length) for length in range(len(optional) + 1)
+    ):
       kept = frozenset(chosen)
       live = (kept | self.inputs | self.outputs) & temporary - self.overwritten
       size = self.workspace + sum(self.size[value] for value in live)

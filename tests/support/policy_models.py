@@ -42,8 +42,10 @@ def gated(x, up, gate):
 def block(weights, x, num_heads=2):
   """Attention and a gated MLP: nested jits, custom_jvp (silu, relu, softmax) and custom_vjp (the norm)."""
   batch, length, width = x.shape
-  q, k, v = (part.reshape(batch, length, num_heads, -1).transpose(0, 2, 1, 3)
-             for part in jnp.split(scaled_norm(x) @ weights["qkv"], 3, -1))
+  q, k, v = (
+    part.reshape(batch, length, num_heads, -1).transpose(0, 2, 1, 3)
+    for part in jnp.split(scaled_norm(x) @ weights["qkv"], 3, -1)
+  )
   scores = jnp.where(jnp.tril(jnp.ones((length, length), bool)), q @ k.transpose(0, 1, 3, 2) * 0.2, -1e9)
   mixed = (jax.nn.softmax(scores) @ v).transpose(0, 2, 1, 3).reshape(batch, length, width)
   x = x + mixed @ weights["out"]
@@ -54,9 +56,15 @@ def decoder(depth=4, width=64, batch=8, length=64, form="unrolled"):
   """``(loss, params, ids)``; `form` is unrolled or scan, "by_hand" behind it for a checkpoint around each block."""
   form, _, by_hand = form.partition(" ")
   blocks = [
-    {"qkv": models.normal(5 * i, width, 3 * width), "out": models.normal(5 * i + 1, width, width),
-     "up": models.normal(5 * i + 2, width, 2 * width), "gate": models.normal(5 * i + 3, width, 2 * width),
-     "down": models.normal(5 * i + 4, 2 * width, width)} for i in range(depth)]
+    {
+      "qkv": models.normal(5 * i, width, 3 * width),
+      "out": models.normal(5 * i + 1, width, width),
+      "up": models.normal(5 * i + 2, width, 2 * width),
+      "gate": models.normal(5 * i + 3, width, 2 * width),
+      "down": models.normal(5 * i + 4, 2 * width, width),
+    }
+    for i in range(depth)
+  ]
   params = {"embed": models.normal(99, models.VOCABULARY, width), "blocks": blocks}
   if form == "scan":
     params["blocks"] = jax.tree.map(lambda *leaves: jnp.stack(leaves), *blocks)
@@ -76,6 +84,7 @@ def decoder(depth=4, width=64, batch=8, length=64, form="unrolled"):
 
 def checkpointed_mlp(depth=24, width=64, batch=1024):
   """An MLP whose user already checkpoints pairs of layers and names a value in each."""
+
   def pair(first, second, x):
     return jnp.tanh(checkpoint_name(jnp.tanh(x @ first), "hidden") @ second)
 
@@ -88,7 +97,9 @@ def checkpointed_mlp(depth=24, width=64, batch=1024):
 
 
 MODELS = {
-  "mlp": functools.partial(models.mlp, depth=16), "unrolled": decoder, "scan": functools.partial(decoder, form="scan"),
+  "mlp": functools.partial(models.mlp, depth=16),
+  "unrolled": decoder,
+  "scan": functools.partial(decoder, form="scan"),
   "checkpoint": checkpointed_mlp,
 }
 

@@ -39,8 +39,17 @@ class Builder:
     return len(self.bytes) - 1
 
   def op(
-    self, inputs, *sizes, kind=TEMPORARY, cost_s=1.0, flops=1.0, workspace=0, can_recompute=True, control=(),
-    in_place_of=-1, share=(),
+    self,
+    inputs,
+    *sizes,
+    kind=TEMPORARY,
+    cost_s=1.0,
+    flops=1.0,
+    workspace=0,
+    can_recompute=True,
+    control=(),
+    in_place_of=-1,
+    share=(),
   ):
     """An op with one output per size; returns the output's id, or a tuple of ids if there are several or none.
 
@@ -48,7 +57,8 @@ class Builder:
     """
     op = len(self.cost_s)
     made = tuple(
-      self.value(size, kind, op, in_place_of if position == 0 else -1) for position, size in enumerate(sizes))
+      self.value(size, kind, op, in_place_of if position == 0 else -1) for position, size in enumerate(sizes)
+    )
     self.inputs.append(list(dict.fromkeys(inputs)))
     self.outputs.append(list(made))
     self.control.append(list(control))
@@ -135,8 +145,13 @@ def donated_step() -> StepProgram:
   return b.build()
 
 
-NAMED = {"chain": (chain, 7), "diamond": (diamond, 15), "skip": (skip, 18), "in_place_pair": (in_place_pair, 8),
-         "donated_step": (donated_step, 30)}
+NAMED = {
+  "chain": (chain, 7),
+  "diamond": (diamond, 15),
+  "skip": (skip, 18),
+  "in_place_pair": (in_place_pair, 8),
+  "donated_step": (donated_step, 30),
+}
 
 
 def peak_of(program: StepProgram, schedule=None) -> int:
@@ -194,8 +209,15 @@ def random_programs(draw, max_ops: int = 24, plain: bool = False) -> StepProgram
         share = [value for value in inputs if draw(st.booleans()) and b.bytes[value] >= sizes[0]]
       control = draw(st.lists(st.integers(0, op - 1), max_size=1)) if op else []
       made = b.op(
-        inputs, *sizes, kind=kind, cost_s=cost_s, workspace=draw(st.sampled_from([0, 0, 0, 5])),
-        can_recompute=draw(st.sampled_from([True] * 5 + [False])), control=control, in_place_of=overwritten, share=share,
+        inputs,
+        *sizes,
+        kind=kind,
+        cost_s=cost_s,
+        workspace=draw(st.sampled_from([0, 0, 0, 5])),
+        can_recompute=draw(st.sampled_from([True] * 5 + [False])),
+        control=control,
+        in_place_of=overwritten,
+        share=share,
       )
       if overwritten >= 0:
         readable.remove(overwritten)
@@ -225,7 +247,12 @@ class _Tensors:
 
 
 def transformer(
-  num_layers: int = 12, width: int = 256, seq: int = 256, batch: int = 8, heads: int = 4, vocab: int = 512,
+  num_layers: int = 12,
+  width: int = 256,
+  seq: int = 256,
+  batch: int = 8,
+  heads: int = 4,
+  vocab: int = 512,
 ) -> StepProgram:
   """A decoder's loss and gradient, fused the way XLA:CPU fuses one: about 70 ops a layer."""
   b = Builder()
@@ -233,8 +260,12 @@ def transformer(
   rows = batch * seq
   wide, scores = rows * width, batch * heads * seq * seq
   weights = [
-    {name: b.value(4 * size) for name, size in
-     dict(qkv=3 * width * width, o=width * width, up=4 * width * width, down=4 * width * width).items()}
+    {
+      name: b.value(4 * size)
+      for name, size in dict(
+        qkv=3 * width * width, o=width * width, up=4 * width * width, down=4 * width * width
+      ).items()
+    }
     for _ in range(num_layers)
   ]
   table = b.value(4 * vocab * width)
@@ -264,23 +295,28 @@ def unrolled(program: StepProgram, num_steps: int) -> StepProgram:
 
   def lists(csr, step: int):
     return np.concatenate([[0], *(csr[0][1:] + copy * csr[0][-1] for copy in range(num_steps))]), np.concatenate(
-      [csr[1] + copy * step for copy in range(num_steps)])
+      [csr[1] + copy * step for copy in range(num_steps)]
+    )
 
   def arrays(array, step: int = 0):
     return np.concatenate([np.where(array >= 0, array + copy * step, array) for copy in range(num_steps)])
 
-  changed = {name: arrays(getattr(program, name)) for name in (
-    "op_cost_s", "op_flops", "op_workspace_bytes", "value_bytes", "value_kind")}
+  changed = {
+    name: arrays(getattr(program, name))
+    for name in ("op_cost_s", "op_flops", "op_workspace_bytes", "value_bytes", "value_kind")
+  }
   return dataclasses.replace(
-    program, **changed,
+    program,
+    **changed,
     op_inputs=lists(program.op_inputs, num_values),
     op_outputs=lists(program.op_outputs, num_values),
     op_control=lists(program.op_control, num_ops),
     op_can_recompute=np.tile(program.op_can_recompute, num_steps),
     value_producer=arrays(program.value_producer, num_ops),
     value_in_place_of=arrays(program.value_in_place_of, num_values),
-    may_share=np.concatenate([program.may_share + copy * np.array([num_ops, num_values, num_values])
-                              for copy in range(num_steps)]),
+    may_share=np.concatenate(
+      [program.may_share + copy * np.array([num_ops, num_values, num_values]) for copy in range(num_steps)]
+    ),
     schedule=arrays(program.schedule, num_ops),
   )
 
@@ -345,8 +381,22 @@ def _layer_forward(t, w, x, rows, width, seq, heads, wide, scores):
   act = t.pointwise([up, tanh], 4 * wide)
   down = t.matmul([act, w["down"]], wide, 4 * width)
   y = t.pointwise([down, x2], wide)
-  return y, dict(h=h, norm1=norm1, q=q, k=k, v=v, exp=exp, inverse=inverse, p=p, merged=merged, h2=h2, norm2=norm2,
-                 up=up, tanh=tanh, act=act)
+  return y, dict(
+    h=h,
+    norm1=norm1,
+    q=q,
+    k=k,
+    v=v,
+    exp=exp,
+    inverse=inverse,
+    p=p,
+    merged=merged,
+    h2=h2,
+    norm2=norm2,
+    up=up,
+    tanh=tanh,
+    act=act,
+  )
 
 
 def _layer_backward(t, w, s, dy, rows, width, seq, heads, wide, scores):

@@ -2,9 +2,9 @@
 
 Nearly all of the time is XLA, compiling, and planners, improving. So, everywhere but where that is the point:
 
-- What planners try is compiled for its memory and never run: XLA makes the same module of it, and LLVM, which takes half
-  of a compile, no fast code. What a test compiles itself is compiled as a user's program is, since bits are compared;
-  modules that look at bytes alone, or compare numbers within rounding, use the fixture `quick_compiles`.
+- What planners try is compiled for its memory and never run: XLA makes the same module of it, and LLVM, which takes
+  half of a compile, no fast code. What a test compiles itself is compiled as a user's program is, since bits are
+  compared; modules that look at bytes alone, or compare numbers within rounding, use the fixture `quick_compiles`.
 - `auto` improves plans with a tenth of its effort. Stages, budgets and what is done with a plan stay as they are.
 
 ``python -m tests.support.quick SCRIPT ARGUMENT...`` runs a script that way.

@@ -44,6 +44,7 @@ def nested_scan():
 
 def scan_of_top_buffer():
   """The carry is larger than all else in the function."""
+
   def fn(x, weights):
     carry = jnp.broadcast_to(x, (8, 4, 4))
     carry, _ = jax.lax.scan(lambda c, w: (jnp.sin(c @ w), None), carry, weights)
@@ -59,6 +60,7 @@ def fori():
 
 def while_loop():
   """A loop that JAX differentiates forward only."""
+
   def fn(x, w):
     return jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, layer(c[1], w[0])), (0, x))[1]
 
@@ -67,6 +69,7 @@ def while_loop():
 
 def while_beside():
   """A loop over a value that nobody differentiates."""
+
   def fn(x, w, start):
     scale = jax.lax.while_loop(lambda c: c.sum() < 100, lambda c: c * 2, start)
     return chain(x, w) * scale
@@ -99,13 +102,13 @@ def custom_jvp():
   def softsign(x):
     return x / (1 + jnp.abs(x))
 
-  softsign.defjvp(lambda primals, tangents: (
-    softsign(*primals), 2 * tangents[0] / (1 + jnp.abs(primals[0])) ** 2))
+  softsign.defjvp(lambda primals, tangents: (softsign(*primals), 2 * tangents[0] / (1 + jnp.abs(primals[0])) ** 2))
   return lambda x, w: softsign(layer(softsign(jax.nn.relu(x)), w[0])), (X, W)
 
 
 def custom_vjp():
   """Forward mode refuses it, under any wrapper."""
+
   @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
   def scaled(factor, x, w):
     return factor * layer(x, w)
@@ -138,7 +141,8 @@ def user_names():
     x = checkpoint_name(layer(x, w[0]), "first")
     return jax.checkpoint(
       lambda x: layer(checkpoint_name(jnp.sin(x), "second"), w[1]),
-      policy=jax.checkpoint_policies.save_only_these_names("second"))(x)
+      policy=jax.checkpoint_policies.save_only_these_names("second"),
+    )(x)
 
   return fn, (X, W)
 
@@ -178,6 +182,7 @@ def raw_key():
 
 def key_residual():
   """Keys made inside, carried through a scan and returned."""
+
   def fn(x, w, seed):
     def body(carry, w):
       x, key = carry
@@ -227,6 +232,7 @@ def zero_size():
 
 def integer_arguments():
   """A gradient with respect to them is of dtype float0."""
+
   def fn(x, w, ids, flag):
     return jnp.where(flag, layer(x, w[0])[ids], 0.0), ids + 1
 
@@ -250,6 +256,7 @@ def scalars_and_numpy():
 
 def passed_through():
   """Inputs and constants returned as they are, an argument unused, an output twice."""
+
   def fn(x, w):
     y = layer(x, X)
     return x, y, y, jnp.zeros(2), 3
@@ -259,6 +266,7 @@ def passed_through():
 
 def indexing_and_windows():
   """Gathers, scatters, convolution, pooling, sorting, cumulative sums, dynamic slices."""
+
   def fn(x, w):
     y = jax.lax.dynamic_slice(jnp.cumsum(x, 0), (1, jnp.int32(1)), (2, 2))
     x = jax.lax.dynamic_update_slice(x, y, (0, 0))
@@ -276,16 +284,50 @@ def linear_algebra():
 
 def pure_callback():
   """JAX differentiates around it, not through it."""
+
   def fn(x, w):
-    scale = jax.pure_callback(lambda v: np.asarray(v) * 2, jax.ShapeDtypeStruct((), jnp.float32),
-                              jax.lax.stop_gradient(x.sum()), vmap_method="sequential")
+    scale = jax.pure_callback(
+      lambda v: np.asarray(v) * 2,
+      jax.ShapeDtypeStruct((), jnp.float32),
+      jax.lax.stop_gradient(x.sum()),
+      vmap_method="sequential",
+    )
     return layer(x * scale, w[0])
 
   return fn, (X, W)
 
 
-KINDS = {maker.__name__: maker for maker in (
-  scan, nested_scan, scan_of_top_buffer, fori, while_loop, while_beside, cond, switch,
-  nested_jit, custom_jvp, custom_vjp, user_checkpoint, user_names, closed_over_tracer, debug_print, typed_key,
-  raw_key, key_residual, complex_input, bfloat16, int_and_bool_residuals, zero_size, integer_arguments, pytrees,
-  scalars_and_numpy, passed_through, indexing_and_windows, linear_algebra, pure_callback)}
+KINDS = {
+  maker.__name__: maker
+  for maker in (
+    scan,
+    nested_scan,
+    scan_of_top_buffer,
+    fori,
+    while_loop,
+    while_beside,
+    cond,
+    switch,
+    nested_jit,
+    custom_jvp,
+    custom_vjp,
+    user_checkpoint,
+    user_names,
+    closed_over_tracer,
+    debug_print,
+    typed_key,
+    raw_key,
+    key_residual,
+    complex_input,
+    bfloat16,
+    int_and_bool_residuals,
+    zero_size,
+    integer_arguments,
+    pytrees,
+    scalars_and_numpy,
+    passed_through,
+    indexing_and_windows,
+    linear_algebra,
+    pure_callback,
+  )
+}

@@ -38,7 +38,6 @@ class DecoratedLinenBlock(LinenBlock):
 
 
 class NnxBlock(nnx.Module):
-
   def __init__(self, rngs: nnx.Rngs):
     self.layer = nnx.Linear(32, 32, rngs=rngs)
 

@@ -21,9 +21,28 @@ def modules(tmp_path_factory):
 def test_every_kind_of_op_is_in_it(modules):
   assert set(modules) == set(hlo_corpus.PROGRAMS)
   everything = b"".join(modules.values())
-  for opcode in ("while", "conditional", "call", "fusion", "sort", "fft", "custom-call", "convolution", "dot",
-                 "scatter", "gather", "dynamic-slice", "dynamic-update-slice", "reduce-window", "opt-barrier",
-                 "all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"):
+  for opcode in (
+    "while",
+    "conditional",
+    "call",
+    "fusion",
+    "sort",
+    "fft",
+    "custom-call",
+    "convolution",
+    "dot",
+    "scatter",
+    "gather",
+    "dynamic-slice",
+    "dynamic-update-slice",
+    "reduce-window",
+    "opt-barrier",
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+  ):
     assert re.search(rb"\x12" + bytes([len(opcode)]) + opcode.encode(), everything), f"no {opcode} in any module"
 
 

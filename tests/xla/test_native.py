@@ -74,8 +74,10 @@ def assigned(tmp_path_factory):
     for variant, module_bytes in modules.items():
       (directory / f"{name}.{variant}").write_bytes(module_bytes)
   sizes = run_oracle(*(f"{name}.{variant}" for name, modules in made.items() for variant in modules), cwd=directory)
-  return {name: {variant: (module_bytes, sizes[f"{name}.{variant}"]) for variant, module_bytes in modules.items()}
-          for name, modules in made.items()}
+  return {
+    name: {variant: (module_bytes, sizes[f"{name}.{variant}"]) for variant, module_bytes in modules.items()}
+    for name, modules in made.items()
+  }
 
 
 def run_oracle(*files: str, cwd: pathlib.Path) -> dict[str, dict[str, int]]:
@@ -98,8 +100,11 @@ def test_memory_is_what_xla_assigns(assigned, name):
 
 def test_plans_clones_and_orders_are_among_them(assigned):
   planned = [modules for modules in assigned.values() if modules.keys() & PLANS.keys()]
-  with_clones = [modules for modules in planned if max(len(module) for module, _ in modules.values()) >
-                 len(modules["as_captured"][0])]
+  with_clones = [
+    modules
+    for modules in planned
+    if max(len(module) for module, _ in modules.values()) > len(modules["as_captured"][0])
+  ]
   with_orders = [modules for modules in assigned.values() if len({sizes["temp"] for _, sizes in modules.values()}) > 2]
   assert len(planned) >= 30 and len(with_clones) >= 20 and len(with_orders) >= 25
 

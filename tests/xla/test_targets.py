@@ -22,10 +22,36 @@ from tests.support import ROOT, models
 
 needs_compilers = pytest.mark.targets
 GIB = 2**30
-SMALL = ["--num-layers", "6", "--width", "64", "--num-heads", "2", "--length", "64", "--vocabulary", "128",
-         "--budget", "0.7"]
-LARGER = ["--num-layers", "4", "--width", "256", "--num-heads", "2", "--length", "256", "--vocabulary", "512",
-          "--batch-size", "64", "--budget", "0.5"]
+SMALL = [
+  "--num-layers",
+  "6",
+  "--width",
+  "64",
+  "--num-heads",
+  "2",
+  "--length",
+  "64",
+  "--vocabulary",
+  "128",
+  "--budget",
+  "0.7",
+]
+LARGER = [
+  "--num-layers",
+  "4",
+  "--width",
+  "256",
+  "--num-heads",
+  "2",
+  "--length",
+  "256",
+  "--vocabulary",
+  "512",
+  "--batch-size",
+  "64",
+  "--budget",
+  "0.5",
+]
 
 
 def loss(weights, x):
@@ -35,8 +61,10 @@ def loss(weights, x):
 
 def shapes(rows, depth=8, width=256, sharding=None):
   """Every layer of `loss` keeps ``rows * width * 4`` bytes."""
-  return (jax.ShapeDtypeStruct((depth, width, width), jnp.float32),
-          jax.ShapeDtypeStruct((rows, width), jnp.float32, sharding=sharding))
+  return (
+    jax.ShapeDtypeStruct((depth, width, width), jnp.float32),
+    jax.ShapeDtypeStruct((rows, width), jnp.float32, sharding=sharding),
+  )
 
 
 def program(fn, args):
@@ -49,12 +77,22 @@ def chain():
   return fn, *jax.eval_shape(lambda: args)
 
 
-@pytest.mark.parametrize("name, nearest", [
-  ("h100", "gpu:h100"), ("tpu:v5e", "tpu:v5e:2x2"), ("gpu:h1000", "gpu:h100"), ("TPU:V6:2x2", "tpu:v6e:2x2"),
-  ("tpu", "tpu:v2:2x2"), ("cuda", None)])
+@pytest.mark.parametrize(
+  "name, nearest",
+  [
+    ("h100", "gpu:h100"),
+    ("tpu:v5e", "tpu:v5e:2x2"),
+    ("gpu:h1000", "gpu:h100"),
+    ("TPU:V6:2x2", "tpu:v6e:2x2"),
+    ("tpu", "tpu:v2:2x2"),
+    ("cuda", None),
+  ],
+)
 def test_an_unknown_name_lists_those_known_and_suggests_the_nearest(name, nearest):
-  for refused in (functools.partial(coopjax.remat, loss, budget=0.5, target=name),
-                  functools.partial(coopjax.plan, loss, *shapes(8), budget=0.5, target=name)):
+  for refused in (
+    functools.partial(coopjax.remat, loss, budget=0.5, target=name),
+    functools.partial(coopjax.plan, loss, *shapes(8), budget=0.5, target=name),
+  ):
     with pytest.raises(coopjax.UnknownTargetError, match=name) as caught:
       refused()
     assert all(known in str(caught.value) for known in ("gpu:a100", "gpu:h200", "tpu:v5p:2x2x1", "cpu"))
@@ -135,8 +173,11 @@ def test_remat_for_a_target_runs_here_with_the_same_gradients(name, rows):
   assert "rematted_computation" in step.lower(*args).as_text(debug_info=True)
   if rows == 2**12:  # the other is too large to be run in a test
     weights, x = jax.random.normal(jax.random.key(0), args[0].shape) / 16, jnp.ones(args[1].shape)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-8), step(weights, x),
-                 jax.jit(jax.value_and_grad(loss))(weights, x))
+    jax.tree.map(
+      functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-8),
+      step(weights, x),
+      jax.jit(jax.value_and_grad(loss))(weights, x),
+    )
 
 
 @needs_compilers
@@ -191,12 +232,21 @@ def test_the_hlo_engine_is_refused_where_it_can_not_work(monkeypatch):
     coopjax.plan(loss, *shapes(2**18), budget=0.6, target="tpu:v5e:2x2", engine="hlo")
 
 
-@pytest.mark.parametrize("arguments", [
-  pytest.param(["--target", "cpu", *SMALL], id="cpu"),
-  pytest.param(["--target", "tpu:v5e:2x2", *LARGER], id="tpu", marks=needs_compilers)])
+@pytest.mark.parametrize(
+  "arguments",
+  [
+    pytest.param(["--target", "cpu", *SMALL], id="cpu"),
+    pytest.param(["--target", "tpu:v5e:2x2", *LARGER], id="tpu", marks=needs_compilers),
+  ],
+)
 def test_the_example_shows_before_and_after_and_what_is_recomputed(arguments):
-  done = subprocess.run([sys.executable, str(ROOT / "examples" / "plan_for_v5e.py"), *arguments], capture_output=True,
-                        text=True, env={**os.environ, "JAX_PLATFORMS": "cpu"}, check=False)
+  done = subprocess.run(
+    [sys.executable, str(ROOT / "examples" / "plan_for_v5e.py"), *arguments],
+    capture_output=True,
+    text=True,
+    env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    check=False,
+  )
   assert done.returncode == 0, done.stdout + done.stderr
   assert "no remat" in done.stdout and "held with" in done.stdout and arguments[1] in done.stdout
   recomputed = done.stdout.partition("\nrecomputed: ")[2]
@@ -206,12 +256,43 @@ def test_the_example_shows_before_and_after_and_what_is_recomputed(arguments):
 def test_the_benchmark_measures_and_joins_what_was_measured(monkeypatch, tmp_path):
   monkeypatch.syspath_prepend(ROOT / "benchmarks")
   backends, path = importlib.import_module("backends"), tmp_path / "backends.json"
-  kept, replaced = ({"target": "cpu", "form": "unrolled", "dtype": "f32", "variant": variant, "budget": None,
-                     "size": [2, 16, 16, 2, 2, 32]} for variant in ("an older one", "no remat"))
+  kept, replaced = (
+    {
+      "target": "cpu",
+      "form": "unrolled",
+      "dtype": "f32",
+      "variant": variant,
+      "budget": None,
+      "size": [2, 16, 16, 2, 2, 32],
+    }
+    for variant in ("an older one", "no remat")
+  )
   path.write_text(json.dumps({"rows": [kept, replaced]}))
-  monkeypatch.setattr(sys, "argv", [
-    "backends.py", "--targets", "cpu", "--forms", "unrolled", "--dtypes", "f32", "--budgets", "0.7",
-    "--size", "2", "16", "16", "2", "2", "32", "--out", str(path), "--again"])
+  monkeypatch.setattr(
+    sys,
+    "argv",
+    [
+      "backends.py",
+      "--targets",
+      "cpu",
+      "--forms",
+      "unrolled",
+      "--dtypes",
+      "f32",
+      "--budgets",
+      "0.7",
+      "--size",
+      "2",
+      "16",
+      "16",
+      "2",
+      "2",
+      "32",
+      "--out",
+      str(path),
+      "--again",
+    ],
+  )
   backends.main()
   rows = {row["variant"]: row for row in json.loads(path.read_text())["rows"]}
   assert kept in rows.values() and replaced not in rows.values()

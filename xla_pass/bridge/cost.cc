@@ -34,12 +34,24 @@ void ParseWindow(std::string_view message, std::vector<WindowDimension>* window)
     hlo::WireReader part(field.bytes);
     for (hlo::WireField attribute; part.Next(&attribute);) {
       switch (attribute.number) {
-        case 1: dimension.size = attribute.as_int64(); break;
-        case 2: dimension.stride = attribute.as_int64(); break;
-        case 3: dimension.padding_low = attribute.as_int64(); break;
-        case 4: dimension.padding_high = attribute.as_int64(); break;
-        case 5: dimension.window_dilation = std::max<int64_t>(1, attribute.as_int64()); break;
-        case 6: dimension.base_dilation = std::max<int64_t>(1, attribute.as_int64()); break;
+        case 1:
+          dimension.size = attribute.as_int64();
+          break;
+        case 2:
+          dimension.stride = attribute.as_int64();
+          break;
+        case 3:
+          dimension.padding_low = attribute.as_int64();
+          break;
+        case 4:
+          dimension.padding_high = attribute.as_int64();
+          break;
+        case 5:
+          dimension.window_dilation = std::max<int64_t>(1, attribute.as_int64());
+          break;
+        case 6:
+          dimension.base_dilation = std::max<int64_t>(1, attribute.as_int64());
+          break;
       }
     }
   }
@@ -49,12 +61,24 @@ void ParseConvolutionDimensions(std::string_view message, Attributes* attributes
   hlo::WireReader reader(message);
   for (hlo::WireField field; reader.Next(&field);) {
     switch (field.number) {
-      case 6: hlo::ReadRepeatedInt64(field, &attributes->kernel_spatial); break;
-      case 7: attributes->input_batch = field.as_int64(); break;
-      case 8: attributes->input_feature = field.as_int64(); break;
-      case 10: attributes->output_feature = field.as_int64(); break;
-      case 11: hlo::ReadRepeatedInt64(field, &attributes->input_spatial); break;
-      case 12: hlo::ReadRepeatedInt64(field, &attributes->output_spatial); break;
+      case 6:
+        hlo::ReadRepeatedInt64(field, &attributes->kernel_spatial);
+        break;
+      case 7:
+        attributes->input_batch = field.as_int64();
+        break;
+      case 8:
+        attributes->input_feature = field.as_int64();
+        break;
+      case 10:
+        attributes->output_feature = field.as_int64();
+        break;
+      case 11:
+        hlo::ReadRepeatedInt64(field, &attributes->input_spatial);
+        break;
+      case 12:
+        hlo::ReadRepeatedInt64(field, &attributes->output_spatial);
+        break;
     }
   }
 }
@@ -64,8 +88,12 @@ Attributes ParseAttributes(const hlo::Instruction& instruction) {
   hlo::WireReader reader(instruction.raw);
   for (hlo::WireField field; reader.Next(&field);) {
     switch (field.number) {
-      case 15: ParseWindow(field.bytes, &attributes.window); break;
-      case 16: ParseConvolutionDimensions(field.bytes, &attributes); break;
+      case 15:
+        ParseWindow(field.bytes, &attributes.window);
+        break;
+      case 16:
+        ParseConvolutionDimensions(field.bytes, &attributes);
+        break;
       case 30: {
         hlo::WireReader dimensions(field.bytes);
         for (hlo::WireField part; dimensions.Next(&part);) {
@@ -73,9 +101,15 @@ Attributes ParseAttributes(const hlo::Instruction& instruction) {
         }
         break;
       }
-      case 32: hlo::ReadRepeatedInt64(field, &attributes.fft_length); break;
-      case 50: attributes.feature_group_count = std::max<int64_t>(1, field.as_int64()); break;
-      case 58: attributes.batch_group_count = std::max<int64_t>(1, field.as_int64()); break;
+      case 32:
+        hlo::ReadRepeatedInt64(field, &attributes.fft_length);
+        break;
+      case 50:
+        attributes.feature_group_count = std::max<int64_t>(1, field.as_int64());
+        break;
+      case 58:
+        attributes.batch_group_count = std::max<int64_t>(1, field.as_int64());
+        break;
     }
   }
   return attributes;
@@ -111,7 +145,8 @@ double ValidPositions(const WindowDimension& window, int64_t input, int64_t kern
   return count;
 }
 
-double ConvolutionFlops(const hlo::Shape& lhs, const hlo::Shape& rhs, const hlo::Shape& result, const Attributes& attributes) {
+double ConvolutionFlops(const hlo::Shape& lhs, const hlo::Shape& rhs, const hlo::Shape& result,
+                        const Attributes& attributes) {
   double positions = 1;
   for (size_t k = 0; k < attributes.window.size(); ++k) {
     if (k >= attributes.input_spatial.size() || k >= attributes.kernel_spatial.size() ||
@@ -213,7 +248,8 @@ double CostModel::FusionParameterBytes(int32_t parameter) const {
         const int32_t inner = graph_.parameter(graph_.called(user)[0], number);
         if (operands[number] == parameter && inner >= 0) bytes += FusionParameterBytes(inner);
       }
-    } else if (op == hlo::Op::kSlice || ((op == hlo::Op::kDynamicSlice || op == hlo::Op::kGather) && operands[0] == parameter)) {
+    } else if (op == hlo::Op::kSlice ||
+               ((op == hlo::Op::kDynamicSlice || op == hlo::Op::kGather) && operands[0] == parameter)) {
       bytes += ArrayBytes(user);
     } else if (op == hlo::Op::kBroadcast || op == hlo::Op::kReshape) {
       bytes += ArrayBytes(parameter);
@@ -309,29 +345,43 @@ double CostModel::OwnFlops(int32_t i) const {
   };
   const hlo::Shape& result = FirstArray(*instruction.shape);
   switch (graph_.op(i)) {
-    case hlo::Op::kDot: return DotFlops(operand(0), result, ParseAttributes(instruction));
-    case hlo::Op::kConvolution: return ConvolutionFlops(operand(0), operand(1), result, ParseAttributes(instruction));
-    case hlo::Op::kSort: return elements(operand(0)) * CeilLog2(operand(0).num_elements());
-    case hlo::Op::kTriangularSolve: return 2 * elements(operand(1)) * last_dimension(operand(0));
-    case hlo::Op::kCholesky: return elements(result) * last_dimension(result) / 3;
+    case hlo::Op::kDot:
+      return DotFlops(operand(0), result, ParseAttributes(instruction));
+    case hlo::Op::kConvolution:
+      return ConvolutionFlops(operand(0), operand(1), result, ParseAttributes(instruction));
+    case hlo::Op::kSort:
+      return elements(operand(0)) * CeilLog2(operand(0).num_elements());
+    case hlo::Op::kTriangularSolve:
+      return 2 * elements(operand(1)) * last_dimension(operand(0));
+    case hlo::Op::kCholesky:
+      return elements(result) * last_dimension(result) / 3;
     case hlo::Op::kFft: {
       double factors = 1;
       for (const int64_t length : ParseAttributes(instruction).fft_length) factors *= std::floor(std::log2(length));
       return 8 * factors * elements(operand(0));
     }
-    case hlo::Op::kAllReduce: case hlo::Op::kAllReduceStart: return elements(result);
-    case hlo::Op::kCopy: return 0;
-    default: return graph_.opcode(i).is_elementwise ? elements(result) : 0;
+    case hlo::Op::kAllReduce:
+    case hlo::Op::kAllReduceStart:
+      return elements(result);
+    case hlo::Op::kCopy:
+      return 0;
+    default:
+      return graph_.opcode(i).is_elementwise ? elements(result) : 0;
   }
 }
 
 double CostModel::AccessedBytes(int32_t i) const {
   const auto operands = graph_.operands(i);
   switch (graph_.op(i)) {
-    case hlo::Op::kSlice: case hlo::Op::kDynamicSlice: return 2 * ArrayBytes(i);
-    case hlo::Op::kGather: return 2 * ArrayBytes(i) + ArrayBytes(operands[1]);
-    case hlo::Op::kDynamicUpdateSlice: return 2 * ArrayBytes(operands[1]);
-    default: return OperandAndResultBytes(i);
+    case hlo::Op::kSlice:
+    case hlo::Op::kDynamicSlice:
+      return 2 * ArrayBytes(i);
+    case hlo::Op::kGather:
+      return 2 * ArrayBytes(i) + ArrayBytes(operands[1]);
+    case hlo::Op::kDynamicUpdateSlice:
+      return 2 * ArrayBytes(operands[1]);
+    default:
+      return OperandAndResultBytes(i);
   }
 }
 
@@ -339,14 +389,29 @@ OpCost CostModel::Cost(int32_t i) {
   const hlo::Op op = graph_.op(i);
   if (hlo::IsGlue(op)) return {};
   switch (op) {
-    case hlo::Op::kFusion: return FusionCost(i);
-    case hlo::Op::kCall: case hlo::Op::kWhile: case hlo::Op::kConditional: case hlo::Op::kAsyncStart: return ControlFlowCost(i);
-    case hlo::Op::kReduce: case hlo::Op::kMap: case hlo::Op::kReduceWindow: case hlo::Op::kSelectAndScatter: case hlo::Op::kScatter:
+    case hlo::Op::kFusion:
+      return FusionCost(i);
+    case hlo::Op::kCall:
+    case hlo::Op::kWhile:
+    case hlo::Op::kConditional:
+    case hlo::Op::kAsyncStart:
+      return ControlFlowCost(i);
+    case hlo::Op::kReduce:
+    case hlo::Op::kMap:
+    case hlo::Op::kReduceWindow:
+    case hlo::Op::kSelectAndScatter:
+    case hlo::Op::kScatter:
       return AppliedCost(i);
-    case hlo::Op::kAsyncUpdate: case hlo::Op::kAsyncDone: case hlo::Op::kCopyDone: case hlo::Op::kRecvDone: case hlo::Op::kAllReduceDone:
-    case hlo::Op::kAllGatherDone: case hlo::Op::kCollectivePermuteDone:
+    case hlo::Op::kAsyncUpdate:
+    case hlo::Op::kAsyncDone:
+    case hlo::Op::kCopyDone:
+    case hlo::Op::kRecvDone:
+    case hlo::Op::kAllReduceDone:
+    case hlo::Op::kAllGatherDone:
+    case hlo::Op::kCollectivePermuteDone:
       return {};  // counted at the start
-    default: break;
+    default:
+      break;
   }
   const bool is_random = op == hlo::Op::kRng || op == hlo::Op::kRngBitGenerator;
   if (graph_.opcode(i).is_transcendental || is_random) {
@@ -373,7 +438,8 @@ double CostModel::Seconds(int32_t i, const Roofline& roofline) {
     case hlo::Op::kConditional:
       for (const int32_t callee : graph_.called(i)) seconds = std::max(seconds, ComputationSeconds(callee, roofline));
       break;
-    case hlo::Op::kCall: case hlo::Op::kAsyncStart:
+    case hlo::Op::kCall:
+    case hlo::Op::kAsyncStart:
       seconds = ComputationSeconds(graph_.called(i)[0], roofline);
       break;
     default: {

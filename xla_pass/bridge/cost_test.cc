@@ -1,8 +1,8 @@
 #include "bridge/cost.h"
 
+#include "hlo/wire.h"
 #include "testing/expect.h"
 #include "testing/hlo_builder.h"
-#include "hlo/wire.h"
 
 namespace coopjax {
 namespace {

@@ -4,10 +4,10 @@
 #include <iterator>
 #include <span>
 
-#include "hlo/async_distance.h"
 #include "bridge/effects.h"
 #include "bridge/text.h"
 #include "buffers/heap_simulator.h"
+#include "hlo/async_distance.h"
 
 namespace coopjax {
 namespace {
@@ -40,11 +40,23 @@ class PerInstruction {
 class ProgramBuilder {
  public:
   ProgramBuilder(const HloAnalysis& analysis, int32_t computation, const Roofline& roofline, HloProgram* result)
-      : alias_(*analysis.alias), graph_(alias_.graph()), dataflow_(alias_.dataflow()), ranges_(analysis.ranges),
-        metadata_(analysis.metadata), computation_(computation), own_(graph_.module().computations[computation]),
-        roofline_(roofline), result_(*result), program_(result->program), cost_model_(graph_),
-        num_runs_(NumRuns(graph_, computation)), op_of_(own_, kNoOp), dependences_(own_, {}), made_of_(own_, {}),
-        start_of_(own_, -1), is_start_(own_, 0) {
+      : alias_(*analysis.alias),
+        graph_(alias_.graph()),
+        dataflow_(alias_.dataflow()),
+        ranges_(analysis.ranges),
+        metadata_(analysis.metadata),
+        computation_(computation),
+        own_(graph_.module().computations[computation]),
+        roofline_(roofline),
+        result_(*result),
+        program_(result->program),
+        cost_model_(graph_),
+        num_runs_(NumRuns(graph_, computation)),
+        op_of_(own_, kNoOp),
+        dependences_(own_, {}),
+        made_of_(own_, {}),
+        start_of_(own_, -1),
+        is_start_(own_, 0) {
     step_value_.assign(dataflow_.num_values(), kNoValue);
     last_in_buffer_.assign(alias_.num_buffers(), kNoValue);
     MarkOuterBuffers();
@@ -335,8 +347,8 @@ void ProgramBuilder::SetWorkspaces() {
     const bool is_temporary = std::ranges::all_of(values, [&](int32_t value) {
       const hlo::Node node = dataflow_.definition(value);
       const int32_t start = ranges_.of_value[value].start;
-      return start >= span.start && start < span.end && step_value_[value] == kNoValue && graph_.shape(node).is_array() &&
-             graph_.op(graph_.owner(node)) != hlo::Op::kConstant;
+      return start >= span.start && start < span.end && step_value_[value] == kNoValue &&
+             graph_.shape(node).is_array() && graph_.op(graph_.owner(node)) != hlo::Op::kConstant;
     });
     for (const int32_t value : values) is_inner[value] = is_temporary;
   }
@@ -377,8 +389,8 @@ std::string BuildHloProgram(const HloAnalysis& analysis, const Roofline& rooflin
                             int32_t computation) {
   const hlo::Graph& graph = analysis.graph;
   if (computation == hlo::kEntryComputation) computation = graph.module().entry;
-  const bool is_planned = computation >= 0 && computation < std::ssize(graph.module().computations) &&
-                          graph.is_control_flow(computation);
+  const bool is_planned =
+      computation >= 0 && computation < std::ssize(graph.module().computations) && graph.is_control_flow(computation);
   if (!is_planned) return "the computation is not called by a loop, a conditional or a call";
   ProgramBuilder(analysis, computation, roofline, result).Run();
   return CheckProgram(result->program);

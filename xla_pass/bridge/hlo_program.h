@@ -32,8 +32,8 @@
 #include <string>
 #include <vector>
 
-#include "buffers/analysis.h"
 #include "bridge/cost.h"
+#include "buffers/analysis.h"
 #include "hlo/module.h"
 #include "program/step_program.h"
 

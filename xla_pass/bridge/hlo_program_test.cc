@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "bridge/text.h"
+#include "hlo/wire.h"
 #include "testing/expect.h"
 #include "testing/hlo_builder.h"
-#include "hlo/wire.h"
 
 namespace coopjax {
 namespace {

@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "bridge/hlo_program.h"
+#include "bridge/transform.h"
 #include "hlo/emit.h"
 #include "testing/expect.h"
 #include "testing/hlo_proto_builder.h"
-#include "bridge/transform.h"
 #include "verify/verify.h"
 
 namespace coopjax {
@@ -88,11 +88,10 @@ TEST(ABodyKeepsItsStateInTheCallersBuffers) {
   const StepProgram program = Read(*Parsed(loop.Build()), loop.body);
   // Values: the state's x and w, h, d, e, and the next x in the place of x.
   EXPECT_EQ(program.num_ops(), 4);
-  EXPECT_TRUE(program.value_kind == (std::vector<ValueKind>{ValueKind::kParameter, ValueKind::kParameter,
-                                                            ValueKind::kTemporary, ValueKind::kTemporary,
-                                                            ValueKind::kTemporary, ValueKind::kOutput}));
-  EXPECT_TRUE(program.value_in_place_of ==
-              (std::vector<ValueId>{kNoValue, kNoValue, kNoValue, kNoValue, kNoValue, 0}));
+  EXPECT_TRUE(program.value_kind ==
+              (std::vector<ValueKind>{ValueKind::kParameter, ValueKind::kParameter, ValueKind::kTemporary,
+                                      ValueKind::kTemporary, ValueKind::kTemporary, ValueKind::kOutput}));
+  EXPECT_TRUE(program.value_in_place_of == (std::vector<ValueId>{kNoValue, kNoValue, kNoValue, kNoValue, kNoValue, 0}));
   EXPECT_TRUE(ToVector(program.op_inputs[0]) == (std::vector<int32_t>{0, 1}));
   EXPECT_TRUE(program.op_can_recompute == (std::vector<uint8_t>{1, 1, 1, 0}));
   // 4 KB read and written in 8.192 us, a microsecond for the op, five times.
@@ -183,11 +182,13 @@ TEST(ABodyIsProvedLikeTheEntry) {
   };
   EXPECT_EQ(edited([](auto&, auto&) {}), "");
   EXPECT_EQ(edited([](hlo::InstructionEdit& fields, auto&) {
-    if (fields.name == "add.10") fields.operand_ids[1] = fields.operand_ids[0];
-  }), "operand 1 of 'add.10' is not what 'add.10' reads");
+              if (fields.name == "add.10") fields.operand_ids[1] = fields.operand_ids[0];
+            }),
+            "operand 1 of 'add.10' is not what 'add.10' reads");
   EXPECT_EQ(edited([](hlo::InstructionEdit& fields, hlo::ComputationEdit& computation) {
-    if (fields.name == "add.10") computation.new_root_id = fields.id;
-  }), "the root changed");
+              if (fields.name == "add.10") computation.new_root_id = fields.id;
+            }),
+            "the root changed");
   EXPECT_EQ(edited([](auto&, hlo::ComputationEdit& computation) { computation.sequence.clear(); }),
             "'body' has no schedule");
 }
@@ -230,7 +231,8 @@ TEST(ABranchGivesItsResultToTheCaller) {
               (std::vector<ValueKind>{ValueKind::kParameter, ValueKind::kTemporary, ValueKind::kOutput}));
   EXPECT_EQ(Read(*module, entry).op_workspace_bytes[1], 4096);
   const auto after = Parsed(ApplySchedule(*module, {r, n}, {0, 0, 1}, IndexOf(*module, first)).bytes);
-  EXPECT_EQ(Text(*after, first), "reverse.2(parameter.1) reverse.2.coop_remat1(parameter.1) reverse.3(reverse.2.coop_remat1)");
+  EXPECT_EQ(Text(*after, first),
+            "reverse.2(parameter.1) reverse.2.coop_remat1(parameter.1) reverse.3(reverse.2.coop_remat1)");
   EXPECT_EQ(verify::VerifyTransform(*module, *after), "");
 }
 

@@ -214,8 +214,9 @@ std::vector<int32_t> Placer::CurrentOperands(int32_t local) const {
 
 }  // namespace
 
-std::string PlaceSchedule(const hlo::Module& module, int32_t computation, const std::vector<int64_t>& op_instruction_ids,
-                          const Schedule& schedule, Placement* placement) {
+std::string PlaceSchedule(const hlo::Module& module, int32_t computation,
+                          const std::vector<int64_t>& op_instruction_ids, const Schedule& schedule,
+                          Placement* placement) {
   *placement = {};
   return Placer(module, computation, placement).Run(op_instruction_ids, schedule);
 }

@@ -1,5 +1,6 @@
 // Where the instructions of a computation stand once a Schedule is carried into it, and which production each of them
-// reads: the rules of bridge/transform.h, without a byte written. A search that judges thousands of orders needs no more.
+// reads: the rules of bridge/transform.h, without a byte written. A search that judges thousands of orders needs no
+// more.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +24,8 @@ struct Placement {
 
 // Empty, or why the schedule can't be carried out, in one sentence. `computation` is an index into
 // HloModule::computations, not kEntryComputation; `op_instruction_ids` as in ApplySchedule.
-std::string PlaceSchedule(const hlo::Module& module, int32_t computation, const std::vector<int64_t>& op_instruction_ids,
-                          const Schedule& schedule, Placement* placement);
+std::string PlaceSchedule(const hlo::Module& module, int32_t computation,
+                          const std::vector<int64_t>& op_instruction_ids, const Schedule& schedule,
+                          Placement* placement);
 
 }  // namespace coopjax

@@ -6,9 +6,9 @@
 #include <optional>
 #include <string>
 
+#include "bridge/hlo_program.h"
 #include "buffers/analysis.h"
 #include "buffers/heap.h"
-#include "bridge/hlo_program.h"
 
 namespace coopjax {
 

@@ -30,9 +30,10 @@ std::string OpKind(const hlo::Graph& graph, int32_t instruction) {
 
 std::string ShapeText(const hlo::Shape& shape) {
   static constexpr const char* kNames[] = {
-      "?", "pred", "s8", "s16", "s32", "s64", "u8", "u16", "u32", "u64", "f16", "f32", "f64", "tuple", "opaque", "c64",
-      "bf16", "token", "c128", "f8e5m2", "f8e4m3fn", "s4", "u4", "f8e4m3b11fnuz", "f8e5m2fnuz", "f8e4m3fnuz", "s2", "u2",
-      "f8e4m3", "f8e3m4", "s1", "u1", "f4e2m1fn", "f8e8m0fnu"};
+      "?",    "pred",   "s8",       "s16", "s32",   "s64",           "u8",         "u16",        "u32",
+      "u64",  "f16",    "f32",      "f64", "tuple", "opaque",        "c64",        "bf16",       "token",
+      "c128", "f8e5m2", "f8e4m3fn", "s4",  "u4",    "f8e4m3b11fnuz", "f8e5m2fnuz", "f8e4m3fnuz", "s2",
+      "u2",   "f8e4m3", "f8e3m4",   "s1",  "u1",    "f4e2m1fn",      "f8e8m0fnu"};
   std::string text;
   const auto append = [&text](const std::string& item, const char* separator) {
     if (!text.empty()) text += separator;

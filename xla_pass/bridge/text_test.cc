@@ -1,6 +1,7 @@
+#include "bridge/text.h"
+
 #include <string>
 
-#include "bridge/text.h"
 #include "testing/expect.h"
 #include "testing/hlo_builder.h"
 

@@ -112,10 +112,10 @@ std::string Emitter::Emitted(const Placement& placement, int32_t production) {
   if (placement.is_clone[production]) {
     ids_.push_back(Fresh().InstructionId(module_.computations[computation_].id));
     return hlo::EmitInstruction(original, {.id = ids_.back(),
-                                      .name = Fresh().Name(original.name),
-                                      .operand_ids = std::move(operand_ids),
-                                      .control_predecessor_ids = {},
-                                      .called_computation_ids = CloneCalled(original)});
+                                           .name = Fresh().Name(original.name),
+                                           .operand_ids = std::move(operand_ids),
+                                           .control_predecessor_ids = {},
+                                           .called_computation_ids = CloneCalled(original)});
   }
   ids_.push_back(original.id);
   const bool reads_clones = std::ranges::any_of(operands, [&](int32_t k) { return placement.is_clone[k] != 0; });
@@ -153,10 +153,10 @@ int64_t Emitter::CloneComputation(int32_t index) {
     new_ids.push_back(Fresh().InstructionId(clone.new_id));
     clone.instructions.push_back(
         hlo::EmitInstruction(instruction, {.id = new_ids.back(),
-                                      .name = Fresh().Name(instruction.name),
-                                      .operand_ids = renamed(instruction.operands),
-                                      .control_predecessor_ids = renamed(instruction.control_predecessors),
-                                      .called_computation_ids = CloneCalled(instruction)}));
+                                           .name = Fresh().Name(instruction.name),
+                                           .operand_ids = renamed(instruction.operands),
+                                           .control_predecessor_ids = renamed(instruction.control_predecessors),
+                                           .called_computation_ids = CloneCalled(instruction)}));
   }
   clone.new_root_id = new_id(module_.instruction_index.Find(original.root_id));
   for (const int64_t id : original.sequence) clone.sequence.push_back(new_id(module_.instruction_index.Find(id)));

@@ -42,7 +42,8 @@ struct TransformResult {
 TransformResult ApplySchedule(const hlo::Module& module, const std::vector<int64_t>& op_instruction_ids,
                               const Schedule& schedule, int32_t computation = hlo::kEntryComputation);
 
-// The same for several computations at once, each named once. What an op's clone brings along it has as the module came.
+// The same for several computations at once, each named once. What an op's clone brings along it has as the module
+// came.
 struct ComputationSchedule {
   int32_t computation = hlo::kEntryComputation;
   std::vector<int64_t> op_instruction_ids;
@@ -50,8 +51,8 @@ struct ComputationSchedule {
 };
 TransformResult ApplySchedules(const hlo::Module& module, std::span<const ComputationSchedule> schedules);
 
-// The computation's instructions, as indices into HloModule::instructions, in the order that ApplySchedule gives them, for
-// a schedule without repeats; empty where it can't be carried out. No bytes are written (bridge/placement.h).
+// The computation's instructions, as indices into HloModule::instructions, in the order that ApplySchedule gives them,
+// for a schedule without repeats; empty where it can't be carried out. No bytes are written (bridge/placement.h).
 std::vector<int32_t> SequenceOf(const hlo::Module& module, const std::vector<int64_t>& op_instruction_ids,
                                 const Schedule& order, int32_t computation = hlo::kEntryComputation);
 

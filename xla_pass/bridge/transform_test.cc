@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "testing/hlo_proto_builder.h"
 #include "testing/expect.h"
+#include "testing/hlo_proto_builder.h"
 
 namespace coopjax {
 namespace {
@@ -17,7 +17,7 @@ using testing::TupleShape;
 
 // The transformed module; nullptr, and the reason in `error`, when there is none.
 std::unique_ptr<hlo::Module> Applied(const HloProtoBuilder& builder, const std::vector<int64_t>& ops,
-                                   const Schedule& schedule, std::string* error) {
+                                     const Schedule& schedule, std::string* error) {
   const TransformResult result = ApplySchedule(*Parsed(builder.Build()), ops, schedule);
   *error = result.error;
   return result.error.empty() ? Parsed(result.bytes) : nullptr;
@@ -260,8 +260,7 @@ TEST(SchedulesThatCannotBeCarriedOut) {
   const Chain chain;
   EXPECT_EQ(AppliedText(chain, chain.ops, {0, 1, 2}), "error: the schedule lacks op 3");
   EXPECT_EQ(AppliedText(chain, chain.ops, {0, 1, 2, 3, 4}), "error: the schedule names op 4, which does not exist");
-  EXPECT_EQ(AppliedText(chain, chain.ops, {0, 1, 2, 3, -1}),
-            "error: the schedule names op -1, which does not exist");
+  EXPECT_EQ(AppliedText(chain, chain.ops, {0, 1, 2, 3, -1}), "error: the schedule names op -1, which does not exist");
   EXPECT_EQ(AppliedText(chain, chain.ops, {1, 0, 2, 3}),
             "error: the schedule has nothing before that produces 'negate.2', which 'exp.3' reads");
   EXPECT_EQ(AppliedText(chain, {chain.ops[0], chain.ops[0]}, {0, 1}), "error: 'negate.2' is two ops");

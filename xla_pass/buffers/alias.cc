@@ -173,8 +173,8 @@ void HloAlias::AddInPlaceAliases(int32_t value, std::vector<int32_t>* shared) co
   }
   dataflow_.ForEachUse(value, [&](int32_t user, int32_t operand_number, hlo::Node node) {
     for (const InPlacePair& pair : in_place(user)) {
-      const bool is_pair = pair.operand_number == operand_number &&
-                           pair.operand_offset == node - g.node_base(g.owner(node));
+      const bool is_pair =
+          pair.operand_number == operand_number && pair.operand_offset == node - g.node_base(g.owner(node));
       if (is_pair) shared->push_back(dataflow_.value_at(g.node_base(user) + pair.output_offset));
     }
   });

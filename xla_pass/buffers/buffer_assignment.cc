@@ -40,18 +40,36 @@ bool ParseAllocation(std::string_view message, BufferAllocation* allocation) {
   hlo::WireReader reader(message);
   for (hlo::WireField field; reader.Next(&field);) {
     switch (field.number) {
-      case 1: allocation->index = field.as_int64(); break;
-      case 2: allocation->bytes = field.as_int64(); break;
-      case 3: allocation->is_thread_local = field.value != 0; break;
-      case 5: allocation->is_entry_parameter = field.value != 0; break;
-      case 6: allocation->parameter_number = field.as_int64(); break;
-      case 7: allocation->maybe_live_out = field.value != 0; break;
-      case 8: allocation->color = field.as_int64(); break;
+      case 1:
+        allocation->index = field.as_int64();
+        break;
+      case 2:
+        allocation->bytes = field.as_int64();
+        break;
+      case 3:
+        allocation->is_thread_local = field.value != 0;
+        break;
+      case 5:
+        allocation->is_entry_parameter = field.value != 0;
+        break;
+      case 6:
+        allocation->parameter_number = field.as_int64();
+        break;
+      case 7:
+        allocation->maybe_live_out = field.value != 0;
+        break;
+      case 8:
+        allocation->color = field.as_int64();
+        break;
       case 9:
         if (!ParseAssigned(field.bytes, &allocation->assigned.emplace_back())) return false;
         break;
-      case 11: allocation->is_tuple = field.value != 0; break;
-      case 12: allocation->is_constant = field.value != 0; break;
+      case 11:
+        allocation->is_tuple = field.value != 0;
+        break;
+      case 12:
+        allocation->is_constant = field.value != 0;
+        break;
     }
   }
   // proto3 leaves zeros out.

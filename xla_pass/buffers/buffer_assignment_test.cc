@@ -1,7 +1,7 @@
 #include "buffers/buffer_assignment.h"
 
-#include "testing/expect.h"
 #include "hlo/wire.h"
+#include "testing/expect.h"
 
 namespace coopjax {
 namespace {

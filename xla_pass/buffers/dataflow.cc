@@ -87,26 +87,39 @@ void Builder::DefineInstruction(int32_t i) {
     case hlo::Op::kParameter:
       if (graph_.callers(graph_.instruction(i).computation).empty()) define_if([](hlo::Node) { return true; });
       break;
-    case hlo::Op::kBitcast: case hlo::Op::kAddDependency: case hlo::Op::kWhile: case hlo::Op::kCall: case hlo::Op::kConditional:
-    case hlo::Op::kGetTupleElement: case hlo::Op::kDomain: case hlo::Op::kOptimizationBarrier: case hlo::Op::kCopyDone:
+    case hlo::Op::kBitcast:
+    case hlo::Op::kAddDependency:
+    case hlo::Op::kWhile:
+    case hlo::Op::kCall:
+    case hlo::Op::kConditional:
+    case hlo::Op::kGetTupleElement:
+    case hlo::Op::kDomain:
+    case hlo::Op::kOptimizationBarrier:
+    case hlo::Op::kCopyDone:
     case hlo::Op::kAllReduceDone:
       break;
-    case hlo::Op::kCopy: case hlo::Op::kTuple:
+    case hlo::Op::kCopy:
+    case hlo::Op::kTuple:
       define_if([&](hlo::Node node) { return node == base; });
       break;
     case hlo::Op::kAsyncStart:
       define_if([&](hlo::Node node) { return is_tuple(node) || (!in_element(node, 0) && !in_element(node, 1)); });
       break;
-    case hlo::Op::kAsyncUpdate: case hlo::Op::kAsyncDone: case hlo::Op::kAllGatherDone: case hlo::Op::kCollectivePermuteDone:
+    case hlo::Op::kAsyncUpdate:
+    case hlo::Op::kAsyncDone:
+    case hlo::Op::kAllGatherDone:
+    case hlo::Op::kCollectivePermuteDone:
       define_if(is_tuple);
       break;
     case hlo::Op::kCopyStart:
       define_if([&](hlo::Node node) { return !in_element(node, 1); });
       break;
-    case hlo::Op::kAllGatherStart: case hlo::Op::kCollectivePermuteStart:
+    case hlo::Op::kAllGatherStart:
+    case hlo::Op::kCollectivePermuteStart:
       define_if([&](hlo::Node node) { return is_tuple(node) || !in_element(node, 0); });
       break;
-    case hlo::Op::kSend: case hlo::Op::kRecvDone:
+    case hlo::Op::kSend:
+    case hlo::Op::kRecvDone:
       define_if([&](hlo::Node node) { return !in_element(node, 0); });
       break;
     default:
@@ -120,7 +133,8 @@ void Builder::AssignPriorities(int32_t computation) {
     if (graph_.op(i) == hlo::Op::kWhile) {
       const auto called = graph_.called(i);  // body, condition
       for (auto callee = called.rbegin(); callee != called.rend(); ++callee) AssignPriorities(*callee);
-    } else if (graph_.op(i) == hlo::Op::kCall || graph_.op(i) == hlo::Op::kConditional || graph_.op(i) == hlo::Op::kAsyncStart) {
+    } else if (graph_.op(i) == hlo::Op::kCall || graph_.op(i) == hlo::Op::kConditional ||
+               graph_.op(i) == hlo::Op::kAsyncStart) {
       for (const int32_t callee : graph_.called(i)) AssignPriorities(callee);
     }
     if (priority_[i] < 0) priority_[i] = next_priority_++;
@@ -196,7 +210,11 @@ bool Builder::Update(int32_t i) {
   const auto operands = graph_.operands(i);
   const hlo::Node first = operands.empty() ? hlo::Graph::kNoNode : graph_.node_base(operands[0]);
   switch (graph_.op(i)) {
-    case hlo::Op::kBitcast: case hlo::Op::kDomain: case hlo::Op::kOptimizationBarrier: case hlo::Op::kAddDependency: case hlo::Op::kAllReduceDone:
+    case hlo::Op::kBitcast:
+    case hlo::Op::kDomain:
+    case hlo::Op::kOptimizationBarrier:
+    case hlo::Op::kAddDependency:
+    case hlo::Op::kAllReduceDone:
       return Forward(base, first);
     case hlo::Op::kGetTupleElement:
       return Forward(base, graph_.Child(first, graph_.instruction(i).tuple_index));
@@ -219,9 +237,17 @@ bool Builder::Update(int32_t i) {
       for (const int32_t branch : graph_.called(i)) inputs.push_back(graph_.node_base(graph_.root(branch)));
       return Phi(base, inputs);
     }
-    case hlo::Op::kAsyncStart: case hlo::Op::kAsyncUpdate: case hlo::Op::kAsyncDone: case hlo::Op::kCopyStart: case hlo::Op::kCopyDone:
-    case hlo::Op::kSend: case hlo::Op::kRecvDone: case hlo::Op::kAllGatherStart: case hlo::Op::kAllGatherDone:
-    case hlo::Op::kCollectivePermuteStart: case hlo::Op::kCollectivePermuteDone:
+    case hlo::Op::kAsyncStart:
+    case hlo::Op::kAsyncUpdate:
+    case hlo::Op::kAsyncDone:
+    case hlo::Op::kCopyStart:
+    case hlo::Op::kCopyDone:
+    case hlo::Op::kSend:
+    case hlo::Op::kRecvDone:
+    case hlo::Op::kAllGatherStart:
+    case hlo::Op::kAllGatherDone:
+    case hlo::Op::kCollectivePermuteStart:
+    case hlo::Op::kCollectivePermuteDone:
       return UpdateAsync(i);
     default:
       return false;
@@ -254,7 +280,8 @@ bool Builder::UpdateAsync(int32_t i) {
       const bool is_changed = forward_operands(graph_.Child(base, 0));
       return forward(graph_.Child(base, 1), graph_.node_base(graph_.root(graph_.called(i)[0]))) || is_changed;
     }
-    case hlo::Op::kAllGatherStart: case hlo::Op::kCollectivePermuteStart:
+    case hlo::Op::kAllGatherStart:
+    case hlo::Op::kCollectivePermuteStart:
       return forward_operands(graph_.Child(base, 0));
     case hlo::Op::kCopyStart:
       return forward(graph_.Child(base, 1), first);

@@ -27,9 +27,8 @@ struct Analysis {
   // (id of the user, number of the operand) by use.
   std::vector<std::pair<int64_t, int32_t>> Uses(int32_t value) const {
     std::vector<std::pair<int64_t, int32_t>> uses;
-    dataflow.ForEachUse(value, [&](int32_t user, int32_t number, hlo::Node) {
-      uses.emplace_back(graph.instruction(user).id, number);
-    });
+    dataflow.ForEachUse(
+        value, [&](int32_t user, int32_t number, hlo::Node) { uses.emplace_back(graph.instruction(user).id, number); });
     return uses;
   }
 

@@ -1,8 +1,9 @@
+#include "buffers/heap_simulator.h"
+
 #include <string>
 #include <vector>
 
 #include "buffers/analysis.h"
-#include "buffers/heap_simulator.h"
 #include "testing/expect.h"
 #include "testing/hlo_builder.h"
 
@@ -77,8 +78,8 @@ TEST(EndsAreInclusive) {
 
 // The second 128 is made when the first one is gone, and fits between the two 64s that stay.
 TEST(BestFitTakesTheSmallestGap) {
-  const std::vector<HeapInterval> intervals = {{0, 64, 0, 20, -1, 0, 0}, {1, 128, 1, 5, -1, 0, 0},
-                                               {2, 64, 2, 19, -1, 0, 0}, {3, 128, 6, 18, -1, 0, 0}};
+  const std::vector<HeapInterval> intervals = {
+      {0, 64, 0, 20, -1, 0, 0}, {1, 128, 1, 5, -1, 0, 0}, {2, 64, 2, 19, -1, 0, 0}, {3, 128, 6, 18, -1, 0, 0}};
   const Packing packing = PackHeap(intervals, 64);
   EXPECT_EQ(packing.heap_bytes, 64 + 128 + 64);
   EXPECT_EQ(packing.offsets[1], packing.offsets[3]);
@@ -86,8 +87,8 @@ TEST(BestFitTakesTheSmallestGap) {
 
 // Members of a group get one offset, which is free for all of their ranges together.
 TEST(SharedIntervalsHaveOneOffset) {
-  const std::vector<HeapInterval> intervals = {{0, 128, 0, 3, -1, 0, 0}, {1, 64, 1, 9, -1, 0, 0},
-                                               {2, 128, 4, 8, 0, 0, 0}};
+  const std::vector<HeapInterval> intervals = {
+      {0, 128, 0, 3, -1, 0, 0}, {1, 64, 1, 9, -1, 0, 0}, {2, 128, 4, 8, 0, 0, 0}};
   const Packing packing = PackHeap(intervals, 64);
   EXPECT_EQ(packing.offsets[0], packing.offsets[2]);
   EXPECT_EQ(packing.heap_bytes, 192);
@@ -96,12 +97,12 @@ TEST(SharedIntervalsHaveOneOffset) {
 
 // In the first case placing by size gives 320 and by duration 384; in the second 448 and 384.
 TEST(TheSmallerOfTwoHeapsWins) {
-  const std::vector<HeapInterval> by_size = {{0, 192, 0, 2, -1, 0, 0}, {1, 64, 1, 5, -1, 0, 0},
-                                             {2, 128, 3, 7, -1, 0, 0}, {3, 128, 4, 6, -1, 0, 0}};
+  const std::vector<HeapInterval> by_size = {
+      {0, 192, 0, 2, -1, 0, 0}, {1, 64, 1, 5, -1, 0, 0}, {2, 128, 3, 7, -1, 0, 0}, {3, 128, 4, 6, -1, 0, 0}};
   EXPECT_EQ(PackHeap(by_size, 64).heap_bytes, 320);
   EXPECT_EQ(PeakLiveBytes(by_size), 320);
-  const std::vector<HeapInterval> by_duration = {{0, 128, 0, 7, -1, 0, 0}, {1, 192, 1, 2, -1, 0, 0},
-                                                 {2, 128, 3, 6, -1, 0, 0}, {3, 128, 4, 5, -1, 0, 0}};
+  const std::vector<HeapInterval> by_duration = {
+      {0, 128, 0, 7, -1, 0, 0}, {1, 192, 1, 2, -1, 0, 0}, {2, 128, 3, 6, -1, 0, 0}, {3, 128, 4, 5, -1, 0, 0}};
   EXPECT_EQ(PackHeap(by_duration, 64).heap_bytes, 384);
 }
 

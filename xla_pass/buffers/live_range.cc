@@ -9,7 +9,10 @@ namespace {
 class Calculator {
  public:
   Calculator(const HloAlias& alias, int32_t computation, std::span<const int32_t> sequence)
-      : alias_(alias), graph_(alias.graph()), dataflow_(alias.dataflow()), computation_(computation),
+      : alias_(alias),
+        graph_(alias.graph()),
+        dataflow_(alias.dataflow()),
+        computation_(computation),
         sequence_(sequence) {
     result_.of_value.resize(dataflow_.num_values());
     result_.time.assign(graph_.num_instructions(), -1);
@@ -50,7 +53,8 @@ void Calculator::Flatten(int32_t computation) {
     if (graph_.op(i) == hlo::Op::kWhile) {
       Flatten(called[1]);
       Flatten(called[0]);
-    } else if (graph_.op(i) == hlo::Op::kCall || graph_.op(i) == hlo::Op::kConditional || graph_.op(i) == hlo::Op::kAsyncStart) {
+    } else if (graph_.op(i) == hlo::Op::kCall || graph_.op(i) == hlo::Op::kConditional ||
+               graph_.op(i) == hlo::Op::kAsyncStart) {
       for (const int32_t callee : called) Flatten(callee);
     }
     result_.time[i] = result_.end_time();

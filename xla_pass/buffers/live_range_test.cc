@@ -75,8 +75,8 @@ TEST(WhatTheResultShowsLivesToTheEnd) {
   EXPECT_TRUE(a.Lives(ranges, x, 1, 4) && a.Lives(ranges, y, 2, 2));
 }
 
-// p at 0, x at 1; what is called stands before its call, parameter at 2, sine at 3; the call at 4, the fusion at 5. x is
-// last read by sine, whose value is the call's and lives until the fusion has read it. A fusion has no times inside.
+// p at 0, x at 1; what is called stands before its call, parameter at 2, sine at 3; the call at 4, the fusion at 5. x
+// is last read by sine, whose value is the call's and lives until the fusion has read it. A fusion has no times inside.
 TEST(CallsAreFlattened) {
   HloBuilder b;
   const int64_t fused = b.Begin("fused");

@@ -8,7 +8,9 @@ namespace {
 
 constexpr std::string_view kGpuOnlyConfig = "\"operation_queue_id\":";
 
-bool IsTiled(const hlo::Shape& shape) { return !shape.tiles.empty() || std::ranges::any_of(shape.tuple_shapes, IsTiled); }
+bool IsTiled(const hlo::Shape& shape) {
+  return !shape.tiles.empty() || std::ranges::any_of(shape.tuple_shapes, IsTiled);
+}
 
 }  // namespace
 
@@ -26,7 +28,10 @@ HeapRules RulesFor(HloPlatform platform) {
     case HloPlatform::kGpu:
       return {.platform = platform, .alignment = 256};
     case HloPlatform::kTpu:
-      return {.platform = platform, .alignment = 16384, .granule_bytes = 512, .can_reuse_allocations = false,
+      return {.platform = platform,
+              .alignment = 16384,
+              .granule_bytes = 512,
+              .can_reuse_allocations = false,
               .counts_fragmentation_twice = true};
     default:
       return {};

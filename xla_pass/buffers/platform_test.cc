@@ -32,7 +32,8 @@ TEST(AModuleShowsWhatItWasCompiledFor) {
 }
 
 TEST(ValuesElsewhereTakeNothingAndTpuRoundsUp) {
-  const HeapRules cpu = RulesFor(HloPlatform::kCpu), gpu = RulesFor(HloPlatform::kGpu), tpu = RulesFor(HloPlatform::kTpu);
+  const HeapRules cpu = RulesFor(HloPlatform::kCpu), gpu = RulesFor(HloPlatform::kGpu),
+                  tpu = RulesFor(HloPlatform::kTpu);
   EXPECT_EQ(cpu.Bytes(TupleOf({F32({}), F32({})})), 16);
   EXPECT_EQ(tpu.Bytes(TupleOf({F32({}), F32({})})), 512);
   EXPECT_EQ(tpu.Bytes(Tiled(F32({8, 128}))), 4096);

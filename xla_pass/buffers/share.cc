@@ -67,8 +67,8 @@ void AddAnnotatedPairs(const hlo::Graph& graph, int32_t i, std::vector<InPlacePa
     const int32_t operand = operands[alias.operand_number];
     const hlo::Node output = graph.NodeAt(i, alias.output_index), input = graph.NodeAt(operand, alias.operand_index);
     if (output == hlo::Graph::kNoNode || input == hlo::Graph::kNoNode) continue;
-    pairs->push_back({static_cast<int32_t>(alias.operand_number), input - graph.node_base(operand),
-                      output - graph.node_base(i)});
+    pairs->push_back(
+        {static_cast<int32_t>(alias.operand_number), input - graph.node_base(operand), output - graph.node_base(i)});
   }
 }
 
@@ -170,7 +170,8 @@ std::vector<InPlacePair> InPlacePairs(const hlo::Graph& graph, int32_t i) {
   std::vector<InPlacePair> pairs;
   const auto num_operands = static_cast<int32_t>(graph.operands(i).size());
   switch (graph.op(i)) {
-    case hlo::Op::kDynamicUpdateSlice: case hlo::Op::kSetDimensionSize:
+    case hlo::Op::kDynamicUpdateSlice:
+    case hlo::Op::kSetDimensionSize:
       return {{0, 0, 0}};
     case hlo::Op::kScatter:  // operands, indices, updates
       return OneToOnePairs(graph, i, (num_operands - 1) / 2);
@@ -185,7 +186,8 @@ std::vector<InPlacePair> InPlacePairs(const hlo::Graph& graph, int32_t i) {
     case hlo::Op::kFusion:
       pairs = FusionInPlacePairs(graph, i);
       [[fallthrough]];
-    case hlo::Op::kCustomCall: case hlo::Op::kAsyncStart:
+    case hlo::Op::kCustomCall:
+    case hlo::Op::kAsyncStart:
       AddAnnotatedPairs(graph, i, &pairs);
       return pairs;
     default:
@@ -211,9 +213,12 @@ bool MayTakeBuffer(const HloDataflow& dataflow, HloPlatform platform, hlo::Node 
   switch (g.op(user)) {
     case hlo::Op::kFusion:
       return CanFusionShare(g, operand_node, user);
-    case hlo::Op::kWhile: case hlo::Op::kConditional:
+    case hlo::Op::kWhile:
+    case hlo::Op::kConditional:
       return true;
-    case hlo::Op::kDynamicUpdateSlice: case hlo::Op::kScatter: case hlo::Op::kSetDimensionSize:
+    case hlo::Op::kDynamicUpdateSlice:
+    case hlo::Op::kScatter:
+    case hlo::Op::kSetDimensionSize:
       return IsOnlyOperand(g, user, operand, 0);
     case hlo::Op::kTriangularSolve:
       return IsOnlyOperand(g, user, operand, 1);

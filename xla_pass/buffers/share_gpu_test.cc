@@ -1,7 +1,8 @@
+#include "buffers/share_gpu.h"
+
 #include <functional>
 #include <vector>
 
-#include "buffers/share_gpu.h"
 #include "testing/expect.h"
 #include "testing/hlo_builder.h"
 
@@ -66,9 +67,8 @@ TEST(ASortIsInPlace) {
 // Equal sizes are enough, equal shapes are not needed; the order of a transposition is another one.
 TEST(WhatKeepsTheOrder) {
   const auto with = [](const char* opcode, const hlo::Shape& result) {
-    return MayShare("kLoop", {kArray}, result, [&](HloBuilder& b) {
-      b.Add("negate", result, {b.Add(opcode, result, {b.Parameter(0, kArray)})});
-    });
+    return MayShare("kLoop", {kArray}, result,
+                    [&](HloBuilder& b) { b.Add("negate", result, {b.Add(opcode, result, {b.Parameter(0, kArray)})}); });
   };
   EXPECT_TRUE(with("bitcast", F32({128})) == Verdicts{true});
   EXPECT_TRUE(with("transpose", F32({16, 8})) == Verdicts{false});

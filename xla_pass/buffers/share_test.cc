@@ -1,8 +1,9 @@
+#include "buffers/share.h"
+
 #include <string>
 #include <vector>
 
 #include "buffers/alias.h"
-#include "buffers/share.h"
 #include "testing/expect.h"
 #include "testing/hlo_builder.h"
 
@@ -57,7 +58,8 @@ TEST(AnnotatedAliasesArePairs) {
   b.Begin("main");
   const int64_t x = b.Parameter(0, kArray), y = b.Parameter(1, kPair);
   b.Add("custom-call", kPair, {x, y});
-  b.last().output_operand_aliasing = {{{0}, -1, {}}, {{0}, 2, {}}, {{2}, 0, {}}, {{0}, 0, {0}}, {{0}, 1, {1}}, {{1}, 0, {}}};
+  b.last().output_operand_aliasing = {{{0}, -1, {}}, {{0}, 2, {}},  {{2}, 0, {}},
+                                      {{0}, 0, {0}}, {{0}, 1, {1}}, {{1}, 0, {}}};
   EXPECT_EQ(Pairs(b), "1.2>1 0.0>2");
 }
 
@@ -129,10 +131,11 @@ TEST(ADyingOperandIsWrittenOver) {
 TEST(AFusionWritesOverWhatItReadsElementByElement) {
   for (const bool is_loop : {false, true}) {
     EXPECT_EQ(MayTakeOver([&](HloBuilder& b, int64_t x, int64_t, int64_t callee) {
-      const int64_t fusion = b.LoopFusion(kArray, {x}, callee);
-      if (!is_loop) b.last().fusion_kind = "kCustom";
-      return fusion;
-    }), is_loop);
+                const int64_t fusion = b.LoopFusion(kArray, {x}, callee);
+                if (!is_loop) b.last().fusion_kind = "kCustom";
+                return fusion;
+              }),
+              is_loop);
   }
 }
 

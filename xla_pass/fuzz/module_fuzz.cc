@@ -10,16 +10,16 @@
 #include <string>
 #include <string_view>
 
-#include "buffers/buffer_assignment.h"
-#include "verify/buffer_order.h"
-#include "fuzz/proto_mutator.h"
-#include "buffers/analysis.h"
 #include "bridge/cost.h"
+#include "bridge/hlo_program.h"
+#include "buffers/analysis.h"
+#include "buffers/buffer_assignment.h"
 #include "buffers/heap.h"
+#include "fuzz/proto_mutator.h"
 #include "hlo/emit.h"
 #include "hlo/module.h"
-#include "bridge/hlo_program.h"
 #include "program/liveness.h"
+#include "verify/buffer_order.h"
 
 using namespace coopjax;
 

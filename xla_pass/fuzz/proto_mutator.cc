@@ -22,13 +22,17 @@ size_t Below(size_t bound, std::mt19937_64& random) { return random() % bound; }
 
 // A number near the one that was there, or one at an edge.
 uint64_t OtherNumber(uint64_t number, std::mt19937_64& random) {
-  static constexpr uint64_t kEdges[] = {0, 1, 2, 63, 64, 0x7fffffff, 0xffffffff, uint64_t{1} << 32, uint64_t{1} << 62,
-                                        ~uint64_t{0}};
+  static constexpr uint64_t kEdges[] = {
+      0, 1, 2, 63, 64, 0x7fffffff, 0xffffffff, uint64_t{1} << 32, uint64_t{1} << 62, ~uint64_t{0}};
   switch (Below(4, random)) {
-    case 0: return number + 1;
-    case 1: return number - 1;
-    case 2: return number ^ (uint64_t{1} << Below(64, random));
-    default: return kEdges[Below(std::size(kEdges), random)];
+    case 0:
+      return number + 1;
+    case 1:
+      return number - 1;
+    case 2:
+      return number ^ (uint64_t{1} << Below(64, random));
+    default:
+      return kEdges[Below(std::size(kEdges), random)];
   }
 }
 
@@ -48,10 +52,18 @@ std::string MutateBytes(std::string_view bytes, std::mt19937_64& random) {
   if (out.empty()) return std::string(1, static_cast<char>(random()));
   const size_t at = Below(out.size(), random);
   switch (Below(4, random)) {
-    case 0: out[at] = static_cast<char>(out[at] + 1); break;
-    case 1: out[at] = static_cast<char>(random()); break;
-    case 2: out.erase(at, 1); break;
-    default: std::swap(out[at], out[Below(out.size(), random)]); break;
+    case 0:
+      out[at] = static_cast<char>(out[at] + 1);
+      break;
+    case 1:
+      out[at] = static_cast<char>(random());
+      break;
+    case 2:
+      out.erase(at, 1);
+      break;
+    default:
+      std::swap(out[at], out[Below(out.size(), random)]);
+      break;
   }
   return out;
 }
@@ -67,7 +79,7 @@ void AppendMutated(const hlo::WireField& field, int depth, std::mt19937_64& rand
   std::vector<hlo::WireField> nested;
   const bool is_message = depth < kMaxDepth && Parse(field.bytes, &nested) && Below(8, random) != 0;
   hlo::AppendBytesField(field.number,
-                   is_message ? Mutate(field.bytes, depth + 1, random) : MutateBytes(field.bytes, random), out);
+                        is_message ? Mutate(field.bytes, depth + 1, random) : MutateBytes(field.bytes, random), out);
 }
 
 std::string Mutate(std::string_view message, int depth, std::mt19937_64& random) {

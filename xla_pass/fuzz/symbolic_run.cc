@@ -122,12 +122,12 @@ SymbolicResult SymbolicRun(const HloAnalysis& analysis) {
 
 bool IsSame(const SymbolicResult& before, const SymbolicResult& after) {
   return before.outputs == after.outputs && std::ranges::all_of(after.computed, [&](const auto& entry) {
-    auto original = before.computed.find(entry.first);
-    if (original == before.computed.end()) {
-      original = before.computed.find(entry.first.substr(0, entry.first.rfind(".coop_remat")));
-    }
-    return original != before.computed.end() && original->second == entry.second;
-  });
+           auto original = before.computed.find(entry.first);
+           if (original == before.computed.end()) {
+             original = before.computed.find(entry.first.substr(0, entry.first.rfind(".coop_remat")));
+           }
+           return original != before.computed.end() && original->second == entry.second;
+         });
 }
 
 }  // namespace coopjax::fuzz

@@ -14,18 +14,18 @@
 #include <string_view>
 #include <vector>
 
-#include "planners/coop/planner.h"
-#include "fuzz/proto_mutator.h"
-#include "fuzz/symbolic_run.h"
+#include "bridge/hlo_program.h"
+#include "bridge/transform.h"
 #include "buffers/analysis.h"
 #include "buffers/heap.h"
+#include "fuzz/proto_mutator.h"
+#include "fuzz/symbolic_run.h"
 #include "hlo/module.h"
-#include "bridge/hlo_program.h"
-#include "program/liveness.h"
-#include "planners/peak/planner.h"
-#include "bridge/transform.h"
-#include "verify/verify.h"
 #include "hlo/wire.h"
+#include "planners/coop/planner.h"
+#include "planners/peak/planner.h"
+#include "program/liveness.h"
+#include "verify/verify.h"
 
 using namespace coopjax;
 

@@ -23,8 +23,8 @@ std::string CheckComputation(const Module& before, const Computation& computatio
       const Instruction& work = before.by_id(computation.sequence[between]);
       if (IsGlue(work.info.op)) continue;
       const auto found = step.find(work.id);
-      const bool is_between = found != step.end() && step.at(start->id) < found->second &&
-                              found->second < step.at(done.id);
+      const bool is_between =
+          found != step.end() && step.at(start->id) < found->second && found->second < step.at(done.id);
       if (!is_between) return Quoted(work.name) + " has left " + Quoted(start->name) + " and " + Quoted(done.name);
     }
   }

@@ -76,8 +76,7 @@ std::string ScheduleEntry(int64_t computation_id, const std::vector<int64_t>& se
 }
 
 // The schedule with the sequences of edited computations replaced, and those of clones at the end.
-std::string EmitSchedule(std::string_view schedule, const Module& module,
-                         const std::vector<ComputationEdit>& edits) {
+std::string EmitSchedule(std::string_view schedule, const Module& module, const std::vector<ComputationEdit>& edits) {
   std::map<int64_t, const ComputationEdit*> rewritten;
   for (const ComputationEdit& edit : edits) {
     if (!edit.is_clone) rewritten[module.computations[edit.computation].id] = &edit;

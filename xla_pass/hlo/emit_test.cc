@@ -1,10 +1,11 @@
+#include "hlo/emit.h"
+
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "hlo/emit.h"
-#include "testing/hlo_proto_builder.h"
 #include "testing/expect.h"
+#include "testing/hlo_proto_builder.h"
 
 namespace coopjax::hlo {
 namespace {

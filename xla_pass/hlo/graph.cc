@@ -98,8 +98,8 @@ void Graph::AddEdges(const std::vector<int32_t>& resolved) {
   }
   users_ = Transposed(num_instructions(), [this](int32_t i) { return operands(i); }, num_instructions());
   AddUses();
-  callers_ = Transposed(num_instructions(), [this](int32_t i) { return called(i); },
-                        static_cast<int32_t>(module_.computations.size()));
+  callers_ = Transposed(
+      num_instructions(), [this](int32_t i) { return called(i); }, static_cast<int32_t>(module_.computations.size()));
   for (const Computation& computation : module_.computations) AddComputation(computation, resolved);
 }
 

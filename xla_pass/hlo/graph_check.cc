@@ -17,28 +17,65 @@ class Checker {
     switch (graph_.op(i)) {
       case Op::kParameter:
         return graph_.parameter(graph_.instruction(i).computation, graph_.instruction(i).parameter_number) == i;
-      case Op::kBitcast: case Op::kDomain: case Op::kOptimizationBarrier: case Op::kCopy: case Op::kAllReduceDone:
-      case Op::kAddDependency: case Op::kAsyncUpdate:
+      case Op::kBitcast:
+      case Op::kDomain:
+      case Op::kOptimizationBarrier:
+      case Op::kCopy:
+      case Op::kAllReduceDone:
+      case Op::kAddDependency:
+      case Op::kAsyncUpdate:
         return num_operands >= 1 && SameTree(operands[0], i);
-      case Op::kGetTupleElement: return num_operands == 1 && IsElement(i, operands[0]);
-      case Op::kTuple: return IsTupleOfOperands(i);
-      case Op::kWhile: return num_operands == 1 && IsLoop(i);
-      case Op::kAsyncStart: return num_operands >= 1 && NumCalled(i) == 1 && Takes(Callee(i, 0), operands);
-      case Op::kCall: case Op::kFusion:
+      case Op::kGetTupleElement:
+        return num_operands == 1 && IsElement(i, operands[0]);
+      case Op::kTuple:
+        return IsTupleOfOperands(i);
+      case Op::kWhile:
+        return num_operands == 1 && IsLoop(i);
+      case Op::kAsyncStart:
+        return num_operands >= 1 && NumCalled(i) == 1 && Takes(Callee(i, 0), operands);
+      case Op::kCall:
+      case Op::kFusion:
         return NumCalled(i) == 1 && Takes(Callee(i, 0), operands) && SameTree(graph_.root(Callee(i, 0)), i);
-      case Op::kConditional: return IsConditional(i);
-      case Op::kDynamicUpdateSlice: return num_operands >= 2 && SameTree(operands[0], i);
-      case Op::kScatter: return num_operands >= 3 && num_operands % 2 == 1 && NumCalled(i) == 1;
-      case Op::kRaggedAllToAll: case Op::kDot: case Op::kConvolution: case Op::kGather: case Op::kTriangularSolve:
+      case Op::kConditional:
+        return IsConditional(i);
+      case Op::kDynamicUpdateSlice:
+        return num_operands >= 2 && SameTree(operands[0], i);
+      case Op::kScatter:
+        return num_operands >= 3 && num_operands % 2 == 1 && NumCalled(i) == 1;
+      case Op::kRaggedAllToAll:
+      case Op::kDot:
+      case Op::kConvolution:
+      case Op::kGather:
+      case Op::kTriangularSolve:
       case Op::kAdd:
         return num_operands >= 2;
-      case Op::kSelectAndScatter: return num_operands >= 2 && NumCalled(i) == 2;
-      case Op::kReduce: case Op::kReduceWindow: case Op::kMap: return num_operands >= 1 && NumCalled(i) == 1;
-      case Op::kAsyncDone: case Op::kCopyStart: case Op::kCopyDone: case Op::kSend: case Op::kRecvDone:
-      case Op::kAllGatherStart: case Op::kAllGatherDone: case Op::kAllReduceStart: case Op::kCollectivePermuteStart:
-      case Op::kCollectivePermuteDone: case Op::kSetDimensionSize: case Op::kSort: case Op::kSlice:
-      case Op::kDynamicSlice: case Op::kBroadcast: case Op::kReshape: case Op::kTranspose: case Op::kFft:
-      case Op::kBitcastConvert: case Op::kAllReduce: case Op::kCollectivePermute:
+      case Op::kSelectAndScatter:
+        return num_operands >= 2 && NumCalled(i) == 2;
+      case Op::kReduce:
+      case Op::kReduceWindow:
+      case Op::kMap:
+        return num_operands >= 1 && NumCalled(i) == 1;
+      case Op::kAsyncDone:
+      case Op::kCopyStart:
+      case Op::kCopyDone:
+      case Op::kSend:
+      case Op::kRecvDone:
+      case Op::kAllGatherStart:
+      case Op::kAllGatherDone:
+      case Op::kAllReduceStart:
+      case Op::kCollectivePermuteStart:
+      case Op::kCollectivePermuteDone:
+      case Op::kSetDimensionSize:
+      case Op::kSort:
+      case Op::kSlice:
+      case Op::kDynamicSlice:
+      case Op::kBroadcast:
+      case Op::kReshape:
+      case Op::kTranspose:
+      case Op::kFft:
+      case Op::kBitcastConvert:
+      case Op::kAllReduce:
+      case Op::kCollectivePermute:
         return num_operands >= 1;
       default:
         return true;

@@ -87,10 +87,18 @@ std::string ModuleParser::ParseTopLevel() {
   WireReader reader(module_.bytes);
   for (WireField field; reader.Next(&field);) {
     switch (field.number) {
-      case 1: module_.name = field.bytes; break;
-      case 3: computations.push_back(field.bytes); break;
-      case 5: module_.id = field.as_int64(); break;
-      case 6: entry_id_ = field.as_int64(); break;
+      case 1:
+        module_.name = field.bytes;
+        break;
+      case 3:
+        computations.push_back(field.bytes);
+        break;
+      case 5:
+        module_.id = field.as_int64();
+        break;
+      case 6:
+        entry_id_ = field.as_int64();
+        break;
       case 7:
         module_.is_scheduled = true;
         schedule_ = field.bytes;
@@ -98,7 +106,9 @@ std::string ModuleParser::ParseTopLevel() {
       case 8:
         if (!ParseInputOutputAliases(field.bytes, &module_.input_output_aliases)) return "malformed aliases";
         break;
-      case 17: module_.stack_frames = field.bytes; break;
+      case 17:
+        module_.stack_frames = field.bytes;
+        break;
     }
   }
   if (!reader.ok()) return "the bytes are not a protobuf message";
@@ -157,22 +167,44 @@ bool ModuleParser::ParseFields(std::string_view message, Instruction* result) {
   for (WireField field; reader.Next(&field);) {
     bool is_valid = true;
     switch (field.number) {
-      case 1: result->name = field.bytes; break;
-      case 2: result->opcode = field.bytes; break;
+      case 1:
+        result->name = field.bytes;
+        break;
+      case 2:
+        result->opcode = field.bytes;
+        break;
       case 3:
         is_valid = result->shape == nullptr;  // protobuf would merge a second one into the first
         result->shape = SharedShape(field.bytes);
         is_valid = is_valid && result->shape != nullptr;
         break;
-      case 9: result->parameter_number = field.as_int64(); break;
-      case 11: result->fusion_kind = field.bytes; break;
-      case 13: result->tuple_index = field.as_int64(); break;
-      case 28: result->custom_call_target = field.bytes; break;
-      case 35: result->id = field.as_int64(); break;
-      case 36: is_valid = ReadRepeatedInt64(field, &operand_ids_); break;
-      case 37: is_valid = ReadRepeatedInt64(field, &control_predecessor_ids_); break;
-      case 38: is_valid = ReadRepeatedInt64(field, &called_ids_); break;
-      case 65: result->custom_call_has_side_effect = field.value != 0; break;
+      case 9:
+        result->parameter_number = field.as_int64();
+        break;
+      case 11:
+        result->fusion_kind = field.bytes;
+        break;
+      case 13:
+        result->tuple_index = field.as_int64();
+        break;
+      case 28:
+        result->custom_call_target = field.bytes;
+        break;
+      case 35:
+        result->id = field.as_int64();
+        break;
+      case 36:
+        is_valid = ReadRepeatedInt64(field, &operand_ids_);
+        break;
+      case 37:
+        is_valid = ReadRepeatedInt64(field, &control_predecessor_ids_);
+        break;
+      case 38:
+        is_valid = ReadRepeatedInt64(field, &called_ids_);
+        break;
+      case 65:
+        result->custom_call_has_side_effect = field.value != 0;
+        break;
       case 74:
         is_valid = ParseOutputOperandAlias(field.bytes, &result->output_operand_aliasing.emplace_back());
         break;

@@ -15,9 +15,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/id_index.h"
 #include "hlo/opcode.h"
 #include "hlo/shape.h"
-#include "base/id_index.h"
 
 namespace coopjax::hlo {
 

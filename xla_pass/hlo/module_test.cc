@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "hlo/emit.h"
-#include "testing/hlo_proto_builder.h"
 #include "testing/expect.h"
+#include "testing/hlo_proto_builder.h"
 
 namespace coopjax::hlo {
 namespace {

@@ -16,17 +16,53 @@ constexpr OpcodeInfo Special(Op op) { return {op, false, false, false}; }
 using OpcodeTable = std::unordered_map<std::string_view, OpcodeInfo>;
 
 void AddElementwise(OpcodeTable& table) {
-  for (const std::string_view name :
-       {"abs", "acos", "acosh", "and", "asin", "asinh", "atan", "atanh", "ceil", "clamp", "compare", "complex", "convert",
-        "cosh", "count-leading-zeros", "divide", "erf", "floor", "imag", "is-finite", "maximum", "minimum", "mulhi",
-        "multiply", "negate", "not", "or", "popcnt", "real", "reduce-precision", "remainder", "round-nearest-afz",
-        "round-nearest-even", "select", "shift-left", "shift-right-arithmetic", "shift-right-logical", "sign", "sinh",
-        "stochastic-convert", "subtract", "tan", "xor"}) {
+  for (const std::string_view name : {"abs",
+                                      "acos",
+                                      "acosh",
+                                      "and",
+                                      "asin",
+                                      "asinh",
+                                      "atan",
+                                      "atanh",
+                                      "ceil",
+                                      "clamp",
+                                      "compare",
+                                      "complex",
+                                      "convert",
+                                      "cosh",
+                                      "count-leading-zeros",
+                                      "divide",
+                                      "erf",
+                                      "floor",
+                                      "imag",
+                                      "is-finite",
+                                      "maximum",
+                                      "minimum",
+                                      "mulhi",
+                                      "multiply",
+                                      "negate",
+                                      "not",
+                                      "or",
+                                      "popcnt",
+                                      "real",
+                                      "reduce-precision",
+                                      "remainder",
+                                      "round-nearest-afz",
+                                      "round-nearest-even",
+                                      "select",
+                                      "shift-left",
+                                      "shift-right-arithmetic",
+                                      "shift-right-logical",
+                                      "sign",
+                                      "sinh",
+                                      "stochastic-convert",
+                                      "subtract",
+                                      "tan",
+                                      "xor"}) {
     table[name] = Elementwise();
   }
-  for (const std::string_view name :
-       {"exponential", "log", "logistic", "power", "sqrt", "cbrt", "rsqrt", "tanh", "sine", "cosine",
-        "exponential-minus-one", "log-plus-one", "atan2"}) {
+  for (const std::string_view name : {"exponential", "log", "logistic", "power", "sqrt", "cbrt", "rsqrt", "tanh",
+                                      "sine", "cosine", "exponential-minus-one", "log-plus-one", "atan2"}) {
     table[name] = Transcendental();
   }
   table["bitcast-convert"] = Elementwise(Op::kBitcastConvert);
@@ -127,8 +163,14 @@ bool HasOwnEffects(const Instruction& instruction) {
       return instruction.custom_call_has_side_effect;
     case Op::kOther:  // all that is not known to be harmless
       return !opcode.is_pure && instruction.opcode != "partition-id" && instruction.opcode != "replica-id";
-    case Op::kRng: case Op::kSend: case Op::kRecvDone: case Op::kAllReduce: case Op::kAllReduceStart:
-    case Op::kAllGatherStart: case Op::kRaggedAllToAll: case Op::kCollectivePermute:
+    case Op::kRng:
+    case Op::kSend:
+    case Op::kRecvDone:
+    case Op::kAllReduce:
+    case Op::kAllReduceStart:
+    case Op::kAllGatherStart:
+    case Op::kRaggedAllToAll:
+    case Op::kCollectivePermute:
     case Op::kCollectivePermuteStart:
       return true;
     default:

@@ -21,17 +21,43 @@ constexpr int64_t kCombineDimension = INT64_MIN;
 // byte); 0 for types that are not arrays, -1 for unknown ones.
 int64_t StorageBits(int32_t element_type) {
   switch (element_type) {
-    case 13: case 14: case 17: case kBufferType:                      // tuple, opaque, token, buffer
+    case 13:
+    case 14:
+    case 17:
+    case kBufferType:                      // tuple, opaque, token, buffer
       return 0;
-    case 1: case 2: case 6:                                           // pred, s8, u8
-    case 21: case 22: case 26: case 27: case 30: case 31: case 32:    // s4, u4, s2, u2, s1, u1, f4
-    case 19: case 20: case 23: case 24: case 25: case 28: case 29: case 33:  // the 8-bit floats
+    case 1:
+    case 2:
+    case 6:                                           // pred, s8, u8
+    case 21:
+    case 22:
+    case 26:
+    case 27:
+    case 30:
+    case 31:
+    case 32:    // s4, u4, s2, u2, s1, u1, f4
+    case 19:
+    case 20:
+    case 23:
+    case 24:
+    case 25:
+    case 28:
+    case 29:
+    case 33:  // the 8-bit floats
       return 8;
-    case 3: case 7: case 10: case 16:                                 // s16, u16, f16, bf16
+    case 3:
+    case 7:
+    case 10:
+    case 16:                                 // s16, u16, f16, bf16
       return 16;
-    case 4: case 8: case 11:                                          // s32, u32, f32
+    case 4:
+    case 8:
+    case 11:                                          // s32, u32, f32
       return 32;
-    case 5: case 9: case 12: case 15:                                 // s64, u64, f64, c64
+    case 5:
+    case 9:
+    case 12:
+    case 15:                                 // s64, u64, f64, c64
       return 64;
     case 18:                                                          // c128
       return 128;
@@ -81,8 +107,7 @@ bool ParseTile(std::string_view message, std::vector<int64_t>* tile) {
   for (WireField field; reader.Next(&field);) {
     if (field.number == 1 && !ReadRepeatedInt64(field, tile)) return false;
   }
-  return reader.ok() &&
-         std::ranges::all_of(*tile, [](int64_t size) { return size > 0 || size == kCombineDimension; });
+  return reader.ok() && std::ranges::all_of(*tile, [](int64_t size) { return size > 0 || size == kCombineDimension; });
 }
 
 bool ParseLayout(std::string_view message, Shape* shape) {

@@ -36,8 +36,7 @@ inline bool ReadVarint(const char** position, const char* end, uint64_t* value) 
 
 class WireReader {
  public:
-  explicit WireReader(std::string_view message)
-      : position_(message.data()), end_(message.data() + message.size()) {}
+  explicit WireReader(std::string_view message) : position_(message.data()), end_(message.data() + message.size()) {}
 
   // Reads one field; false at the end of the message and at the first malformed field.
   bool Next(WireField* field) {

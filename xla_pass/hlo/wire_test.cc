@@ -33,7 +33,10 @@ TEST(VarintsRoundTripAtEveryLength) {
 
 TEST(FieldsOfEveryTypeAreReadInOrder) {
   // 1: fixed64 = 2, 2: fixed32 = 3, 3: bytes "ab".
-  const std::string message("\x09\x02\0\0\0\0\0\0\0\x15\x03\0\0\0\x1a\x02" "ab", 18);
+  const std::string message(
+      "\x09\x02\0\0\0\0\0\0\0\x15\x03\0\0\0\x1a\x02"
+      "ab",
+      18);
   WireReader reader(message);
   WireField field;
   EXPECT_TRUE(reader.Next(&field) && field.type == WireType::kFixed64 && field.value == 2);
@@ -46,8 +49,12 @@ TEST(GarbageEndsTheIteration) {
   EXPECT_TRUE(Parses(""));
   EXPECT_TRUE(!Parses("\x08"));                                                   // a tag and nothing behind it
   EXPECT_TRUE(!Parses("\x08\x80"));                                               // half a varint
-  EXPECT_TRUE(!Parses("\x0a\x05" "abcd"));                                        // 5 bytes promised, 4 there
-  EXPECT_TRUE(Parses("\x0a\x04" "abcd"));
+  EXPECT_TRUE(
+      !Parses("\x0a\x05"
+              "abcd"));                                        // 5 bytes promised, 4 there
+  EXPECT_TRUE(
+      Parses("\x0a\x04"
+             "abcd"));
   EXPECT_TRUE(!Parses("\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"));           // 2^64 - 1 bytes promised
   EXPECT_TRUE(!Parses("\x09\x01\x02\x03"));                                       // half a fixed64
   EXPECT_TRUE(!Parses("\x0b\x0c"));                                               // a group

@@ -54,8 +54,9 @@ int main(int argc, char** argv) {
       std::cerr << argument << ": " << sizes.status() << "\n";
       return 1;
     }
-    std::cout << separator << "  \"" << argument << "\": {\"temp\": " << sizes->temp << ", \"argument\": "
-              << sizes->argument << ", \"output\": " << sizes->output << ", \"alias\": " << sizes->alias << "}";
+    std::cout << separator << "  \"" << argument << "\": {\"temp\": " << sizes->temp
+              << ", \"argument\": " << sizes->argument << ", \"output\": " << sizes->output
+              << ", \"alias\": " << sizes->alias << "}";
     separator = ",\n";
   }
   std::cout << "\n}\n";

@@ -10,7 +10,7 @@
 namespace coopjax {
 
 struct BufferSizes {
-  int64_t temp = 0;      // CompiledMemoryStats' names: memory_analysis() in JAX
+  int64_t temp = 0;  // CompiledMemoryStats' names: memory_analysis() in JAX
   int64_t argument = 0;
   int64_t output = 0;
   int64_t alias = 0;

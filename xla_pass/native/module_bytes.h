@@ -1,8 +1,8 @@
 // Serialized modules as XLA's own.
 //
-// XLA here is the one inside a TensorFlow wheel. It may be older than the XLA that wrote the bytes, and drops the fields
-// that it does not know: what it serializes again must never go back into a newer XLA. The hook (bridge/transform.h) keeps
-// unknown fields, and needs no XLA.
+// XLA here is the one inside a TensorFlow wheel. It may be older than the XLA that wrote the bytes, and drops the
+// fields that it does not know: what it serializes again must never go back into a newer XLA. The hook
+// (bridge/transform.h) keeps unknown fields, and needs no XLA.
 #pragma once
 
 #include <memory>

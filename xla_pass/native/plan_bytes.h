@@ -10,14 +10,14 @@ namespace coopjax {
 struct PlanBytesOptions {
   std::optional<int64_t> budget_bytes = std::nullopt;  // of temporary memory; none: as little as an order takes
   bool may_reorder = true;
-  bool may_recompute = true;                           // without a budget nothing is recomputed
+  bool may_recompute = true;  // without a budget nothing is recomputed
   double time_limit_s = 10;
 };
 
 struct PlanBytesResult {
-  std::string bytes;       // of the new module; empty where the old one stays
-  std::string reason;      // why it stays; empty otherwise
-  std::string error;       // why the module can't be read; empty otherwise
+  std::string bytes;  // of the new module; empty where the old one stays
+  std::string reason;  // why it stays; empty otherwise
+  std::string error;  // why the module can't be read; empty otherwise
   int64_t temp_bytes = 0;  // predicted, of the module that is left
 };
 

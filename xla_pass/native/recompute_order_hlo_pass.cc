@@ -37,8 +37,8 @@ absl::Status ReplaceComputations(xla::HloModule* module, std::unique_ptr<xla::Hl
 
 }  // namespace
 
-absl::StatusOr<bool> CoopRecomputeOrder::RunImpl(
-    xla::HloModule* module, const absl::flat_hash_set<absl::string_view>& execution_threads) {
+absl::StatusOr<bool> CoopRecomputeOrder::RunImpl(xla::HloModule* module,
+                                                 const absl::flat_hash_set<absl::string_view>& execution_threads) {
   if (!module->has_schedule()) {
     return absl::FailedPreconditionError("coop-recompute-order runs after scheduling; this module has no schedule");
   }

@@ -168,10 +168,9 @@ std::string Sequence(const xla::HloModule& module, const xla::HloComputation* co
   if (computation == nullptr) computation = module.entry_computation();
   std::string names;
   for (const xla::HloInstruction* instruction : module.schedule().sequence(computation).instructions()) {
-    const bool is_glue = instruction->opcode() == xla::HloOpcode::kParameter ||
-                         instruction->opcode() == xla::HloOpcode::kConstant ||
-                         instruction->opcode() == xla::HloOpcode::kTuple ||
-                         instruction->opcode() == xla::HloOpcode::kGetTupleElement;
+    const bool is_glue =
+        instruction->opcode() == xla::HloOpcode::kParameter || instruction->opcode() == xla::HloOpcode::kConstant ||
+        instruction->opcode() == xla::HloOpcode::kTuple || instruction->opcode() == xla::HloOpcode::kGetTupleElement;
     if (!is_glue) names += (names.empty() ? "" : " ") + std::string(instruction->name());
   }
   return names;

@@ -67,9 +67,8 @@ std::vector<Change> ChangesOf(const PackingBlocks& blocks, int64_t alignment) {
     changes.push_back({segment.lower, bytes, bytes - segment.size});
     changes.push_back({segment.upper, -bytes, bytes - segment.size});
   }
-  std::ranges::sort(changes, [](const Change& a, const Change& b) {
-    return a.time != b.time ? a.time < b.time : a.bytes < b.bytes;
-  });
+  std::ranges::sort(
+      changes, [](const Change& a, const Change& b) { return a.time != b.time ? a.time < b.time : a.bytes < b.bytes; });
   return changes;
 }
 

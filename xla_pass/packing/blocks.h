@@ -57,8 +57,6 @@ int64_t PackingLowerBound(const PackingBlocks& blocks);
 // Live bytes seen by each block: the most that are live at any time of its lifetime, itself included.
 std::vector<int64_t> PressureOfBlocks(const PackingBlocks& blocks);
 
-inline int64_t AlignUp(int64_t offset, int64_t alignment) {
-  return (offset + alignment - 1) / alignment * alignment;
-}
+inline int64_t AlignUp(int64_t offset, int64_t alignment) { return (offset + alignment - 1) / alignment * alignment; }
 
 }  // namespace coopjax

@@ -8,9 +8,7 @@ namespace coopjax {
 namespace {
 
 // A buffer of 8 bytes, what overwrites it at its end (of `bytes`), and one beside them.
-PackingProblem Tied(int64_t bytes) {
-  return {{{0, 2, 8, 4}, {2, 4, bytes, 6, kAnyOffset, 0}, {1, 3, 2}}};
-}
+PackingProblem Tied(int64_t bytes) { return {{{0, 2, 8, 4}, {2, 4, bytes, 6, kAnyOffset, 0}, {1, 3, 2}}}; }
 
 TEST(TiedBuffersOfOneSizeAreOneRectangle) {
   const PackingBlocks blocks = MakePackingBlocks(Tied(8));
@@ -43,7 +41,7 @@ TEST(EmptyBuffersHaveNoBlock) {
 TEST(WhatIsNotOnTopIsRoundedUp) {
   EXPECT_EQ(PackingLowerBound(MakePackingBlocks({{{0, 2, 5, 4}, {1, 3, 6, 4}}})), 8 + 5);
   EXPECT_EQ(PackingLowerBound(MakePackingBlocks({{{0, 2, 5, 4}, {1, 3, 6, 1}}})), 5 + 6);   // they share 1 only
-  EXPECT_EQ(PackingLowerBound(MakePackingBlocks({{{0, 2, 5, 4}, {2, 3, 6, 4}}})), 6);       // one ends where one begins
+  EXPECT_EQ(PackingLowerBound(MakePackingBlocks({{{0, 2, 5, 4}, {2, 3, 6, 4}}})), 6);  // one ends where one begins
 }
 
 TEST(AFixedOffsetBoundsTheHeap) {

@@ -36,8 +36,8 @@ TEST(GapsThatAreTooSmallAreNotKept) {
 // 4, 3 and 2 bytes lie at 0, 7 and 12: gaps of 3 and 2. Blocks 3 to 5 want 2, 3 and 4 bytes; 6 wants 2 at a multiple of
 // 4; 7 lives later.
 TEST(GapsAreFoundByRule) {
-  const PackingBlocks blocks = MakePackingBlocks(
-      {{{0, 4, 4}, {0, 4, 3}, {0, 4, 2}, {1, 3, 2}, {1, 3, 3}, {1, 3, 4}, {1, 3, 2, 4}, {4, 5, 4}}});
+  const PackingBlocks blocks =
+      MakePackingBlocks({{{0, 4, 4}, {0, 4, 3}, {0, 4, 2}, {1, 3, 2}, {1, 3, 3}, {1, 3, 4}, {1, 3, 2, 4}, {4, 5, 4}}});
   Occupancy occupancy(blocks);
   EXPECT_EQ(occupancy.Find(0, FitRule::kBest), 0);
   occupancy.Place(0, 0);

@@ -15,8 +15,8 @@ ScheduleBuffers BuffersOfSchedule(const StepProgram& program, std::span<const Op
     const int64_t bytes = program.value_bytes[range.value];
     buffer_of[k] = static_cast<int32_t>(result.problem.buffers.size());
     result.values.push_back(range.value);
-    result.problem.buffers.push_back({range.begin, range.end, bytes, 1, kAnyOffset,
-                                      giver[k] < 0 ? -1 : buffer_of[giver[k]]});
+    result.problem.buffers.push_back(
+        {range.begin, range.end, bytes, 1, kAnyOffset, giver[k] < 0 ? -1 : buffer_of[giver[k]]});
     if (range.heir < 0) continue;
     const ValueId heir = liveness.ranges[range.heir].value;
     const bool is_shared = program.value_in_place_of[heir] != range.value;

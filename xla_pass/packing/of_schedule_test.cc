@@ -1,7 +1,7 @@
 #include "packing/of_schedule.h"
 
-#include "testing/program_builder.h"
 #include "testing/expect.h"
+#include "testing/program_builder.h"
 
 namespace coopjax {
 namespace {

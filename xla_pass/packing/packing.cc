@@ -84,11 +84,16 @@ std::string OverlapText(const PackingBlocks& blocks, std::pair<int32_t, int32_t>
 // Larger keys come first.
 std::tuple<int64_t, int64_t> KeyOf(PackingOrder order, const PackingBlock& block, int64_t pressure) {
   switch (order) {
-    case PackingOrder::kSize: return {block.size, block.duration()};
-    case PackingOrder::kDuration: return {block.duration(), block.size};
-    case PackingOrder::kArea: return {block.size * block.duration(), block.size};
-    case PackingOrder::kLower: return {-int64_t{block.lower}, block.size};
-    case PackingOrder::kPressure: return {pressure, block.size * block.duration()};
+    case PackingOrder::kSize:
+      return {block.size, block.duration()};
+    case PackingOrder::kDuration:
+      return {block.duration(), block.size};
+    case PackingOrder::kArea:
+      return {block.size * block.duration(), block.size};
+    case PackingOrder::kLower:
+      return {-int64_t{block.lower}, block.size};
+    case PackingOrder::kPressure:
+      return {pressure, block.size * block.duration()};
   }
   return {};
 }

@@ -48,8 +48,7 @@ TEST(AlignmentCostsBytes) {
 // v (8) [0, 3), overwritten in place by w (8) [3, 5): one rectangle. A third member of 4 bytes makes it a staircase:
 // 8 bytes in [0, 5), 4 in [5, 7). Beside it x (4) in [5, 7): it fits above the small step, 4 + 4.
 TEST(TiedBuffersMoveTogether) {
-  const PackingProblem problem =
-      Of({{0, 3, 8}, {3, 5, 8, 1, kAnyOffset, 0}, {5, 7, 4, 1, kAnyOffset, 1}, {5, 7, 4}});
+  const PackingProblem problem = Of({{0, 3, 8}, {3, 5, 8, 1, kAnyOffset, 0}, {5, 7, 4, 1, kAnyOffset, 1}, {5, 7, 4}});
   const PackingBlocks blocks = MakePackingBlocks(problem);
   EXPECT_EQ(std::ssize(blocks.blocks), 2);
   EXPECT_EQ(std::ssize(blocks.segments), 3);

@@ -103,10 +103,17 @@ class CoreSearch {
       const double area = size * duration, pressure = static_cast<double>(pressure_[core_.members[m]]);
       const double factor = round < kNumRanks ? 1.0 : noise(random_);
       switch (round % kNumRanks) {
-        case 0: keys[m] = {pressure * factor, area, duration}; break;
-        case 1: keys[m] = {pressure * factor, duration, area}; break;
-        case 2: keys[m] = {duration * factor, area, pressure}; break;
-        default: keys[m] = {size * factor, duration, pressure};
+        case 0:
+          keys[m] = {pressure * factor, area, duration};
+          break;
+        case 1:
+          keys[m] = {pressure * factor, duration, area};
+          break;
+        case 2:
+          keys[m] = {duration * factor, area, pressure};
+          break;
+        default:
+          keys[m] = {size * factor, duration, pressure};
       }
     }
     std::ranges::stable_sort(order, std::greater<>(), [&](int32_t m) { return keys[m]; });
@@ -127,7 +134,9 @@ class CoreSearch {
 class Search {
  public:
   Search(const PackingProblem& problem, const PackingSearchOptions& options)
-      : problem_(problem), options_(options), effort_(options.effort, options.time_limit_s),
+      : problem_(problem),
+        options_(options),
+        effort_(options.effort, options.time_limit_s),
         blocks_(MakePackingBlocks(problem)) {}
 
   PackingSearchResult Run() {

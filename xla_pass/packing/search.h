@@ -1,7 +1,7 @@
 // A search for the smallest heap, or for one within a capacity.
 //
-// The greedy packers of packing/packing.h come first, in all their orders. What is above the bytes that no packing avoids is
-// then searched, one time component after the other, the highest first: what is easy is put aside
+// The greedy packers of packing/packing.h come first, in all their orders. What is above the bytes that no packing
+// avoids is then searched, one time component after the other, the highest first: what is easy is put aside
 // (packing/core.h), the rest goes to branch and bound (packing/branch.h) under several orders of preference, with and
 // without the tiny blocks hung from the ceiling, at the bound and at capacities bisected above it, and now and then to
 // annealing over the order of placement (packing/anneal.h). The search is

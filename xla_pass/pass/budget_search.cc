@@ -19,13 +19,19 @@ constexpr double kRoomToSettle[] = {0.01, 0.02, 0.04};  // above the smallest pe
 
 double InnerCost(const std::shared_ptr<const std::vector<InnerPlan>>& plans) {
   double cost_s = 0;
-  if (plans) for (const InnerPlan& inner : *plans) cost_s += inner.plan.cost_s;
+  if (plans)
+    for (const InnerPlan& inner : *plans) cost_s += inner.plan.cost_s;
   return cost_s;
 }
 
 PlanRound RoundOf(const CarriedOut& done) {
-  PlanRound round = {done.plan.limit_bytes, done.plan.peak_bytes, done.heap.temp_bytes, done.cost_s, done.plan.planner,
-                     done.share, {}};
+  PlanRound round = {done.plan.limit_bytes,
+                     done.plan.peak_bytes,
+                     done.heap.temp_bytes,
+                     done.cost_s,
+                     done.plan.planner,
+                     done.share,
+                     {}};
   if (!done.inner) return round;
   for (const InnerPlan& inner : *done.inner) {
     round.inside.push_back({inner.name, inner.plan.peak_bytes, inner.plan.planner});
@@ -135,16 +141,20 @@ std::vector<ModulePlan> BudgetSearch::PlanStarts(int64_t limit_bytes) {
 }
 
 std::vector<ModulePlan> BudgetSearch::PlanFrom(std::span<const OpId> order, const std::string& planner,
-                                              int64_t limit_bytes) {
+                                               int64_t limit_bytes) {
   const Stopwatch stopwatch(&report_.plan_s);
   const double time_limit_s = planners_.given ? kShareOfTime * deadline_.Left() : deadline_.Left();
-  const RematTask task = {.hlo = hlo(), .order = order, .planner = planner,
-                          .limit_bytes = std::max<int64_t>(limit_bytes, 0), .time_limit_s = time_limit_s};
+  const RematTask task = {.hlo = hlo(),
+                          .order = order,
+                          .planner = planner,
+                          .limit_bytes = std::max<int64_t>(limit_bytes, 0),
+                          .time_limit_s = time_limit_s};
   return planners_.Plan(task, &report_.fault);
 }
 
 // The budget is out of reach: of the plans nearest to it the one that packs best, plans with a little more room among
-// them. A planner that the caller brings has tried many ways; the one that came nearest may come as near in another plan.
+// them. A planner that the caller brings has tried many ways; the one that came nearest may come as near in another
+// plan.
 void BudgetSearch::Settle(const ModulePlan& nearest, double share) {
   if (planners_.is_large) return;
   std::vector<int64_t> limits = {nearest.peak_bytes};
@@ -196,7 +206,8 @@ void BudgetSearch::Repack() {
     if (deadline_.Left() == 0) return;
     if (!archive_.MayGain(loose)) continue;
     const PackedOrderOptions options = {.target_bytes = std::max(options_.budget_bytes, loose.heap.least_temp_bytes),
-                                        .seed = seed, .time_limit_s = deadline_.Left() / 4};
+                                        .seed = seed,
+                                        .time_limit_s = deadline_.Left() / 4};
     const auto repacked = Repacked(loose, hlo_->program, reader_, options, &report_.fault);
     if (!repacked) continue;
     report_.rounds.push_back(RoundOf(*repacked));

@@ -2,9 +2,10 @@
 //
 // Planners bound live bytes, XLA packs buffers: after each round the limit moves by what the predicted heap is off the
 // budget, down for fragmentation, up where XLA puts temporaries into output buffers that are still free. Where what
-// loops, conditionals and calls run stands in the way, it is planned first (pass/inner_planner.h), and the budget is split
-// between the entry and it in a few ways: first the entry does all, then the insides, then both. At last the entry's runs
-// are moved about in plans that would be better than the best if they lost fewer bytes between their buffers.
+// loops, conditionals and calls run stands in the way, it is planned first (pass/inner_planner.h), and the budget is
+// split between the entry and it in a few ways: first the entry does all, then the insides, then both. At last the
+// entry's runs are moved about in plans that would be better than the best if they lost fewer bytes between their
+// buffers.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +32,11 @@ struct PlanRound {
   double recompute_cost_s = 0;
   std::string planner;
   double share = 1;                          // CarriedOut's
-  struct Inside { std::string name; int64_t peak_live_bytes; std::string planner; };
+  struct Inside {
+    std::string name;
+    int64_t peak_live_bytes;
+    std::string planner;
+  };
   std::vector<Inside> inside;
 };
 
@@ -55,11 +60,15 @@ class BudgetSearch {
   // `original` is of the module as it came. All references must outlive the search.
   BudgetSearch(const HloAnalysis& original, const ProgramReader& reader, const RematPlanners& planners,
                const BudgetSearchOptions& options, const Deadline& deadline)
-      : original_(original), reader_(reader), planners_(planners), options_(options), deadline_(deadline),
+      : original_(original),
+        reader_(reader),
+        planners_(planners),
+        options_(options),
+        deadline_(deadline),
         archive_({options.budget_bytes, options.came_bytes, options.near_smallest}) {}
 
-  // Searches plans for the module as it came or with other orders inside, which `analysis` is of; `hlo` is its entry and
-  // `starts` orders of that, the best first; none: planners choose. Returns whether the insides are in the way of
+  // Searches plans for the module as it came or with other orders inside, which `analysis` is of; `hlo` is its entry
+  // and `starts` orders of that, the best first; none: planners choose. Returns whether the insides are in the way of
   // something better, as far as splits can tell. May run more than once.
   bool Run(const HloAnalysis& analysis, const HloProgram& hlo, std::vector<Schedule> starts);
 

@@ -117,8 +117,7 @@ TEST(RoundsAreAsManyAsAreAllowed) {
   };
   const Searched searched(ForwardBackward(), least);
   for (const int32_t max_rounds : {1, 3}) {
-    BudgetSearch search =
-        searched.Search({.budget_bytes = searched.came_bytes - 4 * kKib, .max_rounds = max_rounds});
+    BudgetSearch search = searched.Search({.budget_bytes = searched.came_bytes - 4 * kKib, .max_rounds = max_rounds});
     searched.Run(search);
     EXPECT_EQ(std::ssize(search.report().rounds), max_rounds);
   }
@@ -132,7 +131,8 @@ TEST(OutOfReachPlansNearTheSmallestAreTried) {
   EXPECT_EQ(limits.front(), 1);
   // The smallest peak that was found, and 1, 2 and 4 percent more.
   const int64_t peak_bytes = search.report().rounds.front().peak_live_bytes;
-  for (const int64_t limit_bytes : {peak_bytes, peak_bytes * 101 / 100, peak_bytes * 102 / 100, peak_bytes * 104 / 100}) {
+  for (const int64_t limit_bytes :
+       {peak_bytes, peak_bytes * 101 / 100, peak_bytes * 102 / 100, peak_bytes * 104 / 100}) {
     EXPECT_TRUE(std::ranges::find(limits, limit_bytes) != limits.end());
   }
   const std::optional<CarriedOut> best = search.TakeBest();

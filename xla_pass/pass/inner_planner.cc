@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <iterator>
 
+#include "bridge/transform.h"
 #include "planners/orders/list_scheduler.h"
 #include "program/liveness.h"
-#include "bridge/transform.h"
 
 namespace coopjax {
 namespace {
@@ -65,11 +65,13 @@ InnerPlanner::Came& InnerPlanner::CameOf(int64_t computation_id) {
 std::span<const int32_t> InnerPlanner::Callees(const Came& caller, OpId op) const {
   const hlo::Graph& graph = analysis_.graph;
   const int32_t i = graph.module().instruction_index.Find(caller.hlo.op_instruction_ids[op]);
-  const bool runs = graph.op(i) == hlo::Op::kWhile || graph.op(i) == hlo::Op::kConditional || graph.op(i) == hlo::Op::kCall;
+  const bool runs =
+      graph.op(i) == hlo::Op::kWhile || graph.op(i) == hlo::Op::kConditional || graph.op(i) == hlo::Op::kCall;
   return runs ? graph.called(i) : std::span<const int32_t>();
 }
 
-// Notes what a computation's ops run, where it stands in the way of the limit; returns how many levels of that there are.
+// Notes what a computation's ops run, where it stands in the way of the limit; returns how many levels of that there
+// are.
 int32_t InnerPlanner::Want(int64_t computation_id, int64_t limit_bytes) {
   Came& came = CameOf(computation_id);
   const StepProgram& program = came.hlo.program;

@@ -2,12 +2,13 @@
 //
 // What lives only inside such an op is its workspace in the caller's program: a smaller inner peak is room for the
 // caller. An inner computation is planned like the entry (order and recomputes of its own), its limit being what the
-// caller's buffers leave. How much those take depends in turn on what the caller recomputes; `share` says who gives way:
+// caller's buffers leave. How much those take depends in turn on what the caller recomputes; `share` says who gives
+// way:
 //  * 0: the caller does nothing, and the inside must do with what the caller's best order leaves;
 //  * 1: the inside is reordered, which costs nothing, and the caller does all the rest;
 //  * in between, the inside's limit lies that far between the two.
-// Nested loops are planned from the innermost on. What no other stands around is carried into the module at once: modules
-// have hundreds of loops, and reading one back takes longer than planning many. Costs are those of all runs
+// Nested loops are planned from the innermost on. What no other stands around is carried into the module at once:
+// modules have hundreds of loops, and reading one back takes longer than planning many. Costs are those of all runs
 // (bridge/hlo_program.h).
 #pragma once
 
@@ -20,9 +21,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/stopwatch.h"
 #include "bridge/read_module.h"
 #include "pass/remat_planner.h"
-#include "base/stopwatch.h"
 
 namespace coopjax {
 

@@ -84,7 +84,8 @@ TEST(TheInnermostLoopIsPlannedFirst) {
 
 TEST(ManyLoopsArePlannedLikeEachAlone) {
   for (const int depth : {1, 2}) {
-    Inside one(LoopModule(3, /*has_around=*/false, depth)), many(LoopModule(3, /*has_around=*/false, depth, /*num_loops=*/9));
+    Inside one(LoopModule(3, /*has_around=*/false, depth)),
+        many(LoopModule(3, /*has_around=*/false, depth, /*num_loops=*/9));
     const PlannedInside alone = one.planner.Plan(24 * kKib, 0), planned = many.planner.Plan(24 * kKib, 0);
     EXPECT_EQ(planned.plans.size(), 9 * alone.plans.size());
     for (size_t i = 0; i < planned.plans.size(); ++i) {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "program/dependences.h"
 #include "bridge/transform.h"
+#include "program/dependences.h"
 
 namespace coopjax {
 namespace {

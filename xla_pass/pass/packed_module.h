@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "bridge/hlo_program.h"
 #include "buffers/analysis.h"
 #include "buffers/heap.h"
-#include "bridge/hlo_program.h"
 #include "planners/orders/packed_order.h"
 
 namespace coopjax {
@@ -17,15 +17,16 @@ namespace coopjax {
 HeapResult HeapInOrder(const HloAnalysis& analysis, const std::vector<int64_t>& op_instruction_ids,
                        const Schedule& order, int32_t computation = hlo::kEntryComputation);
 
-// As SearchPackedOrder, with fewer trials than `options` says in a module of many instructions, and none in a large one.
+// As SearchPackedOrder, with fewer trials than `options` says in a module of many instructions, and none in a large
+// one.
 PackedOrder PackOrderOf(const HloAnalysis& analysis, const HloProgram& hlo, const Schedule& start,
                         PackedOrderOptions options, int32_t computation = hlo::kEntryComputation);
 
-// The same for a module whose computation carries `schedule` out of another one: its clones are ops like others. Every read stays
-// with the production that it has, so that what comes out is a schedule, too.
+// The same for a module whose computation carries `schedule` out of another one: its clones are ops like others. Every
+// read stays with the production that it has, so that what comes out is a schedule, too.
 struct PackedSchedule {
-  Schedule schedule;       // of the ops that `schedule` names; as it came where nothing packs better
-  std::string bytes;       // the module; empty where nothing does
+  Schedule schedule;  // of the ops that `schedule` names; as it came where nothing packs better
+  std::string bytes;  // the module; empty where nothing does
 };
 PackedSchedule PackScheduleOf(const hlo::Module& module, const Roofline& roofline, const Schedule& schedule,
                               const PackedOrderOptions& options, int32_t computation = hlo::kEntryComputation);

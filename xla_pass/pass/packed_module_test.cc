@@ -5,10 +5,10 @@
 #include <string>
 #include <utility>
 
+#include "bridge/transform.h"
 #include "program/liveness.h"
 #include "testing/expect.h"
 #include "testing/two_wide_module.h"
-#include "bridge/transform.h"
 #include "verify/verify.h"
 
 namespace coopjax {

@@ -34,8 +34,8 @@ const CarriedOut* PlanArchive::Chosen() const {
   if (plans_.empty()) return nullptr;
   const auto bytes = [](const CarriedOut& each) { return each.heap.temp_bytes; };
   const int64_t smallest_bytes = bytes(*std::ranges::min_element(plans_, {}, bytes));
-  const int64_t most_bytes = smallest_bytes <= options_.budget_bytes ? options_.budget_bytes
-                                                                     : Times(options_.near_smallest, smallest_bytes);
+  const int64_t most_bytes =
+      smallest_bytes <= options_.budget_bytes ? options_.budget_bytes : Times(options_.near_smallest, smallest_bytes);
   const auto cost_s = [&](const CarriedOut& each) {
     return bytes(each) <= most_bytes ? each.cost_s : std::numeric_limits<double>::infinity();
   };

@@ -5,10 +5,10 @@
 #include <map>
 #include <utility>
 
+#include "bridge/transform.h"
 #include "pass/carried_out.h"
 #include "pass/packed_module.h"
 #include "program/liveness.h"
-#include "bridge/transform.h"
 #include "verify/verify.h"
 
 namespace coopjax {
@@ -27,7 +27,10 @@ constexpr int32_t kMaxRounds = 6, kMaxRoundsOfLarge = 2;
 class Pass {
  public:
   Pass(const HloAnalysis& analysis, const RecomputeOrderOptions& options)
-      : original_(analysis), analysis_(&analysis), options_(options), deadline_(options.time_limit_s),
+      : original_(analysis),
+        analysis_(&analysis),
+        options_(options),
+        deadline_(options.time_limit_s),
         reader_{options.roofline, options.kept_scope, options.changes == RecomputeOrderChanges::kClones} {}
 
   RecomputeOrderResult Run(std::optional<HeapResult> before) {
@@ -109,8 +112,8 @@ void Pass::PackOrder() {
   const Schedule& best = result_.orders.front().order;
   const HeapResult heap = HeapOf(best);
   if (IsPacked(heap)) return;
-  PackedOrder packed = PackOrderOf(*analysis_, result_.hlo, best, {.target_bytes = heap.least_temp_bytes,
-                                                                   .time_limit_s = deadline_.Left() / 4});
+  PackedOrder packed = PackOrderOf(*analysis_, result_.hlo, best,
+                                   {.target_bytes = heap.least_temp_bytes, .time_limit_s = deadline_.Left() / 4});
   if (packed.heap.temp_bytes == heap.temp_bytes) return;
   const int64_t peak_bytes = ComputeLiveness(program(), packed.order).peak_bytes;
   result_.orders.insert(result_.orders.begin(),
@@ -121,8 +124,8 @@ void Pass::PackOrder() {
 void Pass::PlanOrder() {
   HloProgram fixed = result_.hlo;
   fixed.program.op_can_recompute.assign(program().num_ops(), 0);
-  const RematTask task = {.hlo = fixed, .limit_bytes = ComputeLowerBound(program()).bytes,
-                          .time_limit_s = deadline_.Left()};
+  const RematTask task = {
+      .hlo = fixed, .limit_bytes = ComputeLowerBound(program()).bytes, .time_limit_s = deadline_.Left()};
   for (ModulePlan& plan : RematPlanners{options_.planner}.Plan(task, &result_.reason)) {
     result_.orders.push_back({plan.schedule, HeapOf(plan.schedule).temp_bytes, plan.peak_bytes, "planner"});
     order_planner_ = plan.planner;

@@ -22,8 +22,8 @@ using testing::HloProtoBuilder;
 using testing::LoopModule;
 
 constexpr int64_t kKib = 1024;
-constexpr Roofline kRoofline = {.flops_per_s = 1e9, .transcendentals_per_s = 1e9, .bytes_per_s = 1e9,
-                                .op_overhead_s = 1e-6};
+constexpr Roofline kRoofline = {
+    .flops_per_s = 1e9, .transcendentals_per_s = 1e9, .bytes_per_s = 1e9, .op_overhead_s = 1e-6};
 
 // Four branches p -> broadcast (4 KiB) -> reduce-like slice (64 bytes), all broadcasts first; the sum of the slices is
 // the output. As it came: 4 x 4 KiB; branch by branch one broadcast and slices of 64 bytes.
@@ -87,8 +87,8 @@ std::string ForwardBackward() {
 RecomputeOrderResult Planned(const std::string& bytes, RecomputeOrderChanges changes,
                              std::optional<int64_t> budget_bytes) {
   const AnalyzedModule before = Analyzed(bytes);
-  RecomputeOrderResult result = RecomputeOrder(
-      *before.analysis, {.changes = changes, .budget_bytes = budget_bytes, .roofline = kRoofline});
+  RecomputeOrderResult result =
+      RecomputeOrder(*before.analysis, {.changes = changes, .budget_bytes = budget_bytes, .roofline = kRoofline});
   EXPECT_EQ(result.error, "");
   EXPECT_EQ(result.bytes.empty(), !result.reason.empty());
   EXPECT_EQ(CheckSchedule(result.hlo.program, result.plan.schedule), "");

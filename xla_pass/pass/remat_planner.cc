@@ -2,10 +2,10 @@
 
 #include "planners/coop/planner.h"
 #include "planners/orders/list_scheduler.h"
-#include "program/liveness.h"
 #include "planners/peak/planner.h"
-#include "program/remake_costs.h"
 #include "planners/segments/planner.h"
+#include "program/liveness.h"
+#include "program/remake_costs.h"
 
 namespace coopjax {
 namespace {
@@ -22,7 +22,8 @@ void Measure(const StepProgram& program, int64_t limit_bytes, ModulePlan* plan) 
 
 std::vector<ModulePlan> OwnPlans(const RematTask& task, bool is_large) {
   const StepProgram& program = task.hlo.program;
-  const Schedule order = task.order.empty() ? ScheduleForMemory(program) : Schedule(task.order.begin(), task.order.end());
+  const Schedule order =
+      task.order.empty() ? ScheduleForMemory(program) : Schedule(task.order.begin(), task.order.end());
   const double time_limit_s = task.time_limit_s / 3;
   std::vector<ModulePlan> plans;
   if (!is_large) {

@@ -39,9 +39,9 @@ struct ModulePlan {
 using RematPlanner = std::function<ModulePlan(const RematTask& task)>;
 
 struct RematPlanners {
-  // Null for the core's own: from each order the peak planner's plan, Coop's polished by the peak planner, whose victims
-  // are chosen by recompute cost in an arena with the cheap ranks at one end and the expensive ones at the other, and
-  // the segment planner's.
+  // Null for the core's own: from each order the peak planner's plan, Coop's polished by the peak planner, whose
+  // victims are chosen by recompute cost in an arena with the cheap ranks at one end and the expensive ones at the
+  // other, and the segment planner's.
   RematPlanner given = nullptr;
   bool is_large = false;              // of the core's own the segment planner alone
 

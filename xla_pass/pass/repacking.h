@@ -1,4 +1,5 @@
-// A plan that was carried out in an order of its runs that packs better: what runs, and what reads what, stays as it is.
+// A plan that was carried out in an order of its runs that packs better: what runs, and what reads what, stays as it
+// is.
 #pragma once
 
 #include <optional>

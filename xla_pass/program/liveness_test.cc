@@ -1,7 +1,7 @@
 #include "program/liveness.h"
 
-#include "testing/program_builder.h"
 #include "testing/expect.h"
+#include "testing/program_builder.h"
 
 namespace coopjax {
 namespace {
@@ -20,7 +20,8 @@ TEST(Chain) {
   const ValueId a = builder.Op({.inputs = {x}, .output_bytes = {2}});
   const ValueId b = builder.Op({.inputs = {a}, .output_bytes = {3}});
   builder.Op({.inputs = {b}, .output_bytes = {4}});
-  EXPECT_TRUE((ComputeLiveness(builder.program(), builder.program().schedule).live_bytes == std::vector<int64_t>{2, 5, 7}));
+  EXPECT_TRUE(
+      (ComputeLiveness(builder.program(), builder.program().schedule).live_bytes == std::vector<int64_t>{2, 5, 7}));
   EXPECT_EQ(ComputeLiveness(builder.program(), builder.program().schedule).peak_step, 2);
 }
 
@@ -46,7 +47,8 @@ TEST(InPlaceCountsTheBytesOnce) {
   const ValueId a = builder.Op({.inputs = {x}, .output_bytes = {8}});
   const ValueId w = builder.Op({.inputs = {a}, .output_bytes = {8}, .in_place_of = a});
   builder.Op({.inputs = {w}, .output_bytes = {1}});
-  EXPECT_TRUE((ComputeLiveness(builder.program(), builder.program().schedule).live_bytes == std::vector<int64_t>{8, 8, 9}));
+  EXPECT_TRUE(
+      (ComputeLiveness(builder.program(), builder.program().schedule).live_bytes == std::vector<int64_t>{8, 8, 9}));
 }
 
 TEST(SharesADyingInputOnce) {
@@ -56,7 +58,8 @@ TEST(SharesADyingInputOnce) {
   const ValueId a = builder.Op({.inputs = {x}, .output_bytes = {4}});
   const ValueId b = builder.Op({.inputs = {x}, .output_bytes = {4}});
   builder.Op({.inputs = {a, b}, .output_bytes = {4}, .share = {a, b}});
-  EXPECT_TRUE((ComputeLiveness(builder.program(), builder.program().schedule).live_bytes == std::vector<int64_t>{4, 8, 8}));
+  EXPECT_TRUE(
+      (ComputeLiveness(builder.program(), builder.program().schedule).live_bytes == std::vector<int64_t>{4, 8, 8}));
 }
 
 TEST(OutputsAndParametersTakeNothing) {

@@ -11,8 +11,11 @@ namespace {
 class ChainWalker {
  public:
   ChainWalker(const StepProgram& program, std::span<const OpId> order)
-      : program_(program), made_at_(program.num_values(), -1), read_until_(program.num_values(), -1),
-        overwritten_at_(program.num_values(), std::numeric_limits<Step>::max()), visited_(program.num_ops(), kNoValue) {
+      : program_(program),
+        made_at_(program.num_values(), -1),
+        read_until_(program.num_values(), -1),
+        overwritten_at_(program.num_values(), std::numeric_limits<Step>::max()),
+        visited_(program.num_ops(), kNoValue) {
     may_run_twice_.reserve(program.num_ops());
     for (OpId op = 0; op < program.num_ops(); ++op) may_run_twice_.push_back(MayRunTwice(program, op));
     for (Step t = 0; t < static_cast<Step>(order.size()); ++t) {

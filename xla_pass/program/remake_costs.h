@@ -2,8 +2,8 @@
 //
 // A value is wanted again at the latest where the order reads it last. What is live there, the value itself and its
 // siblings apart, comes for free; the rest of what its op reads has to come back first, ancestor by ancestor, each
-// once. Its recompute cost is the modelled time of all those ops: the rule kChain of planners/coop/recompute_cost.h, for a value
-// that was not held until its last read, while all others were.
+// once. Its recompute cost is the modelled time of all those ops: the rule kChain of planners/coop/recompute_cost.h,
+// for a value that was not held until its last read, while all others were.
 //
 // O(ops) for the live ranges, then O(chain) per value; chains of more than `kLongestChain` ops count as endless.
 #pragma once
@@ -30,8 +30,8 @@ struct RemakeCosts {
 // `order` is a valid schedule without repeats.
 RemakeCosts ComputeRemakeCosts(const StepProgram& program, std::span<const OpId> order);
 
-// The two ends of the arena (planners/coop/arena_groups.h): cheap are the ops whose outputs' bytes rank in the lower half of the
-// budgeted bytes. 1 is expensive, as CoopOptions::op_is_expensive has it.
+// The two ends of the arena (planners/coop/arena_groups.h): cheap are the ops whose outputs' bytes rank in the lower
+// half of the budgeted bytes. 1 is expensive, as CoopOptions::op_is_expensive has it.
 std::vector<uint8_t> ExpensiveOps(const StepProgram& program, const RemakeCosts& costs);
 
 }  // namespace coopjax

@@ -6,8 +6,8 @@
 #include <set>
 
 #include "program/dependences.h"
-#include "testing/program_builder.h"
 #include "testing/expect.h"
+#include "testing/program_builder.h"
 
 namespace coopjax {
 namespace {

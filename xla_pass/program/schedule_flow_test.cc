@@ -1,8 +1,8 @@
 #include "program/schedule_flow.h"
 
 #include "program/dependences.h"
-#include "testing/program_builder.h"
 #include "testing/expect.h"
+#include "testing/program_builder.h"
 
 namespace coopjax {
 namespace {

@@ -1,7 +1,7 @@
 #include "program/step_program.h"
 
-#include "testing/program_builder.h"
 #include "testing/expect.h"
+#include "testing/program_builder.h"
 
 namespace coopjax {
 namespace {
@@ -56,7 +56,8 @@ TEST(RefusesReadsOfOverwrittenStorage) {
   builder.Op({.inputs = {a}, .output_bytes = {8}, .in_place_of = a});
   EXPECT_EQ(CheckProgram(builder.program()), "");
   builder.Op({.inputs = {a}, .output_bytes = {8}});
-  EXPECT_EQ(CheckProgram(builder.program()), "step 2 (op 2) reads or overwrites value 1 after its storage was overwritten");
+  EXPECT_EQ(CheckProgram(builder.program()),
+            "step 2 (op 2) reads or overwrites value 1 after its storage was overwritten");
 }
 
 }  // namespace

@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "python/bindings.h"
 #include "planners/coop/planner.h"
 #include "planners/coop/window_planner.h"
+#include "python/bindings.h"
 
 namespace coopjax::python {
 namespace {
@@ -60,33 +60,37 @@ void BindOptions(nb::module_& m) {
 
 void BindCoop(nb::module_& m) {
   BindOptions(m);
-  m.def("plan_coop", [](const StepProgram& program, Array<int32_t> order, int64_t budget_bytes,
-                        const CoopOptions& options) {
-    const std::vector<int32_t> steps = ToVector<int32_t>(order);
-    CoopResult result;
-    {
-      nb::gil_scoped_release release;
-      result = PlanCoop(program, steps, budget_bytes, options);
-    }
-    return ToDict(result);
-  }, "Coop, DTR or DTE simulated in an arena of the budget's size; see planners/coop/planner.h. `placements` has rows "
-     "(value, step of production, offset), flattened.");
-  m.def("plan_windows", [](const StepProgram& program, Array<int32_t> order, Array<int64_t> offsets,
-                           int64_t budget_bytes) {
-    const std::vector<int32_t> steps = ToVector<int32_t>(order);
-    const std::vector<int64_t> places = ToVector<int64_t>(offsets);
-    WindowResult result;
-    {
-      nb::gil_scoped_release release;
-      result = PlanWindows(program, steps, places, budget_bytes);
-    }
-    nb::dict answer;
-    answer["schedule"] = ToNumpy(result.schedule);
-    answer["is_feasible"] = result.is_feasible;
-    answer["num_windows"] = result.num_windows;
-    answer["num_evicted"] = result.num_evicted;
-    return answer;
-  }, "Coop's windows over given offsets, one per value, -1 for what stays; see window_planner.h.");
+  m.def(
+      "plan_coop",
+      [](const StepProgram& program, Array<int32_t> order, int64_t budget_bytes, const CoopOptions& options) {
+        const std::vector<int32_t> steps = ToVector<int32_t>(order);
+        CoopResult result;
+        {
+          nb::gil_scoped_release release;
+          result = PlanCoop(program, steps, budget_bytes, options);
+        }
+        return ToDict(result);
+      },
+      "Coop, DTR or DTE simulated in an arena of the budget's size; see planners/coop/planner.h. `placements` has rows "
+      "(value, step of production, offset), flattened.");
+  m.def(
+      "plan_windows",
+      [](const StepProgram& program, Array<int32_t> order, Array<int64_t> offsets, int64_t budget_bytes) {
+        const std::vector<int32_t> steps = ToVector<int32_t>(order);
+        const std::vector<int64_t> places = ToVector<int64_t>(offsets);
+        WindowResult result;
+        {
+          nb::gil_scoped_release release;
+          result = PlanWindows(program, steps, places, budget_bytes);
+        }
+        nb::dict answer;
+        answer["schedule"] = ToNumpy(result.schedule);
+        answer["is_feasible"] = result.is_feasible;
+        answer["num_windows"] = result.num_windows;
+        answer["num_evicted"] = result.num_evicted;
+        return answer;
+      },
+      "Coop's windows over given offsets, one per value, -1 for what stays; see window_planner.h.");
 }
 
 }  // namespace coopjax::python

@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "python/parsed_module.h"
 #include "program/step_program.h"
+#include "python/parsed_module.h"
 
 namespace coopjax::python {
 

@@ -1,9 +1,9 @@
 // What several bindings give to Python as a dict.
 #pragma once
 
-#include "python/bindings.h"
-#include "buffers/heap.h"
 #include "bridge/hlo_program.h"
+#include "buffers/heap.h"
+#include "python/bindings.h"
 
 namespace coopjax::python {
 

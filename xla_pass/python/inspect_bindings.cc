@@ -3,10 +3,10 @@
 #include <string>
 #include <vector>
 
-#include "python/bindings.h"
-#include "buffers/heap.h"
 #include "bridge/hlo_program.h"
 #include "bridge/text.h"
+#include "buffers/heap.h"
+#include "python/bindings.h"
 #include "python/parsed_module.h"
 
 namespace coopjax::python {
@@ -53,14 +53,17 @@ void AddBuffers(const HloAnalysis& analysis, nb::dict& fields) {
 }  // namespace
 
 void BindInspect(nb::module_& m) {
-  m.def("inspect_module", [](const ParsedModule& parsed) {
-    const HloAnalysis& analysis = parsed.Analysis();
-    nb::dict fields;
-    fields["module_name"] = ToText(parsed.module->name);
-    AddInstructions(analysis, fields);
-    AddBuffers(analysis, fields);
-    return fields;
-  }, "Instructions by flattened time (id, name, opcode, scope, source, computation), and the buffers' types.");
+  m.def(
+      "inspect_module",
+      [](const ParsedModule& parsed) {
+        const HloAnalysis& analysis = parsed.Analysis();
+        nb::dict fields;
+        fields["module_name"] = ToText(parsed.module->name);
+        AddInstructions(analysis, fields);
+        AddBuffers(analysis, fields);
+        return fields;
+      },
+      "Instructions by flattened time (id, name, opcode, scope, source, computation), and the buffers' types.");
 }
 
 }  // namespace coopjax::python

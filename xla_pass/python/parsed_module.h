@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include "python/bindings.h"
 #include "buffers/analysis.h"
 #include "buffers/heap.h"
 #include "hlo/module.h"
+#include "python/bindings.h"
 
 namespace coopjax::python {
 

@@ -9,16 +9,17 @@
 #include <utility>
 #include <vector>
 
+#include "pass/recompute_order.h"
+#include "program/remake_costs.h"
 #include "python/bindings.h"
 #include "python/fields.h"
 #include "python/parsed_module.h"
-#include "pass/recompute_order.h"
-#include "program/remake_costs.h"
 
 namespace coopjax::python {
 namespace {
 
-// A Python callable (program's fields, order or None, planner, limit_bytes, time_limit_s) -> (schedule, order, planner).
+// A Python callable (program's fields, order or None, planner, limit_bytes, time_limit_s) -> (schedule, order,
+// planner).
 RematPlanner PlannerOf(const nb::object& planner) {
   if (planner.is_none()) return nullptr;
   return [&planner](const RematTask& task) {
@@ -83,39 +84,49 @@ nb::dict ToDict(const RecomputeOrderResult& result) {
 }  // namespace
 
 void BindRecomputeOrder(nb::module_& m) {
-  m.def("remake_costs", [](const StepProgram& program, Array<int32_t> order) {
-    const RemakeCosts costs = ComputeRemakeCosts(program, {order.data(), order.size()});
-    return nb::make_tuple(ToNumpy(costs.seconds), ToNumpy(costs.rank));
-  }, "Seconds to make each value again and its rank by cost per byte; see remake_costs.h.");
-  m.def("recompute_order", [](const ParsedModule& parsed, int changes, std::optional<int64_t> budget_bytes,
-                              std::tuple<double, double, double, double> roofline, std::string kept_scope,
-                              nb::object planner, bool searches_order, double near_smallest, double time_limit_s) {
-    const auto [flops_per_s, transcendentals_per_s, bytes_per_s, op_overhead_s] = roofline;
-    const RecomputeOrderOptions options = {.changes = static_cast<RecomputeOrderChanges>(changes),
-                                           .budget_bytes = budget_bytes,
-                                           .roofline = {flops_per_s, transcendentals_per_s, bytes_per_s, op_overhead_s},
-                                           .kept_scope = std::move(kept_scope),
-                                           .planner = PlannerOf(planner),
-                                           .searches_order = searches_order,
-                                           .near_smallest = near_smallest,
-                                           .time_limit_s = time_limit_s};
-    const HloAnalysis& analysis = parsed.Analysis();
-    const HeapResult& before = parsed.Heap();
-    RecomputeOrderResult result;
-    {
-      nb::gil_scoped_release release;
-      result = RecomputeOrder(analysis, options, before);
-    }
-    if (!result.error.empty()) throw nb::value_error(result.error.c_str());
-    return ToDict(result);
-  }, nb::arg("module"), nb::kw_only(), nb::arg("changes"), nb::arg("budget_bytes").none(), nb::arg("roofline"),
-     nb::arg("kept_scope"), nb::arg("planner").none(), nb::arg("searches_order"), nb::arg("near_smallest"),
-     nb::arg("time_limit_s"), "A module in less memory, by its order and by recomputing; see pass/recompute_order.h.");
-  m.def("least_workspaces", [](const ParsedModule& parsed) {
-    const ProgramReader reader = {};
-    const RematPlanners planners = {};
-    return ToNumpy(InnerPlanner(parsed.Analysis(), reader, planners, Deadline(0)).LeastWorkspaces(/*looks=*/true));
-  }, "A lower bound on the workspace of each of the entry's ops, whatever is planned inside; see inner_planner.h.");
+  m.def(
+      "remake_costs",
+      [](const StepProgram& program, Array<int32_t> order) {
+        const RemakeCosts costs = ComputeRemakeCosts(program, {order.data(), order.size()});
+        return nb::make_tuple(ToNumpy(costs.seconds), ToNumpy(costs.rank));
+      },
+      "Seconds to make each value again and its rank by cost per byte; see remake_costs.h.");
+  m.def(
+      "recompute_order",
+      [](const ParsedModule& parsed, int changes, std::optional<int64_t> budget_bytes,
+         std::tuple<double, double, double, double> roofline, std::string kept_scope, nb::object planner,
+         bool searches_order, double near_smallest, double time_limit_s) {
+        const auto [flops_per_s, transcendentals_per_s, bytes_per_s, op_overhead_s] = roofline;
+        const RecomputeOrderOptions options = {
+            .changes = static_cast<RecomputeOrderChanges>(changes),
+            .budget_bytes = budget_bytes,
+            .roofline = {flops_per_s, transcendentals_per_s, bytes_per_s, op_overhead_s},
+            .kept_scope = std::move(kept_scope),
+            .planner = PlannerOf(planner),
+            .searches_order = searches_order,
+            .near_smallest = near_smallest,
+            .time_limit_s = time_limit_s};
+        const HloAnalysis& analysis = parsed.Analysis();
+        const HeapResult& before = parsed.Heap();
+        RecomputeOrderResult result;
+        {
+          nb::gil_scoped_release release;
+          result = RecomputeOrder(analysis, options, before);
+        }
+        if (!result.error.empty()) throw nb::value_error(result.error.c_str());
+        return ToDict(result);
+      },
+      nb::arg("module"), nb::kw_only(), nb::arg("changes"), nb::arg("budget_bytes").none(), nb::arg("roofline"),
+      nb::arg("kept_scope"), nb::arg("planner").none(), nb::arg("searches_order"), nb::arg("near_smallest"),
+      nb::arg("time_limit_s"), "A module in less memory, by its order and by recomputing; see pass/recompute_order.h.");
+  m.def(
+      "least_workspaces",
+      [](const ParsedModule& parsed) {
+        const ProgramReader reader = {};
+        const RematPlanners planners = {};
+        return ToNumpy(InnerPlanner(parsed.Analysis(), reader, planners, Deadline(0)).LeastWorkspaces(/*looks=*/true));
+      },
+      "A lower bound on the workspace of each of the entry's ops, whatever is planned inside; see inner_planner.h.");
 }
 
 }  // namespace coopjax::python

@@ -28,28 +28,28 @@ struct Registrar {
 
 }  // namespace coopjax::testing
 
-#define TEST(name)                                                                 \
-  static void test_##name();                                                       \
-  static ::coopjax::testing::Registrar registrar_##name(#name, test_##name);       \
+#define TEST(name)                                                           \
+  static void test_##name();                                                 \
+  static ::coopjax::testing::Registrar registrar_##name(#name, test_##name); \
   static void test_##name()
 
-#define EXPECT_TRUE(condition)                                                     \
-  do {                                                                             \
-    if (!(condition)) {                                                            \
-      std::cerr << __FILE__ << ":" << __LINE__ << ": false: " #condition "\n";     \
-      ++::coopjax::testing::Failures();                                            \
-    }                                                                              \
+#define EXPECT_TRUE(condition)                                                 \
+  do {                                                                         \
+    if (!(condition)) {                                                        \
+      std::cerr << __FILE__ << ":" << __LINE__ << ": false: " #condition "\n"; \
+      ++::coopjax::testing::Failures();                                        \
+    }                                                                          \
   } while (0)
 
-#define EXPECT_EQ(actual, expected)                                                \
-  do {                                                                             \
-    const auto actual_value = (actual);                                            \
-    const auto expected_value = (expected);                                        \
-    if (!(actual_value == expected_value)) {                                       \
-      std::cerr << __FILE__ << ":" << __LINE__ << ": " #actual " is " << actual_value \
-                << ", expected " << expected_value << "\n";                        \
-      ++::coopjax::testing::Failures();                                            \
-    }                                                                              \
+#define EXPECT_EQ(actual, expected)                                                                    \
+  do {                                                                                                 \
+    const auto actual_value = (actual);                                                                \
+    const auto expected_value = (expected);                                                            \
+    if (!(actual_value == expected_value)) {                                                           \
+      std::cerr << __FILE__ << ":" << __LINE__ << ": " #actual " is " << actual_value << ", expected " \
+                << expected_value << "\n";                                                             \
+      ++::coopjax::testing::Failures();                                                                \
+    }                                                                                                  \
   } while (0)
 
 int main() {

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "hlo/module.h"
-#include "testing/expect.h"
 #include "hlo/wire.h"
+#include "testing/expect.h"
 
 namespace coopjax::testing {
 

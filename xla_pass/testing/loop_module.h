@@ -37,7 +37,8 @@ inline int64_t AddForwardBackward(HloProtoBuilder& builder, int64_t x) {
 }
 
 // while (x), `num_trips` times, x = forward and backward (x); around it, with `has_around`, the same in the entry:
-// forward, the loop, backward. In `depth` loops, each the body of the next; `num_loops` such loops, one after the other.
+// forward, the loop, backward. In `depth` loops, each the body of the next; `num_loops` such loops, one after the
+// other.
 inline std::string LoopModule(int num_trips, bool has_around = false, int depth = 1, int num_loops = 1) {
   const std::string wide = F32({64, 16}), state = TupleShape({wide});
   HloProtoBuilder builder;
@@ -53,7 +54,8 @@ inline std::string LoopModule(int num_trips, bool has_around = false, int depth 
       const std::string number = std::to_string(i) + "_" + std::to_string(level);
       const int64_t body = builder.Begin("body" + number);
       const int64_t x = builder.Element(wide, builder.Parameter(0, state), 0);
-      const int64_t last = level == 0 ? AddForwardBackward(builder, x) : builder.Add("slice", wide, {add_loop(loops[i], x)});
+      const int64_t last =
+          level == 0 ? AddForwardBackward(builder, x) : builder.Add("slice", wide, {add_loop(loops[i], x)});
       builder.Add("tuple", state, {last});
       loops[i] = {body, builder.Begin("condition" + number)};
       builder.Add("is-finite", F32({}), {builder.Element(wide, builder.Parameter(0, state), 0)});

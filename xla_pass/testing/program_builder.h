@@ -23,7 +23,9 @@ struct OpSpec {
 
 class ProgramBuilder {
  public:
-  ValueId Given(int64_t bytes, ValueKind kind = ValueKind::kParameter) { return AddValue(bytes, kNoOp, kind, kNoValue); }
+  ValueId Given(int64_t bytes, ValueKind kind = ValueKind::kParameter) {
+    return AddValue(bytes, kNoOp, kind, kNoValue);
+  }
 
   // The first output's id; the others follow it.
   ValueId Op(const OpSpec& spec) {
@@ -63,7 +65,8 @@ class ProgramBuilder {
 inline StepProgram ForwardBackwardChain(int num_layers, int64_t bytes) {
   ProgramBuilder builder;
   std::vector<ValueId> forward = {builder.Given(bytes)};
-  for (int i = 1; i <= num_layers; ++i) forward.push_back(builder.Op({.inputs = {forward.back()}, .output_bytes = {bytes}}));
+  for (int i = 1; i <= num_layers; ++i)
+    forward.push_back(builder.Op({.inputs = {forward.back()}, .output_bytes = {bytes}}));
   ValueId cotangent = kNoValue;
   for (int i = num_layers; i >= 1; --i) {
     std::vector<ValueId> inputs = {forward[i - 1], forward[i]};

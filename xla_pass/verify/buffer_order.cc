@@ -19,9 +19,11 @@ constexpr int32_t kNotCalled = -2;
 // Opcodes of which the table of hlo/opcode.h says nothing, and whose outputs are buffers of their own.
 bool MakesOwnBuffers(std::string_view opcode) {
   static const std::unordered_set<std::string_view> names = {
-      "all-gather", "all-to-all", "collective-broadcast", "dynamic-reshape", "get-dimension-size",
-      "infeed", "outfeed", "partition-id", "recv", "reduce-scatter", "replica-id",
-      "rng-get-and-update-state", "send-done"};
+      "all-gather",      "all-to-all",         "collective-broadcast",
+      "dynamic-reshape", "get-dimension-size", "infeed",
+      "outfeed",         "partition-id",       "recv",
+      "reduce-scatter",  "replica-id",         "rng-get-and-update-state",
+      "send-done"};
   return names.contains(opcode);
 }
 
@@ -60,9 +62,7 @@ class BufferOrder {
   ShapeNode Buffer(ShapeNode node) const;
   // Whether the computation is the entry or called from it by a loop, a branch or a call. (Fusions and
   // reducers have no buffers of their own.)
-  bool Runs(int32_t computation) const {
-    return computation == module_.entry || callers_[computation] != kNotCalled;
-  }
+  bool Runs(int32_t computation) const { return computation == module_.entry || callers_[computation] != kNotCalled; }
   static bool IsCall(hlo::Op op) {
     return op == hlo::Op::kWhile || op == hlo::Op::kCall || op == hlo::Op::kConditional || op == hlo::Op::kAsyncStart;
   }
@@ -136,8 +136,8 @@ std::string BufferOrder::CheckComputation(int32_t c) {
   const int32_t root = nodes_.root(c);
   if (std::string fault = CheckReads(root, root, end); !fault.empty()) return fault;
   // A loop's state is read by the body once the condition is through.
-  const bool is_condition = c != module_.entry && nodes_.op(callers_[c]) == hlo::Op::kWhile &&
-                            nodes_.called(callers_[c])[0] != c;
+  const bool is_condition =
+      c != module_.entry && nodes_.op(callers_[c]) == hlo::Op::kWhile && nodes_.called(callers_[c])[0] != c;
   const int32_t state = is_condition ? nodes_.parameter(c, 0) : -1;
   return state < 0 ? "" : CheckReads(state, callers_[c], end);
 }
@@ -167,8 +167,12 @@ void BufferOrder::FindForwarding(int32_t i) {
     }
   };
   switch (nodes_.op(i)) {
-    case hlo::Op::kBitcast: case hlo::Op::kOptimizationBarrier: case hlo::Op::kAddDependency: case hlo::Op::kDomain:
-    case hlo::Op::kAsyncUpdate: case hlo::Op::kAllReduceDone:
+    case hlo::Op::kBitcast:
+    case hlo::Op::kOptimizationBarrier:
+    case hlo::Op::kAddDependency:
+    case hlo::Op::kDomain:
+    case hlo::Op::kAsyncUpdate:
+    case hlo::Op::kAllReduceDone:
       return ForwardTree(to, from);
     case hlo::Op::kGetTupleElement:
       return ForwardTree(to, nodes_.Child(from, instruction(i).tuple_index));
@@ -182,13 +186,16 @@ void BufferOrder::FindForwarding(int32_t i) {
       return ForwardTree(nodes_.Child(to, 0), from);
     case hlo::Op::kRecvDone:
       return ForwardTree(nodes_.Child(to, 0), nodes_.Child(from, 0));
-    case hlo::Op::kAsyncDone: case hlo::Op::kAllGatherDone: case hlo::Op::kCollectivePermuteDone:
+    case hlo::Op::kAsyncDone:
+    case hlo::Op::kAllGatherDone:
+    case hlo::Op::kCollectivePermuteDone:
       return ForwardTree(to, nodes_.Child(from, 1));
-    case hlo::Op::kAsyncStart: case hlo::Op::kAllGatherStart: case hlo::Op::kCollectivePermuteStart: {
+    case hlo::Op::kAsyncStart:
+    case hlo::Op::kAllGatherStart:
+    case hlo::Op::kCollectivePermuteStart: {
       const ShapeNode first = nodes_.Child(to, 0);
       if (first == kNoNode) return;
-      return nodes_.is_tuple(first) && !nodes_.is_tuple(from) ? forward_operands(first)
-                                                                               : ForwardTree(first, from);
+      return nodes_.is_tuple(first) && !nodes_.is_tuple(from) ? forward_operands(first) : ForwardTree(first, from);
     }
     default:
       return;
@@ -292,9 +299,11 @@ ShapeNode BufferOrder::InPlaceOperand(ShapeNode output) const {
     return nodes_.At(nodes_.operands(i)[alias.operand_number], alias.operand_index);
   }
   switch (nodes_.op(i)) {
-    case hlo::Op::kDynamicUpdateSlice: case hlo::Op::kSetDimensionSize:
+    case hlo::Op::kDynamicUpdateSlice:
+    case hlo::Op::kSetDimensionSize:
       return nodes_.OperandNode(i, 0, offset);
-    case hlo::Op::kScatter: case hlo::Op::kAllReduceStart: {
+    case hlo::Op::kScatter:
+    case hlo::Op::kAllReduceStart: {
       // One operand and an array, or n operands and a tuple of n arrays.
       const int32_t num_in_place = nodes_.op(i) == hlo::Op::kScatter ? num_operands / 2 : num_operands;
       if (num_in_place == 1) return nodes_.OperandNode(i, 0, offset);
@@ -302,7 +311,8 @@ ShapeNode BufferOrder::InPlaceOperand(ShapeNode output) const {
     }
     case hlo::Op::kRaggedAllToAll:
       return nodes_.OperandNode(i, 1, offset);
-    case hlo::Op::kCollectivePermute: case hlo::Op::kCollectivePermuteStart: {
+    case hlo::Op::kCollectivePermute:
+    case hlo::Op::kCollectivePermuteStart: {
       if (num_operands != 4) return kNoNode;  // only this form writes into an operand, the second
       const bool is_start = nodes_.op(i) == hlo::Op::kCollectivePermuteStart;
       const ShapeNode target = is_start ? nodes_.Child(nodes_.first(i), 1) : nodes_.first(i);

@@ -212,8 +212,7 @@ TEST(AnAsynchronousCopyReadsUntilItIsDone) {
     const int64_t done = b.Add("copy-done", kArray, {start});
     const int64_t u = is_overwritten ? early : b.Add("dynamic-update-slice", kArray, {a, a});
     b.Add("tuple", kPair, {u, done});
-    const std::string fault =
-        "'copy-done.3' reads 'iota.0' after 'dynamic-update-slice.2' has overwritten its buffer";
+    const std::string fault = "'copy-done.3' reads 'iota.0' after 'dynamic-update-slice.2' has overwritten its buffer";
     EXPECT_EQ(CheckBufferOrder(b.Finish()), is_overwritten ? fault : "");
   }
 }

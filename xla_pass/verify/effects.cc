@@ -19,10 +19,44 @@ void Add(std::initializer_list<std::string_view> names, OpcodeEffects effects, T
 void AddPure(Table* table) {
   const OpcodeEffects pure = {.is_pure = true, .touches_world = false};
   // Number by number, of one operand, of two, of three.
-  Add({"abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "bitcast-convert", "cbrt", "ceil", "convert", "copy",
-       "cosh", "cosine", "count-leading-zeros", "erf", "exponential", "exponential-minus-one", "floor", "imag",
-       "is-finite", "log", "log-plus-one", "logistic", "negate", "not", "popcnt", "real", "reduce-precision",
-       "round-nearest-afz", "round-nearest-even", "rsqrt", "sign", "sine", "sinh", "sqrt", "tan", "tanh"},
+  Add({"abs",
+       "acos",
+       "acosh",
+       "asin",
+       "asinh",
+       "atan",
+       "atanh",
+       "bitcast-convert",
+       "cbrt",
+       "ceil",
+       "convert",
+       "copy",
+       "cosh",
+       "cosine",
+       "count-leading-zeros",
+       "erf",
+       "exponential",
+       "exponential-minus-one",
+       "floor",
+       "imag",
+       "is-finite",
+       "log",
+       "log-plus-one",
+       "logistic",
+       "negate",
+       "not",
+       "popcnt",
+       "real",
+       "reduce-precision",
+       "round-nearest-afz",
+       "round-nearest-even",
+       "rsqrt",
+       "sign",
+       "sine",
+       "sinh",
+       "sqrt",
+       "tan",
+       "tanh"},
       pure, table);
   Add({"add", "and", "atan2", "compare", "complex", "divide", "maximum", "minimum", "mulhi", "multiply", "or", "power",
        "remainder", "shift-left", "shift-right-arithmetic", "shift-right-logical", "stochastic-convert", "subtract",
@@ -117,10 +151,10 @@ ModuleEffects::Facts ModuleEffects::Derive(const hlo::Instruction& instruction, 
   if (shows_operands) {
     for (const int32_t operand : instruction.operands) facts.writes_in_place |= facts_[operand].writes_in_place;
   }
-  facts.is_pure = (EffectsOf(instruction.opcode).is_pure || only_forwards || is_source) && callees.is_pure && !instruction.shape->is_token();
+  facts.is_pure = (EffectsOf(instruction.opcode).is_pure || only_forwards || is_source) && callees.is_pure &&
+                  !instruction.shape->is_token();
   facts.has_effects = callees.has_effects || TouchesWorld(instruction);
-  facts.may_run_twice = facts.is_pure && !facts.has_effects && !is_source &&
-                        (only_forwards || !facts.writes_in_place);
+  facts.may_run_twice = facts.is_pure && !facts.has_effects && !is_source && (only_forwards || !facts.writes_in_place);
   return facts;
 }
 

@@ -41,7 +41,9 @@ class ModuleEffects {
     bool writes_in_place = false;  // the result, or an element of it, is an update of some other array
     bool may_run_twice = false;    // instructions only
   };
-  Facts FactsOf(const hlo::Instruction& instruction) const { return facts_[&instruction - module_.instructions.data()]; }
+  Facts FactsOf(const hlo::Instruction& instruction) const {
+    return facts_[&instruction - module_.instructions.data()];
+  }
   Facts Derive(const hlo::Instruction& instruction, const Facts& callees) const;
 
   const hlo::Module& module_;

@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "hlo/async_distance.h"
-#include "verify/buffer_order.h"
-#include "verify/effects.h"
 #include "hlo/opcode.h"
 #include "hlo/wire.h"
+#include "verify/buffer_order.h"
+#include "verify/effects.h"
 
 namespace coopjax::verify {
 namespace {

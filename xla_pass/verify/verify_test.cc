@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "bridge/transform.h"
 #include "hlo/emit.h"
 #include "testing/expect.h"
 #include "testing/hlo_proto_builder.h"
-#include "bridge/transform.h"
 
 namespace coopjax::verify {
 namespace {
@@ -107,28 +107,28 @@ TEST(AnUntouchedModulePasses) {
 }
 
 TEST(SwappedOperandsAreRefused) {
-  EXPECT_EQ(Mutated({0, 1, 2, 3}, [](auto&, auto& edits, auto&) {
-    std::ranges::reverse(Named(edits, "subtract.11").operand_ids);
-  }),
+  EXPECT_EQ(Mutated({0, 1, 2, 3},
+                    [](auto&, auto& edits, auto&) { std::ranges::reverse(Named(edits, "subtract.11").operand_ids); }),
             "operand 0 of 'subtract.11' is not what 'subtract.11' reads");
-  EXPECT_EQ(Mutated({0, 1, 1, 2, 3}, [](auto&, auto& edits, auto&) {
-    std::ranges::reverse(Named(edits, "fusion.10.coop_remat1").operand_ids);
-  }),
-            "operand 0 of 'fusion.10.coop_remat1' is not what 'fusion.10' reads");
-  EXPECT_EQ(Mutated({0, 1, 2, 3}, [](auto&, auto& edits, auto&) {
-    Named(edits, "subtract.11").operand_ids.pop_back();
-  }),
-            "'subtract.11' has other operands");
+  EXPECT_EQ(
+      Mutated({0, 1, 1, 2, 3}, [](auto&, auto& edits,
+                                  auto&) { std::ranges::reverse(Named(edits, "fusion.10.coop_remat1").operand_ids); }),
+      "operand 0 of 'fusion.10.coop_remat1' is not what 'fusion.10' reads");
+  EXPECT_EQ(
+      Mutated({0, 1, 2, 3}, [](auto&, auto& edits, auto&) { Named(edits, "subtract.11").operand_ids.pop_back(); }),
+      "'subtract.11' has other operands");
 }
 
 TEST(ChangedFieldsAreRefused) {
-  EXPECT_EQ(Mutated({0, 1, 2, 3}, [](auto& module, auto& edits, auto& computation) {
-    for (size_t k = 0; k < edits.size(); ++k) {
-      const hlo::Instruction& old = module.instructions[module.entry_computation().instructions[k]];
-      computation.instructions.push_back(hlo::EmitInstruction(old, edits[k]));
-    }
-    hlo::AppendVarintField(89, 1, &computation.instructions[2]);
-  }), "'exponential.9' differs from 'exponential.9'");
+  EXPECT_EQ(Mutated({0, 1, 2, 3},
+                    [](auto& module, auto& edits, auto& computation) {
+                      for (size_t k = 0; k < edits.size(); ++k) {
+                        const hlo::Instruction& old = module.instructions[module.entry_computation().instructions[k]];
+                        computation.instructions.push_back(hlo::EmitInstruction(old, edits[k]));
+                      }
+                      hlo::AppendVarintField(89, 1, &computation.instructions[2]);
+                    }),
+            "'exponential.9' differs from 'exponential.9'");
 }
 
 TEST(ACloneMustBeOfWhatItSays) {
@@ -144,37 +144,48 @@ TEST(ACloneMustBeOfWhatItSays) {
 }
 
 TEST(ACloneMustHaveAComputationOfItsOwn) {
-  EXPECT_EQ(Mutated({0, 1, 1, 2, 3}, [](auto&, auto& edits, auto&) {
-    Named(edits, "fusion.10.coop_remat1").called_computation_ids = Named(edits, "fusion.10").called_computation_ids;
-  }), "computation 'fused' has the wrong number of callers");
+  EXPECT_EQ(Mutated({0, 1, 1, 2, 3},
+                    [](auto&, auto& edits, auto&) {
+                      Named(edits, "fusion.10.coop_remat1").called_computation_ids =
+                          Named(edits, "fusion.10").called_computation_ids;
+                    }),
+            "computation 'fused' has the wrong number of callers");
 }
 
 TEST(AMissingInstructionIsRefused) {
   EXPECT_EQ(Mutated({0, 1, 2, 3}, [](auto&, auto&, auto& computation) { computation.sequence.pop_back(); }),
             "the schedule of 'main' lacks 'tuple.13'");
-  EXPECT_EQ(Mutated({0, 1, 2, 3}, [](auto& module, auto& edits, auto& computation) {
-    for (size_t k = 0; k < edits.size(); ++k) {  // x's reader aside, drop the exponential and let the output read x
-      const hlo::Instruction& old = module.instructions[module.entry_computation().instructions[k]];
-      if (old.name == "add.12") edits[k].operand_ids[0] = edits[k].operand_ids[1];
-      if (old.name != "exponential.9") computation.instructions.push_back(hlo::EmitInstruction(old, edits[k]));
-    }
-    std::erase(computation.sequence, Named(edits, "exponential.9").id);
-  }), "operand 0 of 'add.12' is not what 'add.12' reads");
+  EXPECT_EQ(Mutated({0, 1, 2, 3},
+                    [](auto& module, auto& edits, auto& computation) {
+                      for (size_t k = 0; k < edits.size();
+                           ++k) {  // x's reader aside, drop the exponential and let the output read x
+                        const hlo::Instruction& old = module.instructions[module.entry_computation().instructions[k]];
+                        if (old.name == "add.12") edits[k].operand_ids[0] = edits[k].operand_ids[1];
+                        if (old.name != "exponential.9")
+                          computation.instructions.push_back(hlo::EmitInstruction(old, edits[k]));
+                      }
+                      std::erase(computation.sequence, Named(edits, "exponential.9").id);
+                    }),
+            "operand 0 of 'add.12' is not what 'add.12' reads");
 }
 
 TEST(IdsOccurOnce) {
-  EXPECT_EQ(Mutated({0, 0, 1, 2, 3}, [](auto&, auto& edits, auto&) {
-    Named(edits, "exponential.9.coop_remat1").id = Named(edits, "exponential.9").id;
-  }), "instruction id " + std::to_string(Step().e) + " occurs twice");
+  EXPECT_EQ(Mutated({0, 0, 1, 2, 3},
+                    [](auto&, auto& edits, auto&) {
+                      Named(edits, "exponential.9.coop_remat1").id = Named(edits, "exponential.9").id;
+                    }),
+            "instruction id " + std::to_string(Step().e) + " occurs twice");
 }
 
 TEST(TheRootAndTheControlPredecessorsStay) {
-  EXPECT_EQ(Mutated({0, 1, 2, 3}, [](auto&, auto& edits, auto& computation) {
-    computation.new_root_id = Named(edits, "add.12").id;
-  }), "the root changed");
-  EXPECT_EQ(Mutated({0, 1, 2, 3}, [](auto&, auto& edits, auto&) {
-    Named(edits, "subtract.11").control_predecessor_ids = {Named(edits, "exponential.9").id};
-  }), "'subtract.11' changed");
+  EXPECT_EQ(Mutated({0, 1, 2, 3},
+                    [](auto&, auto& edits, auto& computation) { computation.new_root_id = Named(edits, "add.12").id; }),
+            "the root changed");
+  EXPECT_EQ(Mutated({0, 1, 2, 3},
+                    [](auto&, auto& edits, auto&) {
+                      Named(edits, "subtract.11").control_predecessor_ids = {Named(edits, "exponential.9").id};
+                    }),
+            "'subtract.11' changed");
 }
 
 TEST(NothingElseInTheModuleChanges) {

@@ -44,9 +44,9 @@ class ExactPlanner:
   - infeasible: no schedule of the class holds the budget; the plan is the heuristics' nearest;
   - unknown: no plan was found, nor that there is none; the plan is the heuristics' nearest.
 
-  ``timed_out`` is 1 if the clock ended the search, ``is_too_large`` if there was none, ``order_bound_s`` bounds the cost
-  of every plan of the class from below, ``heuristic_cost_s`` is what the warm start cost (``inf`` if it did not fit), and
-  ``watched_steps``, ``rounds`` and ``solver_s`` tell what the search took.
+  ``timed_out`` is 1 if the clock ended the search, ``is_too_large`` if there was none, ``order_bound_s`` bounds the
+  cost of every plan of the class from below, ``heuristic_cost_s`` is what the warm start cost (``inf`` if it did not
+  fit), and ``watched_steps``, ``rounds`` and ``solver_s`` tell what the search took.
 
   Attributes:
     solver: solves the relaxations; by default HiGHS.
@@ -62,7 +62,12 @@ class ExactPlanner:
   steps_per_round: int = 6
 
   def plan(
-    self, program: StepProgram, budget_bytes: int, *, time_limit_s: float = 10.0, order: np.ndarray | None = None,
+    self,
+    program: StepProgram,
+    budget_bytes: int,
+    *,
+    time_limit_s: float = 10.0,
+    order: np.ndarray | None = None,
   ) -> PlannerResult:
     """See :class:`coopjax.planners.base.Planner`.
 
@@ -72,8 +77,7 @@ class ExactPlanner:
     if order is not None and len(order) > program.num_ops:
       warm = PlannerResult.of(program, order, "exact", budget_bytes, 0.0, order)
     else:
-      warm = base.get_planner(self.heuristic).plan(
-        program, budget_bytes, time_limit_s=time_limit_s / 2, order=order)
+      warm = base.get_planner(self.heuristic).plan(program, budget_bytes, time_limit_s=time_limit_s / 2, order=order)
     if order is None:
       order = warm.schedule if warm.is_feasible else warm.order
     order = base.first_runs(order)
@@ -83,17 +87,33 @@ class ExactPlanner:
       search.run(start + time_limit_s)
     best = search.best if search.best is not None else warm
     return PlannerResult.of(
-      program, best.schedule, "exact", budget_bytes, time.perf_counter() - start, order,
-      status=STATUSES.index(search.status), timed_out=int(search.timed_out), is_too_large=int(is_too_large),
-      order_bound_s=search.bound_s, heuristic_cost_s=warm.recompute_cost_s if warm.is_feasible else math.inf,
-      watched_steps=len(search.watched), rounds=search.rounds, solver_s=search.solver_s)
+      program,
+      best.schedule,
+      "exact",
+      budget_bytes,
+      time.perf_counter() - start,
+      order,
+      status=STATUSES.index(search.status),
+      timed_out=int(search.timed_out),
+      is_too_large=int(is_too_large),
+      order_bound_s=search.bound_s,
+      heuristic_cost_s=warm.recompute_cost_s if warm.is_feasible else math.inf,
+      watched_steps=len(search.watched),
+      rounds=search.rounds,
+      solver_s=search.solver_s,
+    )
 
 
 class _Search:
   """Relaxations with more and more watched steps, until bound and best plan meet."""
 
   def __init__(
-    self, planner: ExactPlanner, program: StepProgram, budget_bytes: int, order: np.ndarray, warm: PlannerResult,
+    self,
+    planner: ExactPlanner,
+    program: StepProgram,
+    budget_bytes: int,
+    order: np.ndarray,
+    warm: PlannerResult,
   ):
     self._planner, self._program, self._budget_bytes = planner, program, budget_bytes
     self._order = order
@@ -133,8 +153,7 @@ class _Search:
   def _refine(self, deadline: float) -> None:
     self.rounds += 1
     most_s = math.inf if self.best is None else self._below(self.best.recompute_cost_s)
-    model = WatchedModel(
-      self._ordered, self._budget_bytes, self.watched, least_cost_s=self.bound_s, most_cost_s=most_s)
+    model = WatchedModel(self._ordered, self._budget_bytes, self.watched, least_cost_s=self.bound_s, most_cost_s=most_s)
     found = self._solver.solve(model.build(), time_limit_s=max(deadline - time.perf_counter(), 0.0))
     self.solver_s += found.seconds
     known_s = math.inf if self.best is None else self.best.recompute_cost_s
@@ -162,7 +181,8 @@ class _Search:
   def _improve(self, schedule: np.ndarray, deadline: float) -> None:
     """Keeps the relaxed schedule, repaired, if it is the best so far."""
     repaired = PeakPlanner().plan(
-      self._program, self._budget_bytes, time_limit_s=max(deadline - time.perf_counter(), 0.0), order=schedule)
+      self._program, self._budget_bytes, time_limit_s=max(deadline - time.perf_counter(), 0.0), order=schedule
+    )
     is_better = self.best is None or repaired.recompute_cost_s < self.best.recompute_cost_s
     if repaired.is_feasible and is_better:
       self.best = repaired
@@ -225,7 +245,10 @@ def schedule_of(model: WatchedModel, x: np.ndarray) -> np.ndarray:
 
 
 def _latest_stages(
-  ordered: OrderedProgram, stretch: Stretch, chosen: list[int], held: set[int],
+  ordered: OrderedProgram,
+  stretch: Stretch,
+  chosen: list[int],
+  held: set[int],
 ) -> dict[int, int]:
   """Per repeat the stage that it runs in: before its first reader and before its inputs are overwritten."""
   stage, slot = stretch.end

@@ -50,8 +50,10 @@ class OrderedProgram:
       self.overwritten_at[program.value_in_place_of[output]] = self.made_at[output]
     is_overwritten = np.array(self.overwritten_at, int) < self.num_ops
     self.is_tracked = (
-      (program.value_kind == TEMPORARY) & (program.value_producer >= 0)
-      & ((program.value_bytes > max(least_bytes - 1, 0)) | is_overwritten)).tolist()
+      (program.value_kind == TEMPORARY)
+      & (program.value_producer >= 0)
+      & ((program.value_bytes > max(least_bytes - 1, 0)) | is_overwritten)
+    ).tolist()
     self.inputs = [self._tracked(program.inputs(op)) for op in self.order]
     self.outputs = [self._tracked(program.outputs(op)) for op in self.order]
     self.cost_s = program.op_cost_s[order].tolist()
@@ -59,8 +61,12 @@ class OrderedProgram:
     self.may_repeat = [self._may_repeat(op) for op in self.order]
     # From when on an op can't run again because something that nobody makes anew has been overwritten.
     self.last_chance = [
-      min((self.overwritten_at[value] for value in program.inputs(op).tolist() if not self.is_tracked[value]),
-          default=self.num_ops) for op in self.order]
+      min(
+        (self.overwritten_at[value] for value in program.inputs(op).tolist() if not self.is_tracked[value]),
+        default=self.num_ops,
+      )
+      for op in self.order
+    ]
     self.readers: list[list[int]] = [[] for _ in range(program.num_values)]
     for at, values in enumerate(self.inputs):
       for value in values:
@@ -73,11 +79,16 @@ class OrderedProgram:
 
   def shares(self, at: int) -> list[tuple[int, int]]:
     """Pairs (input, output) of the op at ``at`` that may use one buffer."""
-    spoilt, heirs = set(self.overwritten_by(at)), {
-      output for output in self.outputs[at] if self.program.value_in_place_of[output] >= 0}
+    spoilt, heirs = (
+      set(self.overwritten_by(at)),
+      {output for output in self.outputs[at] if self.program.value_in_place_of[output] >= 0},
+    )
     rows = self.program.may_share
-    return [(given, taker) for _, given, taker in rows[rows[:, 0] == self.order[at]].tolist()
-            if self.is_tracked[given] and given not in spoilt and taker not in heirs]
+    return [
+      (given, taker)
+      for _, given, taker in rows[rows[:, 0] == self.order[at]].tolist()
+      if self.is_tracked[given] and given not in spoilt and taker not in heirs
+    ]
 
   def wanted(self, first: int) -> set[int]:
     """Values made before position ``first`` that an op from there on reads, or that can help to make such a value."""
@@ -98,8 +109,10 @@ class OrderedProgram:
     program, outputs = self.program, self.program.outputs(op)
     bases = program.value_in_place_of[outputs]
     return bool(
-      program.op_can_recompute[op] and (program.value_kind[outputs] != OUTPUT).all()
-      and (program.value_kind[bases[bases >= 0]] == TEMPORARY).all())
+      program.op_can_recompute[op]
+      and (program.value_kind[outputs] != OUTPUT).all()
+      and (program.value_kind[bases[bases >= 0]] == TEMPORARY).all()
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +157,13 @@ class WatchedModel:
   """
 
   def __init__(
-    self, ordered: OrderedProgram, budget_bytes: int, watched: list[Step], *, least_cost_s: float, most_cost_s: float,
+    self,
+    ordered: OrderedProgram,
+    budget_bytes: int,
+    watched: list[Step],
+    *,
+    least_cost_s: float,
+    most_cost_s: float,
   ):
     self.ordered, self.stretches = ordered, stretches_of(ordered.num_ops, watched)
     self._scale = _BUDGET_UNITS / max(budget_bytes, 1)
@@ -171,8 +190,11 @@ class WatchedModel:
     builder.variables(len(self._costs), lower=np.array(self._lower), cost=np.array(self._costs))
     starts = np.cumsum([0] + [len(columns) for columns, _, _ in self._rows])
     builder.rows(
-      starts, [column for columns, _, _ in self._rows for column in columns],
-      [value for _, values, _ in self._rows for value in values], upper=[upper for _, _, upper in self._rows])
+      starts,
+      [column for columns, _, _ in self._rows for column in columns],
+      [value for _, values, _ in self._rows for value in values],
+      upper=[upper for _, _, upper in self._rows],
+    )
     return builder.build()
 
   def _variable(self, cost_s: float = 0.0, lower: float = 0.0) -> int:
@@ -213,8 +235,11 @@ class WatchedModel:
     ops |= {ordered.made_at[value] for value in spoilt if ordered.made_at[value] >= stretch.first}
     if stretch.first == stage:
       ops = {at for at in ops if stretch.above < at < slot}
-    return {at: self._variable(ordered.cost_s[at]) for at in sorted(ops)
-            if ordered.may_repeat[at] and ordered.last_chance[at] >= stretch.first}
+    return {
+      at: self._variable(ordered.cost_s[at])
+      for at in sorted(ops)
+      if ordered.may_repeat[at] and ordered.last_chance[at] >= stretch.first
+    }
 
   def _add_watched(self, stretch: Stretch, wanted_after: set[int], spoilt: set[int], sources) -> None:
     ordered, (stage, slot) = self.ordered, stretch.end

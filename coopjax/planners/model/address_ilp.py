@@ -73,8 +73,9 @@ def plan_addresses(program: StepProgram, schedule: np.ndarray, options: AddressO
   for is_fixed, solve in ((True, _solve), (False, _search), (False, _solve)):
     if problem.heap_bytes(packing) > problem.peak_bytes and (fixed or not is_fixed):
       left_s = max(options.time_limit_s - (time.perf_counter() - began), 0.0)
-      found = solve(problem, packing, fixed if is_fixed else {}, dataclasses.replace(options, time_limit_s=left_s / 2),
-                    counters)
+      found = solve(
+        problem, packing, fixed if is_fixed else {}, dataclasses.replace(options, time_limit_s=left_s / 2), counters
+      )
       packing = min(packing, found, key=problem.heap_bytes)
   heap = problem.heap_bytes(packing)
   counters |= {"heap_bytes": heap, "fragmentation": (heap - problem.peak_bytes) / heap if heap else 0.0}
@@ -121,8 +122,11 @@ class _Problem:
     first = np.searchsorted(self.block, np.arange(self.num_blocks))
     if not self.num_blocks:
       return self.lower, self.upper, self.size
-    return (np.minimum.reduceat(self.lower, first), np.maximum.reduceat(self.upper, first),
-            np.maximum.reduceat(self.size, first))
+    return (
+      np.minimum.reduceat(self.lower, first),
+      np.maximum.reduceat(self.upper, first),
+      np.maximum.reduceat(self.size, first),
+    )
 
   def pyramid(self) -> dict[int, int]:
     """Offsets of the stacked blocks."""
@@ -143,9 +147,16 @@ class _Problem:
     is_first = np.zeros(len(self.block), bool)
     is_first[first] = True
     found = pack(
-      self.lower, self.upper, self.size, alignment=self.alignment, fixed_offsets=offsets,
-      same_offset_as=np.where(is_first, -1, first[self.block]), method="search" if effort else "best_fit",
-      effort=effort, time_limit_s=time_limit_s)
+      self.lower,
+      self.upper,
+      self.size,
+      alignment=self.alignment,
+      fixed_offsets=offsets,
+      same_offset_as=np.where(is_first, -1, first[self.block]),
+      method="search" if effort else "best_fit",
+      effort=effort,
+      time_limit_s=time_limit_s,
+    )
     return found.offsets[first]
 
   def pairs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -172,18 +183,32 @@ def _problem(program: StepProgram, schedule: np.ndarray, alignment: int) -> _Pro
   has_bytes = program.value_bytes[values] > 0
   roots = {value: root[value] for value in values[has_bytes].tolist()}
   number = {value: index for index, value in enumerate(sorted(set(roots.values())))}
-  productions = [(value, step, number[roots[value]] if value in roots else -1)
-                 for value, step in zip(values.tolist(), starts.tolist())]
-  rows = [(number[roots[value]], lower, upper, int(program.value_bytes[value]))
-          for value, lower, upper in zip(values.tolist(), starts.tolist(), ends.tolist())
-          if value in roots and lower < upper]
+  productions = [
+    (value, step, number[roots[value]] if value in roots else -1)
+    for value, step in zip(values.tolist(), starts.tolist())
+  ]
+  rows = [
+    (number[roots[value]], lower, upper, int(program.value_bytes[value]))
+    for value, lower, upper in zip(values.tolist(), starts.tolist(), ends.tolist())
+    if value in roots and lower < upper
+  ]
   workspace = program.op_workspace_bytes[schedule]
-  rows += [(len(number) + index, step, step + 1, int(workspace[step]))
-           for index, step in enumerate(np.flatnonzero(workspace).tolist())]
+  rows += [
+    (len(number) + index, step, step + 1, int(workspace[step]))
+    for index, step in enumerate(np.flatnonzero(workspace).tolist())
+  ]
   block, lower, upper, size = np.array(sorted(rows), np.int64).reshape(-1, 4).T
   live = liveness.live_bytes(program, schedule)
-  return _Problem(block, lower, upper, size, productions, len(number) + int((workspace > 0).sum()), alignment,
-                  int(live.max(initial=0)))
+  return _Problem(
+    block,
+    lower,
+    upper,
+    size,
+    productions,
+    len(number) + int((workspace > 0).sum()),
+    alignment,
+    int(live.max(initial=0)),
+  )
 
 
 def _storage(program: StepProgram, schedule: np.ndarray, ends: dict[int, int]) -> dict[int, int]:
@@ -208,14 +233,22 @@ def _storage(program: StepProgram, schedule: np.ndarray, ends: dict[int, int]) -
 
 
 def _search(
-  problem: _Problem, packing: np.ndarray, fixed: dict[int, int], options: AddressOptions, counters: dict[str, float],
+  problem: _Problem,
+  packing: np.ndarray,
+  fixed: dict[int, int],
+  options: AddressOptions,
+  counters: dict[str, float],
 ) -> np.ndarray:
   del packing, counters
   return problem.pack(fixed, _SEARCH_EFFORT, options.time_limit_s)
 
 
 def _solve(
-  problem: _Problem, packing: np.ndarray, fixed: dict[int, int], options: AddressOptions, counters: dict[str, float],
+  problem: _Problem,
+  packing: np.ndarray,
+  fixed: dict[int, int],
+  options: AddressOptions,
+  counters: dict[str, float],
 ) -> np.ndarray:
   """What the ILP finds, from ``packing`` on; ``packing`` itself if it is too large or the time too short."""
   pairs = problem.pairs()
@@ -228,8 +261,7 @@ def _solve(
     return packing
   unit = math.gcd(problem.alignment, *problem.align(problem.size).tolist())
   ilp, start = _ilp(problem, packing, fixed, pairs, unit)
-  result = options.solver.solve(
-    ilp, time_limit_s=options.time_limit_s, relative_gap=_GAP, start=start)
+  result = options.solver.solve(ilp, time_limit_s=options.time_limit_s, relative_gap=_GAP, start=start)
   counters["address_ilps"] += 1
   counters["address_timed_out"] += int(result.status in ("feasible", "timed_out"))
   if result.x is None:
@@ -238,7 +270,11 @@ def _solve(
 
 
 def _ilp(
-  problem: _Problem, packing: np.ndarray, fixed: dict[int, int], pairs: tuple[np.ndarray, ...], unit: int,
+  problem: _Problem,
+  packing: np.ndarray,
+  fixed: dict[int, int],
+  pairs: tuple[np.ndarray, ...],
+  unit: int,
 ) -> tuple[Milp, np.ndarray]:
   """Columns: the heap, the offset of each block, whether ``first`` lies below ``second`` for each pair; and a start."""
   first, second, first_height, second_height = pairs
@@ -251,22 +287,28 @@ def _ilp(
   builder.variables(problem.num_blocks, lower=lower, upper=upper, is_integer=False)
   below = builder.variables(len(first)) + np.arange(len(first))
   blocks = np.arange(problem.num_blocks)
-  builder.rows(2 * np.arange(problem.num_blocks + 1), np.stack([0 * blocks, 1 + blocks], 1).ravel(),
-               np.tile([1.0, -1.0], problem.num_blocks), lower=size)
+  builder.rows(
+    2 * np.arange(problem.num_blocks + 1),
+    np.stack([0 * blocks, 1 + blocks], 1).ravel(),
+    np.tile([1.0, -1.0], problem.num_blocks),
+    lower=size,
+  )
   for low, high, height, sign in ((first, second, first_height, 1), (second, first, second_height, -1)):
     # Above by its height, or anywhere if the pair lies the other way round: then the offsets' bounds say how far.
     height = height // unit
     slack = upper[low] + height - lower[high]
     columns = np.stack([1 + high, 1 + low, below], 1).ravel()
     values = np.stack([np.ones(len(low)), -np.ones(len(low)), -sign * slack], 1).ravel()
-    builder.rows(3 * np.arange(len(low) + 1), columns, values,
-                 lower=height - slack if sign > 0 else height)
+    builder.rows(3 * np.arange(len(low) + 1), columns, values, lower=height - slack if sign > 0 else height)
   start = np.concatenate([[heap], packing // unit, packing[first] < packing[second]]).astype(float)
   return builder.build(), start
 
 
 def _settled(
-  problem: _Problem, offsets: np.ndarray, fixed: dict[int, int], pairs: tuple[np.ndarray, ...],
+  problem: _Problem,
+  offsets: np.ndarray,
+  fixed: dict[int, int],
+  pairs: tuple[np.ndarray, ...],
 ) -> np.ndarray:
   """Blocks in the order that the solver stacked them, each right above those below it: exact, and no higher."""
   settled = np.full(problem.num_blocks, -1, np.int64)

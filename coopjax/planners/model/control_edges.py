@@ -78,8 +78,9 @@ def _update_edges(program: StepProgram, graph: OrderGraph) -> list[tuple[int, in
 
 def _is_update(program: StepProgram, op: int) -> bool:
   outputs = program.outputs(op)
-  return bool((program.value_kind[program.inputs(op)] == PARAMETER).any() and (
-    program.value_kind[outputs] == OUTPUT).all())
+  return bool(
+    (program.value_kind[program.inputs(op)] == PARAMETER).any() and (program.value_kind[outputs] == OUTPUT).all()
+  )
 
 
 def _generator_edges(graph: OrderGraph) -> list[tuple[int, int]]:
@@ -116,8 +117,7 @@ def with_edges(program: StepProgram, schedule: np.ndarray, edges: list[tuple[int
     rows[after].append(before)
   offsets = np.cumsum([0, *(len(row) for row in rows)], dtype=np.int32)
   items = np.array([op for row in rows for op in row], np.int32)
-  return dataclasses.replace(
-    program, op_control=(offsets, items), schedule=_stable_order(program, schedule, edges))
+  return dataclasses.replace(program, op_control=(offsets, items), schedule=_stable_order(program, schedule, edges))
 
 
 def _stable_order(program: StepProgram, schedule: np.ndarray, edges: list[tuple[int, int]]) -> np.ndarray:

@@ -90,9 +90,14 @@ def order_graph(program: StepProgram, schedule: np.ndarray, begin: int = 0, end:
   step_of[schedule] = np.arange(program.num_ops)
   values, held_bytes = _values(program, _Window(local, ancestors, step_of, begin, begin + len(ops)))
   return OrderGraph(
-    ops=tuple(ops), predecessors=predecessors, ancestors=tuple(ancestors),
-    workspace=tuple(int(program.op_workspace_bytes[op]) for op in ops), values=tuple(values),
-    shares=tuple(_shares(program, local, values, ancestors)), held_bytes=held_bytes)
+    ops=tuple(ops),
+    predecessors=predecessors,
+    ancestors=tuple(ancestors),
+    workspace=tuple(int(program.op_workspace_bytes[op]) for op in ops),
+    values=tuple(values),
+    shares=tuple(_shares(program, local, values, ancestors)),
+    held_bytes=held_bytes,
+  )
 
 
 def _reduced(edges: list[list[int]]) -> tuple[tuple[tuple[int, ...], ...], list[int]]:

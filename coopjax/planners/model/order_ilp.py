@@ -85,8 +85,12 @@ class OrderIlp:
   def num_entries(self) -> int:
     """About how many coefficients the problem has, known before it is built."""
     num_ran = int(self._column[-1])
-    spans = sum(int(self._alap[reader] + 1 - self._earliest(entry)) for entry in self._graph.values
-                for reader in entry.last_readers if len(entry.last_readers) > 1)
+    spans = sum(
+      int(self._alap[reader] + 1 - self._earliest(entry))
+      for entry in self._graph.values
+      for reader in entry.last_readers
+      if len(entry.last_readers) > 1
+    )
     return 3 * spans + num_ran * 5
 
   def build(self) -> Milp:
@@ -167,7 +171,11 @@ class OrderIlp:
     self._add_ran(rows, held, op, 1, -size)
 
   def _add_value(
-    self, builder: MilpBuilder, memory: "_Rows", held: np.ndarray, entry: OrderValue,
+    self,
+    builder: MilpBuilder,
+    memory: "_Rows",
+    held: np.ndarray,
+    entry: OrderValue,
   ) -> tuple[int, np.ndarray]:
     """Bytes of one value; returns the first column of its ``live`` and the timesteps these stand for."""
     if len(entry.last_readers) > 1:
@@ -184,7 +192,11 @@ class OrderIlp:
     return 0, np.empty(0, np.int64)
 
   def _add_live(
-    self, builder: MilpBuilder, memory: "_Rows", held: np.ndarray, entry: OrderValue,
+    self,
+    builder: MilpBuilder,
+    memory: "_Rows",
+    held: np.ndarray,
+    entry: OrderValue,
   ) -> tuple[int, np.ndarray]:
     readers = list(entry.last_readers)
     certain = int(self._alap[entry.producer]) if entry.producer >= 0 else 0, int(self._asap[readers].max()) + 1
@@ -195,8 +207,9 @@ class OrderIlp:
     first = builder.variables(len(times), is_integer=False)
     columns = first + np.arange(len(times))
     memory.add(times, columns, entry.size)
-    made, is_made = self._ran(entry.producer, times) if entry.producer >= 0 else (
-      np.full(len(times), -1), np.ones(len(times)))
+    made, is_made = (
+      self._ran(entry.producer, times) if entry.producer >= 0 else (np.full(len(times), -1), np.ones(len(times)))
+    )
     for reader in readers:
       read, is_read = self._ran(reader, times - 1)
       matters = np.flatnonzero((is_read == 0) & ((made >= 0) | (is_made > 0)))
@@ -305,7 +318,12 @@ class _Rows:
     self.add(rows, columns[rows], coefficient)
 
   def build(
-    self, builder: MilpBuilder, *, lower: ArrayLike = -np.inf, upper: ArrayLike = np.inf, scale: float = 1.0,
+    self,
+    builder: MilpBuilder,
+    *,
+    lower: ArrayLike = -np.inf,
+    upper: ArrayLike = np.inf,
+    scale: float = 1.0,
   ) -> None:
     """Adds them; there are as many as there are limits. Entries of one column in one row add up."""
     count = next(np.size(limits) for limits in (lower, upper) if np.ndim(limits))

@@ -74,7 +74,12 @@ class ModelPlanner:
       raise ValueError(f"relative_gap={self.relative_gap}: need a share below 1")
 
   def plan(
-    self, program: StepProgram, budget_bytes: int, *, time_limit_s: float = 10.0, order: np.ndarray | None = None,
+    self,
+    program: StepProgram,
+    budget_bytes: int,
+    *,
+    time_limit_s: float = 10.0,
+    order: np.ndarray | None = None,
   ) -> PlannerResult:
     """See :class:`coopjax.planners.base.Planner`; ``order`` is one more to start from.
 
@@ -87,12 +92,19 @@ class ModelPlanner:
     peak), ``address_ilps`` and ``address_timed_out``.
     """
     began = time.perf_counter()
-    restricted = add_control_edges(
-      program, updates_early=self.updates_early, generators_late=self.generators_late)
+    restricted = add_control_edges(program, updates_early=self.updates_early, generators_late=self.generators_late)
     solver = self.solver or default_solver()
     options = OrderOptions(
-      self.horizon, self.relative_gap, self.cuts, self.max_branches, self.anneals, self.window_ops, self.max_windows,
-      self.max_entries, solver)
+      self.horizon,
+      self.relative_gap,
+      self.cuts,
+      self.max_branches,
+      self.anneals,
+      self.window_ops,
+      self.max_windows,
+      self.max_entries,
+      solver,
+    )
     search = OrderSearch(program, restricted, options, began + time_limit_s * (1 - _ADDRESS_SHARE * self.places))
     search.run(order)
     counters, placements = search.counters(), None
@@ -102,5 +114,6 @@ class ModelPlanner:
       addresses = plan_addresses(program, search.order, address_options)
       placements, counters = addresses.placements, counters | addresses.counters
     result = PlannerResult.of(
-      program, search.order, "model", budget_bytes, time.perf_counter() - began, search.order, **counters)
+      program, search.order, "model", budget_bytes, time.perf_counter() - began, search.order, **counters
+    )
     return dataclasses.replace(result, placements=placements)

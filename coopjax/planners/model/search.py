@@ -61,7 +61,8 @@ class OrderSearch:
     self._rank = self._rank_of(self.order)
     self.bound_bytes = int(_core.lower_bound(program.core)[0])
     self._counters: dict[str, float] = dict.fromkeys(
-      ("cuts", "branches", "ilps", "ilp_seconds", "ilp_too_large", "ilp_timed_out", "fell_back"), 0)
+      ("cuts", "branches", "ilps", "ilp_seconds", "ilp_too_large", "ilp_timed_out", "fell_back"), 0
+    )
 
   def run(self, order: np.ndarray | None) -> None:
     """Heuristics, then the ILP, then windows, each while the gap is open and time is left."""
@@ -80,8 +81,12 @@ class OrderSearch:
 
   def counters(self) -> dict[str, float]:
     """See :class:`coopjax.planners.model.planner.ModelPlanner`."""
-    return {**self._counters, "bound_bytes": self.bound_bytes, "is_proven": int(self._is_proven()),
-            "gap": 1 - self.bound_bytes / self.peak_bytes if self.peak_bytes else 0.0}
+    return {
+      **self._counters,
+      "bound_bytes": self.bound_bytes,
+      "is_proven": int(self._is_proven()),
+      "gap": 1 - self.bound_bytes / self.peak_bytes if self.peak_bytes else 0.0,
+    }
 
   def _rank_of(self, order: np.ndarray) -> tuple[int, int]:
     live = _core.live_bytes(self._program.core, order)
@@ -172,8 +177,13 @@ class OrderSearch:
 
   def _cut(self, program: StepProgram, order: np.ndarray, **options) -> "_core.OrderCutResult":
     found = _core.reorder_by_cuts(
-      program.core, order, relative_gap=self._options.relative_gap, bound_bytes=self.bound_bytes,
-      time_limit_s=self._left_s() / 2, **options)
+      program.core,
+      order,
+      relative_gap=self._options.relative_gap,
+      bound_bytes=self.bound_bytes,
+      time_limit_s=self._left_s() / 2,
+      **options,
+    )
     self._counters["cuts"] += found["num_cuts"]
     return found
 
@@ -208,7 +218,12 @@ class OrderSearch:
         size *= 2
 
   def _solve(
-    self, ilp: OrderIlp, ops: tuple[int, ...], start: np.ndarray, time_limit_s: float, begin: int = 0,
+    self,
+    ilp: OrderIlp,
+    ops: tuple[int, ...],
+    start: np.ndarray,
+    time_limit_s: float,
+    begin: int = 0,
   ) -> tuple[str, int]:
     """Solves one ILP and takes what it finds; its status and, in bytes, its bound."""
     if ilp.num_entries > self._options.max_entries:
@@ -216,7 +231,8 @@ class OrderSearch:
       return "too_large", 0
     problem = ilp.build()
     result = self._options.solver.solve(
-      problem, time_limit_s=time_limit_s, relative_gap=self._options.relative_gap, start=ilp.start_of(start))
+      problem, time_limit_s=time_limit_s, relative_gap=self._options.relative_gap, start=ilp.start_of(start)
+    )
     self._counters["ilps"] += 1
     self._counters["ilp_seconds"] += result.seconds
     self._counters["ilp_timed_out"] += int(result.status in ("feasible", "timed_out"))

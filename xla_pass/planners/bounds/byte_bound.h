@@ -1,4 +1,5 @@
-// Bytes that no schedule avoids, in any order and with any repeats: ComputeLowerBound's (program/liveness.h), and two more.
+// Bytes that no schedule avoids, in any order and with any repeats: ComputeLowerBound's (program/liveness.h), and two
+// more.
 //
 //  * At the first run of an op, whatever is read later and can't be made again by then, or only from what is held in
 //    its place, takes its bytes next to the op's working set: a minimum cut (FirstRunCut, at a price that only bytes

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "testing/program_builder.h"
 #include "testing/expect.h"
+#include "testing/program_builder.h"
 
 namespace coopjax {
 namespace {
@@ -32,7 +32,8 @@ TEST(TheFirstOfTwoHoldsWhatTheOtherReads) {
   EXPECT_EQ(pair.Bytes(), 23);
 }
 
-// b reads a narrow copy (4 bytes) of v: next to it, a takes 10 + 3 + 4, but while it was made u and v were there, 10 + 4
+// b reads a narrow copy (4 bytes) of v: next to it, a takes 10 + 3 + 4, but while it was made u and v were there, 10 +
+// 4
 // + 10. Made after a, it holds v next to a: 10 + 3 + 10.
 TEST(WhatCanBeMadeAgainIsHeldOrWhatItIsMadeFrom) {
   Pair pair;

@@ -3,10 +3,10 @@
 #include <cmath>
 
 #include "planners/orders/list_scheduler.h"
-#include "program/liveness.h"
 #include "planners/peak/planner.h"
-#include "testing/program_builder.h"
+#include "program/liveness.h"
 #include "testing/expect.h"
+#include "testing/program_builder.h"
 
 namespace coopjax {
 namespace {

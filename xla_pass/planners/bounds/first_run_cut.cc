@@ -163,7 +163,8 @@ FirstRunCut::Line FirstRunCut::Cut(double price, double cost_weight) const {
     if (network.IsOnSourceSide(remake.node)) line.cost_s += remake.cost_s;
   }
   for (const Hold& hold : holds_) {
-    if (hold.bytes > 0 && network.IsOnSourceSide(hold.from) && !network.IsOnSourceSide(hold.to)) line.bytes += hold.bytes;
+    if (hold.bytes > 0 && network.IsOnSourceSide(hold.from) && !network.IsOnSourceSide(hold.to))
+      line.bytes += hold.bytes;
   }
   return line;
 }

@@ -1,12 +1,12 @@
-// The choice that one op's first run forces: which values to hold across it and which to make after it. planners/bounds/cost_bound.h
-// has the argument.
+// The choice that one op's first run forces: which values to hold across it and which to make after it.
+// planners/bounds/cost_bound.h has the argument.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
-#include "program/dependences.h"
 #include "base/min_cut.h"
+#include "program/dependences.h"
 #include "program/step_program.h"
 
 namespace coopjax {

@@ -1,8 +1,9 @@
+#include "planners/coop/cost_density.h"
+
 #include <vector>
 
-#include "planners/coop/cost_density.h"
-#include "testing/program_builder.h"
 #include "testing/expect.h"
+#include "testing/program_builder.h"
 
 namespace coopjax {
 namespace {

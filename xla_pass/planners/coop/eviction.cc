@@ -123,8 +123,7 @@ ValueId CoopEviction::CheapestValue(bool spares_reserved) {
     const Arena::Piece& piece = arena.piece(id);
     if (!memory_.IsEvictable(piece.owner, spares_reserved)) continue;
     ++counters_.scanned;
-    const double size =
-        static_cast<double>(options_.eviction == EvictionRule::kDte ? SizeWithHoles(id) : piece.bytes);
+    const double size = static_cast<double>(options_.eviction == EvictionRule::kDte ? SizeWithHoles(id) : piece.bytes);
     if (options_.reuses_costs && cost_.AtLeast(piece.owner) / size >= best) continue;
     const double cost = cost_.Of(piece.owner) / size;
     if (cost >= best) continue;

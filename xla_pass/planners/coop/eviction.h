@@ -5,9 +5,9 @@
 #include <span>
 
 #include "planners/coop/arena_groups.h"
+#include "planners/coop/eviction_cost.h"
 #include "planners/coop/memory.h"
 #include "planners/coop/options.h"
-#include "planners/coop/eviction_cost.h"
 
 namespace coopjax {
 

@@ -1,7 +1,7 @@
 #include "planners/coop/eviction.h"
 
-#include "testing/program_builder.h"
 #include "testing/expect.h"
+#include "testing/program_builder.h"
 
 namespace coopjax {
 namespace {
@@ -29,9 +29,7 @@ struct Full {
     for (double seconds : {1, 3, 2}) builder.Op({.inputs = {x}, .output_bytes = {10}, .cost_s = seconds});
     return builder.program();
   }
-  bool Allocates(int64_t bytes) {
-    return eviction.Allocate(bytes, CostClass::kExpensive, kNew) != Arena::kNoPiece;
-  }
+  bool Allocates(int64_t bytes) { return eviction.Allocate(bytes, CostClass::kExpensive, kNew) != Arena::kNoPiece; }
   bool Holds(ValueId v) const { return memory.has_piece(v); }
 
   CoopOptions options;

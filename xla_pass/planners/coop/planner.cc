@@ -6,10 +6,10 @@
 #include "planners/coop/arena.h"
 #include "planners/coop/cost_density.h"
 #include "planners/coop/eviction.h"
-#include "planners/coop/memory.h"
-#include "program/dependences.h"
 #include "planners/coop/eviction_cost.h"
+#include "planners/coop/memory.h"
 #include "planners/coop/residency.h"
+#include "program/dependences.h"
 
 namespace coopjax {
 namespace {
@@ -250,9 +250,8 @@ class Simulation {
       if (share.output != w) continue;
       const bool may_go = residency_.reads_left(v) == 0 ||
                           (sharing_[op] == Sharing::kFirstGivesUp && residency_.CanRemake(v) && !memory_.is_bound(v));
-      if (residency_.is_resident(v) && may_go &&
-          memory_.num_pins(v) == 1 && !memory_.is_reserved(v) && program_.takes_budget(w) &&
-          program_.value_bytes[w] <= program_.value_bytes[v] &&
+      if (residency_.is_resident(v) && may_go && memory_.num_pins(v) == 1 && !memory_.is_reserved(v) &&
+          program_.takes_budget(w) && program_.value_bytes[w] <= program_.value_bytes[v] &&
           options_.IsSmall(program_.value_bytes[w]) == options_.IsSmall(program_.value_bytes[v])) {
         passed_over_.insert(passed_over_.end(), passed.begin(), passed.end());
         return v;
@@ -271,8 +270,8 @@ class Simulation {
   }
 
   void ReleaseIfDead(ValueId v) {
-    if (residency_.reads_left(v) > 0 || memory_.is_pinned(v) || memory_.is_reserved(v) ||
-        !residency_.is_resident(v) || !program_.takes_budget(v)) {
+    if (residency_.reads_left(v) > 0 || memory_.is_pinned(v) || memory_.is_reserved(v) || !residency_.is_resident(v) ||
+        !program_.takes_budget(v)) {
       return;
     }
     const Step need = cost_.NextNeedStep(v);

@@ -111,9 +111,12 @@ double RecomputeCost::Chain(ValueId v) {
 double RecomputeCost::Seconds(ValueId v) {
   may_have_dropped_[v] = 0;
   switch (rule_) {
-    case CostRule::kOwn: return program_.op_cost_s[program_.value_producer[v]];
-    case CostRule::kNeighbours: return Neighbours(v);
-    case CostRule::kChain: return Chain(v);
+    case CostRule::kOwn:
+      return program_.op_cost_s[program_.value_producer[v]];
+    case CostRule::kNeighbours:
+      return Neighbours(v);
+    case CostRule::kChain:
+      return Chain(v);
   }
   return 0;
 }

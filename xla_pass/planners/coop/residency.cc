@@ -81,7 +81,8 @@ void Residency::Want(OpId op) {
     for (ValueId u : program_.op_inputs[maker]) {
       const bool was_wanted = IsWanted(u);
       ++num_wanting_[u];
-      if (!was_wanted && IsWanted(u) && program_.value_producer[u] != kNoOp) wanted.push_back(program_.value_producer[u]);
+      if (!was_wanted && IsWanted(u) && program_.value_producer[u] != kNoOp)
+        wanted.push_back(program_.value_producer[u]);
     }
   }
 }
@@ -95,7 +96,8 @@ void Residency::Unwant(OpId op) {
     for (ValueId u : program_.op_inputs[maker]) {
       const bool was_wanted = IsWanted(u);
       if (--num_wanting_[u] == 0 && is_resident_[u]) former_sources_.push_back(u);
-      if (was_wanted && !IsWanted(u) && program_.value_producer[u] != kNoOp) unwanted.push_back(program_.value_producer[u]);
+      if (was_wanted && !IsWanted(u) && program_.value_producer[u] != kNoOp)
+        unwanted.push_back(program_.value_producer[u]);
     }
   }
 }

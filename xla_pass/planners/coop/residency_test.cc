@@ -1,7 +1,7 @@
 #include "planners/coop/residency.h"
 
-#include "testing/program_builder.h"
 #include "testing/expect.h"
+#include "testing/program_builder.h"
 
 namespace coopjax {
 namespace {
@@ -63,8 +63,10 @@ TEST(IncrementalAnswersAreThoseOfASearch) {
       for (ValueId v : program.op_inputs[op]) state.CountRead(v);
       for (ValueId v = 0; v < program.num_values(); ++v) {
         if (state.is_made(v) && random() % 4 == 0) {
-          if (state.is_resident(v) && program.value_producer[v] != kNoOp) state.SetEvicted(v);
-          else if (!state.is_resident(v) && state.CanRemake(v)) state.SetResident(v);
+          if (state.is_resident(v) && program.value_producer[v] != kNoOp)
+            state.SetEvicted(v);
+          else if (!state.is_resident(v) && state.CanRemake(v))
+            state.SetResident(v);
         }
       }
       // By definition, values in the order they are made: inputs come before outputs.

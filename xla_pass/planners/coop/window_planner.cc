@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "base/stopwatch.h"
+#include "planners/coop/window_search.h"
 #include "planners/moves/drop_moves.h"
 #include "planners/moves/editable_schedule.h"
 #include "planners/moves/excess_curve.h"
 #include "planners/moves/lowering.h"
-#include "planners/coop/window_search.h"
 
 namespace coopjax {
 namespace {

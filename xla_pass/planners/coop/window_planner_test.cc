@@ -5,8 +5,8 @@
 #include <random>
 
 #include "program/liveness.h"
-#include "testing/program_builder.h"
 #include "testing/expect.h"
+#include "testing/program_builder.h"
 
 namespace coopjax {
 namespace {
@@ -64,9 +64,7 @@ TEST(NeighbourhoodDecides) {
   EXPECT_TRUE(result.schedule == WithRepeats({0}));
 }
 
-TEST(AHoleBetweenNeighboursPartsNobody) {
-  EXPECT_EQ(Plan({-1, 40, 8, 32, 48, 64, -1}, 25).num_evicted, 2);
-}
+TEST(AHoleBetweenNeighboursPartsNobody) { EXPECT_EQ(Plan({-1, 40, 8, 32, 48, 64, -1}, 25).num_evicted, 2); }
 
 TEST(ValuesWithoutAPlaceStay) {
   const WindowResult result = Plan({-1, -1, -1, -1, 16, 24, -1}, 25);

@@ -105,7 +105,10 @@ TEST(FindsTheCheapestOfAllWindows) {
       piece.cost = std::isfinite(piece.cost) ? piece.cost * (random() % 4) / 4 : 1;
       ++num_bounds;
     }
-    WindowSearch search(bounds, bytes, [&](size_t i) { ++num_asked; return pieces[i].cost; });
+    WindowSearch search(bounds, bytes, [&](size_t i) {
+      ++num_asked;
+      return pieces[i].cost;
+    });
     const auto by_bounds = search.Cheapest(groups);
     EXPECT_EQ(by_bounds ? by_bounds->cost : kInfinite, expected);
   }

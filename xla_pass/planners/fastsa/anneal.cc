@@ -8,9 +8,9 @@
 
 #include "base/stopwatch.h"
 #include "planners/fastsa/best.h"
+#include "planners/fastsa/node_groups.h"
 #include "planners/fastsa/state.h"
 #include "program/liveness.h"
-#include "planners/fastsa/node_groups.h"
 
 namespace coopjax {
 namespace {
@@ -26,9 +26,7 @@ class Random {
       *state = mixed ^ (mixed >> 31);
     }
   }
-  int32_t Below(int32_t limit) {
-    return static_cast<int32_t>(((Next() >> 32) * static_cast<uint64_t>(limit)) >> 32);
-  }
+  int32_t Below(int32_t limit) { return static_cast<int32_t>(((Next() >> 32) * static_cast<uint64_t>(limit)) >> 32); }
   // In (0, 1].
   double Share() { return static_cast<double>((Next() >> 11) + 1) * 0x1.0p-53; }
 
@@ -164,8 +162,12 @@ bool Stage::Accept(const Mutation& mutation, double temperature, Random* random)
 class Annealer {
  public:
   Annealer(const StepProgram& program, int64_t budget_bytes, const AnnealOptions& options)
-      : program_(program), budget_bytes_(budget_bytes), options_(options), random_(options.seed),
-        deadline_(options.time_limit_s), target_bytes_(std::max(budget_bytes, ComputeLowerBound(program).bytes)) {}
+      : program_(program),
+        budget_bytes_(budget_bytes),
+        options_(options),
+        random_(options.seed),
+        deadline_(options.time_limit_s),
+        target_bytes_(std::max(budget_bytes, ComputeLowerBound(program).bytes)) {}
 
   AnnealResult Run(std::span<const OpId> start);
 
@@ -229,11 +231,10 @@ void Annealer::Keep(Schedule schedule) {
 
 Schedule Annealer::BothStages(std::span<const OpId> start, const Attempt& attempt) {
   const int64_t most_members = std::max<int64_t>(int64_t{1} << 18, 4 * static_cast<int64_t>(start.size()));
-  const GroupedOrder grouped = attempt.group ? GroupNodes(program_, start, most_members)
-                                             : GroupedOrder{singles_, {start.begin(), start.end()}};
+  const GroupedOrder grouped =
+      attempt.group ? GroupNodes(program_, start, most_members) : GroupedOrder{singles_, {start.begin(), start.end()}};
   Stage stage(grouped.nodes, grouped.order, Setting(grouped.order.size(), true, attempt.stage1_share));
-  const Cooling cooling = {attempt.start_temperature * stage.objective(), options_.cooling,
-                           options_.stage1_iterations};
+  const Cooling cooling = {attempt.start_temperature * stage.objective(), options_.cooling, options_.stage1_iterations};
   stage.Run(cooling, &random_, &result_.counters);
   result_.timed_out |= stage.timed_out();
   if (result_.counters.num_groups == 0) result_.counters.num_groups = static_cast<int32_t>(grouped.order.size());

@@ -4,9 +4,9 @@
 // The sequence lies in a row of mostly empty slots. A mutation adds a node to an empty slot, removes one, or
 // rotates one to an empty slot; one that keeps the sequence valid is accepted by Metropolis' rule on
 //   f = max(budget, peak) * cost.
-// Stage 1 anneals grouped nodes (planners/fastsa/node_groups.h) and stops as soon as the budget is met; stage 2 takes the
-// groups apart and removes what they compute for nothing, from the temperature that stage 1 would end at.
-// (From the one it was stopped at, stage 2 trades bytes for cost and leaves the budget for good.)
+// Stage 1 anneals grouped nodes (planners/fastsa/node_groups.h) and stops as soon as the budget is met; stage 2 takes
+// the groups apart and removes what they compute for nothing, from the temperature that stage 1 would end at. (From the
+// one it was stopped at, stage 2 trades bytes for cost and leaves the budget for good.)
 //
 // What the paper leaves open and is chosen here: the three kinds of mutation are equally likely; the outcome
 // is the best sequence seen (feasible before cheap before small), not the last. What differs:
@@ -30,21 +30,21 @@
 namespace coopjax {
 
 struct AnnealOptions {
-  bool group = true;                        // stage 1 on grouped nodes rather than on ops
-  bool retry_ungrouped = true;              // both stages again on ops if groups miss the budget
-  bool order_only = false;                  // rotate only: an order without repeats of small peak
+  bool group = true;  // stage 1 on grouped nodes rather than on ops
+  bool retry_ungrouped = true;  // both stages again on ops if groups miss the budget
+  bool order_only = false;  // rotate only: an order without repeats of small peak
   uint64_t seed = 0;
-  int64_t num_slots = int64_t{1} << 20;     // rounded up to a power of two of at least 4 per step
-  int64_t stage1_iterations = 20'000'000;   // at most; 0: stage 2 alone
+  int64_t num_slots = int64_t{1} << 20;  // rounded up to a power of two of at least 4 per step
+  int64_t stage1_iterations = 20'000'000;  // at most; 0: stage 2 alone
   int64_t stage2_iterations = 2'000'000;
-  double start_temperature = 1e-3;          // of the first stage, over its initial objective
-  double cooling = 1e-4;                    // a stage's last temperature over its first
+  double start_temperature = 1e-3;  // of the first stage, over its initial objective
+  double cooling = 1e-4;  // a stage's last temperature over its first
   double time_limit_s = 10;
 };
 
 struct AnnealCounters {
-  int64_t tried = 0;       // mutations proposed
-  int64_t legal = 0;       // that would have kept the sequence valid
+  int64_t tried = 0;  // mutations proposed
+  int64_t legal = 0;  // that would have kept the sequence valid
   int64_t accepted = 0;
   int32_t num_groups = 0;  // nodes of stage 1 (0: it did not run)
 };

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "program/liveness.h"
-#include "testing/program_builder.h"
 #include "testing/expect.h"
+#include "testing/program_builder.h"
 
 namespace coopjax {
 namespace {

@@ -26,7 +26,9 @@ enum class Tracking : uint8_t { kNone, kBytesOnly, kFull };
 class InnerBytes {
  public:
   explicit InnerBytes(const StepProgram& program)
-      : program_(program), touches_(OpTouches(program)), live_until_(program.num_values(), 0),
+      : program_(program),
+        touches_(OpTouches(program)),
+        live_until_(program.num_values(), 0),
         made_in_(program.num_values(), -1) {}
 
   int64_t PeakOf(std::span<const OpId> members) {
@@ -74,14 +76,20 @@ class InnerBytes {
 class NodeBuilder {
  public:
   NodeBuilder(const StepProgram& program, NodeGraph* graph)
-      : program_(program), graph_(graph), op_touches_(OpTouches(program)), ticks_(CostTicks(program)),
-        inner_bytes_(program), tracking_(program.num_values(), Tracking::kNone),
+      : program_(program),
+        graph_(graph),
+        op_touches_(OpTouches(program)),
+        ticks_(CostTicks(program)),
+        inner_bytes_(program),
+        tracking_(program.num_values(), Tracking::kNone),
         made_in_(program.num_values(), -1) {
     const Csr readers = ValueReaders(program);
     for (ValueId v = 0; v < program.num_values(); ++v) {
       if (program.value_producer[v] == kNoOp) continue;
-      if (!readers[v].empty()) tracking_[v] = Tracking::kFull;
-      else if (program.takes_budget(v)) tracking_[v] = Tracking::kBytesOnly;
+      if (!readers[v].empty())
+        tracking_[v] = Tracking::kFull;
+      else if (program.takes_budget(v))
+        tracking_[v] = Tracking::kBytesOnly;
     }
     for (ValueId w = 0; w < program.num_values(); ++w) {
       if (program.value_in_place_of[w] != kNoValue) tracking_[program.value_in_place_of[w]] = Tracking::kFull;
@@ -145,12 +153,17 @@ class NodeBuilder {
 class Grouper {
  public:
   Grouper(const StepProgram& program, std::span<const OpId> order, int64_t max_members)
-      : program_(program), readers_(ValueReaders(program)),
+      : program_(program),
+        readers_(ValueReaders(program)),
         control_after_(Transpose(program.op_control, program.num_ops())),
-        most_in_group_(max_members / 16), members_left_(max_members - program.num_ops()),
+        most_in_group_(max_members / 16),
+        members_left_(max_members - program.num_ops()),
         position_(program.num_ops()),
-        overwritten_at_(program.num_values(), static_cast<Step>(order.size())), members_(program.num_ops()),
-        inputs_(program.num_ops()), inner_bytes_(program), has_member_(program.num_ops(), 0),
+        overwritten_at_(program.num_values(), static_cast<Step>(order.size())),
+        members_(program.num_ops()),
+        inputs_(program.num_ops()),
+        inner_bytes_(program),
+        has_member_(program.num_ops(), 0),
         seen_by_(program.num_values(), -1) {
     for (Step t = 0; t < static_cast<Step>(order.size()); ++t) {
       const OpId op = order[t];
@@ -190,8 +203,7 @@ class Grouper {
       // Every reader takes in all outputs that anyone reads, or it would have to keep some for others.
       if (!std::equal(readers.begin(), readers.end(), readers_[w].begin(), readers_[w].end())) return {};
     }
-    const bool is_late =
-        std::any_of(readers.begin(), readers.end(), [&](OpId r) { return position_[r] > latest; });
+    const bool is_late = std::any_of(readers.begin(), readers.end(), [&](OpId r) { return position_[r] > latest; });
     const int64_t size = static_cast<int64_t>(members_[op].size());
     const bool is_too_large = size * static_cast<int64_t>(readers.size()) > members_left_ ||
                               std::any_of(readers.begin(), readers.end(), [&](OpId r) {
@@ -207,8 +219,7 @@ class Grouper {
     std::vector<OpId> twice = members_[op], once = members_[op];
     twice.insert(twice.end(), old.begin(), old.end());
     for (OpId member : members_[op]) has_member_[member] = 1;
-    std::copy_if(old.begin(), old.end(), std::back_inserter(once),
-                 [&](OpId member) { return !has_member_[member]; });
+    std::copy_if(old.begin(), old.end(), std::back_inserter(once), [&](OpId member) { return !has_member_[member]; });
     for (OpId member : members_[op]) has_member_[member] = 0;
     const bool saves_bytes = inner_bytes_.PeakOf(twice) < inner_bytes_.PeakOf(once);
     std::vector<OpId>& joined = saves_bytes ? twice : once;
@@ -243,9 +254,12 @@ class Grouper {
 }  // namespace
 
 NodeGraph::NodeGraph(const StepProgram& program)
-    : control_before(program.op_control), control_after(Transpose(program.op_control, program.num_ops())),
-      live_bytes(program.num_values(), 0), is_given(program.num_values(), 0),
-      may_be_shared(program.num_values(), 0), shares(program) {
+    : control_before(program.op_control),
+      control_after(Transpose(program.op_control, program.num_ops())),
+      live_bytes(program.num_values(), 0),
+      is_given(program.num_values(), 0),
+      may_be_shared(program.num_values(), 0),
+      shares(program) {
   for (ValueId v = 0; v < program.num_values(); ++v) {
     if (program.takes_budget(v)) live_bytes[v] = program.value_bytes[v];
     is_given[v] = program.value_producer[v] == kNoOp;

@@ -4,8 +4,8 @@
 
 #include "planners/fastsa/state.h"
 #include "program/liveness.h"
-#include "testing/program_builder.h"
 #include "testing/expect.h"
+#include "testing/program_builder.h"
 
 namespace coopjax {
 namespace {
@@ -67,8 +67,11 @@ TEST(KeepsWhatMayNotBeMadeLater) {
   const ValueId pinned = builder.Op({.inputs = {weight}, .output_bytes = {8}, .can_recompute = false});
   const ValueId copy = builder.Op({.inputs = {weight}, .output_bytes = {8}});
   const ValueId early = builder.Op({.inputs = {weight}, .output_bytes = {8}});
-  builder.Op({.inputs = {weight, pinned, early}, .output_bytes = {8}, .kind = ValueKind::kOutput,
-              .can_recompute = false, .in_place_of = weight});
+  builder.Op({.inputs = {weight, pinned, early},
+              .output_bytes = {8},
+              .kind = ValueKind::kOutput,
+              .can_recompute = false,
+              .in_place_of = weight});
   builder.Op({.inputs = {copy}, .output_bytes = {1}});   // after the weight was overwritten
   const GroupedOrder grouped = GroupNodes(builder.program(), builder.program().schedule, 1000);
   EXPECT_TRUE((grouped.order == std::vector<NodeId>{0, 1, 3, 4}));

@@ -13,8 +13,12 @@ Slot After(const Event* before) { return before == nullptr ? 0 : before->slot() 
 }  // namespace
 
 AnnealState::AnnealState(const NodeGraph& nodes, std::span<const NodeId> sequence, int32_t num_slots)
-    : nodes_(nodes), tree_(num_slots), events_(nodes.live_bytes.size()), index_at_(num_slots, -1),
-      num_runs_(nodes.num_nodes(), 0), runs_(nodes.num_nodes()) {
+    : nodes_(nodes),
+      tree_(num_slots),
+      events_(nodes.live_bytes.size()),
+      index_at_(num_slots, -1),
+      num_runs_(nodes.num_nodes(), 0),
+      runs_(nodes.num_nodes()) {
   for (ValueId v = 0; v < static_cast<ValueId>(events_.size()); ++v) {
     if (nodes.is_given[v]) events_[v].Insert(0, Event(kNoSlot, TouchKind::kMake));
   }

@@ -23,9 +23,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/peak_tree.h"
 #include "planners/fastsa/events.h"
 #include "planners/fastsa/node_groups.h"
-#include "base/peak_tree.h"
 
 namespace coopjax {
 

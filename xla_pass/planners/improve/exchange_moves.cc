@@ -69,8 +69,8 @@ void ExchangeMoves::Watch() {
   std::vector<Step> tops;
   for (Step begin = 0; begin < num_steps; begin += block) {
     const auto first = live.begin() + begin;
-    const Step top = static_cast<Step>(
-        std::max_element(first, first + std::min(block, num_steps - begin)) - live.begin());
+    const Step top =
+        static_cast<Step>(std::max_element(first, first + std::min(block, num_steps - begin)) - live.begin());
     if (static_cast<double>(live[top]) > kWatched * static_cast<double>(budget_)) tops.push_back(top);
   }
   std::stable_sort(tops.begin(), tops.end(), [&live](Step a, Step b) { return live[a] > live[b]; });

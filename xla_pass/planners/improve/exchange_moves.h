@@ -9,11 +9,11 @@
 #include <span>
 #include <vector>
 
+#include "planners/improve/exchange_knapsack.h"
 #include "planners/moves/drop_moves.h"
 #include "planners/moves/editable_schedule.h"
-#include "planners/moves/excess_curve.h"
-#include "planners/improve/exchange_knapsack.h"
 #include "planners/moves/effort.h"
+#include "planners/moves/excess_curve.h"
 #include "program/step_program.h"
 
 namespace coopjax {

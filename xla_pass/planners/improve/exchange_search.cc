@@ -8,8 +8,8 @@
 #include "base/stopwatch.h"
 #include "planners/improve/exchange_knapsack.h"
 #include "planners/improve/exchange_moves.h"
-#include "program/liveness.h"
 #include "planners/moves/lowering.h"
+#include "program/liveness.h"
 
 namespace coopjax {
 namespace {

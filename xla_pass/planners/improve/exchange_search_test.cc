@@ -1,9 +1,9 @@
 #include "planners/improve/exchange_search.h"
 
-#include "program/liveness.h"
 #include "planners/peak/planner.h"
-#include "testing/program_builder.h"
+#include "program/liveness.h"
 #include "testing/expect.h"
+#include "testing/program_builder.h"
 
 namespace coopjax {
 namespace {
@@ -65,9 +65,7 @@ TEST(NeverWorsensRandomPlans) {
   EXPECT_TRUE(num_improved > 0);
 }
 
-TEST(EmptyProgram) {
-  EXPECT_TRUE(SearchExchanges(testing::ProgramBuilder().program(), {}, 0, {}).schedule.empty());
-}
+TEST(EmptyProgram) { EXPECT_TRUE(SearchExchanges(testing::ProgramBuilder().program(), {}, 0, {}).schedule.empty()); }
 
 }  // namespace
 }  // namespace coopjax

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "base/stopwatch.h"
-#include "program/liveness.h"
 #include "planners/moves/lowering.h"
+#include "program/liveness.h"
 
 namespace coopjax {
 namespace {
@@ -28,7 +28,8 @@ class NeighbourhoodSearch {
   ImproveResult Run() {
     Schedule current = best_;
     Rank rank = best_rank_;
-    const int64_t work_per_commit = 1 + (program_.num_ops() + static_cast<int64_t>(program_.op_inputs.items.size())) / 16;
+    const int64_t work_per_commit =
+        1 + (program_.num_ops() + static_cast<int64_t>(program_.op_inputs.items.size())) / 16;
     int64_t stale = 0;
     while (stale < options_.patience && !IsDone() && !effort_.IsSpent()) {
       if (counters_.trials + work_per_commit * (counters_.moves + result_.rounds) >= options_.max_work) break;

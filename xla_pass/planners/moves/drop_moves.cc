@@ -48,7 +48,8 @@ bool DropMoves::NeedValue(ValueId v, Key key) {
     if (dead_ == DeadOperands::kHold) return true;
     if (dead_ == DeadOperands::kAtRate) {
       const double price = curve_.PricePerByte(schedule_.made(v)[made].end, key);
-      if (price * static_cast<double>(program_.value_bytes[v]) <= going_rate_ * program_.op_cost_s[producer]) return true;
+      if (price * static_cast<double>(program_.value_bytes[v]) <= going_rate_ * program_.op_cost_s[producer])
+        return true;
     }
   }
   if (producer == kNoOp) return false;

@@ -71,9 +71,9 @@ class DropMoves {
   std::vector<uint8_t> guards_order_;   // per op: is somebody's control predecessor
   std::vector<uint8_t> in_chain_;       // per op
   std::vector<OpId> marked_;            // the ops in `in_chain_`
-  std::vector<uint8_t> is_hopeless_;    // per op: can't be made again at this key; not to be tried on every path to it
-  std::vector<OpId> hopeless_;          // the ops in `is_hopeless_`
-  std::vector<OpId> chain_;             // what must run, operands first
+  std::vector<uint8_t> is_hopeless_;  // per op: can't be made again at this key; not to be tried on every path to it
+  std::vector<OpId> hopeless_;  // the ops in `is_hopeless_`
+  std::vector<OpId> chain_;  // what must run, operands first
 };
 
 }  // namespace coopjax

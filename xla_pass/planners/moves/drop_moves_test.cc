@@ -1,7 +1,7 @@
 #include "planners/moves/drop_moves.h"
 
-#include "testing/program_builder.h"
 #include "testing/expect.h"
+#include "testing/program_builder.h"
 
 namespace coopjax {
 namespace {

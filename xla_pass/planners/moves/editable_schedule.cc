@@ -5,10 +5,7 @@
 namespace coopjax {
 
 EditableSchedule::EditableSchedule(const StepProgram& program, std::span<const OpId> schedule)
-    : program_(program),
-      shares_(program),
-      touches_(OpTouches(program)),
-      schedule_(schedule.begin(), schedule.end()) {
+    : program_(program), shares_(program), touches_(OpTouches(program)), schedule_(schedule.begin(), schedule.end()) {
   may_run_twice_.resize(program.num_ops());
   is_in_place_.resize(program.num_ops(), 0);
   for (OpId op = 0; op < program.num_ops(); ++op) {

@@ -23,9 +23,7 @@ inline constexpr Key kBeforeAll = -1;  // when parameters and constants are "mad
 
 inline constexpr Key StepKey(Step step) { return static_cast<Key>(step) << kKeyBits; }
 // The first step whose key is at or after `key`.
-inline constexpr Step StepAtOrAfter(Key key) {
-  return static_cast<Step>((key + (Key{1} << kKeyBits) - 1) >> kKeyBits);
-}
+inline constexpr Step StepAtOrAfter(Key key) { return static_cast<Step>((key + (Key{1} << kKeyBits) - 1) >> kKeyBits); }
 
 class EditableSchedule {
  public:

@@ -71,8 +71,7 @@ double ExcessCurve::Delta(const EditableSchedule& schedule) {
     boundaries_.push_back({change.begin, change.bytes});
     boundaries_.push_back({change.end, -change.bytes});
   }
-  std::sort(boundaries_.begin(), boundaries_.end(),
-            [](const Boundary& a, const Boundary& b) { return a.key < b.key; });
+  std::sort(boundaries_.begin(), boundaries_.end(), [](const Boundary& a, const Boundary& b) { return a.key < b.key; });
   double sum = 0;
   int64_t bytes = 0;
   for (size_t i = 0; i < boundaries_.size(); ++i) {

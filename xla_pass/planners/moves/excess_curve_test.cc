@@ -4,8 +4,8 @@
 #include <cmath>
 #include <random>
 
-#include "testing/program_builder.h"
 #include "testing/expect.h"
+#include "testing/program_builder.h"
 
 namespace coopjax {
 namespace {

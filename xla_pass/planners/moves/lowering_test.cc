@@ -3,8 +3,8 @@
 #include <limits>
 #include <vector>
 
-#include "testing/program_builder.h"
 #include "testing/expect.h"
+#include "testing/program_builder.h"
 
 namespace coopjax {
 namespace {

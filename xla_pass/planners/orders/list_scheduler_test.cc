@@ -1,8 +1,8 @@
 #include "planners/orders/list_scheduler.h"
 
 #include "program/liveness.h"
-#include "testing/program_builder.h"
 #include "testing/expect.h"
+#include "testing/program_builder.h"
 
 namespace coopjax {
 namespace {

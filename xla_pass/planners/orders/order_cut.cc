@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <limits>
 
-#include "program/dependences.h"
-#include "program/liveness.h"
 #include "base/min_cut.h"
 #include "base/stopwatch.h"
+#include "program/dependences.h"
+#include "program/liveness.h"
 
 namespace coopjax {
 namespace {
@@ -236,8 +236,7 @@ class CutOrderer {
 
 }  // namespace
 
-OrderCutResult ReorderByCuts(const StepProgram& program, std::span<const OpId> order,
-                             const OrderCutOptions& options) {
+OrderCutResult ReorderByCuts(const StepProgram& program, std::span<const OpId> order, const OrderCutOptions& options) {
   return CutOrderer(program, order, options).Run();
 }
 

@@ -40,7 +40,6 @@ struct OrderCutResult {
 };
 
 // `order` is a valid one without repeats.
-OrderCutResult ReorderByCuts(const StepProgram& program, std::span<const OpId> order,
-                             const OrderCutOptions& options);
+OrderCutResult ReorderByCuts(const StepProgram& program, std::span<const OpId> order, const OrderCutOptions& options);
 
 }  // namespace coopjax

@@ -1,8 +1,8 @@
 #include "planners/orders/order_cut.h"
 
 #include "program/liveness.h"
-#include "testing/program_builder.h"
 #include "testing/expect.h"
+#include "testing/program_builder.h"
 
 namespace coopjax {
 namespace {
@@ -81,8 +81,7 @@ TEST(EmptyProgramsHaveNoPeak) {
 
 TEST(NoTimeReturnsTheGivenOrder) {
   ProgramBuilder builder = Shrinking();
-  const OrderCutResult result =
-      ReorderByCuts(builder.program(), builder.program().schedule, {.time_limit_s = -1});
+  const OrderCutResult result = ReorderByCuts(builder.program(), builder.program().schedule, {.time_limit_s = -1});
   EXPECT_TRUE(result.timed_out);
   EXPECT_EQ(result.peak_bytes, 31);
 }

@@ -7,8 +7,8 @@
 
 #include "base/stopwatch.h"
 #include "planners/orders/list_scheduler.h"
-#include "program/liveness.h"
 #include "planners/orders/order_cut.h"
+#include "program/liveness.h"
 
 namespace coopjax {
 namespace {

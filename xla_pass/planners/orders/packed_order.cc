@@ -60,7 +60,8 @@ class OrderPacker {
     for (Step t = 0; t < std::ssize(order); ++t) step_of_[order[t]] = t;
     const uint64_t num_moves = uint64_t{1} << Below(kMostDoublings + 1);
     for (uint64_t move = 0; move < num_moves; ++move) {
-      for (int32_t look = 0; look < kLooks && !MoveOne(&order); ++look) {}
+      for (int32_t look = 0; look < kLooks && !MoveOne(&order); ++look) {
+      }
     }
     return order;
   }

@@ -19,15 +19,15 @@ namespace coopjax {
 
 struct OrderHeap {
   int64_t temp_bytes = 0;
-  int64_t least_bytes = 0;           // no packing of this order's buffers takes less
-  int64_t over_bytes = 0;            // of buffers, or parts of them, that lie above the target; summed up
-  double height = 0;                 // bytes times offset, summed up over the buffers
+  int64_t least_bytes = 0;  // no packing of this order's buffers takes less
+  int64_t over_bytes = 0;  // of buffers, or parts of them, that lie above the target; summed up
+  double height = 0;  // bytes times offset, summed up over the buffers
 };
 
 using HeapJudge = std::function<OrderHeap(const Schedule& order, int64_t target_bytes)>;
 
 struct PackedOrderOptions {
-  int64_t target_bytes = 0;          // temporary bytes that are good enough
+  int64_t target_bytes = 0;  // temporary bytes that are good enough
   int32_t max_trials = 2000;
   uint64_t seed = 1;
   double time_limit_s = 5;

@@ -4,11 +4,11 @@
 #include <iterator>
 #include <set>
 
+#include "packing/packing.h"
 #include "program/dependences.h"
 #include "program/liveness.h"
-#include "packing/packing.h"
-#include "testing/program_builder.h"
 #include "testing/expect.h"
+#include "testing/program_builder.h"
 
 namespace coopjax {
 namespace {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <limits>
 
-#include "program/dependences.h"
 #include "base/min_cut.h"
+#include "program/dependences.h"
 
 namespace coopjax {
 namespace {
@@ -28,7 +28,10 @@ HoldCut::HoldCut(const StepProgram& program, std::span<const OpId> order, std::s
 }
 
 HoldCut::Cut HoldCut::CutAt(Step step) const {
-  Cut cut = {step, {}, std::vector<Step>(program_.num_values(), 0), std::vector<Step>(program_.num_values(), -1),
+  Cut cut = {step,
+             {},
+             std::vector<Step>(program_.num_values(), 0),
+             std::vector<Step>(program_.num_values(), -1),
              std::vector<uint8_t>(program_.num_values(), 1)};
   for (Step t = 0; t < step; ++t) {
     for (ValueId v : program_.op_inputs[order_[t]]) cut.hold_from[v] = t;

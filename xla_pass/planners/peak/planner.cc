@@ -73,7 +73,8 @@ class PeakPlanner {
   // Lowers and cleans up `start`; keeps the outcome if it is the best so far.
   bool Consider(std::span<const OpId> start, int64_t target_bytes) {
     const double start_cost_s = CountRecompute(program_, start).cost_s;
-    const double limit_s = (result_.is_feasible ? kWorseningAllowed * std::get<1>(best_) : total_cost_s_) - start_cost_s;
+    const double limit_s =
+        (result_.is_feasible ? kWorseningAllowed * std::get<1>(best_) : total_cost_s_) - start_cost_s;
     if (limit_s <= 0) return false;
     Lowering lowering = LoweringOf(start, target_bytes);
     lowering.Lower(limit_s);

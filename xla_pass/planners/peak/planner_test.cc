@@ -2,8 +2,8 @@
 
 #include "planners/orders/list_scheduler.h"
 #include "program/liveness.h"
-#include "testing/program_builder.h"
 #include "testing/expect.h"
+#include "testing/program_builder.h"
 
 namespace coopjax {
 namespace {

@@ -190,8 +190,8 @@ std::vector<double> HillSearch::Ladder(const Hill& hill) const {
 void HillSearch::ChooseSegment(const Segment& segment, double seconds_per_byte, std::vector<int32_t>* held) {
   const int32_t first_own = flow_.first_made(segment.begin), end_own = flow_.first_made(segment.end);
   const size_t index = static_cast<size_t>(&segment - segments_.data());
-  const int32_t end_outside = index + 1 < segments_.size() ? segments_[index + 1].first_outside
-                                                           : static_cast<int32_t>(outside_.size());
+  const int32_t end_outside =
+      index + 1 < segments_.size() ? segments_[index + 1].first_outside : static_cast<int32_t>(outside_.size());
   is_held_scratch_.assign(is_held_.begin() + first_own, is_held_.begin() + end_own);
   for (int32_t i = segment.first_outside; i < end_outside; ++i) is_held_scratch_.push_back(is_held_[outside_[i]]);
   const SegmentChoice& choice = cuts_.Choose(segment.kind, seconds_per_byte, is_held_scratch_);

@@ -16,8 +16,8 @@
 #include <span>
 #include <vector>
 
-#include "program/schedule_flow.h"
 #include "planners/segments/segment_cut.h"
+#include "program/schedule_flow.h"
 #include "program/step_program.h"
 
 namespace coopjax {

@@ -1,8 +1,8 @@
 #include "planners/segments/hill_search.h"
 
 #include "program/liveness.h"
-#include "testing/program_builder.h"
 #include "testing/expect.h"
+#include "testing/program_builder.h"
 
 namespace coopjax {
 namespace {
@@ -23,7 +23,8 @@ TEST(HillsReachDownToTheLowestStepBetweenThem) {
   EXPECT_EQ(FindHills(std::vector<int64_t>{9, 1, 3, 1}, 2).size(), size_t{1});   // 3 is left for later
 }
 
-// 64 layers of 10 bytes: 650 at the peak. Split into segments of 8 steps, half of 16, as any cut is alike: 8 checkpoints and one segment.
+// 64 layers of 10 bytes: 650 at the peak. Split into segments of 8 steps, half of 16, as any cut is alike: 8
+// checkpoints and one segment.
 TEST(OneLevelOfCheckpoints) {
   const StepProgram program = testing::ForwardBackwardChain(64, 10);
   EXPECT_EQ(ComputeLiveness(program, program.schedule).peak_bytes, int64_t{650});

@@ -6,12 +6,12 @@
 #include <utility>
 
 #include "base/stopwatch.h"
-#include "planners/segments/hill_search.h"
-#include "program/liveness.h"
 #include "planners/moves/lowering.h"
-#include "program/schedule_flow.h"
+#include "planners/segments/hill_search.h"
 #include "planners/segments/segment_cut.h"
 #include "planners/segments/unneeded_repeats.h"
+#include "program/liveness.h"
+#include "program/schedule_flow.h"
 
 namespace coopjax {
 namespace {
@@ -81,7 +81,8 @@ class SegmentPlanner {
   Plan Propose(int64_t target_bytes) {
     Plan best = order_;
     for (Step segment_steps : kSegmentSteps) {
-      if (segment_steps > kSegmentSteps[0] && (segment_steps > static_cast<Step>(order_.schedule.size()) || IsLate())) break;
+      if (segment_steps > kSegmentSteps[0] && (segment_steps > static_cast<Step>(order_.schedule.size()) || IsLate()))
+        break;
       Plan plan = Lowered(target_bytes, segment_steps);
       Keep(plan);
       if (plan.Rank(target_bytes) < best.Rank(target_bytes)) best = std::move(plan);
@@ -118,7 +119,8 @@ class SegmentPlanner {
   // Proposals with wider and wider margins, as long as they lead to something better.
   void Polish() {
     int32_t num_failures = 0;
-    for (double margin = kFirstMargin; margin <= kLastMargin && num_failures < kPatience && !effort_.IsSpent(); margin *= 2) {
+    for (double margin = kFirstMargin; margin <= kLastMargin && num_failures < kPatience && !effort_.IsSpent();
+         margin *= 2) {
       const int64_t target_bytes = budget_bytes_ + static_cast<int64_t>(margin * static_cast<double>(budget_bytes_));
       num_failures = Keep(Polished(CleanedUp(Propose(target_bytes), target_bytes))) ? 0 : num_failures + 1;
     }

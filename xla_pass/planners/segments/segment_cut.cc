@@ -72,7 +72,8 @@ const SegmentChoice& SegmentCuts::Choose(int32_t kind, double price, const std::
   return at->second;
 }
 
-SegmentChoice SegmentCuts::Solve(const SegmentProblem& problem, double price, const std::vector<uint8_t>& is_held) const {
+SegmentChoice SegmentCuts::Solve(const SegmentProblem& problem, double price,
+                                 const std::vector<uint8_t>& is_held) const {
   const int32_t source = 0, sink = 1;
   std::vector<int32_t> value_node(problem.num_productions(), -1), step_node(problem.step_cost_s.size(), -1);
   std::vector<int32_t> values, steps;

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "program/liveness.h"
 #include "base/peak_tree.h"
+#include "program/liveness.h"
 #include "program/schedule_flow.h"
 
 namespace coopjax {
@@ -77,9 +77,7 @@ class Cleaner {
 
   int64_t Bytes(int32_t p) const { return program_.value_bytes[flow_.value(p)]; }
 
-  void AddWorkspace(Step t, int64_t sign) {
-    tree_.Add(t, t + 1, sign * program_.op_workspace_bytes[flow_.op(t)]);
-  }
+  void AddWorkspace(Step t, int64_t sign) { tree_.Add(t, t + 1, sign * program_.op_workspace_bytes[flow_.op(t)]); }
 
   int64_t ReadsOfAllMadeAt(Step t) const {
     int64_t reads = 0;
