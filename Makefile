@@ -24,7 +24,7 @@ FUZZ_RUNS ?= 4000
 FIX ?=
 # What comes out the same on any JAX: `test-jax` leaves it out.
 WITHOUT_JAX := tests/planners $(addprefix tests/house/test_,build.py cpp.py cpp_layers.py layers.py rooms.py)
-PYTEST = $(VENV)/bin/python -m pytest -n $(JOBS) -m "not browser and not targets and not native"
+PYTEST = $(VENV)/bin/python -m pytest -n $(JOBS) --dist=loadgroup -m "not browser and not targets and not native"
 
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 # Rebuilt when the C++ or the package's own description changes; Python files are used where they lie.
@@ -58,7 +58,7 @@ lint: $(INSTALLED)
 
 test-targets: $(INSTALLED)
 	.ci/install-targets '$(VENV)'
-	JAX_PLATFORMS=cpu $(VENV)/bin/python -m pytest -n $(JOBS) -m targets
+	JAX_PLATFORMS=cpu $(VENV)/bin/python -m pytest -n $(JOBS) --dist=loadgroup -m targets
 
 cc-test: $(INSTALLED)
 	cmake -S xla_pass -B build/cc -G Ninja -DCOOPJAX_PYTHON=OFF && \

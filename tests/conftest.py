@@ -12,19 +12,30 @@ settings.register_profile("fixed", derandomize=True)
 settings.load_profile("fixed")
 
 
+# Of these, tests share nothing, and are long: they fill up whichever worker is free.
+_APART = {"test_docs", "test_examples", "test_meshes"}
+
+
+def pytest_collection_modifyitems(items):
+  """Workers share no memory: a module's tests, which share what was compiled once, are run by one of them."""
+  for item in items:
+    if item.path.stem not in _APART and not item.get_closest_marker("xdist_group"):
+      item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
 @pytest.fixture(autouse=True, scope="session")
-def quick_trials():
+def be_quick():
   from tests.support import quick
 
-  quick.compile_trials_quickly()
+  quick.be_quick()
 
 
 @pytest.fixture(autouse=True)
-def quick_plans(request, monkeypatch):
-  if request.path.parent.name != "planners":
+def planners_are_tested_as_they_are(request, monkeypatch):
+  if request.path.parent.name == "planners":
     from tests.support import quick
 
-    monkeypatch.setattr(quick.auto, "AutoPlanner", quick.AutoPlanner)
+    monkeypatch.setattr(quick.auto, "AutoPlanner", quick.ThoroughPlanner)
 
 
 @pytest.fixture(scope="module")

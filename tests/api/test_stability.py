@@ -20,7 +20,7 @@ from coopjax.policy_engine.rewrite import rewrite
 from coopjax.policy_engine.search import search
 from coopjax.program import explain
 from coopjax.xla.compile import compile_abstract
-from tests.support import models
+from tests.support import models, quick
 from tests.support.checks import temp_bytes
 
 DEPTHS = (12, 13)
@@ -99,7 +99,8 @@ def test_checkpoints_and_saved_values(share, is_compiled):
   assert num_changed(*decided) <= 2
 
 
-def test_recomputed_values():
+def test_recomputed_values(monkeypatch):
+  monkeypatch.setattr(quick.auto, "AutoPlanner", quick.ThoroughPlanner)
   # With time enough for all its stages: what a time limit cuts off is cut off anywhere. The HLO engine looks for the
   # least cost, of whatever pattern: with little room (a half and less) layers may swap what they do.
   decided = []

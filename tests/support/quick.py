@@ -18,24 +18,21 @@ from coopjax.planners import auto
 from coopjax.xla import compile as compiling
 
 COMPILER_OPTIONS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+ThoroughPlanner = auto.AutoPlanner
 
 
 @dataclasses.dataclass(frozen=True)
-class AutoPlanner(auto.AutoPlanner):
+class QuickPlanner(ThoroughPlanner):
   """`auto`, with a tenth of its work."""
 
-  search_work: int = auto.AutoPlanner.search_work // 10
-  exchange_work: int = auto.AutoPlanner.exchange_work // 10
-  anneal_iterations: int = auto.AutoPlanner.anneal_iterations // 10
-
-
-def compile_trials_quickly():
-  compiling._PLANNING["cpu"] = COMPILER_OPTIONS
+  search_work: int = ThoroughPlanner.search_work // 10
+  exchange_work: int = ThoroughPlanner.exchange_work // 10
+  anneal_iterations: int = ThoroughPlanner.anneal_iterations // 10
 
 
 def be_quick():
-  compile_trials_quickly()
-  auto.AutoPlanner = AutoPlanner
+  compiling._PLANNING["cpu"] = COMPILER_OPTIONS
+  auto.AutoPlanner = QuickPlanner
 
 
 if __name__ == "__main__":
