@@ -28,7 +28,7 @@ from jax.extend import core
 from coopjax import compat
 from coopjax.jaxpr import cost
 from coopjax.jaxpr.fusion import Op, fuse, is_elementwise
-from coopjax.jaxpr.trace import inline_calls
+from coopjax.jaxpr.inline import inline_calls
 from coopjax.program import liveness
 from coopjax.program.cost import Roofline
 from coopjax.program.step_program import CONSTANT, OUTPUT, PARAMETER, TEMPORARY, StepProgram

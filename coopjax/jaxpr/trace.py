@@ -22,6 +22,7 @@ from jax.extend import core
 from coopjax import compat
 from coopjax.errors import LostUpdateWarning, NotDifferentiableError, OrderedEffectError
 from coopjax.jaxpr import non_arrays, user_policy
+from coopjax.jaxpr.inline import inline_jits
 from coopjax.jaxpr.placement import Placement, path_name, place
 
 _LEAF = re.compile(r"\bleaves\[(\d+)\]")
@@ -254,51 +255,6 @@ def _refuse_ordered_effects(name: str, jaxpr: core.Jaxpr) -> None:
         f"{name} has an ordered side effect{where} ({equation.primitive.name}): a rematerialized function may run in "
         "another order, and parts of it twice. Move the effect out of the function, or drop ordered=True."
       )
-
-
-def inline_jits(jaxpr: core.Jaxpr) -> core.Jaxpr:
-  """The jaxpr with nested jits opened up, at every depth; custom derivative rules and checkpoints stay whole.
-
-  A jit that asks for shardings, layouts or compiler options stays a call.
-  """
-  return _inline(jaxpr, lambda equation: equation.params["jaxpr"] if compat.is_plain_jit(equation) else None)
-
-
-def inline_calls(jaxpr: core.Jaxpr) -> core.Jaxpr:
-  """The jaxpr with all calls opened up, at every depth: plain jits, custom derivative rules and checkpoints.
-
-  For looking at, not for differentiating.
-  """
-  return _inline(jaxpr, compat.call_body)
-
-
-def _inline(jaxpr: core.Jaxpr, body_of: Callable[[core.JaxprEqn], core.Jaxpr | None]) -> core.Jaxpr:
-  """The jaxpr with the equations opened up for which `body_of` has a jaxpr."""
-  substitute: dict[core.Var, Any] = {}
-  read = lambda atom: atom if isinstance(atom, core.Literal) else substitute.get(atom, atom)
-  equations: list[core.JaxprEqn] = []
-  for equation in jaxpr.eqns:
-    invars = [read(atom) for atom in equation.invars]
-    if (body := body_of(equation)) is not None:
-      outputs = _inline_call(equation, _inline(body, body_of), invars, equations)
-      substitute.update(zip(equation.outvars, outputs, strict=True))
-    else:
-      equation = compat.map_sub_jaxprs(equation, lambda inner: _inline(inner, body_of), lambda rule: rule)
-      equations.append(equation.replace(invars=invars))
-  return compat.rebuild(jaxpr, equations, [read(atom) for atom in jaxpr.outvars])
-
-
-def _inline_call(
-  call: core.JaxprEqn, body: core.Jaxpr, arguments: Sequence[Any], equations: list[core.JaxprEqn]
-) -> list[Any]:
-  """Appends the equations of a call's body, with fresh variables, and returns what stands for its outputs."""
-  substitute = dict(zip(body.invars, arguments, strict=True))
-  read = lambda atom: atom if isinstance(atom, core.Literal) else substitute[atom]
-  for inner in body.eqns:
-    outvars = [var if isinstance(var, core.DropVar) else core.Var(var.aval) for var in inner.outvars]
-    equations.append(compat.inlined(call, inner, [read(atom) for atom in inner.invars], outvars))
-    substitute.update(zip(inner.outvars, outvars, strict=True))
-  return [read(atom) for atom in body.outvars]
 
 
 def _abstract(aval: Any, sharding: jax.sharding.Sharding | None) -> jax.ShapeDtypeStruct:

@@ -1,89 +1,34 @@
 """Plans functions: chooses how each is carried out, once per program and request, on the module that XLA schedules."""
 
 import dataclasses
-import logging
-import math
 import time
 import warnings
 from collections.abc import Sequence
 
 import jax
-import numpy as np
 
 from coopjax import compat
-from coopjax.budget import Budget, format_bytes
+from coopjax.budget import format_bytes
 from coopjax.errors import (
   BudgetExceededWarning,
-  CompileMemoryError,
-  InvalidProgramError,
   NotDifferentiableError,
   RematNoEffectWarning,
-  ShardingUnknownWarning,
 )
 from coopjax.hlo_engine import hook
-from coopjax.hlo_engine.mark import Mark
-from coopjax.jaxpr import cost
 from coopjax.jaxpr.fingerprint import fingerprint_of
 from coopjax.jaxpr.placement import Spread
-from coopjax.jaxpr.tags import tagged_fn
 from coopjax.jaxpr.trace import TracedFn, differentiable, fn_and_gradient
 from coopjax.memory_profile import MemoryProfile
 from coopjax.planning import host_offload
 from coopjax.planning.assemble import assemble
 from coopjax.planning.baseline import Baseline
 from coopjax.planning.choice import LIBRARIES, Choice
-from coopjax.planning.infeasible import why_infeasible
+from coopjax.planning.choosing import Case, Chosen
 from coopjax.planning.kept import KeptChoices, key_of
 from coopjax.planning.remat_plan import RematPlan
 from coopjax.planning.request import Request
-from coopjax.planning.trials import Trials
-from coopjax.policy_engine import rewrite, search
-from coopjax.policy_engine.compiled_profile import CompiledProfile, profile_of, profile_of_module
-from coopjax.policy_engine.decisions import PolicyDecisions
-from coopjax.xla.compile import compile_abstract, compile_trial, measure, module_of
-from coopjax.xla.module import HeapResult, predict_memory
-
-_COMPILED_ROUNDS = 4  # each compiles for an accelerator
-_ASKS_POLICY_ABOVE = 0.5  # of the forward pass repeated by the HLO engine alone: the policy engine is asked, too
-_log = logging.getLogger("coopjax.planning")
-
-
-@dataclasses.dataclass(frozen=True)
-class Chosen:
-  """A choice together with what the planning module showed.
-
-  Attributes:
-    choice: how the function is carried out.
-    outcome: of the HLO engine on the planning module, if it was at work.
-    policy_plan: of the policy engine, if it was at work.
-    is_certain: False where only the compile of the user's own program shows whether it fits.
-    before: memory without a plan, where that was compiled beside the module.
-    measured: memory with the plan, where that was compiled.
-  """
-
-  choice: Choice
-  outcome: hook.Outcome | None = None
-  policy_plan: search.PolicyPlan[PolicyDecisions] | None = None
-  is_certain: bool = True
-  before: MemoryProfile | None = None
-  measured: MemoryProfile | None = None
-
-  @property
-  def temp_bytes(self) -> int:
-    """Of what was compiled last, at an accelerator."""
-    compiled = self.measured or self.before
-    assert compiled is not None  # at an accelerator, the program without a plan at least
-    return compiled.temp_bytes
-
-  @property
-  def holds_budget(self) -> bool:
-    """The planning module fits; False where only a warning let a larger one pass, or nothing needed to be done."""
-    if not self.is_certain:
-      return False
-    if self.policy_plan is not None:
-      return self.policy_plan.is_feasible
-    return self.outcome is not None and self.outcome.fits and self.outcome.module_bytes is not None
-
+from coopjax.xla.compile import compile_abstract, measure
+from coopjax.xla.module import HeapResult
 
 _choices = KeptChoices()
 
@@ -204,7 +149,7 @@ def choose_anew(
   platform = compat.hook_platform(request.platform)
   if request.engine == "hlo" and platform is None:
     raise ValueError(f"engine='hlo': JAX {jax.__version__} has no HLO hook on {request.platform}; use 'policy'")
-  case = _Case(traced, baseline, request, fingerprint, planners)
+  case = Case(traced, baseline, request, fingerprint, planners)
   # What XLA:TPU moves to vector memory after the hook, no mark of a budget can foresee for the user's own program.
   if request.engine == "policy" or platform is None or (request.engine == "auto" and platform == "tpu"):
     return case.choose_by_policy()
@@ -212,223 +157,6 @@ def choose_anew(
     return case.choose_by_compiles(platform)
   hook.install(platform)
   return case.choose_by_module()
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Case:
-  """What `choose_anew` is asked, and the ways to answer."""
-
-  traced: TracedFn
-  baseline: Baseline
-  request: Request
-  fingerprint: str
-  planners: Sequence[str]
-
-  def choose_by_module(self) -> Chosen:
-    """Plans on the module alone, where the compiled program takes what the model predicts."""
-    request, module = self.request, self.baseline.module
-    outcome = self._planned_module(module, request.budget)
-    chosen = Chosen(Choice(request.mark(self.fingerprint)), outcome)
-    if request.engine == "auto" and (not outcome.fits or self._is_dear(outcome)):
-      profile = profile_of_module(self.traced, module)
-      return self.choose_by_policy(outcome, profile=profile, rival=chosen if outcome.fits else None)
-    if not outcome.fits and self.traced.placement.is_known:  # else the hook, which sees one device's program, decides
-      self._report_missed(outcome)
-    return chosen
-
-  def choose_by_compiles(self, platform: str) -> Chosen:
-    """Plans for an accelerator, where the compiled program need not take what the model predicts.
-
-    XLA:TPU moves values into vector memory after the hook. So a share is of what is compiled, and a plan of the HLO
-    engine counts if it holds the budget when compiled: the model's limit follows from what that took, in a few rounds.
-    """
-    request = self.request
-    try:
-      if request.device is not None:
-        request.device.load()
-      hook.install(platform)
-      module, before = self.baseline.observed
-    except RuntimeError:  # the hook did not run
-      if request.engine == "hlo":
-        raise
-      return self.choose_by_policy()
-    budget_bytes = request.budget.resolve(before.temp_bytes, before.resident_bytes)
-    if before.temp_bytes <= budget_bytes:
-      return Chosen(Choice(), before=before)
-    try:
-      limit_bytes = budget_bytes + max(predict_memory(module).temp_bytes - before.temp_bytes, 0)
-    except InvalidProgramError as error:
-      if request.engine == "hlo":
-        raise InvalidProgramError(f"engine='hlo' can't read the modules of XLA:{platform.upper()}: {error}") from error
-      return self.choose_by_policy(before=before)
-    best: Chosen | None = None
-    for _ in range(_COMPILED_ROUNDS):
-      limit = Budget(limit_bytes)
-      outcome, mark = self._planned_module(module, limit), request.mark(self.fingerprint, limit)
-      measured = self._measure_marked(mark) if outcome.fits or request.engine == "hlo" else None
-      if best is None or (measured and measured.temp_bytes < best.temp_bytes):
-        best = Chosen(Choice(mark), outcome, before=before, measured=measured)
-      if measured and measured.temp_bytes <= budget_bytes:
-        if request.engine == "auto" and self._is_dear(outcome):
-          profile = profile_of_module(self.traced, module, before.temp_bytes)
-          return self.choose_by_policy(outcome, before, profile, rival=best)
-        return best
-      if not (measured and outcome.fits):
-        break
-      excess_bytes = measured.temp_bytes - budget_bytes
-      in_proportion = int(limit_bytes * budget_bytes / measured.temp_bytes)
-      limit_bytes = max(min(limit_bytes - excess_bytes, in_proportion), 1)
-    assert best is not None  # of the first round at least
-    if request.engine == "auto":
-      return self.choose_by_policy(best.outcome, before, profile_of_module(self.traced, module, before.temp_bytes))
-    self._report_infeasible(budget_bytes, best.temp_bytes, module)
-    return best
-
-  def choose_by_policy(
-    self,
-    outcome: hook.Outcome | None = None,
-    before: MemoryProfile | None = None,
-    profile: CompiledProfile | None = None,
-    rival: Chosen | None = None,
-  ) -> Chosen:
-    """Plans checkpoint segments; every round is a compile. With an outcome, the HLO engine works under them.
-
-    A rival holds the budget by the HLO engine alone, and is what is chosen if no segments take fewer FLOPs. A share is
-    settled here, in bytes: the hook will not see the un-rematerialized program again.
-    """
-    traced, request = self.traced, self.request
-    baseline = before or (outcome and outcome.baseline)
-    if baseline is None:
-      tagged = self.baseline.tagged
-      baseline = before = measure(tagged, request.device)
-      profile = profile_of(traced, tagged)
-    budget_bytes = request.budget.resolve(baseline.temp_bytes, baseline.resident_bytes)
-    if baseline.temp_bytes <= budget_bytes:
-      return Chosen(Choice(), outcome, before=before)
-    is_known, is_spread = traced.placement.is_known, traced.placement.is_spread
-    on_trial = request.for_trials() if before is None else request  # elsewhere a trial's compile is the plan's
-    mark, trial_mark = (outcome and each.mark(self.fingerprint, Budget(budget_bytes)) for each in (request, on_trial))
-    trials, found = Trials(request, trial_mark), list[search.PolicyPlan[PolicyDecisions]]()
-    below_flops = rival.outcome.recompute_flops if rival and rival.outcome else math.inf
-    link = host_offload.link(request.budget, request.device)
-    with warnings.catch_warnings():
-      warnings.simplefilter("ignore", BudgetExceededWarning)  # trials may miss the budget
-      # Straight-line code of a program that will be partitioned is left to the hook. One that will be batched is larger
-      # than this: what the HLO engine can't do for one example, it can't for many.
-      for only_scans in (False,) if not mark else (True, False) if is_known or not is_spread else (True,):
-        if not found or not found[-1].is_feasible:
-          found.append(
-            search.plan_policy(
-              traced,
-              budget_bytes,
-              trials.compile,
-              baseline.temp_bytes,
-              mark=trial_mark,
-              only_scans=only_scans,
-              profile=profile,
-              link=link,
-              planner=request.planner,
-              hlo_share_of=trials.hlo_share,
-              below_flops=below_flops,
-            )
-          )
-      best = found[-1] if found[-1].is_feasible else min(found, key=lambda plan: plan.smallest_bytes)
-      if rival and not (best.is_feasible and best.recompute_flops < below_flops):
-        return rival
-      if trials.smallest is None and not best.is_feasible:
-        trials.compile(*fn_and_gradient(traced, tagged_fn(traced, trial_mark)))
-    if not is_known and (mark or is_spread):
-      return self._carry_over(outcome, best if best.is_feasible else found[0])
-    if not best.is_feasible:
-      # The HLO engine alone comes nearer.
-      if before is None and outcome and outcome.predicted.temp_bytes < best.smallest_bytes:
-        self._report_missed(outcome)
-        return Chosen(Choice(mark), outcome)
-      assert trials.smallest is not None  # compiled above at the latest
-      self._report_infeasible(budget_bytes, best.smallest_bytes, module_of(trials.smallest))
-    measured = trials.measured(best.temp_bytes) if mark == trial_mark else None
-    return Chosen(Choice(mark, best.decisions), outcome, best, before=before, measured=measured)
-
-  def _carry_over(self, outcome: hook.Outcome | None, found: search.PolicyPlan[PolicyDecisions]) -> Chosen:
-    """The choice for a program whose partitioning the trace does not show, from a plan for all devices together.
-
-    One device's program is no larger, so bytes that all hold together each one holds, and what can't be reached here
-    may be reached there. A share is carried over in proportion, as it is from one example to all of a `vmap`. The hook,
-    if it is at work, has the last word.
-    """
-    traced, request = self.traced, self.request
-    decisions, budget = found.decisions if found.decisions.regions else None, request.budget
-    if outcome and decisions and budget.share is not None:
-      alone = measure(compile_trial(*fn_and_gradient(traced, rewrite.rewrite(traced, decisions)), request.device))
-      budget = Budget(share=min(1.0, budget.share * outcome.baseline.temp_bytes / max(alone.temp_bytes, 1)))
-    mark = outcome and request.mark(self.fingerprint, budget)
-    is_certain = budget.share is not None or not decisions or not traced.placement.is_spread
-    if not is_certain:
-      warnings.warn(
-        f"the sharding of {traced.name}'s arguments is not known while it is traced, so the policy engine planned for "
-        f"all devices together: {budget} cost more recompute than one device needs. Plan the function or the whole "
-        "step for shapes with shardings (coopjax.plan(step, *shapes, budget=...).apply(step)), or use Explicit axes",
-        ShardingUnknownWarning,
-        skip_file_prefixes=LIBRARIES,
-      )
-    return Chosen(Choice(mark, decisions), outcome, found, is_certain)
-
-  def _planned_module(self, module: bytes, budget: Budget) -> hook.Outcome:
-    """What the HLO engine makes of the module: by the first planner whose plan fits and is not dear, or by the last."""
-    outcome = None
-    for planner in dict.fromkeys(self.planners):
-      asked = Mark(budget, planner, self.request.time_limit_s, target=self.request.speeds.name)
-      outcome = hook.plan_module(module, [asked])
-      if outcome.fits and not self._is_dear(outcome):
-        break
-    assert outcome is not None  # there is a planner to try
-    return outcome
-
-  def _is_dear(self, outcome: hook.Outcome) -> bool:
-    """Whether the HLO engine repeats so much that the policy engine, whose compiles say what they take, may do
-    better.
-    """
-    limit_flops = _ASKS_POLICY_ABOVE * cost.jaxpr_flops(self.traced.inlined)
-    return self.traced.placement.is_known and outcome.recompute_flops > limit_flops
-
-  def _measure_marked(self, mark: str) -> MemoryProfile | None:
-    """The program that the HLO engine makes, compiled; None where XLA does not take it."""
-    device, program = self.request.device, fn_and_gradient(self.traced, tagged_fn(self.traced, mark))
-    with warnings.catch_warnings():
-      warnings.simplefilter("ignore", BudgetExceededWarning)  # what does not hold the budget is not taken
-      try:
-        return measure(compile_abstract(*program, device), device)
-      except (jax.errors.JaxRuntimeError, CompileMemoryError) as error:
-        _log.info("the HLO engine's program for %s does not compile: %s", self.traced.name, error)
-        return None
-
-  def _report_missed(self, outcome: hook.Outcome) -> None:
-    """As `_report_infeasible`, of what the HLO engine alone made of the module."""
-    assert outcome.budget_bytes is not None  # a planning module is always asked to hold one
-    schedule = None if outcome.result is None else outcome.result.schedule
-    self._report_infeasible(outcome.budget_bytes, outcome.predicted.temp_bytes, self.baseline.module, schedule)
-
-  def _report_infeasible(
-    self,
-    budget_bytes: int,
-    smallest_bytes: int,
-    module_bytes: bytes,
-    schedule: np.ndarray | None = None,
-  ) -> None:
-    """Raises, or warns for a best effort, with the smallest reachable bytes and what forces them."""
-    name, request = self.traced.name, self.request
-    error = why_infeasible(
-      module_bytes,
-      f"no plan brings {name} and its gradient within the budget of {request.budget.allows(budget_bytes)}; the "
-      f"smallest reached is {format_bytes(smallest_bytes)} (planner {request.planner}, engine {request.engine})",
-      schedule=schedule,
-      budget_bytes=budget_bytes,
-      smallest_bytes=smallest_bytes,
-    )
-    error.add_note("try a larger budget, a smaller batch, or on_infeasible='best_effort'")
-    if request.on_infeasible == "error":
-      raise error
-    warnings.warn(str(error), BudgetExceededWarning, skip_file_prefixes=LIBRARIES)
 
 
 def warn_no_effect(

@@ -13,7 +13,6 @@ import itertools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
 import numpy as np
-from jax.extend import core
 
 from coopjax import compat
 from coopjax.jaxpr.tags import tag_jaxpr
@@ -22,11 +21,12 @@ from coopjax.policy_engine.compiled_profile import CompiledProfile
 from coopjax.policy_engine.cuts import bytes_between, cut, out_bytes
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
 from coopjax.policy_engine.nesting import Chain, Nesting, nestings
-from coopjax.policy_engine.offload import HostLink, HostTrips, Input, cuts_for_offload, inputs_between
+from coopjax.policy_engine.offload import HostLink, cuts_for_offload
 from coopjax.policy_engine.residuals import ForwardGraph, forward_graph
 from coopjax.policy_engine.rewrite import apply_to_scans
-from coopjax.policy_engine.save_curves import Choices, CurvePoint, climb, save_curve
+from coopjax.policy_engine.save_curves import CurvePoint, climb
 from coopjax.policy_engine.scan import Scan, find_scans
+from coopjax.policy_engine.segment_curves import SegmentBytes, SegmentCurves, TopOffload
 
 _LEAST_EXPLAINED = 0.75  # of the temporaries: below that, a profile says little of what checkpoints will do
 _NUM_KEPT = 19  # limits for which residuals are evicted from the profile
@@ -129,7 +129,7 @@ class Candidates:
     self._planner = planner
     self._kept = [] if profile is None or planner == "segments" else list(_kept_by_windows(profile))
     self.forward_flops = sum(original.flops)
-    everything = _Measured(original, profile, frozenset())
+    everything = SegmentBytes(original, profile, frozenset())
     self.baseline_bytes = float(everything.inside_bytes(0, original.num_positions) - everything.slack_bytes)
     self._effects = frozenset(i for i, equation in enumerate(jaxpr.eqns) if not compat.may_repeat(equation))
     self.found: list[Candidate] = []
@@ -137,7 +137,7 @@ class Candidates:
     # A checkpoint's own policy would save in the forward run that offload replaces (`host_copies`).
     host = None
     if link is not None and not link.is_for_loops and traced.policy is None:
-      host = _TopOffload.of(jaxpr, link)
+      host = TopOffload.of(jaxpr, link)
     for level in range(max((len(scan.bodies) for scan in scans), default=0)):
       barest = tuple(region for scan in scans for region in scan.barest(level))
       looped = forward_graph(apply_to_scans(jaxpr, PolicyDecisions(barest)), differentiable)
@@ -152,7 +152,7 @@ class Candidates:
       self._add_ladders(original, _Scans(may_offload=True), host=host)
 
   def _add_ladders(
-    self, graph: ForwardGraph, scans: "_Scans", is_cut: bool = True, host: "_TopOffload | None" = None
+    self, graph: ForwardGraph, scans: "_Scans", is_cut: bool = True, host: TopOffload | None = None
   ) -> None:
     """Candidates for one graph of the top region.
 
@@ -166,7 +166,7 @@ class Candidates:
       return
     alone = self._effects | scans.alone
     decided = frozenset(scan.position for scan in scans.scans)
-    curves = _Curves(graph, _Measured(graph, self._profile, decided), host, self._ends_forward)
+    curves = SegmentCurves(graph, SegmentBytes(graph, self._profile, decided), host, self._ends_forward)
     cuts = cuts_for_offload if host else cut
     for bounds in cuts(graph, alone) if is_cut else [_uncut(graph, alone)]:
       ladder = _Ladder(curves, bounds, scans, alone, is_cut)
@@ -226,87 +226,12 @@ def _uncut(graph: ForwardGraph, alone: frozenset[int]) -> tuple[int, ...]:
   return tuple(sorted({0, graph.num_positions} | alone | {position + 1 for position in alone}))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _TopOffload:
-  """What the segments of the top region need to offload.
-
-  Attributes:
-    jaxpr: of the region.
-    trips: of the region.
-    effects: positions with side effects; segments with one don't offload, because that takes a second forward run.
-  """
-
-  jaxpr: core.Jaxpr
-  trips: HostTrips
-  effects: frozenset[int]
-
-  @classmethod
-  def of(cls, jaxpr: core.Jaxpr, link: HostLink) -> "_TopOffload":
-    effects = frozenset(i for i, equation in enumerate(jaxpr.eqns) if equation.effects)
-    return cls(jaxpr, HostTrips.of(link, jaxpr), effects)
-
-  def choices(self, graph: ForwardGraph, start: int, stop: int, inputs: tuple[Input, ...]) -> Choices | None:
-    """Of one segment; None if it must not offload."""
-    is_pure = self.effects.isdisjoint(range(start, stop))
-    return self.trips.choices(graph, start, stop, inputs) if is_pure else None
-
-
-class _Measured:
-  """Bytes of a graph's segments: as profiled where there is a profile, but for the scans that are `decided` on."""
-
-  def __init__(self, graph: ForwardGraph, profile: CompiledProfile | None, decided: frozenset[int]):
-    self.residual_bytes = graph.residual_bytes()
-    if profile is not None:
-      is_decided = np.isin(np.arange(graph.num_positions), list(decided))
-      self.residual_bytes = np.where(is_decided, self.residual_bytes, profile.residual_bytes)
-    self._profile = profile
-    self._decided = decided
-    self._known: dict[tuple[int, int], int] = {}
-    self.slack_bytes = profile.slack_bytes if profile else 0
-
-  def inside_bytes(self, start: int, stop: int) -> int:
-    """Held while a segment is repeated and differentiated: its residuals, and what else is live then."""
-    if self._profile is None:
-      return int(self.residual_bytes[start:stop].sum())
-    if (start, stop) not in self._known:
-      modelled = sum(int(self.residual_bytes[position]) for position in self._decided if start <= position < stop)
-      self._known[start, stop] = modelled + self._profile.inside_bytes(start, stop, self._decided)
-    return self._known[start, stop]
-
-
-class _Curves:
-  """Save curves of segments, computed once for segments that are alike (the layers of a model)."""
-
-  def __init__(self, graph: ForwardGraph, measured: _Measured, host: _TopOffload | None, ends_forward: bool):
-    self.graph = graph
-    self.ends_forward = ends_forward
-    self.measured = measured
-    self._host = host
-    self._known: dict[object, list[CurvePoint]] = {}
-
-  def inputs(self, bounds: tuple[int, ...]) -> list[tuple[Input, ...]]:
-    """Per segment, the values made before it that it could keep on the host."""
-    return inputs_between(self._host.jaxpr, bounds) if self._host else [()] * (len(bounds) - 1)
-
-  def __call__(self, start: int, stop: int, inputs: tuple[Input, ...]) -> list[CurvePoint]:
-    key = self.graph.signature(start, stop), tuple(((at - start, index), size) for (at, index), size in inputs)
-    if key not in self._known:
-      choices = self._host and self._host.choices(self.graph, start, stop, inputs)
-      self._known[key] = [_shifted(point, -start) for point in save_curve(self.graph, start, stop, choices=choices)]
-    return [_shifted(point, start) for point in self._known[key]]
-
-
-def _shifted(point: CurvePoint, offset: int) -> CurvePoint:
-  saved, offloaded = (
-    tuple((position + offset, index) for position, index in values) for values in (point.saved, point.offloaded)
-  )
-  return dataclasses.replace(point, saved=saved, offloaded=offloaded)
-
-
 class _Ladder:
   """One segmentation's candidates: from nothing saved upwards, the best FLOPs per byte at each rung."""
 
-  def __init__(self, curves: _Curves, bounds: tuple[int, ...], scans: _Scans, alone: frozenset[int], is_cut: bool):
+  def __init__(
+    self, curves: SegmentCurves, bounds: tuple[int, ...], scans: _Scans, alone: frozenset[int], is_cut: bool
+  ):
     graph = curves.graph
     self._bounds = bounds
     self._scans = scans

@@ -23,8 +23,9 @@ import numpy as np
 
 from coopjax import _core, compat
 from coopjax.errors import InvalidProgramError
+from coopjax.jaxpr.inline import inline_jits
 from coopjax.jaxpr.tags import parse_tag, tag_jaxpr
-from coopjax.jaxpr.trace import TracedFn, inline_jits
+from coopjax.jaxpr.trace import TracedFn
 from coopjax.program import liveness
 from coopjax.program.step_program import OUTPUT, TEMPORARY, StepProgram
 from coopjax.xla.buffer_assignment import BufferAssignment, value_offsets

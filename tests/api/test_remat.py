@@ -10,7 +10,7 @@ import pytest
 from jax import export
 
 import coopjax
-from coopjax.planning import function_plan
+from coopjax.planning import choosing
 from coopjax.policy_engine import search
 from coopjax.policy_engine.decisions import PolicyDecisions
 from tests.support import models
@@ -296,16 +296,16 @@ def test_a_scan_needs_the_policy_engine(engine):
 
 def test_where_the_hlo_engine_alone_is_dear_the_policy_engine_is_asked_too(monkeypatch):
   loss, params, ids = models.gpt(depth=3)
-  asked, plan_policy = [], function_plan.search.plan_policy
+  asked, plan_policy = [], choosing.search.plan_policy
 
   def recording(*args, **kwargs):
     asked.append(kwargs["below_flops"])
     return plan_policy(*args, **kwargs)
 
-  monkeypatch.setattr(function_plan.search, "plan_policy", recording)
+  monkeypatch.setattr(choosing.search, "plan_policy", recording)
   alone = coopjax.plan(loss, params, ids, budget=0.5, time_limit_s=2.0)
   assert alone.engine == "hlo" and alone.fits and not asked  # little to repeat: no more compiles
-  monkeypatch.setattr(function_plan, "_ASKS_POLICY_ABOVE", 0.0)
+  monkeypatch.setattr(choosing, "_ASKS_POLICY_ABOVE", 0.0)
   both = coopjax.plan(loss, params, ids, budget=0.5, time_limit_s=2.01)
   assert asked and min(asked) < math.inf
   assert both.fits and both.recompute_flops <= max(asked)

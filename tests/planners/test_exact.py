@@ -8,7 +8,7 @@ import pytest
 from coopjax import _core
 from coopjax.planners.exact.planner import STATUSES, ExactPlanner, stages_of
 from coopjax.planners.exact.watched_model import stretches_of
-from coopjax.planners.milp import HighsSolver, ScipySolver
+from coopjax.planners.milp_solvers import HighsSolver, ScipySolver
 from coopjax.planners.peak import PeakPlanner
 from coopjax.program.step_program import OUTPUT, PARAMETER, TEMPORARY
 from coopjax.program.validate import validate

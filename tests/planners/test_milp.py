@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coopjax.planners.milp import HighsSolver, MilpBuilder, ScipySolver, default_solver
+from coopjax.planners.milp import MilpBuilder
+from coopjax.planners.milp_solvers import HighsSolver, ScipySolver, default_solver
 
 both_solvers = pytest.mark.parametrize("solver", [HighsSolver(), ScipySolver()], ids=lambda solver: solver.name)
 

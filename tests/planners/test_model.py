@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from coopjax import _core
 from coopjax.errors import InvalidProgramError
-from coopjax.planners.milp import HighsSolver, MilpResult, ScipySolver
+from coopjax.planners.milp_solvers import HighsSolver, MilpResult, ScipySolver
 from coopjax.planners.model.address_ilp import AddressOptions, plan_addresses
 from coopjax.planners.model.control_edges import add_control_edges, with_edges
 from coopjax.planners.model.graph import forced_bytes, order_graph

@@ -26,7 +26,7 @@ from coopjax import _core
 from coopjax.planners import base
 from coopjax.planners.base import PlannerResult
 from coopjax.planners.exact.watched_model import OrderedProgram, Step, Stretch, WatchedModel
-from coopjax.planners.milp import MilpSolver, default_solver
+from coopjax.planners.milp_solvers import MilpSolver, default_solver
 from coopjax.planners.peak import PeakPlanner
 from coopjax.program.step_program import StepProgram
 

@@ -21,7 +21,8 @@ import time
 
 import numpy as np
 
-from coopjax.planners.milp import Milp, MilpBuilder, MilpSolver
+from coopjax.planners.milp import Milp, MilpBuilder
+from coopjax.planners.milp_solvers import MilpSolver
 from coopjax.planners.packing import pack
 from coopjax.program import liveness
 from coopjax.program.step_program import TEMPORARY, StepProgram

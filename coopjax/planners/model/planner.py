@@ -20,7 +20,7 @@ import time
 import numpy as np
 
 from coopjax.planners.base import PlannerResult
-from coopjax.planners.milp import MilpSolver, default_solver
+from coopjax.planners.milp_solvers import MilpSolver, default_solver
 from coopjax.planners.model.address_ilp import AddressOptions, plan_addresses
 from coopjax.planners.model.control_edges import add_control_edges
 from coopjax.planners.model.search import OrderOptions, OrderSearch

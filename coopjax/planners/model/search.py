@@ -9,7 +9,7 @@ import numpy as np
 
 from coopjax import _core
 from coopjax.planners.fastsa import FastSAPlanner
-from coopjax.planners.milp import MilpSolver
+from coopjax.planners.milp_solvers import MilpSolver
 from coopjax.planners.model.control_edges import with_edges
 from coopjax.planners.model.graph import order_graph
 from coopjax.planners.model.order_ilp import OrderIlp, pruned_horizon

@@ -1,0 +1,88 @@
+"""Save curves of a graph's segments, and the bytes that they hold: as profiled, where there is a profile."""
+
+import dataclasses
+
+import numpy as np
+from jax.extend import core
+
+from coopjax.policy_engine.compiled_profile import CompiledProfile
+from coopjax.policy_engine.offload import HostLink, HostTrips, Input, inputs_between
+from coopjax.policy_engine.residuals import ForwardGraph
+from coopjax.policy_engine.save_curves import Choices, CurvePoint, save_curve
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TopOffload:
+  """What the segments of the top region need to offload.
+
+  Attributes:
+    jaxpr: of the region.
+    trips: of the region.
+    effects: positions with side effects; segments with one don't offload, because that takes a second forward run.
+  """
+
+  jaxpr: core.Jaxpr
+  trips: HostTrips
+  effects: frozenset[int]
+
+  @classmethod
+  def of(cls, jaxpr: core.Jaxpr, link: HostLink) -> "TopOffload":
+    effects = frozenset(i for i, equation in enumerate(jaxpr.eqns) if equation.effects)
+    return cls(jaxpr, HostTrips.of(link, jaxpr), effects)
+
+  def choices(self, graph: ForwardGraph, start: int, stop: int, inputs: tuple[Input, ...]) -> Choices | None:
+    """Of one segment; None if it must not offload."""
+    is_pure = self.effects.isdisjoint(range(start, stop))
+    return self.trips.choices(graph, start, stop, inputs) if is_pure else None
+
+
+class SegmentBytes:
+  """Bytes of a graph's segments: as profiled where there is a profile, but for the scans that are `decided` on."""
+
+  def __init__(self, graph: ForwardGraph, profile: CompiledProfile | None, decided: frozenset[int]):
+    self.residual_bytes = graph.residual_bytes()
+    if profile is not None:
+      is_decided = np.isin(np.arange(graph.num_positions), list(decided))
+      self.residual_bytes = np.where(is_decided, self.residual_bytes, profile.residual_bytes)
+    self._profile = profile
+    self._decided = decided
+    self._known: dict[tuple[int, int], int] = {}
+    self.slack_bytes = profile.slack_bytes if profile else 0
+
+  def inside_bytes(self, start: int, stop: int) -> int:
+    """Held while a segment is repeated and differentiated: its residuals, and what else is live then."""
+    if self._profile is None:
+      return int(self.residual_bytes[start:stop].sum())
+    if (start, stop) not in self._known:
+      modelled = sum(int(self.residual_bytes[position]) for position in self._decided if start <= position < stop)
+      self._known[start, stop] = modelled + self._profile.inside_bytes(start, stop, self._decided)
+    return self._known[start, stop]
+
+
+class SegmentCurves:
+  """Save curves of segments, computed once for segments that are alike (the layers of a model)."""
+
+  def __init__(self, graph: ForwardGraph, measured: SegmentBytes, host: TopOffload | None, ends_forward: bool):
+    self.graph = graph
+    self.ends_forward = ends_forward
+    self.measured = measured
+    self._host = host
+    self._known: dict[object, list[CurvePoint]] = {}
+
+  def inputs(self, bounds: tuple[int, ...]) -> list[tuple[Input, ...]]:
+    """Per segment, the values made before it that it could keep on the host."""
+    return inputs_between(self._host.jaxpr, bounds) if self._host else [()] * (len(bounds) - 1)
+
+  def __call__(self, start: int, stop: int, inputs: tuple[Input, ...]) -> list[CurvePoint]:
+    key = self.graph.signature(start, stop), tuple(((at - start, index), size) for (at, index), size in inputs)
+    if key not in self._known:
+      choices = self._host and self._host.choices(self.graph, start, stop, inputs)
+      self._known[key] = [_shifted(point, -start) for point in save_curve(self.graph, start, stop, choices=choices)]
+    return [_shifted(point, start) for point in self._known[key]]
+
+
+def _shifted(point: CurvePoint, offset: int) -> CurvePoint:
+  saved, offloaded = (
+    tuple((position + offset, index) for position, index in values) for values in (point.saved, point.offloaded)
+  )
+  return dataclasses.replace(point, saved=saved, offloaded=offloaded)
