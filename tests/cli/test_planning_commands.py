@@ -60,7 +60,9 @@ def test_plan_shows_and_saves_what_holds_the_budget(script, capsys):
 
 def test_plan_takes_a_shapes_file_and_prints_json(script, capsys):
   shapes = script.with_name("shapes.json")
-  status, out, _ = run(capsys, "plan", f"{script}:loss", "--shapes", shapes, "--budget", "1MiB", "--total", "--json")
+  status, out, _ = run(
+    capsys, "plan", f"{script}:loss", "--shapes", shapes, "--planner", "peak", "--budget", "1MiB", "--total", "--json"
+  )
   plan = coopjax.RematPlan.from_json(out)
   assert status == 0 and plan.budget == coopjax.Budget.total("1MiB") and plan.measured.total_bytes <= 2**20
 

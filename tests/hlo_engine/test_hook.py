@@ -13,6 +13,7 @@ from coopjax.hlo_engine import hook, module_plan
 from coopjax.hlo_engine.mark import Mark
 from coopjax.xla.compile import module_of
 from coopjax.xla.module import parse_module
+from tests.support import quick
 from tests.support.checks import compile_step, temp_bytes
 from tests.support.hlo_hook import before_ours
 from tests.support.hlo_hook import hook as other_hook
@@ -122,7 +123,7 @@ def test_other_users_and_disabled_passes_stay_in_force():
     ordered = compile_step(loss, params, ids)
   (_, came), (_, left) = (entry for entry in seen if len(entry[1]) > 50)
   assert came == sequence(module_of(plain())) and left == sequence(module_of(ordered)) != came
-  options = {"xla_disable_hlo_passes": "fusion"}
+  options = {"xla_disable_hlo_passes": "fusion", **quick.COMPILER_OPTIONS}
   compile_unfused = lambda: step_of(loss).lower(params, ids).compile(options)
   unfused = compile_unfused()
   with coopjax.enable():

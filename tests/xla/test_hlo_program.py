@@ -14,7 +14,7 @@ from coopjax.program import step_program
 from coopjax.program.cost import CPU, Roofline
 from coopjax.xla.buffer_assignment import BufferAssignment
 from coopjax.xla.module import AllocationKind, predict_memory, read_step_program
-from tests.support import models
+from tests.support import models, quick
 from tests.support.hlo_hook import hook
 
 
@@ -28,7 +28,7 @@ def capture(fn, *args, donate=(), rewrite=None):
     return None if rewrite is None else modules[-1]
 
   with hook(callback):
-    compiled = lowered.compile()
+    compiled = lowered.compile(quick.COMPILER_OPTIONS)  # looked at, not run
   assert len(modules) == 1
   return modules[0], compiled
 

@@ -241,9 +241,10 @@ def test_the_hlo_engine_is_refused_where_it_can_not_work(monkeypatch):
 )
 def test_the_example_shows_before_and_after_and_what_is_recomputed(arguments):
   done = subprocess.run(
-    [sys.executable, str(ROOT / "examples" / "plan_for_v5e.py"), *arguments],
+    [sys.executable, "-m", "tests.support.quick", str(ROOT / "examples" / "plan_for_v5e.py"), *arguments],
     capture_output=True,
     text=True,
+    cwd=ROOT,
     env={**os.environ, "JAX_PLATFORMS": "cpu"},
     check=False,
   )
