@@ -42,7 +42,6 @@ class CostModel {
   OpCost FusionCost(int32_t instruction);
   OpCost ControlFlowCost(int32_t instruction);
   OpCost AppliedCost(int32_t instruction);
-  double OwnFlops(int32_t instruction) const;
   double AccessedBytes(int32_t instruction) const;
   OpCost ScaledCallee(int32_t instruction, int32_t called_number, double count);
   double FusionParameterBytes(int32_t parameter) const;

@@ -9,32 +9,12 @@ namespace {
 
 using testing::F32;
 using testing::HloBuilder;
-using testing::TupleOf;
 
 std::string ContractingDimension(int64_t dimension) {
   std::string dimensions, raw;
   const std::vector<int64_t> contracting = {dimension};
   hlo::AppendPackedField(1, contracting, &dimensions);
   hlo::AppendBytesField(30, dimensions, &raw);
-  return raw;
-}
-
-// A window dimension with every attribute, and the dimension numbers of a [batch, spatial, feature] convolution
-// with a [spatial, in, out] kernel.
-std::string Convolution1D(int64_t size, int64_t stride, int64_t low, int64_t high, int64_t window_dilation,
-                          int64_t base_dilation) {
-  std::string dimension, window, numbers, raw;
-  const int64_t attributes[] = {size, stride, low, high, window_dilation, base_dilation};
-  for (uint32_t k = 0; k < 6; ++k) hlo::AppendVarintField(k + 1, attributes[k], &dimension);
-  hlo::AppendBytesField(1, dimension, &window);
-  hlo::AppendVarintField(8, 2, &numbers);   // input feature
-  hlo::AppendVarintField(10, 2, &numbers);  // output feature
-  const std::vector<int64_t> kernel_spatial = {0}, spatial = {1};
-  hlo::AppendPackedField(6, kernel_spatial, &numbers);
-  hlo::AppendPackedField(11, spatial, &numbers);
-  hlo::AppendPackedField(12, spatial, &numbers);
-  hlo::AppendBytesField(15, window, &raw);
-  hlo::AppendBytesField(16, numbers, &raw);
   return raw;
 }
 
@@ -47,29 +27,6 @@ TEST(DotsCostTwoFlopsPerMultiplyAdd) {
   const OpCost cost = CostModel(graph).Cost(b.index(dot));
   EXPECT_EQ(cost.flops, 2.0 * 4 * 16 * 8);
   EXPECT_EQ(cost.bytes_accessed, 4.0 * (4 * 8 + 8 * 16 + 4 * 16));
-}
-
-TEST(ConvolutionsCountPositionsThatMeetInput) {
-  struct Case {
-    int64_t input, kernel, output, stride, low, high, window_dilation, base_dilation;
-  };
-  for (const Case c : {Case{8, 3, 8, 1, 1, 1, 1, 1}, Case{8, 3, 4, 2, 0, 1, 1, 1}, Case{8, 3, 8, 1, 2, 2, 2, 1},
-                       Case{4, 3, 8, 1, 1, 2, 1, 2}, Case{5, 4, 7, 2, 3, 3, 2, 3}, Case{1, 5, 5, 1, 4, 4, 1, 1}}) {
-    int64_t positions = 0;  // the plain definition
-    for (int64_t k = 0; k < c.kernel; ++k) {
-      for (int64_t o = 0; o < c.output; ++o) {
-        const int64_t at = o * c.stride - c.low + k * c.window_dilation;
-        positions += at >= 0 && at % c.base_dilation == 0 && at / c.base_dilation < c.input;
-      }
-    }
-    HloBuilder b;
-    b.Begin("main");
-    const int64_t lhs = b.Parameter(0, F32({2, c.input, 3})), rhs = b.Parameter(1, F32({c.kernel, 3, 5}));
-    const int64_t convolution = b.Add("convolution", F32({2, c.output, 5}), {lhs, rhs});
-    b.SetRaw(Convolution1D(c.kernel, c.stride, c.low, c.high, c.window_dilation, c.base_dilation));
-    const hlo::Graph graph(b.Finish());
-    EXPECT_EQ(CostModel(graph).Cost(b.index(convolution)).flops, 2.0 * 2 * 3 * 5 * static_cast<double>(positions));
-  }
 }
 
 TEST(TranscendentalsAreCountedApart) {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "buffers/phi.h"
+#include "buffers/value_definition.h"
 
 namespace coopjax {
 namespace {
@@ -28,7 +29,6 @@ class Builder {
 
  private:
   void Define();
-  void DefineInstruction(int32_t i);
   void Propagate();
   void Enqueue(int32_t i);
   void EnqueueAffected(int32_t i);
@@ -66,64 +66,11 @@ class Builder {
 void Builder::Define() {
   for (int32_t c = 0; c < std::ssize(graph_.module().computations); ++c) {
     if (!graph_.is_control_flow(c)) continue;
-    for (const int32_t i : graph_.PostOrder(c)) DefineInstruction(i);
-  }
-}
-
-// Which nodes of an instruction's shape it defines itself; the others are forwarded to it.
-void Builder::DefineInstruction(int32_t i) {
-  const hlo::Node base = graph_.node_base(i), end = graph_.node_end(i);
-  const auto define_if = [&](const auto& is_defined) {
-    for (hlo::Node node = base; node < end; ++node) {
-      if (is_defined(node)) value_at_[node] = NewValue(node, /*is_phi=*/false);
+    for (const int32_t i : graph_.PostOrder(c)) {
+      for (hlo::Node node = graph_.node_base(i); node < graph_.node_end(i); ++node) {
+        if (DefinesValueAt(graph_, node)) value_at_[node] = NewValue(node, /*is_phi=*/false);
+      }
     }
-  };
-  const auto in_element = [&](hlo::Node node, int64_t element) {
-    const hlo::Node child = graph_.Child(base, element);
-    return child != hlo::Graph::kNoNode && node >= child && node < child + graph_.subtree_size(child);
-  };
-  const auto is_tuple = [&](hlo::Node node) { return graph_.shape(node).is_tuple(); };
-  switch (graph_.op(i)) {
-    case hlo::Op::kParameter:
-      if (graph_.callers(graph_.instruction(i).computation).empty()) define_if([](hlo::Node) { return true; });
-      break;
-    case hlo::Op::kBitcast:
-    case hlo::Op::kAddDependency:
-    case hlo::Op::kWhile:
-    case hlo::Op::kCall:
-    case hlo::Op::kConditional:
-    case hlo::Op::kGetTupleElement:
-    case hlo::Op::kDomain:
-    case hlo::Op::kOptimizationBarrier:
-    case hlo::Op::kCopyDone:
-    case hlo::Op::kAllReduceDone:
-      break;
-    case hlo::Op::kCopy:
-    case hlo::Op::kTuple:
-      define_if([&](hlo::Node node) { return node == base; });
-      break;
-    case hlo::Op::kAsyncStart:
-      define_if([&](hlo::Node node) { return is_tuple(node) || (!in_element(node, 0) && !in_element(node, 1)); });
-      break;
-    case hlo::Op::kAsyncUpdate:
-    case hlo::Op::kAsyncDone:
-    case hlo::Op::kAllGatherDone:
-    case hlo::Op::kCollectivePermuteDone:
-      define_if(is_tuple);
-      break;
-    case hlo::Op::kCopyStart:
-      define_if([&](hlo::Node node) { return !in_element(node, 1); });
-      break;
-    case hlo::Op::kAllGatherStart:
-    case hlo::Op::kCollectivePermuteStart:
-      define_if([&](hlo::Node node) { return is_tuple(node) || !in_element(node, 0); });
-      break;
-    case hlo::Op::kSend:
-    case hlo::Op::kRecvDone:
-      define_if([&](hlo::Node node) { return !in_element(node, 0); });
-      break;
-    default:
-      define_if([](hlo::Node) { return true; });
   }
 }
 

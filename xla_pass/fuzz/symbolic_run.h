@@ -5,7 +5,7 @@
 // hash of itself and of what it read; instructions that share a buffer (HloAlias) overwrite each
 // other. So an operand that is another, an attribute that changed, and a buffer that was overwritten
 // before its last reader all show in the hash of an output. Called computations count as a whole.
-// Nothing here is shared with verify.cc and buffer_order.cc.
+// Nothing here is shared with verify/.
 #pragma once
 
 #include <cstdint>

@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <iterator>
 #include <numeric>
-#include <string_view>
-#include <unordered_set>
 #include <vector>
 
 #include "hlo/opcode.h"
+#include "verify/alias_rules.h"
 #include "verify/shape_nodes.h"
 
 namespace coopjax::verify {
@@ -16,20 +15,9 @@ namespace {
 constexpr int32_t kBeforeStart = -1;
 constexpr int32_t kNotCalled = -2;
 
-// Opcodes of which the table of hlo/opcode.h says nothing, and whose outputs are buffers of their own.
-bool MakesOwnBuffers(std::string_view opcode) {
-  static const std::unordered_set<std::string_view> names = {
-      "all-gather",      "all-to-all",         "collective-broadcast",
-      "dynamic-reshape", "get-dimension-size", "infeed",
-      "outfeed",         "partition-id",       "recv",
-      "reduce-scatter",  "replica-id",         "rng-get-and-update-state",
-      "send-done"};
-  return names.contains(opcode);
-}
-
 class BufferOrder {
  public:
-  explicit BufferOrder(const hlo::Module& module) : module_(module), nodes_(module) {}
+  explicit BufferOrder(const hlo::Module& module) : module_(module), nodes_(module), rules_(nodes_) {}
   std::string Check();
 
  private:
@@ -41,8 +29,6 @@ class BufferOrder {
   };
 
   std::string FindCallers();
-  void FindForwarding(int32_t i);
-  void ForwardTree(ShapeNode to, ShapeNode from);
   void FindValues(int32_t i);
   ShapeNode ForwardedByCallees(ShapeNode node) const;
   ShapeNode ForwardedByCallee(ShapeNode node, int32_t number, int32_t first_operand) const;
@@ -50,15 +36,12 @@ class BufferOrder {
   void JoinCallee(int32_t i);
   void JoinInPlace(int32_t i);
   std::string JoinParametersAndOutputs();
-  ShapeNode InPlaceOperand(ShapeNode output) const;
-  ShapeNode InPlaceFusionOperand(ShapeNode output) const;
   std::string CheckComputation(int32_t computation);
   void FindSteps(int32_t computation);
   void FindWrites(int32_t computation, int32_t caller);
   std::string CheckReads(int32_t tree, int32_t reader, int32_t step) const;
   std::string CheckRead(ShapeNode node, int32_t reader, int32_t step) const;
 
-  ShapeNode Follow(ShapeNode node) const;
   ShapeNode Buffer(ShapeNode node) const;
   // Whether the computation is the entry or called from it by a loop, a branch or a call. (Fusions and
   // reducers have no buffers of their own.)
@@ -71,7 +54,7 @@ class BufferOrder {
 
   const hlo::Module& module_;
   const ShapeNodes nodes_;
-  std::vector<ShapeNode> forward_;         // [node] the operand's node whose buffer this is, within one computation
+  const AliasRules rules_;
   std::vector<ShapeNode> value_;           // [node] the node that defined what is in the buffer
   mutable std::vector<ShapeNode> parent_;  // [node] union-find over values that share a buffer
   std::vector<int32_t> callers_;           // [computation] the instruction that runs it
@@ -82,12 +65,10 @@ class BufferOrder {
 
 std::string BufferOrder::Check() {
   if (std::string fault = FindCallers(); !fault.empty()) return fault;
-  forward_.assign(nodes_.num_nodes(), kNoNode);
   value_.resize(nodes_.num_nodes());
   parent_.resize(nodes_.num_nodes());
   std::iota(value_.begin(), value_.end(), 0);
   std::iota(parent_.begin(), parent_.end(), 0);
-  for (int32_t i = 0; i < nodes_.num_instructions(); ++i) FindForwarding(i);
   // Callees stand before callers and operands before users: one pass is enough.
   for (int32_t i = 0; i < nodes_.num_instructions(); ++i) FindValues(i);
   for (int32_t i = 0; i < nodes_.num_instructions(); ++i) {
@@ -152,60 +133,10 @@ void BufferOrder::FindSteps(int32_t c) {
   }
 }
 
-void BufferOrder::ForwardTree(ShapeNode to, ShapeNode from) {
-  if (to == kNoNode || from == kNoNode || nodes_.subtree_size(to) != nodes_.subtree_size(from)) return;
-  for (int32_t k = 0; k < nodes_.subtree_size(to); ++k) forward_[to + k] = from + k;
-}
-
-void BufferOrder::FindForwarding(int32_t i) {
-  const auto operands = nodes_.operands(i);
-  if (operands.empty()) return;
-  const ShapeNode to = nodes_.first(i), from = nodes_.first(operands[0]);
-  const auto forward_operands = [&](ShapeNode tuple) {  // to the elements of a tuple, one operand each
-    for (int32_t k = 0; k < std::ssize(operands); ++k) {
-      ForwardTree(nodes_.Child(tuple, k), nodes_.first(operands[k]));
-    }
-  };
-  switch (nodes_.op(i)) {
-    case hlo::Op::kBitcast:
-    case hlo::Op::kOptimizationBarrier:
-    case hlo::Op::kAddDependency:
-    case hlo::Op::kDomain:
-    case hlo::Op::kAsyncUpdate:
-    case hlo::Op::kAllReduceDone:
-      return ForwardTree(to, from);
-    case hlo::Op::kGetTupleElement:
-      return ForwardTree(to, nodes_.Child(from, instruction(i).tuple_index));
-    case hlo::Op::kTuple:
-      return forward_operands(to);
-    case hlo::Op::kCopyStart:
-      return ForwardTree(nodes_.Child(to, 1), from);
-    case hlo::Op::kCopyDone:
-      return ForwardTree(to, nodes_.Child(from, 0));
-    case hlo::Op::kSend:
-      return ForwardTree(nodes_.Child(to, 0), from);
-    case hlo::Op::kRecvDone:
-      return ForwardTree(nodes_.Child(to, 0), nodes_.Child(from, 0));
-    case hlo::Op::kAsyncDone:
-    case hlo::Op::kAllGatherDone:
-    case hlo::Op::kCollectivePermuteDone:
-      return ForwardTree(to, nodes_.Child(from, 1));
-    case hlo::Op::kAsyncStart:
-    case hlo::Op::kAllGatherStart:
-    case hlo::Op::kCollectivePermuteStart: {
-      const ShapeNode first = nodes_.Child(to, 0);
-      if (first == kNoNode) return;
-      return nodes_.is_tuple(first) && !nodes_.is_tuple(from) ? forward_operands(first) : ForwardTree(first, from);
-    }
-    default:
-      return;
-  }
-}
-
 void BufferOrder::FindValues(int32_t i) {
   const bool is_call = IsCall(nodes_.op(i)) && nodes_.op(i) != hlo::Op::kAsyncStart;
   for (ShapeNode node = nodes_.first(i); node < nodes_.end(i); ++node) {
-    const ShapeNode from = is_call ? ForwardedByCallees(node) : forward_[node];
+    const ShapeNode from = is_call ? ForwardedByCallees(node) : rules_.forwarded(node);
     if (from != kNoNode) value_[node] = value_[from];
   }
 }
@@ -272,7 +203,7 @@ void BufferOrder::JoinCallee(int32_t i) {
 
 void BufferOrder::JoinInPlace(int32_t i) {
   for (ShapeNode node = nodes_.first(i); node < nodes_.end(i); ++node) {
-    const ShapeNode operand = InPlaceOperand(node);
+    const ShapeNode operand = rules_.InPlaceOperand(node);
     if (operand != kNoNode) parent_[Buffer(value_[node])] = Buffer(value_[operand]);
   }
 }
@@ -288,62 +219,6 @@ std::string BufferOrder::JoinParametersAndOutputs() {
   return "";
 }
 
-// The operand's node whose buffer the output's node `output` overwrites; kNoNode when it has its own.
-ShapeNode BufferOrder::InPlaceOperand(ShapeNode output) const {
-  const int32_t i = nodes_.owner(output);
-  const int32_t offset = output - nodes_.first(i);
-  const int32_t num_operands = static_cast<int32_t>(nodes_.operands(i).size());
-  for (const auto& alias : instruction(i).output_operand_aliasing) {
-    if (nodes_.At(i, alias.output_index) != output) continue;
-    if (alias.operand_number < 0 || alias.operand_number >= num_operands) continue;
-    return nodes_.At(nodes_.operands(i)[alias.operand_number], alias.operand_index);
-  }
-  switch (nodes_.op(i)) {
-    case hlo::Op::kDynamicUpdateSlice:
-    case hlo::Op::kSetDimensionSize:
-      return nodes_.OperandNode(i, 0, offset);
-    case hlo::Op::kScatter:
-    case hlo::Op::kAllReduceStart: {
-      // One operand and an array, or n operands and a tuple of n arrays.
-      const int32_t num_in_place = nodes_.op(i) == hlo::Op::kScatter ? num_operands / 2 : num_operands;
-      if (num_in_place == 1) return nodes_.OperandNode(i, 0, offset);
-      return offset >= 1 && offset <= num_in_place ? nodes_.OperandNode(i, offset - 1, 0) : kNoNode;
-    }
-    case hlo::Op::kRaggedAllToAll:
-      return nodes_.OperandNode(i, 1, offset);
-    case hlo::Op::kCollectivePermute:
-    case hlo::Op::kCollectivePermuteStart: {
-      if (num_operands != 4) return kNoNode;  // only this form writes into an operand, the second
-      const bool is_start = nodes_.op(i) == hlo::Op::kCollectivePermuteStart;
-      const ShapeNode target = is_start ? nodes_.Child(nodes_.first(i), 1) : nodes_.first(i);
-      return target == kNoNode || output < target ? kNoNode : nodes_.OperandNode(i, 1, output - target);
-    }
-    case hlo::Op::kFusion:
-      return InPlaceFusionOperand(output);
-    default:
-      return kNoNode;
-  }
-}
-
-// A fusion whose output is made in place from one of its parameters, inner fusions looked through.
-ShapeNode BufferOrder::InPlaceFusionOperand(ShapeNode output) const {
-  const int32_t fusion = nodes_.owner(output);
-  if (nodes_.called(fusion).empty()) return kNoNode;
-  const int32_t root = nodes_.root(nodes_.called(fusion)[0]);
-  const ShapeNode result = nodes_.first(root) + (output - nodes_.first(fusion));
-  if (result >= nodes_.end(root)) return kNoNode;
-  ShapeNode source = InPlaceOperand(Follow(result));
-  if (source == kNoNode) return kNoNode;
-  source = Follow(source);
-  if (nodes_.op(nodes_.owner(source)) == hlo::Op::kFusion) {
-    const ShapeNode inner = InPlaceOperand(source);
-    if (inner != kNoNode) source = Follow(inner);
-  }
-  const int32_t parameter = nodes_.owner(source);
-  if (nodes_.op(parameter) != hlo::Op::kParameter) return kNoNode;
-  return nodes_.OperandNode(fusion, instruction(parameter).parameter_number, source - nodes_.first(parameter));
-}
-
 // Adds what a computation and all that it calls write. Whatever runs inside a loop, a branch or a call
 // runs at the step of its `caller` in the computation in question, which itself has none.
 void BufferOrder::FindWrites(int32_t c, int32_t caller) {
@@ -356,8 +231,7 @@ void BufferOrder::FindWrites(int32_t c, int32_t caller) {
     for (ShapeNode node = nodes_.first(i); node < nodes_.end(i); ++node) {
       if (value_[node] == node) writes_.push_back({Buffer(node), step_[writer], writer});
     }
-    if (nodes_.op(i) != hlo::Op::kOther || nodes_.is_pure(i) || MakesOwnBuffers(instruction(i).opcode)) continue;
-    // An opcode without a known rule may write into its operands.
+    if (!rules_.MayWriteOperands(i)) continue;
     for (const int32_t operand : nodes_.operands(i)) {
       for (ShapeNode node = nodes_.first(operand); node < nodes_.end(operand); ++node) {
         writes_.push_back({Buffer(value_[node]), step_[writer], writer});
@@ -385,11 +259,6 @@ std::string BufferOrder::CheckRead(ShapeNode node, int32_t reader, int32_t step)
   if (nodes_.op(reader) == hlo::Op::kAsyncDone && write->instruction == nodes_.operands(reader)[0]) return "";
   return hlo::Quoted(instruction(reader).name) + " reads " + hlo::Quoted(instruction(definer).name) + " after " +
          hlo::Quoted(instruction(write->instruction).name) + " has overwritten its buffer";
-}
-
-ShapeNode BufferOrder::Follow(ShapeNode node) const {
-  while (forward_[node] != kNoNode) node = forward_[node];
-  return node;
 }
 
 ShapeNode BufferOrder::Buffer(ShapeNode node) const {
