@@ -19,8 +19,6 @@ What is measured joins what is in the results file.
 """
 
 import argparse
-import contextlib
-import dataclasses
 import json
 import os
 import pathlib
@@ -37,7 +35,8 @@ import jax.numpy as jnp
 import models
 import numpy as np
 import tables
-from jax.extend import xla as jax_xla
+from hlo_capture import capture, post_scheduler
+from hlo_pass_corpus import corpus_rows
 
 from coopjax import _core
 from coopjax.hlo_engine.recompute_order import Changes, RecomputeOrderResult, recompute_order
@@ -48,7 +47,6 @@ MIB = 2**20
 RESULTS = tables.RESULTS / "hlo_pass.json"
 BUDGETS = (0.9, 0.7, 0.5, 0.3)
 NETWORK_BUDGETS = (0.5, 0.25, 0.0)
-NEAR_BOUND = 1.02
 KEY = ("part", "program", "changes", "budget")
 MEMORY_SCHEDULER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 TARGETS = {"gpu:h100": "cuda", "tpu:v5e:2x2": "tpu"}
@@ -131,108 +129,8 @@ COLUMNS = {
 }
 
 
-@contextlib.contextmanager
-def post_scheduler(callback: Callable[[bytes], bytes | None], platform: str = "cpu") -> Iterator[None]:
-  """Hands every module that is scheduled inside the block to `callback`."""
-  stage = jax_xla.PipelineStage.POST_SCHEDULER
-  jax_xla.register_hlo_module_transformation(callback, name="benchmark", stage=stage, platforms=platform)
-  try:
-    yield
-  finally:
-    jax_xla.clear_hlo_module_transformation("benchmark", stage=stage, platforms=platform)
-
-
-class _Captured(Exception):
-  """Ends a compile whose module was all that was wanted."""
-
-
-def capture(lowered: jax.stages.Lowered, options: dict[str, Any] | None = None, platform: str = "cpu") -> bytes:
-  """The largest module at POST_SCHEDULER; no code is generated."""
-  modules = []
-
-  def keep(module: bytes) -> None:
-    modules.append(bytes(module))
-    raise _Captured
-
-  with post_scheduler(keep, platform), contextlib.suppress(jax.errors.JaxRuntimeError):
-    lowered.compile(compiler_options=options)
-  return max(modules, key=len)
-
-
 def order_only(module: bytes, **options: Any) -> RecomputeOrderResult:
   return recompute_order(module, changes=Changes.ORDER, **options)
-
-
-def least_live_bytes(module: _core.HloModule) -> int:
-  """Live bytes that no schedule avoids, whatever is reordered or recomputed inside loops, branches and calls."""
-  program, _ = read_step_program(module)
-  return _core.lower_bound(dataclasses.replace(program, op_workspace_bytes=_core.least_workspaces(module)).core)[0]
-
-
-class Corpus:
-  """Compiles and runs programs of the corpus, with and without the pass."""
-
-  def __init__(self, name: str):
-    self.name, self.program = name, hlo_corpus.PROGRAMS[name]()
-    modules = []
-    with post_scheduler(lambda module: modules.append(bytes(module))):
-      plain = self.program.lower().compile()
-    (self.module,) = modules
-    self.temp_bytes = plain.memory_analysis().temp_size_in_bytes
-    self.outputs = self._outputs(plain)
-    self.bound_bytes = least_live_bytes(parse_module(self.module))
-    self.cost_s = float(read_step_program(self.module)[0].op_cost_s.sum())
-    self._runs: dict[bytes | None, tuple[int, bool]] = {None: (self.temp_bytes, True)}
-
-  def rows(self, budgets: tuple[float, ...]) -> Iterator[tables.Row]:
-    for share in budgets:
-      for changes in (Changes.ORDER, Changes.BOTH):
-        start = time.perf_counter()
-        result = recompute_order(self.module, int(share * self.temp_bytes), changes=changes)
-        yield self._row(share, changes, result, time.perf_counter() - start)
-
-  def _row(self, share: float, changes: Changes, result: RecomputeOrderResult, seconds: float) -> tables.Row:
-    temp_bytes, same_bits = self._run(result.module_bytes)
-    budget_bytes = int(share * self.temp_bytes)
-    bound_bytes = result.after.least_temp_bytes if changes == Changes.ORDER else self.bound_bytes
-    over_bound = temp_bytes / bound_bytes - 1 if bound_bytes else 0.0
-    is_smallest = temp_bytes <= NEAR_BOUND * bound_bytes
-    return {
-      "part": "corpus",
-      "program": self.name,
-      "changes": changes.name.lower(),
-      "budget": share,
-      "before_kib": self.temp_bytes / 1024,
-      "budget_kib": budget_bytes / 1024,
-      "temp_kib": temp_bytes / 1024,
-      "predicted_kib": result.after.temp_bytes / 1024,
-      "bound_kib": bound_bytes / 1024,
-      "over_bound": over_bound,
-      "verdict": "holds" if temp_bytes <= budget_bytes else "smallest" if is_smallest else "misses",
-      "overhead": result.recompute_cost_s / self.cost_s if self.cost_s else 0.0,
-      "same_bits": same_bits,
-      "seconds": seconds,
-      "reason": result.reason,
-    }
-
-  def _run(self, module_bytes: bytes | None) -> tuple[int, bool]:
-    """Temporary bytes of the module, compiled, and whether its outputs have the bits of the plain program's."""
-    if module_bytes not in self._runs:
-      with post_scheduler(lambda _: module_bytes):
-        compiled = self.program.lower().compile()
-      same_bits = all(map(np.array_equal, self._outputs(compiled), self.outputs))
-      self._runs[module_bytes] = compiled.memory_analysis().temp_size_in_bytes, same_bits
-    return self._runs[module_bytes]
-
-  def _outputs(self, compiled: jax.stages.Compiled) -> list[np.ndarray]:
-    """The bits of every result."""
-    results = jax.tree.leaves(compiled(*self.program.args))
-    return [np.frombuffer(np.asarray(result).tobytes(), np.uint8) for result in results]
-
-
-def corpus_rows(names: list[str]) -> Iterator[tables.Row]:
-  for name in names:
-    yield from Corpus(name).rows(BUDGETS)
 
 
 def scheduler_rows(names: list[str]) -> Iterator[tables.Row]:
@@ -461,7 +359,7 @@ def main() -> None:
   arguments = parser.parse_args()
   hlo_corpus.use_virtual_devices()
   parts = {
-    "corpus": lambda: corpus_rows(arguments.names or list(hlo_corpus.PROGRAMS)),
+    "corpus": lambda: corpus_rows(arguments.names or list(hlo_corpus.PROGRAMS), BUDGETS),
     "schedulers": lambda: scheduler_rows(arguments.names or list(hlo_corpus.PROGRAMS)),
     "targets": lambda: target_rows(arguments.names or list(TARGET_PROGRAMS)),
     "networks": lambda: network_rows(arguments.names or list(NETWORKS)),

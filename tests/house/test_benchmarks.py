@@ -11,7 +11,8 @@ import types
 
 import pytest
 
-from tests.support import ROOT, programs
+from tests.support import ROOT
+from tests.support.transformer import transformer
 
 BENCHMARKS = ROOT / "benchmarks"
 
@@ -22,7 +23,7 @@ def benchmark(monkeypatch):
   zoo, peer = types.ModuleType("zoo"), types.ModuleType("omnimalloc_peer")
   zoo.FASTSA, zoo.COOP, zoo.MODEL = "fastsa", "coop", "model"
   zoo.MODELS = {"tiny": types.SimpleNamespace(batches={"fastsa": (1,), "coop": (1,), "model": (1, 32)})}
-  zoo.build = lambda name, batch=None, options=None, learning_rate=None: _with_kinds(programs.transformer(num_layers=2))
+  zoo.build = lambda name, batch=None, options=None, learning_rate=None: _with_kinds(transformer(num_layers=2))
   peer.measure = lambda *problem, live_bytes, time_limit_s: {"omnimalloc_fragmentation": 0.0, "omnimalloc_s": 0.0}
   for name, module in (("zoo", zoo), ("omnimalloc_peer", peer)):
     monkeypatch.setitem(sys.modules, name, module)

@@ -18,7 +18,8 @@ def benchmark(monkeypatch):
   monkeypatch.setattr(module.hlo_corpus, "use_virtual_devices", lambda: None)
   monkeypatch.setattr(module, "BUDGETS", (0.9, 0.5))
   yield module
-  for name in [name for name in sys.modules if name == "hlo_pass" or name.split(".")[0] == "hlo_corpus"]:
+  ours = {"hlo_pass", "hlo_pass_corpus", "hlo_capture", "hlo_corpus"}
+  for name in [name for name in sys.modules if name.split(".")[0] in ours]:
     sys.modules.pop(name)
 
 

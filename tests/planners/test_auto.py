@@ -16,6 +16,8 @@ from coopjax.planners.peak import PeakPlanner
 from coopjax.program.validate import validate
 from tests.support import oracles, programs
 from tests.support.programs import peak_of
+from tests.support.strategies import random_programs
+from tests.support.transformer import block_checkpoint, transformer
 
 SHARES = st.sampled_from([1.0, 0.85, 0.7, 0.5, 0.3])
 
@@ -43,7 +45,7 @@ def plan(program, budget_bytes, **options):
 
 
 @settings(max_examples=60, deadline=None)
-@given(programs.random_programs(), SHARES)
+@given(random_programs(), SHARES)
 def test_auto_is_never_worse(program, share):
   budget_bytes = int(share * peak_of(program))
   result = plan(program, budget_bytes)
@@ -73,7 +75,7 @@ def test_annealing_in_the_programs_own_order_counts():
 
 
 @settings(max_examples=15, deadline=None)
-@given(programs.random_programs(), SHARES)
+@given(random_programs(), SHARES)
 def test_auto_is_never_worse_than_fastsa(program, share):
   budget_bytes = max(int(share * peak_of(program)), _core.lower_bound(program.core)[0])
   other = FastSAPlanner(stage1_iterations=1_000_000, stage2_iterations=1_000_000).plan(program, budget_bytes)
@@ -83,7 +85,7 @@ def test_auto_is_never_worse_than_fastsa(program, share):
 
 
 @settings(max_examples=40, deadline=None)
-@given(programs.random_programs(max_ops=7, plain=True), SHARES)
+@given(random_programs(max_ops=7, plain=True), SHARES)
 def test_finds_what_exact_search_finds(program, share):
   budget_bytes = int(share * peak_of(program))
   best = oracles.cheapest_recompute(program, budget_bytes)
@@ -113,8 +115,8 @@ def test_chains_are_optimal(num_layers, budget_bytes):
 
 @pytest.mark.parametrize("num_layers", [6, 12])
 def test_beats_checkpointing_every_block(num_layers):
-  program = programs.transformer(num_layers)
-  checkpointed = validate(program, programs.block_checkpoint(program, num_layers))
+  program = transformer(num_layers)
+  checkpointed = validate(program, block_checkpoint(program, num_layers))
   assert checkpointed.is_valid
   result = plan(program, checkpointed.peak_live_bytes)
   assert result.is_feasible
@@ -124,7 +126,7 @@ def test_beats_checkpointing_every_block(num_layers):
 
 @pytest.mark.parametrize("share, most_gap", [(0.8, 0.0), (0.5, 0.0), (0.25, 0.012)])
 def test_unit_costs_stay_near_the_bound(share, most_gap):
-  program = unit_costs(programs.transformer(num_layers=8))
+  program = unit_costs(transformer(num_layers=8))
   budget_bytes = int(share * peak_of(program))
   result = plan(program, budget_bytes)
   assert result.is_feasible
@@ -135,7 +137,7 @@ def test_unit_costs_stay_near_the_bound(share, most_gap):
 
 
 @settings(max_examples=60, deadline=None)
-@given(programs.random_programs(), SHARES, st.integers(0, 3))
+@given(random_programs(), SHARES, st.integers(0, 3))
 def test_neighbourhood_search_never_worsens(program, share, seed):
   budget_bytes = int(share * peak_of(program))
   before = PeakPlanner(num_price_rounds=0, clean_up=False, swap=False).plan(program, budget_bytes)
@@ -150,7 +152,7 @@ def test_neighbourhood_search_never_worsens(program, share, seed):
 
 
 def test_neighbourhood_search_stops_at_the_bound():
-  program = unit_costs(programs.transformer(num_layers=3))
+  program = unit_costs(transformer(num_layers=3))
   budget_bytes = peak_of(program) // 2
   start = PeakPlanner(num_price_rounds=0, clean_up=False, swap=False).plan(program, budget_bytes)
   found = _core.search_neighbourhood(program.core, start.schedule, budget_bytes, stop_at_cost_s=start.recompute_cost_s)
@@ -161,7 +163,7 @@ def test_neighbourhood_search_stops_at_the_bound():
 
 
 @settings(max_examples=60, deadline=None)
-@given(programs.random_programs(), SHARES, st.integers(0, 3))
+@given(random_programs(), SHARES, st.integers(0, 3))
 def test_exchanges_never_worsen(program, share, seed):
   budget_bytes = int(share * peak_of(program))
   before = PeakPlanner(num_price_rounds=0, clean_up=False, swap=False).plan(program, budget_bytes)
@@ -178,7 +180,7 @@ def test_exchanges_never_worsen(program, share, seed):
 
 
 def test_exchanges_improve_until_the_bound_or_their_work_ends_them():
-  program = unit_costs(programs.transformer(num_layers=8))
+  program = unit_costs(transformer(num_layers=8))
   budget_bytes = peak_of(program) // 4
   start = PeakPlanner(num_price_rounds=0, clean_up=False, swap=False).plan(program, budget_bytes)
   improved = _core.search_exchanges(program.core, start.schedule, budget_bytes)
@@ -211,7 +213,7 @@ def test_exchanges_swap_three_for_one():
 
 
 @settings(max_examples=40, deadline=None)
-@given(programs.random_programs())
+@given(random_programs())
 def test_budgets_out_of_reach_get_the_smallest_peak(program):
   bound, _ = _core.lower_bound(program.core)
   result = plan(program, bound - 1)
@@ -233,19 +235,19 @@ def test_the_last_percent_is_not_bought_at_any_price():
 
 
 def test_time_limit_still_gives_a_valid_plan():
-  program = programs.transformer(num_layers=4)
+  program = transformer(num_layers=4)
   plan(program, peak_of(program) // 4, time_limit_s=0.0)
 
 
 def test_time_limit_is_kept():
-  program = unit_costs(programs.transformer(num_layers=24))
+  program = unit_costs(transformer(num_layers=24))
   start = time.process_time()
   plan(program, peak_of(program) // 8, time_limit_s=0.5)
   assert time.process_time() - start < 1.0
 
 
 def test_large_programs_are_planned_in_segments():
-  program = programs.transformer(num_layers=6)
+  program = transformer(num_layers=6)
   budget_bytes = peak_of(program) // 2
   result = AutoPlanner(large_ops=100).plan(program, budget_bytes)
   assert result.is_feasible and result.overhead(program) < 0.3

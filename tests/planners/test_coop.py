@@ -14,6 +14,8 @@ from coopjax.planners.coop import ABLATIONS, COSTS, EVICTIONS, NUM_GROUPS, CoopP
 from coopjax.program.validate import validate
 from tests.support import programs
 from tests.support.programs import peak_of
+from tests.support.strategies import random_programs
+from tests.support.transformer import transformer
 
 SHARES = st.sampled_from([1.0, 0.85, 0.7, 0.5, 0.3])
 _PARTITIONS = [("off", 1), *itertools.product(("density", "op_list"), NUM_GROUPS)]
@@ -61,7 +63,7 @@ def check(program, planner, budget_bytes):
 
 
 @settings(max_examples=50, deadline=None)
-@given(programs.random_programs(), SHARES, st.integers(0, 2**32))
+@given(random_programs(), SHARES, st.integers(0, 2**32))
 def test_product_of_switches_is_valid_with_placements(program, share, seed):
   program, budget_bytes = with_kinds(program), int(share * peak_of(program))
   for planner in random.Random(seed).sample(SWITCHES, 60):
@@ -69,7 +71,7 @@ def test_product_of_switches_is_valid_with_placements(program, share, seed):
 
 
 @settings(max_examples=40, deadline=None)
-@given(programs.random_programs(), SHARES)
+@given(random_programs(), SHARES)
 def test_presets_are_valid_and_deterministic(program, share):
   program, budget_bytes = with_kinds(program), int(share * peak_of(program))
   for planner in ABLATIONS.values():
@@ -88,7 +90,7 @@ def test_skip_connection_is_made_again():
 
 @pytest.mark.parametrize("share", [0.25, 0.4, 0.6])
 def test_costs_reused_find_the_same_windows(share):
-  program = programs.transformer(num_layers=4)
+  program = transformer(num_layers=4)
   budget_bytes = int(share * peak_of(program))
   reused, anew = (CoopPlanner.published(reuses_costs=reuses).plan(program, budget_bytes) for reuses in (True, False))
   assert reused.recompute_cost_s == pytest.approx(anew.recompute_cost_s, rel=0.05)  # but for ties
@@ -105,7 +107,7 @@ def test_counters_by_hand():
 
 
 def test_transformer_window_fragments_less_than_the_loop():
-  program = programs.transformer(num_layers=8)
+  program = transformer(num_layers=8)
   budget_bytes = int(0.4 * peak_of(program))
   coop, dtr = CoopPlanner.published().plan(program, budget_bytes), CoopPlanner.dtr().plan(program, budget_bytes)
   assert coop.is_feasible and dtr.is_feasible

@@ -14,6 +14,7 @@ from coopjax.program.step_program import OUTPUT, PARAMETER, TEMPORARY
 from coopjax.program.validate import validate
 from tests.support import oracles, programs
 from tests.support.programs import peak_of
+from tests.support.transformer import transformer
 
 SHARES = (0.9, 0.7, 0.5, 0.35)
 
@@ -102,7 +103,7 @@ def test_bound_is_rounded_up_only_to_a_common_unit():
 @pytest.mark.parametrize("num_layers", [2, 12])
 @pytest.mark.parametrize("share", SHARES)
 def test_gap_of_transformer_plans_is_small(num_layers, share):
-  program = programs.transformer(num_layers)
+  program = transformer(num_layers)
   result = PeakPlanner().plan(program, int(share * peak_of(program)))
   assert 0 <= result.least_overhead(program) <= result.overhead(program)
   assert result.gap(program) <= 0.025
@@ -150,8 +151,8 @@ def test_exact_is_what_exhaustive_search_finds(solver, first_seed, count):
   "make",
   [
     lambda: programs.forward_backward(9),
-    lambda: unit_costs(programs.transformer(1)),
-    lambda: unit_costs(programs.transformer(3)),
+    lambda: unit_costs(transformer(1)),
+    lambda: unit_costs(transformer(3)),
   ],
   ids=["chain", "transformer1", "transformer3"],
 )
@@ -182,7 +183,7 @@ def test_a_plan_may_be_the_warm_start():
 
 
 def test_same_input_same_plan():
-  program = unit_costs(programs.transformer(1))
+  program = unit_costs(transformer(1))
   results = [
     ExactPlanner(heuristic="peak").plan(program, int(0.6 * peak_of(program)), time_limit_s=60) for _ in range(2)
   ]
@@ -193,7 +194,7 @@ def test_same_input_same_plan():
 
 
 def test_out_of_time_gives_the_warm_start_and_says_so():
-  program = unit_costs(programs.transformer(3))
+  program = unit_costs(transformer(3))
   budget_bytes = int(0.5 * peak_of(program))
   heuristic = PeakPlanner().plan(program, budget_bytes)
   assert heuristic.is_feasible and heuristic.gap(program) > 0
@@ -216,7 +217,7 @@ def test_infeasible_budgets_are_proved_so():
 
 
 def test_too_large_programs_get_the_heuristic_plan_and_the_bound():
-  program = unit_costs(programs.transformer(3))
+  program = unit_costs(transformer(3))
   budget_bytes = int(0.5 * peak_of(program))
   result = ExactPlanner(heuristic="peak", max_ops=100).plan(program, budget_bytes)
   assert result.counters["is_too_large"] == 1 and result.counters["rounds"] == 0 and status_of(result) == "feasible"

@@ -14,6 +14,8 @@ from coopjax.planners.fastsa import FastSAPlanner
 from coopjax.program.validate import validate
 from tests.support import oracles, programs
 from tests.support.programs import peak_of
+from tests.support.strategies import random_programs
+from tests.support.transformer import block_checkpoint, transformer
 
 SHARES = st.sampled_from([1.0, 0.85, 0.7, 0.5, 0.3])
 QUICK = FastSAPlanner(num_slots=0, stage1_iterations=3000, stage2_iterations=3000)
@@ -46,7 +48,7 @@ def check(program, result, budget_bytes) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(programs.random_programs(), SHARES)
+@given(random_programs(), SHARES)
 def test_product_of_switches_is_valid_and_deterministic(program, share):
   given_peak = peak_of(program)
   budget_bytes = int(share * given_peak)
@@ -60,7 +62,7 @@ def test_product_of_switches_is_valid_and_deterministic(program, share):
 
 
 @settings(max_examples=60, deadline=None)
-@given(programs.random_programs(), SHARES)
+@given(random_programs(), SHARES)
 def test_a_plan_handed_in_comes_back_no_worse(program, share):
   budget_bytes = int(share * peak_of(program))
   polisher = dataclasses.replace(QUICK, seed=7)
@@ -76,7 +78,7 @@ def test_a_plan_handed_in_comes_back_no_worse(program, share):
 
 
 @settings(max_examples=30, deadline=None)
-@given(programs.random_programs(max_ops=6, plain=True), SHARES)
+@given(random_programs(max_ops=6, plain=True), SHARES)
 def test_no_plan_in_the_same_order_beats_exact_search(program, share):
   budget_bytes = int(share * peak_of(program))
   result = QUICK.plan(program, budget_bytes)
@@ -87,7 +89,7 @@ def test_no_plan_in_the_same_order_beats_exact_search(program, share):
 
 
 @settings(max_examples=30, deadline=None)
-@given(programs.random_programs(max_ops=6))
+@given(random_programs(max_ops=6))
 def test_order_only_comes_down_to_the_least_peak_of_all_orders(program):
   orders = [
     order
@@ -110,7 +112,7 @@ def test_chain_reaches_constant_memory():
 
 @pytest.mark.parametrize("share, most_overhead", [(0.5, 0.12), (0.25, 0.3)])
 def test_transformer(share, most_overhead):
-  program = programs.transformer(num_layers=6)
+  program = transformer(num_layers=6)
   budget_bytes = int(share * peak_of(program))
   planner = FastSAPlanner(num_slots=1 << 14, stage1_iterations=300_000, stage2_iterations=300_000)
   result = planner.plan(program, budget_bytes)
@@ -120,8 +122,8 @@ def test_transformer(share, most_overhead):
 
 
 def test_a_wasteful_plan_is_cleaned_up():
-  program = programs.transformer(num_layers=4)
-  wasteful = programs.block_checkpoint(program, 4)
+  program = transformer(num_layers=4)
+  wasteful = block_checkpoint(program, 4)
   budget_bytes = peak_of(program, wasteful)
   planner = FastSAPlanner(num_slots=0, stage2_iterations=200_000, start_temperature=1e-7)
   result = planner.plan(program, budget_bytes, order=wasteful)
@@ -132,7 +134,7 @@ def test_a_wasteful_plan_is_cleaned_up():
 
 
 def test_cold_limits():
-  program = programs.transformer(num_layers=2)
+  program = transformer(num_layers=2)
   budget_bytes = peak_of(program) // 4
   stopped = FastSAPlanner().plan(program, budget_bytes, time_limit_s=0.0)
   check(program, stopped, budget_bytes)

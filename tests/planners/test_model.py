@@ -21,6 +21,8 @@ from coopjax.program.step_program import OUTPUT
 from coopjax.program.validate import validate
 from tests.support import oracles, programs
 from tests.support.programs import peak_of
+from tests.support.strategies import random_programs
+from tests.support.transformer import transformer
 
 SOLVERS = [HighsSolver(), ScipySolver()]
 both_solvers = pytest.mark.parametrize("solver", SOLVERS, ids=lambda solver: solver.name)
@@ -70,7 +72,7 @@ def has_exclusive_shares(program) -> bool:
 
 @both_solvers
 @settings(max_examples=40, deadline=None)
-@given(program=programs.random_programs(max_ops=8))
+@given(program=random_programs(max_ops=8))
 def test_the_ilp_finds_the_least_peak_of_all_orders(solver, program):
   least = oracles.least_order_peak(program)
   result = dataclasses.replace(ILP_ONLY, solver=solver).plan(program, least)
@@ -81,7 +83,7 @@ def test_the_ilp_finds_the_least_peak_of_all_orders(solver, program):
 
 
 @settings(max_examples=80, deadline=None)
-@given(programs.random_programs(max_ops=8))
+@given(random_programs(max_ops=8))
 def test_bounds_hold_for_every_order(program):
   least = oracles.least_order_peak(program)
   assert forced_bytes(order_graph(program, program.schedule)).max(initial=0) <= least
@@ -93,7 +95,7 @@ def test_bounds_hold_for_every_order(program):
 
 
 @settings(max_examples=60, deadline=None)
-@given(programs.random_programs(max_ops=10, plain=True))
+@given(random_programs(max_ops=10, plain=True))
 def test_plain_programs_are_ordered_optimally(program):
   assert ModelPlanner(relative_gap=0.0).plan(program, 0).peak_live_bytes == oracles.least_order_peak(program)
 
@@ -118,7 +120,7 @@ def test_the_pruned_horizon_shares_timesteps():
 
 
 def test_a_window_leaves_the_rest_in_place():
-  program = programs.transformer(num_layers=1)
+  program = transformer(num_layers=1)
   graph = order_graph(program, program.schedule, 10, 22)
   ilp = OrderIlp(graph, graph.num_ops, 0, peak_of(program))
   start = ilp.build() and ilp.start_of(np.arange(12))
@@ -128,7 +130,7 @@ def test_a_window_leaves_the_rest_in_place():
 
 @pytest.mark.parametrize("planner", SWITCHES[::4])
 @settings(max_examples=8, deadline=None)
-@given(program=programs.random_programs(max_ops=12), share=st.sampled_from([1.0, 0.6]))
+@given(program=random_programs(max_ops=12), share=st.sampled_from([1.0, 0.6]))
 def test_switches_are_valid(planner, program, share):
   budget_bytes = int(share * peak_of(program))
   check(program, planner.plan(program, budget_bytes, time_limit_s=2.0), budget_bytes)
@@ -170,7 +172,7 @@ def test_updates_move_into_the_backward_pass(horizon):
 
 
 def test_cuts_prove_without_an_ilp():
-  program = programs.transformer(num_layers=4)
+  program = transformer(num_layers=4)
   result = ModelPlanner().plan(program, 0)
   check(program, result, 0)
   assert result.counters["is_proven"] and result.counters["ilps"] == 0
@@ -214,7 +216,7 @@ def test_control_edges_move_updates_early_and_generators_late():
 
 
 @settings(max_examples=60, deadline=None)
-@given(programs.random_programs(max_ops=14), st.booleans(), st.booleans())
+@given(random_programs(max_ops=14), st.booleans(), st.booleans())
 def test_control_edges_only_take_orders_away(program, early, late):
   restricted = add_control_edges(program, updates_early=early, generators_late=late)
   assert not restricted.core.check()
@@ -257,7 +259,7 @@ def least_heap(program, schedule) -> int:
 @both_solvers
 @pytest.mark.parametrize("preplaces", [False, True])
 @settings(max_examples=30, deadline=None)
-@given(program=programs.random_programs(max_ops=6, plain=True))
+@given(program=random_programs(max_ops=6, plain=True))
 def test_addresses_are_as_tight_as_exhaustive_search(solver, preplaces, program):
   options = AddressOptions(1, preplaces, 10_000, 10.0, solver)
   addresses = plan_addresses(program, program.schedule, options)
@@ -338,12 +340,12 @@ def test_time_out_and_size_fall_back_to_the_best_heuristic_order():
 
 
 def test_no_time_still_gives_a_valid_plan():
-  program = programs.transformer(num_layers=2)
+  program = transformer(num_layers=2)
   check(program, ModelPlanner().plan(program, 0, time_limit_s=0.0), 0)
 
 
 def test_same_program_same_plan_and_orders_are_taken_up():
-  program = programs.transformer(num_layers=1)
+  program = transformer(num_layers=1)
   first, second = (ModelPlanner().plan(program, 0) for _ in range(2))
   assert first.schedule.tolist() == second.schedule.tolist()
   assert first.placements.tolist() == second.placements.tolist()

@@ -15,6 +15,8 @@ from coopjax.program.step_program import TEMPORARY
 from coopjax.program.validate import validate
 from tests.support import programs
 from tests.support.programs import with_repeats
+from tests.support.strategies import random_programs
+from tests.support.transformer import transformer
 
 GREEDY = [(method, order) for method in METHODS[:2] for order in (None, *ORDERS)]
 
@@ -256,7 +258,7 @@ def check_inputs_survive(program, step, op, output, offsets, latest) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(
-  programs.random_programs(max_ops=16),
+  random_programs(max_ops=16),
   st.integers(0, 5),
   st.sampled_from(METHODS),
   st.sampled_from([1, 8]),
@@ -283,7 +285,7 @@ def test_named_programs_have_no_fragmentation(name):
 
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.25])
 def test_rematerialized_transformers_have_no_fragmentation(share):
-  program = programs.transformer(6, width=96, seq=64)
+  program = transformer(6, width=96, seq=64)
   peak = int(liveness.live_bytes(program, program.schedule).max())
   schedule = PeakPlanner().plan(program, int(share * peak)).schedule
   packed = pack_schedule(program, schedule, alignment=1)

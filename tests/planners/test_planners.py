@@ -21,6 +21,8 @@ from coopjax.program import liveness
 from coopjax.program.validate import Rule, validate
 from tests.support import oracles, programs
 from tests.support.programs import peak_of, with_repeats
+from tests.support.strategies import random_programs
+from tests.support.transformer import transformer
 
 SHARES = st.sampled_from([1.0, 0.85, 0.7, 0.5, 0.3])
 PEAK_SWITCHES = [
@@ -55,7 +57,7 @@ def test_named_peaks(name):
 
 
 @settings(max_examples=150, deadline=None)
-@given(programs.random_programs(max_ops=14), st.integers(0, 5), st.randoms(use_true_random=False))
+@given(random_programs(max_ops=14), st.integers(0, 5), st.randoms(use_true_random=False))
 def test_four_ways_to_count_live_bytes_agree(program, num_repeats, random):
   steps = with_repeats(program, random, num_repeats)
   schedule = steps.tolist()
@@ -66,7 +68,7 @@ def test_four_ways_to_count_live_bytes_agree(program, num_repeats, random):
 
 
 @settings(max_examples=100, deadline=None)
-@given(programs.random_programs(), st.randoms(use_true_random=False))
+@given(random_programs(), st.randoms(use_true_random=False))
 def test_core_and_validator_agree_on_what_is_valid(program, random):
   schedule = program.schedule.tolist()
   for _ in range(random.randrange(4)):
@@ -100,7 +102,7 @@ def test_overwritten_weight_is_not_read_again():
 
 
 @settings(max_examples=60, deadline=None)
-@given(programs.random_programs(), SHARES)
+@given(random_programs(), SHARES)
 def test_peak_switches_stay_valid(program, share):
   budget_bytes = int(share * peak_of(program))
   for planner in PEAK_SWITCHES:
@@ -110,7 +112,7 @@ def test_peak_switches_stay_valid(program, share):
 
 
 @settings(max_examples=80, deadline=None)
-@given(programs.random_programs(max_ops=7, plain=True), SHARES)
+@given(random_programs(max_ops=7, plain=True), SHARES)
 def test_no_plan_beats_exact_search(program, share):
   budget_bytes = int(share * peak_of(program))
   best = oracles.cheapest_recompute(program, budget_bytes)
@@ -129,7 +131,7 @@ def test_no_plan_beats_exact_search(program, share):
   "share, most_overhead, most_flops", [(0.5, 0.06, 0.01), (0.25, 0.17, 0.12), (0.12, 0.255, 0.205)]
 )
 def test_transformer_recomputes_little(share, most_overhead, most_flops):
-  program = programs.transformer(num_layers=12)
+  program = transformer(num_layers=12)
   budget_bytes = int(share * peak_of(program))
   result = PeakPlanner().plan(program, budget_bytes)
   check(program, result, budget_bytes)
@@ -139,7 +141,7 @@ def test_transformer_recomputes_little(share, most_overhead, most_flops):
 
 
 def test_unrolled_steps_are_planned_one_by_one():
-  once, twice = programs.transformer(num_layers=4), programs.unrolled(programs.transformer(num_layers=4), 2)
+  once, twice = transformer(num_layers=4), programs.unrolled(transformer(num_layers=4), 2)
   budget_bytes = peak_of(once) // 5
   single, double = (PeakPlanner().plan(program, budget_bytes) for program in (once, twice))
   check(twice, double, budget_bytes)
@@ -148,7 +150,7 @@ def test_unrolled_steps_are_planned_one_by_one():
 
 
 def test_memory_order_defers_nothing_to_luck():
-  program = programs.transformer(num_layers=3)
+  program = transformer(num_layers=3)
   shuffled = _random_order(program, seed=0)
   assert not _core.check_schedule(program.core, shuffled)
   given_peak = peak_of(program, shuffled)
@@ -214,7 +216,7 @@ def test_budgets_out_of_reach_are_refused_with_what_forces_them(planner):
 
 
 @settings(max_examples=60, deadline=None)
-@given(programs.random_programs(max_ops=10), st.sampled_from([1.0, 0.7, 0.4]))
+@given(random_programs(max_ops=10), st.sampled_from([1.0, 0.7, 0.4]))
 def test_every_planner_is_valid_and_the_same_twice(program, share):
   """Aliases, in-place pairs, pinned ops, several outputs, zero bytes; the empty program too."""
   budget_bytes = int(share * peak_of(program))

@@ -14,6 +14,8 @@ from coopjax.planners.segments import SegmentPlanner
 from coopjax.program.validate import validate
 from tests.support import programs
 from tests.support.programs import peak_of
+from tests.support.strategies import random_programs
+from tests.support.transformer import transformer
 
 UNPOLISHED = SegmentPlanner(max_polished_ops=0)
 
@@ -68,7 +70,7 @@ def test_remakes_are_planned_anew_where_one_level_is_not_enough():
 
 
 def test_unrolled_steps_are_hills_of_their_own():
-  once = programs.transformer(num_layers=4)
+  once = transformer(num_layers=4)
   budget_bytes = peak_of(once) // 3
   single = UNPOLISHED.plan(once, budget_bytes, order=once.schedule)
   many = programs.unrolled(once, 8)
@@ -79,7 +81,7 @@ def test_unrolled_steps_are_hills_of_their_own():
 
 
 @settings(max_examples=100, deadline=None)
-@given(programs.random_programs(max_ops=40), st.sampled_from([0.9, 0.7, 0.5, 0.3]))
+@given(random_programs(max_ops=40), st.sampled_from([0.9, 0.7, 0.5, 0.3]))
 def test_small_programs_of_any_shape(program, share):
   budget_bytes = int(share * peak_of(program))
   one_level = SegmentPlanner(clean_up=False, max_levels=1, max_polished_ops=0)
