@@ -23,7 +23,7 @@ TABLES ?=
 FUZZ_RUNS ?= 4000
 FIX ?=
 # What comes out the same on any JAX: `test-jax` leaves it out.
-WITHOUT_JAX := tests/planners $(addprefix tests/house/test_,build.py cpp.py cpp_layers.py layers.py rooms.py)
+WITHOUT_JAX := tests/planners $(addprefix tests/house/,test_build.py test_cpp.py test_cpp_layers.py test_layers.py test_rooms.py)
 PYTEST = $(VENV)/bin/python -m pytest -n $(JOBS) --dist=loadgroup -m "not browser and not targets and not native"
 
 export PATH := $(abspath $(VENV))/bin:$(PATH)
