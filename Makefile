@@ -24,7 +24,7 @@ FUZZ_RUNS ?= 4000
 FIX ?=
 # What comes out the same on any JAX: `test-jax` leaves it out.
 WITHOUT_JAX := tests/planners $(addprefix tests/house/,test_build.py test_cpp.py test_cpp_layers.py test_layers.py test_rooms.py)
-PYTEST = $(VENV)/bin/python -m pytest -n $(JOBS) --dist=loadgroup -m "not browser and not targets and not native"
+PYTEST = $(VENV)/bin/python -m pytest -n $(JOBS) --dist=loadgroup --durations=30 -m "not browser and not targets and not native"
 
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 # Rebuilt when the C++ or the package's own description changes; Python files are used where they lie.
