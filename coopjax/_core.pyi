@@ -251,6 +251,25 @@ def plan_segments(
 ) -> SegmentResult:
   """Rematerialization of large programs; see planners/segments/planner.h. `order` has no repeats."""
 
+# saving_bindings.cc: what a checkpointed region saves.
+
+def save_frontier(
+  op_cost: Float64s,
+  input_offsets: Int32s,
+  inputs: Int32s,
+  output_offsets: Int32s,
+  outputs: Int32s,
+  value_bytes: Int64s,
+  wanted: Int32s,
+  *,
+  max_sets: int = 128,
+  max_cuts: int = 200,
+  relative_gap: float = 0.001,
+) -> list[tuple[Int32s, int, float, float]]:
+  """What a checkpointed region saves, from the fewest bytes to the least cost; see planners/saving/save_frontier.h.
+  Each set: its values, their bytes, what is run again, and what any set of so many bytes makes run again at least.
+  """
+
 # fastsa_bindings.cc: FastSA.
 
 @type_check_only

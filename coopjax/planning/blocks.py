@@ -112,6 +112,7 @@ def choose_anew(traced: TracedFn, request: Request, fingerprint: str) -> Choice:
         stacklevel=5,
       )
     return Choice()
-  best = save_curve(graph, 0, graph.num_positions, budget_bytes)[-1]
+  curve = save_curve(graph, 0, graph.num_positions)
+  best = [point for point in curve if point.saved_bytes <= budget_bytes][-1]
   segment = Segment(0, graph.num_positions, True, best.saved)
   return Choice(decisions=PolicyDecisions((Region(None, (segment,)),)))

@@ -29,7 +29,8 @@ from coopjax.jaxpr.user_policy import is_nameable
 from coopjax.policy_engine.cuts import cut
 from coopjax.policy_engine.decisions import Value
 from coopjax.policy_engine.residuals import ForwardGraph
-from coopjax.policy_engine.save_curves import Choices, CurvePoint
+from coopjax.policy_engine.offload_curves import Choices
+from coopjax.policy_engine.save_curves import CurvePoint
 from coopjax.program.cost import Roofline
 
 _MIN_BYTES = 4096  # of an input: smaller ones are not worth a transfer of their own
@@ -122,7 +123,7 @@ class HostTrips:
     return cls(link, np.array([cost.fused_seconds(equation, link.roofline) for equation in jaxpr.eqns]))
 
   def choices(self, graph: ForwardGraph, start: int, stop: int, inputs: Sequence[Input] = ()) -> "OffloadChoices":
-    """For `save_curves.save_curve`: one segment with everything offloaded that is worth it, and its inputs besides."""
+    """For `offload_curves.offload_curve`: one segment with everything offloaded that is worth it, and its inputs besides."""
     return OffloadChoices(self, graph, start, stop, inputs)
 
 

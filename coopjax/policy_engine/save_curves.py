@@ -1,8 +1,7 @@
 """What to save inside a segment: bytes against recompute.
 
-`save_curve` trades bytes against recompute inside one segment: values in order of FLOPs spared per byte, chains of
-recomputed ancestors included; `climb` goes up the curves of all segments together. Weakness: a value whose saving pays
-only together with another one's is not found.
+`save_curve` trades bytes against recompute inside one segment, exactly: a minimum cut with a knapsack on top, in C++;
+`climb` goes up the curves of all segments together.
 """
 
 import dataclasses
@@ -12,14 +11,13 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from coopjax import _core
 from coopjax.policy_engine.decisions import Value
-from coopjax.policy_engine.residuals import ForwardGraph, ForwardOp
+from coopjax.policy_engine.residuals import ForwardGraph
 
-_MAX_CANDIDATES = 64
-_MAX_POINTS = 8
 _MANY_CURVES = 8
 _LEAST_STEP = 1 / 8  # of a curve's bytes
-_MIN_SHARE = 1e-3  # of a segment's FLOPs: what spares less is not worth a saved value
+MIN_SHARE = 1e-3  # of a segment's FLOPs: what spares less is not worth a saved value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,161 +74,41 @@ def _climb(curves: Sequence[Sequence[CurvePoint]]) -> Iterator[list[CurvePoint]]
       heapq.heappush(queue, rung(i, level + 1))
 
 
-class Choices:
-  """What a segment keeps, one value more at a time; starts with nothing.
-
-  Attributes:
-    graph: of the region.
-    repeated: what the segment repeats.
-    saved_bytes: kept so far.
-  """
-
-  def __init__(self, graph: ForwardGraph, start: int, stop: int):
-    self.graph = graph
-    self.repeated = Repeated(graph, start, stop)
-    self.saved_bytes = 0
-    self._start, self._stop = start, stop
-    self._saved: list[Value] = []
-    self._bare = self.repeated.flops
-
-  @property
-  def flops(self) -> float:
-    """That the segment costs beyond its first run."""
-    return self.repeated.flops
-
-  def candidates(self) -> list[int]:
-    """What could be kept."""
-    return _save_candidates(self.graph, self._start, self._stop, self._bare)
-
-  def num_bytes(self, value: int, /) -> int:
-    """What keeping it takes."""
-    return self.graph.value_bytes[value]
-
-  def gain(self, value: int, /) -> float:
-    """FLOPs that keeping it would spare now."""
-    return self.repeated.spared(value)
-
-  def keep(self, value: int, /) -> None:
-    """Keeps it."""
-    self.repeated.save(value)
-    self._saved.append(self.graph.name_of(value))
-    self.saved_bytes += self.num_bytes(value)
-
-  def point(self) -> CurvePoint:
-    """As things stand."""
-    return CurvePoint(self.saved_bytes, self.flops, True, tuple(sorted(self._saved)))
-
-
-def save_curve(
-  graph: ForwardGraph, start: int, stop: int, limit_bytes: int | None = None, choices: Choices | None = None
-) -> list[CurvePoint]:
+def save_curve(graph: ForwardGraph, start: int, stop: int) -> list[CurvePoint]:
   """Choices for one segment, from nothing saved to not wrapped at all: bytes rise, FLOPs fall.
 
-  With a limit on saved bytes, values that would pass it are left out, and the last choice is the best within it.
-  `choices` are those of the segment that may offload, too (`offload.HostTrips`).
-
-  Lazy greedy: a candidate's gain is computed again only when it leads. About 2c gains for c candidates, each of the
-  chain of ops that it spares.
+  Each repeats the least that its bytes allow. What spares less than a thousandth of the segment is left out.
   """
-  choices = choices or Choices(graph, start, stop)
-  bare, everything = choices.flops, int(graph.residual_bytes()[start:stop].sum())
-  points = [choices.point()]
+  values, problem = _saving_problem(graph, start, stop)
+  points = [
+    CurvePoint(num_bytes, flops, True, tuple(sorted(graph.name_of(values[i]) for i in saved)))
+    for saved, num_bytes, flops, _ in _core.save_frontier(*problem)
+  ]
+  bare, everything = points[0].flops, int(graph.residual_bytes()[start:stop].sum())
   if not bare or not everything:
-    return points
-  queue = [(-choices.gain(value) / choices.num_bytes(value), value, 0) for value in choices.candidates()]
-  heapq.heapify(queue)
-  while queue:
-    _, value, num_kept = heapq.heappop(queue)
-    gain, num_bytes = choices.gain(value), choices.num_bytes(value)
-    if gain < _MIN_SHARE * bare or (limit_bytes is not None and choices.saved_bytes + num_bytes > limit_bytes):
-      continue
-    if num_kept != len(points) - 1:
-      heapq.heappush(queue, (-gain / num_bytes, value, len(points) - 1))
-      continue
-    choices.keep(value)
-    points.append(choices.point())
-  points = [point for point in points if point.saved_bytes < everything]
-  if limit_bytes is not None and limit_bytes < everything:
-    return points
-  kept = np.unique(np.linspace(0, len(points) - 1, _MAX_POINTS, dtype=int))
-  return [*(points[i] for i in kept), CurvePoint(everything, 0.0, False, ())]
+    return points[:1]
+  kept = points[:1]
+  for point in points[1:]:
+    if point.saved_bytes < everything and point.flops <= kept[-1].flops - MIN_SHARE * bare:
+      kept.append(point)
+  return [*kept, CurvePoint(everything, 0.0, False, ())]
 
 
-class Repeated:
-  """The forward ops that a segment repeats in the backward pass, kept up to date as values are saved.
-
-  An op is repeated while an output of its is needed; a value is needed by the backward pass, or by a repeated op.
-  """
-
-  def __init__(self, graph: ForwardGraph, start: int, stop: int):
-    ops = [op for position in range(start, stop) for op in graph.ops[position]]
-    self._producer = {value: op for op in ops for value in op.outputs}
-    self._reasons = {value: int(value in graph.residuals) for value in self._producer}
-    self._outputs = {}
-    self._ops = graph.ops
-    self._read: set[int] = set()
-    self.flops = 0.0
-    for op in reversed(ops):
-      self._outputs[op] = sum(self._reasons[value] > 0 for value in op.outputs)
-      if self._outputs[op]:
-        self.flops += op.flops
-        self._read.update(op.inputs)
-        for value in self._inputs(op):
-          self._reasons[value] += 1
-
-  def _inputs(self, op: ForwardOp) -> set[int]:
-    return {value for value in op.inputs if value in self._producer}
-
-  def reads(self, value: int) -> bool:
-    """Whether an op that is repeated, as long as nothing is saved, reads a value."""
-    return value in self._read
-
-  def flops_at(self, position: int) -> float:
-    """FLOPs repeated of one position of the segment."""
-    return sum(op.flops for op in self._ops[position] if self._outputs[op])
-
-  def spared(self, value: int) -> float:
-    """FLOPs that saving a value would spare, its ancestors' included."""
-    flops, _reasons, _outputs = self._without(value)
-    return flops
-
-  def save(self, value: int) -> None:
-    """Saves a value."""
-    flops, reasons, outputs = self._without(value)
-    self.flops -= flops
-    self._reasons.update(reasons)
-    self._outputs.update(outputs)
-
-  def _without(self, value: int) -> tuple[float, dict[int, int], dict[ForwardOp, int]]:
-    """What changes when nothing needs a value any more: FLOPs, reasons, needed outputs."""
-    if self._reasons[value] <= 0:
-      return 0.0, {}, {}
-    flops, reasons, outputs = 0.0, {value: 0}, {}
-    unneeded = [value]
-    while unneeded:
-      op = self._producer[unneeded.pop()]
-      outputs[op] = outputs.get(op, self._outputs[op]) - 1
-      if outputs[op]:
-        continue
-      flops += op.flops
-      for source in self._inputs(op):
-        if left := reasons.get(source, self._reasons[source]):  # 0: saved
-          reasons[source] = left - 1
-          if left == 1:
-            unneeded.append(source)
-    return flops, reasons, outputs
-
-
-def _save_candidates(graph: ForwardGraph, start: int, stop: int, bare: float) -> list[int]:
-  """Named values with the most FLOPs of their own equation per byte, residuals first among equals."""
-  scored = []
-  for value, name in enumerate(graph.named):
-    if name is None or not start <= name[0] < stop or not graph.value_bytes[value]:
-      continue
-    flops = graph.flops[name[0]]
-    if flops >= _MIN_SHARE * bare:
-      scored.append((-flops / graph.value_bytes[value], value not in graph.residuals, value))
-  return [value for *_, value in sorted(scored)[:_MAX_CANDIDATES]]
+def _saving_problem(graph: ForwardGraph, start: int, stop: int) -> tuple[list[int], tuple[np.ndarray, ...]]:
+  """The segment's values, and the arguments of `_core.save_frontier`, which knows a value by its place among them."""
+  ops = [op for position in range(start, stop) for op in graph.ops[position]]
+  values = [value for op in ops for value in op.outputs]
+  local = {value: i for i, value in enumerate(values)}
+  rows = []
+  for lists in ([[local[value] for value in op.inputs if value in local] for op in ops], [
+    [local[value] for value in op.outputs] for op in ops
+  ]):
+    rows += [np.cumsum([0, *map(len, lists)], dtype=np.int32), np.array([i for row in lists for i in row], np.int32)]
+  # What has no bytes of its own is a view of an input: there is nothing to save.
+  sizes = [graph.value_bytes[value] or -1 if graph.named[value] is not None else -1 for value in values]
+  wanted = [local[value] for value in values if value in graph.residuals]
+  op_cost = np.array([op.flops for op in ops], np.float64)
+  return values, (op_cost, *rows, np.array(sizes, np.int64), np.array(wanted, np.int32))
 
 
 def _convex(points: Sequence[CurvePoint]) -> list[CurvePoint]:

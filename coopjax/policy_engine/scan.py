@@ -21,6 +21,7 @@ from coopjax.jaxpr.trace import is_floating
 from coopjax.policy_engine.cuts import bytes_between, cut
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment, Value
 from coopjax.policy_engine.offload import HostLink, HostTrips, Input, carried_inputs
+from coopjax.policy_engine.offload_curves import offload_curve
 from coopjax.policy_engine.residuals import ForwardGraph, forward_graph
 from coopjax.policy_engine.rewrite import apply_to_scans
 from coopjax.policy_engine.save_curves import CurvePoint, climb, save_curve
@@ -172,7 +173,7 @@ def _offload_curve(
   graph: ForwardGraph, body: Body, length: int, region: HostTrips, inputs: tuple[Input, ...]
 ) -> tuple[CurvePoint, ...]:
   curves = [
-    save_curve(graph, start, stop, choices=region.choices(graph, start, stop, () if start else inputs))
+    offload_curve(region.choices(graph, start, stop, () if start else inputs))
     for start, stop in zip(body.bounds, body.bounds[1:], strict=False)
   ]
   return _joint_curve(graph, curves, length)

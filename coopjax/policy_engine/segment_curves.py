@@ -8,7 +8,8 @@ from jax.extend import core
 from coopjax.policy_engine.compiled_profile import CompiledProfile
 from coopjax.policy_engine.offload import HostLink, HostTrips, Input, inputs_between
 from coopjax.policy_engine.residuals import ForwardGraph
-from coopjax.policy_engine.save_curves import Choices, CurvePoint, save_curve
+from coopjax.policy_engine.offload_curves import Choices, offload_curve
+from coopjax.policy_engine.save_curves import CurvePoint, save_curve
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -77,7 +78,8 @@ class SegmentCurves:
     key = self.graph.signature(start, stop), tuple(((at - start, index), size) for (at, index), size in inputs)
     if key not in self._known:
       choices = self._host and self._host.choices(self.graph, start, stop, inputs)
-      self._known[key] = [_shifted(point, -start) for point in save_curve(self.graph, start, stop, choices=choices)]
+      curve = offload_curve(choices) if choices else save_curve(self.graph, start, stop)
+      self._known[key] = [_shifted(point, -start) for point in curve]
     return [_shifted(point, start) for point in self._known[key]]
 
 

@@ -23,6 +23,7 @@ LAYERS = {
   "planners/coop": (2, 1),
   "planners/fastsa": (2, 1),
   "planners/peak": (2, 1),
+  "planners/saving": (2, 1),
   "planners/segments": (2, 1),
   "planners/improve": (2, 2),
   "buffers": (3,),

@@ -10,7 +10,7 @@ import pytest
 from coopjax import compat
 from coopjax.policy_engine.offload import HostLink, HostTrips, Trip, carried_inputs, inputs_between, waiting_s
 from coopjax.policy_engine.residuals import forward_graph
-from coopjax.policy_engine.save_curves import save_curve
+from coopjax.policy_engine.offload_curves import offload_curve
 from coopjax.program.cost import Roofline
 
 pytestmark = pytest.mark.usefixtures("quick_compiles")
@@ -60,7 +60,7 @@ def square_chain(depth, width=8, batch=16):
 def curve_of(bytes_per_s, depth=4, inputs=()):
   jaxpr, graph = square_chain(depth)
   region = HostTrips.of(link(bytes_per_s), jaxpr)
-  return graph, save_curve(graph, 0, graph.num_positions, choices=region.choices(graph, 0, graph.num_positions, inputs))
+  return graph, offload_curve(region.choices(graph, 0, graph.num_positions, inputs))
 
 
 @pytest.mark.parametrize(("bytes_per_s", "is_offloaded"), [(0.45, True), (0.44, False)])

@@ -16,6 +16,7 @@ void BindPlanners(nb::module_& m);   // StepProgram and what plans it
 void BindCoop(nb::module_& m);       // Coop, DTR and DTE
 void BindOrders(nb::module_& m);     // orders without repeats
 void BindSegments(nb::module_& m);   // the planner of large programs
+void BindSaving(nb::module_& m);     // what a checkpointed region saves
 void BindAnneal(nb::module_& m);     // FastSA
 void BindPacking(nb::module_& m);    // offsets
 void BindHlo(nb::module_& m);        // HLO modules: read, rewrite, verify, predict

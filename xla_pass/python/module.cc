@@ -10,6 +10,7 @@ NB_MODULE(_core, m) {
   coopjax::python::BindCoop(m);
   coopjax::python::BindOrders(m);
   coopjax::python::BindSegments(m);
+  coopjax::python::BindSaving(m);
   coopjax::python::BindAnneal(m);
   coopjax::python::BindPacking(m);
   coopjax::python::BindHlo(m);
