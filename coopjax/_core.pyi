@@ -265,6 +265,7 @@ def save_frontier(
   max_sets: int = 128,
   max_cuts: int = 200,
   relative_gap: float = 0.001,
+  is_early: bool = False,
 ) -> list[tuple[Int32s, int, float, float]]:
   """What a checkpointed region saves, from the fewest bytes to the least cost; see planners/saving/save_frontier.h.
   Each set: its values, their bytes, what is run again, and what any set of so many bytes makes run again at least.

@@ -44,6 +44,7 @@ class _Hook:
     self._captures: dict[str, bytes | None] = {}
     self._observed: set[str] = set()
     self._recorders: list[tuple[str | None, list[Outcome]]] = []
+    self._scheduling = threading.local()  # .module: None while a module is waited for
 
   def install(self, platform: str) -> None:
     """Registers the callback for one platform, once per process."""
@@ -78,6 +79,25 @@ class _Hook:
       self._observed.add(key)
       compiled = compile_marked(_watching_mark(key))
       return self._captured(key), compiled
+
+  def schedule[Compiled](self, compile_program: Callable[[], Compiled]) -> bytes | Compiled:
+    """The module that a compile would assign buffers to, planned as its marks ask; code generation is skipped.
+
+    Args:
+      compile_program: compiles the program in this thread, for a platform whose hook is installed.
+
+    Returns:
+      The serialized module; what `compile_program` returns where JAX knows the program already.
+    """
+    self._scheduling.module = None
+    try:
+      return compile_program()
+    except jax.errors.JaxRuntimeError:
+      if self._scheduling.module is None:
+        raise
+      return self._scheduling.module
+    finally:
+      del self._scheduling.module
 
   @contextlib.contextmanager
   def outcomes(self, mark: str | None) -> Iterator[list[Outcome]]:
@@ -124,7 +144,11 @@ class _Hook:
       for key, made in self._recorders:
         if outcome is not None and key in keys:
           made.append(outcome)
-      return outcome and outcome.module_bytes
+      planned = outcome and outcome.module_bytes
+      if hasattr(self._scheduling, "module"):
+        self._scheduling.module = planned or bytes(module_bytes)
+        raise _CapturedError
+      return planned
     except _CapturedError:
       raise
     except InvalidProgramError as error:
@@ -189,4 +213,10 @@ class _CapturedError(Exception):
 
 
 _hook = _Hook()
-install, capture, observe, outcomes = _hook.install, _hook.capture, _hook.observe, _hook.outcomes
+install, capture, observe, schedule, outcomes = (
+  _hook.install,
+  _hook.capture,
+  _hook.observe,
+  _hook.schedule,
+  _hook.outcomes,
+)

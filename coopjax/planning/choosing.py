@@ -185,6 +185,7 @@ class Case:
               budget_bytes,
               trials.compile,
               baseline.temp_bytes,
+              max_rounds=trials.max_rounds,
               mark=trial_mark,
               only_scans=only_scans,
               profile=profile,

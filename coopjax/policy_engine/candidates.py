@@ -10,7 +10,7 @@ each with a curve of its own; inside segments, that repeat them whole; and, insi
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -29,7 +29,11 @@ from coopjax.policy_engine.scan import Scan, find_scans
 from coopjax.policy_engine.segment_curves import SegmentBytes, SegmentCurves, TopOffload
 
 _LEAST_EXPLAINED = 0.75  # of the temporaries: below that, a profile says little of what checkpoints will do
+_CUT_WEIGHT = 3  # saved values that a cut more in a body makes as much of a difference as
 _NUM_KEPT = 19  # limits for which residuals are evicted from the profile
+
+
+Traits = frozenset[tuple]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,10 +72,31 @@ class Candidate:
     """The decisions for scan bodies."""
     return self.decisions.scan_bodies
 
+  @functools.cached_property
+  def traits(self) -> Traits:
+    """Of its scan bodies."""
+    return traits_of(self.scan_bodies)
+
   @property
   def summary(self) -> str:
     """One line for the trace of rounds."""
     return summary_of(self.decisions)
+
+
+def traits_of(scan_bodies: Iterable[Region]) -> Traits:
+  """What the memory of one turn depends on: where bodies are cut, which counts more, and what they save.
+
+  Example:
+    >>> traits_of([Region(3, (Segment(0, 9, True, saved=((2, 0),)),))])
+    frozenset({(3, 2, 0)})
+  """
+  found = set[tuple]()
+  for region in scan_bodies:
+    leaves = [leaf for leaf, _ in region.leaves]
+    nested = any(segment.inner for segment in region.segments)
+    found.update((region.equation_id, leaf.stop, nested, i) for leaf in leaves[:-1] for i in range(_CUT_WEIGHT))
+    found.update((region.equation_id, *value) for leaf in leaves for value in (*leaf.saved, *leaf.offloaded))
+  return frozenset(found)
 
 
 def summary_of(decisions: PolicyDecisions) -> str:
@@ -138,9 +163,12 @@ class Candidates:
     host = None
     if link is not None and not link.is_for_loops and traced.policy is None:
       host = TopOffload.of(jaxpr, link)
+    graphs: dict[PolicyDecisions, ForwardGraph] = {}  # bodies that are cut alike have the same
     for level in range(max((len(scan.bodies) for scan in scans), default=0)):
-      barest = tuple(region for scan in scans for region in scan.barest(level))
-      looped = forward_graph(apply_to_scans(jaxpr, PolicyDecisions(barest)), differentiable)
+      barest = PolicyDecisions(tuple(region for scan in scans for region in scan.barest(level)))
+      if barest not in graphs:
+        graphs[barest] = forward_graph(apply_to_scans(jaxpr, barest), differentiable)
+      looped = graphs[barest]
       self._add_ladders(looped, _Scans(scans, level, are_alone=True), is_cut=not only_scans)
       if link is not None:
         self._add_ladders(looped, _Scans(scans, level, True, may_offload=True), is_cut=not only_scans, host=host)
@@ -241,9 +269,9 @@ class _Ladder:
     residuals = curves.measured.residual_bytes
     self._residuals = np.array([residuals[start:stop].sum() for start, stop in pieces], np.float64)
     self._repeated = np.zeros(len(pieces))  # held while a step of a scan inside the segment is repeated
-    for scan in scans.scans:
+    for scan in scans.scans if not scans.are_alone else ():
       segment = int(np.searchsorted(bounds, scan.position, side="right")) - 1
-      self._repeated[segment] = max(self._repeated[segment], scan.body(scans.level).inside_bytes)
+      self._repeated[segment] = max(self._repeated[segment], scan.body(scans.level).curve[0].inside_bytes)
     self._inside = np.array([curves.measured.inside_bytes(start, stop) for start, stop in pieces], np.float64)
     self._inside[self._is_scan] -= self._residuals[self._is_scan]
     self._out = bytes_between(graph, bounds) if is_cut else np.zeros(len(pieces))
@@ -317,7 +345,8 @@ class _Ladder:
     is_plain = ~self._is_scan & ~is_wrapped
     kept[is_plain] = self._residuals[is_plain]
     kept[self._is_scan] += self._residuals[self._is_scan]  # stacked by the barest decisions
-    inside = np.where(self._is_scan, kept + self._inside + is_wrapped * self._repeated, self._inside + self._repeated)
+    turn = np.array([point.inside_bytes for point in points])
+    inside = np.where(self._is_scan, kept + self._inside + turn, self._inside + self._repeated)
     before = np.concatenate([[0], np.cumsum(kept + self._out)])[:-1]
     return Candidate(
       lambda: self._decisions(points),

@@ -23,7 +23,7 @@ import numpy as np
 
 from coopjax.errors import NotDifferentiableError
 from coopjax.jaxpr.trace import TracedFn, differentiable
-from coopjax.policy_engine.candidates import Candidates, summary_of
+from coopjax.policy_engine.candidates import Candidates, Traits, summary_of, traits_of
 from coopjax.policy_engine.decisions import PolicyDecisions, Region
 from coopjax.policy_engine.offload import HostLink
 
@@ -108,6 +108,11 @@ class JointCandidate:
   def scan_bodies(self) -> tuple[tuple[Region, ...], ...]:
     """The decisions for scan bodies, per region."""
     return tuple(share.decisions.scan_bodies for share in self.decisions)
+
+  @functools.cached_property
+  def traits(self) -> Traits:
+    """Of the scan bodies of all regions."""
+    return frozenset((i, *trait) for i, bodies in enumerate(self.scan_bodies) for trait in traits_of(bodies))
 
   @property
   def kin(self) -> None:

@@ -5,6 +5,7 @@
 """
 
 import dataclasses
+import enum
 import heapq
 import itertools
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,8 @@ from coopjax.policy_engine.residuals import ForwardGraph
 
 _MANY_CURVES = 8
 _LEAST_STEP = 1 / 8  # of a curve's bytes
+_PRODUCT_FLOPS_PER_BYTE = 5  # read and made: a product takes more, an elementwise op or a sum less
+_OTHER_OPS = 1e-3  # what an op that is no product counts where only products do, so that ties are broken
 MIN_SHARE = 1e-3  # of a segment's FLOPs: what spares less is not worth a saved value
 
 
@@ -31,6 +34,7 @@ class CurvePoint:
     saved: as in `decisions.Segment`.
     offloaded: as in `decisions.Segment`.
     waiting_flops: the part of `flops` that is waiting.
+    inside_bytes: of a scan's body, held while one turn is repeated and differentiated.
   """
 
   saved_bytes: int
@@ -39,6 +43,7 @@ class CurvePoint:
   saved: tuple[Value, ...]
   offloaded: tuple[Value, ...] = ()
   waiting_flops: float = 0.0
+  inside_bytes: int = 0
 
 
 def climb(curves: Sequence[Sequence[CurvePoint]]) -> Iterator[list[CurvePoint]]:
@@ -74,16 +79,26 @@ def _climb(curves: Sequence[Sequence[CurvePoint]]) -> Iterator[list[CurvePoint]]
       heapq.heappush(queue, rung(i, level + 1))
 
 
-def save_curve(graph: ForwardGraph, start: int, stop: int) -> list[CurvePoint]:
+class Form(enum.Enum):
+  """Which of the values that spare about as much is saved: before or after a rotary embedding, a cast, a sum.
+
+  How much memory the rest of a backward pass takes depends on it in ways that only the compiler knows, so a search has
+  one curve of each. What is not a product is made again but for `EVERY_OP`: XLA mostly fuses it into what reads it.
+  """
+
+  EVERY_OP = "every op"
+  LAST = "products, the value made last"
+  FIRST = "products, the value made first"
+
+
+def save_curve(graph: ForwardGraph, start: int, stop: int, form: Form = Form.EVERY_OP) -> list[CurvePoint]:
   """Choices for one segment, from nothing saved to not wrapped at all: bytes rise, FLOPs fall.
 
-  Each repeats the least that its bytes allow. What spares less than a thousandth of the segment is left out.
+  Each repeats the least that its bytes allow, of what the form counts. What spares less than a thousandth of the segment
+  is left out.
   """
-  values, problem = _saving_problem(graph, start, stop)
-  points = [
-    CurvePoint(num_bytes, flops, True, tuple(sorted(graph.name_of(values[i]) for i in saved)))
-    for saved, num_bytes, flops, _ in _core.save_frontier(*problem)
-  ]
+  region = _SavingRegion(graph, start, stop)
+  points = region.points(form)
   bare, everything = points[0].flops, int(graph.residual_bytes()[start:stop].sum())
   if not bare or not everything:
     return points[:1]
@@ -94,21 +109,56 @@ def save_curve(graph: ForwardGraph, start: int, stop: int) -> list[CurvePoint]:
   return [*kept, CurvePoint(everything, 0.0, False, ())]
 
 
-def _saving_problem(graph: ForwardGraph, start: int, stop: int) -> tuple[list[int], tuple[np.ndarray, ...]]:
-  """The segment's values, and the arguments of `_core.save_frontier`, which knows a value by its place among them."""
-  ops = [op for position in range(start, stop) for op in graph.ops[position]]
-  values = [value for op in ops for value in op.outputs]
-  local = {value: i for i, value in enumerate(values)}
-  rows = []
-  for lists in ([[local[value] for value in op.inputs if value in local] for op in ops], [
-    [local[value] for value in op.outputs] for op in ops
-  ]):
-    rows += [np.cumsum([0, *map(len, lists)], dtype=np.int32), np.array([i for row in lists for i in row], np.int32)]
-  # What has no bytes of its own is a view of an input: there is nothing to save.
-  sizes = [graph.value_bytes[value] or -1 if graph.named[value] is not None else -1 for value in values]
-  wanted = [local[value] for value in values if value in graph.residuals]
-  op_cost = np.array([op.flops for op in ops], np.float64)
-  return values, (op_cost, *rows, np.array(sizes, np.int64), np.array(wanted, np.int32))
+class _SavingRegion:
+  """A segment as `_core.save_frontier` is told of it: the ops, and what they read and make, in numbers of its own."""
+
+  def __init__(self, graph: ForwardGraph, start: int, stop: int):
+    ops = [op for position in range(start, stop) for op in graph.ops[position]]
+    self._graph, self._values = graph, [value for op in ops for value in op.outputs]
+    local = {value: i for i, value in enumerate(self._values)}
+    self._inputs = [[local[value] for value in op.inputs if value in local] for op in ops]
+    self._outputs = [[local[value] for value in op.outputs] for op in ops]
+    self._flops = np.array([op.flops for op in ops], np.float64)
+    moved = [sum(graph.value_bytes[value] for value in (*op.inputs, *op.outputs)) for op in ops]
+    self._is_product = self._flops > _PRODUCT_FLOPS_PER_BYTE * np.array(moved, np.float64)
+    self._wanted = [local[value] for value in self._values if value in graph.residuals]
+
+  def points(self, form: Form) -> list[CurvePoint]:
+    """The frontier, with the FLOPs of all that is repeated."""
+    graph = self._graph
+    weight = {Form.EVERY_OP: 1.0, Form.LAST: _OTHER_OPS, Form.FIRST: 0.0}[form]
+    # What has no bytes of its own is a view of an input: there is nothing to save.
+    sizes = [graph.value_bytes[value] or -1 if graph.named[value] is not None else -1 for value in self._values]
+    found = _core.save_frontier(
+      np.where(self._is_product, self._flops, weight * self._flops),
+      *_csr(self._inputs),
+      *_csr(self._outputs),
+      np.array(sizes, np.int64),
+      np.array(self._wanted, np.int32),
+      is_early=form is Form.FIRST,
+    )
+    return [
+      CurvePoint(
+        num_bytes,
+        self._repeated_flops(saved.tolist()),
+        True,
+        tuple(sorted(graph.name_of(self._values[i]) for i in saved)),
+      )
+      for saved, num_bytes, _, _ in found
+    ]
+
+  def _repeated_flops(self, saved: list[int]) -> float:
+    needed, flops = set(self._wanted), 0.0
+    for i in reversed(range(len(self._flops))):
+      if any(value in needed and value not in saved for value in self._outputs[i]):
+        flops += self._flops[i]
+        needed.update(self._inputs[i])
+    return flops
+
+
+def _csr(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+  offsets = np.cumsum([0, *map(len, rows)], dtype=np.int32)
+  return offsets, np.array([item for row in rows for item in row], np.int32)
 
 
 def _convex(points: Sequence[CurvePoint]) -> list[CurvePoint]:

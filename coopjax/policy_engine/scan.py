@@ -24,7 +24,8 @@ from coopjax.policy_engine.offload import HostLink, HostTrips, Input, carried_in
 from coopjax.policy_engine.offload_curves import offload_curve
 from coopjax.policy_engine.residuals import ForwardGraph, forward_graph
 from coopjax.policy_engine.rewrite import apply_to_scans
-from coopjax.policy_engine.save_curves import CurvePoint, climb, save_curve
+from coopjax.policy_engine.save_curves import CurvePoint, Form, climb, save_curve
+from coopjax.policy_engine.working_set import WorkingSets
 
 _MAX_CUTTINGS = 4
 
@@ -36,7 +37,6 @@ class Body:
   Attributes:
     bounds: of its segments.
     stacked_bytes: passed between the segments, of all steps.
-    inside_bytes: held while one segment of one step is repeated and differentiated.
     curve: bytes and FLOPs of all steps; the first point keeps nothing but the segments' inputs, the last may leave
       the scan as the user wrote it.
     offload_curve: the same with values offloaded; empty where nothing can be.
@@ -45,7 +45,6 @@ class Body:
 
   bounds: tuple[int, ...]
   stacked_bytes: int
-  inside_bytes: int
   curve: tuple[CurvePoint, ...]
   offload_curve: tuple[CurvePoint, ...] = ()
   is_nested: bool = False
@@ -128,16 +127,17 @@ def _as_scan(
   length = equation.params["length"]
   cuttings = sorted(cut(graph), key=len)
   cuttings = [cuttings[i] for i in sorted({*np.linspace(0, len(cuttings) - 1, _MAX_CUTTINGS, dtype=int).tolist()})]
-  bodies = [_body(graph, bounds, length) for bounds in cuttings]
+  turns = WorkingSets(graph)
+  bodies, *others = ([_body(turns, bounds, length, form) for bounds in cuttings] for form in Form)
   if link is not None:
     region, carried = HostTrips.of(link, body), compat.scan_carries(equation)
     bodies = [
       dataclasses.replace(
-        piece, offload_curve=_offload_curve(graph, piece, length, region, carried_inputs(body, piece.bounds, carried))
+        piece, offload_curve=_offload_curve(turns, piece, length, region, carried_inputs(body, piece.bounds, carried))
       )
       for piece in bodies
     ]
-  bodies += [_nested(graph, piece, length) for piece in bodies[1:]]
+  bodies += [*itertools.chain(*others), *(_nested(graph, piece, length) for piece in bodies[1:])]
   return Scan(equation_id, position, tuple(bodies), nested)
 
 
@@ -147,15 +147,13 @@ def _carry_out(body: core.Jaxpr, nested: tuple[Region, ...], equation_id: int) -
   return apply_to_scans(body, PolicyDecisions(shifted))
 
 
-def _body(graph: ForwardGraph, bounds: tuple[int, ...], length: int) -> Body:
-  residuals = graph.residual_bytes()
-  pieces = list(itertools.pairwise(bounds))
-  curves = [save_curve(graph, start, stop) for start, stop in pieces]
+def _body(turns: WorkingSets, bounds: tuple[int, ...], length: int, form: Form) -> Body:
+  graph = turns.graph
+  curves = [save_curve(graph, start, stop, form) for start, stop in itertools.pairwise(bounds)]
   return Body(
     bounds,
     int(length * bytes_between(graph, bounds).sum()),
-    max(int(residuals[start:stop].sum()) for start, stop in pieces),
-    _joint_curve(graph, curves, length),
+    _joint_curve(turns, bounds, curves, length),
   )
 
 
@@ -164,30 +162,37 @@ def _nested(graph: ForwardGraph, body: Body, length: int) -> Body:
   piece's inputs, then by pieces.
   """
   between_bytes = body.stacked_bytes // length
-  bare = CurvePoint(0, body.curve[0].flops + length * sum(graph.flops[: body.bounds[-2]]), True, ())
+  flops = body.curve[0].flops + length * sum(graph.flops[: body.bounds[-2]])
+  bare = CurvePoint(0, flops, True, (), inside_bytes=between_bytes + body.curve[0].inside_bytes)
   curve = (bare, body.curve[-1])
-  return Body(body.bounds, 0, between_bytes + body.inside_bytes, curve, curve, is_nested=True)
+  return Body(body.bounds, 0, curve, curve, is_nested=True)
 
 
 def _offload_curve(
-  graph: ForwardGraph, body: Body, length: int, region: HostTrips, inputs: tuple[Input, ...]
+  turns: WorkingSets, body: Body, length: int, region: HostTrips, inputs: tuple[Input, ...]
 ) -> tuple[CurvePoint, ...]:
+  graph = turns.graph
   curves = [
     offload_curve(region.choices(graph, start, stop, () if start else inputs))
     for start, stop in zip(body.bounds, body.bounds[1:], strict=False)
   ]
-  return _joint_curve(graph, curves, length)
+  return _joint_curve(turns, body.bounds, curves, length)
 
 
-def _joint_curve(graph: ForwardGraph, curves: Sequence[Sequence[CurvePoint]], length: int) -> tuple[CurvePoint, ...]:
+def _joint_curve(
+  turns: WorkingSets, bounds: Sequence[int], curves: Sequence[Sequence[CurvePoint]], length: int
+) -> tuple[CurvePoint, ...]:
   """The choices for all pieces of a body together, of all steps; the last leaves the scan as it is."""
   wrapped = [[point for point in points if point.is_wrapped] for points in curves]
-  rungs = {rung.saved_bytes: rung for rung in (_joined(points, length) for points in climb(wrapped))}
-  as_it_is = CurvePoint(int(length * graph.residual_bytes().sum()), 0.0, False, ())
+  pieces = list(itertools.pairwise(bounds))
+  rungs = {rung.saved_bytes: rung for rung in (_joined(turns, pieces, points, length) for points in climb(wrapped))}
+  as_it_is = CurvePoint(int(length * turns.graph.residual_bytes().sum()), 0.0, False, ())
   return (*(rungs[saved] for saved in sorted(rungs) if saved < as_it_is.saved_bytes), as_it_is)
 
 
-def _joined(points: Sequence[CurvePoint], length: int) -> CurvePoint:
+def _joined(
+  turns: WorkingSets, pieces: Sequence[tuple[int, int]], points: Sequence[CurvePoint], length: int
+) -> CurvePoint:
   return CurvePoint(
     length * sum(point.saved_bytes for point in points),
     length * sum(point.flops for point in points),
@@ -195,4 +200,5 @@ def _joined(points: Sequence[CurvePoint], length: int) -> CurvePoint:
     tuple(sorted(value for point in points for value in point.saved)),
     tuple(sorted(value for point in points for value in point.offloaded)),
     length * sum(point.waiting_flops for point in points),
+    max(turns.peak_bytes(*piece, point.saved) for piece, point in zip(pieces, points, strict=True)),
   )

@@ -27,7 +27,7 @@ import jax
 import numpy as np
 
 from coopjax.jaxpr.trace import TracedFn, fn_and_gradient
-from coopjax.policy_engine.candidates import Candidates
+from coopjax.policy_engine.candidates import Candidates, Traits
 from coopjax.policy_engine.compiled_profile import CompiledProfile
 from coopjax.policy_engine.decisions import PolicyDecisions
 from coopjax.policy_engine.offload import HostLink
@@ -35,11 +35,14 @@ from coopjax.policy_engine.rewrite import rewrite
 from coopjax.xla.compile import OversizedProgram, temp_bytes_of
 
 _MARGIN = 0.02  # of the budget: how far predictions err, once there has been a compile
+_DOUBT = 0.1  # of the budget: how far the prediction of a scan body unlike those tried may err, at least
+_MAX_BOLD_MISSES = 10
 _MAX_BARE = 3  # tries at the least memory before the budget counts as out of reach
 _WITHIN_REACH = 1.1  # of the budget: worth more tries
 _AIDED_MARGIN = 0.25  # of what the best plan takes unaided: the HLO engine may help out with more
 _MAX_AIDED_MISSES = 3  # tries at that
 _TOLERANCE = 0.03  # of the forward FLOPs: what is no reason to prefer a candidate, or to compile once more
+_LOOP_TOLERANCE = 0.003  # the same where scan bodies are decided on, whose layers need no rule to be alike
 
 CompileFn = Callable[[Callable, Sequence[jax.ShapeDtypeStruct]], jax.stages.Compiled | OversizedProgram]
 
@@ -173,6 +176,8 @@ class SearchCandidate[Decisions: Hashable](Protocol):
   @property
   def scan_bodies(self) -> Hashable: ...
   @property
+  def traits(self) -> Traits: ...
+  @property
   def summary(self) -> str: ...
 
 
@@ -271,12 +276,13 @@ class _Search[Decisions: Hashable]:
     untried = [candidate for candidate in self._space.found if candidate not in self._passed]
     if self._holds:
       least = min([self._below_flops, *(trial.flops for trial in self._feasible())])
-      untried = [c for c in untried if c.flops < least - _TOLERANCE * self._space.forward_flops]
-    fitting = [candidate for candidate in untried if self._predict(candidate) <= self._limit()]
+      untried = [c for c in untried if c.flops < least - _tolerance(c) * self._space.forward_flops]
+    fitting = [candidate for candidate in untried if self._predict(candidate) - self._doubt(candidate) <= self._limit()]
     while fitting and (self._holds or not is_last):
       found = self._first(
         self._nearly_cheapest(fitting),
         lambda candidate: (
+          self._predict(candidate) - self._doubt(candidate) if any(candidate.scan_bodies) else 0,
           candidate.num_segments if candidate.kin else -candidate.num_segments,
           candidate.flops,
           candidate.estimated_bytes,
@@ -318,12 +324,12 @@ class _Search[Decisions: Hashable]:
       best = self._best()
       reach = max(self._budget, best.unaided_bytes if best else 0)
       return reach * (1 + _AIDED_MARGIN) if self._misses < _MAX_AIDED_MISSES else 0.0
-    return self._budget * (1 + _MARGIN * (1 - self._misses))
+    return self._budget * (1 + _MARGIN * max(1 - self._misses, 0))
 
   def _nearly_cheapest(self, candidates: Sequence[SearchCandidate[Decisions]]) -> list[SearchCandidate[Decisions]]:
     """Those not worth telling apart from the cheapest: among them decides a rule that similar models follow alike."""
-    limit = min(candidate.flops for candidate in candidates) + _TOLERANCE * self._space.forward_flops
-    return [candidate for candidate in candidates if candidate.flops <= limit]
+    least = min(candidate.flops for candidate in candidates)
+    return [c for c in candidates if c.flops <= least + _tolerance(c) * self._space.forward_flops]
 
   def _first(
     self, candidates: Sequence[SearchCandidate[Decisions]], key: Callable
@@ -367,6 +373,16 @@ class _Search[Decisions: Hashable]:
   def _best(self) -> _Trial[Decisions] | None:
     return min(self._feasible(), key=lambda trial: trial.flops, default=None)
 
+  def _doubt(self, candidate: SearchCandidate[Decisions]) -> float:
+    """Bytes that a prediction may be too high by: worth a try once a plan holds, the less the more tries missed."""
+    looped = [trial for trial in self._tried if any(trial.candidate.scan_bodies)]
+    if not self._feasible() or not looped or not any(candidate.scan_bodies):
+      return 0.0
+    spread = np.std([trial.unaided_bytes - trial.candidate.estimated_bytes for trial in looped])
+    nearest = min(len(candidate.traits ^ trial.candidate.traits) for trial in looped)
+    boldness = max(0.0, 1 - self._misses / _MAX_BOLD_MISSES)
+    return boldness * max(spread, _DOUBT * self._budget) * nearest / (3 + nearest)
+
   def _predict(self, candidate: SearchCandidate[Decisions]) -> float:
     """Compiled bytes, unaided: between two compiled candidates by the line through them, beyond them byte for byte.
 
@@ -374,6 +390,9 @@ class _Search[Decisions: Hashable]:
     differently, so it lends its ratio only until there is a candidate.
     """
     num_bytes = candidate.estimated_bytes
+    looped = [trial for trial in self._tried if any(trial.candidate.scan_bodies)]
+    if looped and any(candidate.scan_bodies):
+      return num_bytes + _expected_error(candidate, looped)
     if not self._tried:
       return num_bytes * self._baseline / max(self._space.baseline_bytes, 1.0)
     kin = [trial for trial in self._tried if trial.candidate.kin == candidate.kin]
@@ -384,3 +403,17 @@ class _Search[Decisions: Hashable]:
     nearest = 0 if num_bytes <= estimated[0] else -1
     slope = 1.0 if kin and candidate.kin else min(1.0, compiled[nearest] / max(estimated[nearest], 1.0))
     return compiled[nearest] + slope * (num_bytes - estimated[nearest])
+
+
+def _tolerance(candidate: SearchCandidate) -> float:
+  return _LOOP_TOLERANCE if any(candidate.scan_bodies) else _TOLERANCE
+
+
+def _expected_error(candidate: SearchCandidate, trials: Sequence[_Trial]) -> float:
+  """Of a candidate's estimate, from those of trials: the more alike its scan bodies are, the more they count.
+
+  What a turn of a loop needs beside what is saved depends on which values are saved, in ways that only compiles show.
+  """
+  errors = [trial.unaided_bytes - trial.candidate.estimated_bytes for trial in trials]
+  weights = [(1 + len(candidate.traits ^ trial.candidate.traits)) ** -2.0 for trial in trials]
+  return float(np.average(errors, weights=weights))

@@ -66,4 +66,17 @@ void MinCut::Solve(int32_t source, int32_t sink) {
   }
 }
 
+void MinCut::TakeLargestSourceSide(int32_t sink) {
+  std::vector<int32_t> reaching = {sink};
+  level_.assign(first_.size(), 0);
+  level_[sink] = -1;
+  for (size_t i = 0; i < reaching.size(); ++i) {
+    for (int32_t e = first_[reaching[i]]; e >= 0; e = edges_[e].next) {
+      if (edges_[e ^ 1].capacity <= epsilon_ || level_[edges_[e].to] < 0) continue;
+      level_[edges_[e].to] = -1;
+      reaching.push_back(edges_[e].to);
+    }
+  }
+}
+
 }  // namespace coopjax

@@ -14,6 +14,8 @@ class MinCut {
   // Saturates the network; afterwards IsOnSourceSide tells the smallest source side of a minimum cut.
   void Solve(int32_t source, int32_t sink);
   bool IsOnSourceSide(int32_t node) const { return level_[node] >= 0; }
+  // After Solve: from now on IsOnSourceSide tells the largest source side of a minimum cut.
+  void TakeLargestSourceSide(int32_t sink);
 
  private:
   struct Edge {

@@ -21,6 +21,18 @@ TEST(CutsTheCheapEdges) {
   for (int node : {1, 2, 3}) EXPECT_TRUE(!cut.IsOnSourceSide(node));
 }
 
+TEST(TellsTheLargestSourceSide) {
+  // 0 -> 2 -> 3 -> 1, all as dear: each edge is a minimum cut.
+  MinCut cut(4);
+  cut.AddEdge(0, 2, 1);
+  cut.AddEdge(2, 3, 1);
+  cut.AddEdge(3, 1, 1);
+  cut.Solve(0, 1);
+  EXPECT_TRUE(cut.IsOnSourceSide(0) && !cut.IsOnSourceSide(2) && !cut.IsOnSourceSide(3));
+  cut.TakeLargestSourceSide(1);
+  EXPECT_TRUE(cut.IsOnSourceSide(0) && cut.IsOnSourceSide(2) && cut.IsOnSourceSide(3) && !cut.IsOnSourceSide(1));
+}
+
 TEST(AgreesWithExhaustiveSearch) {
   std::mt19937 random(3);
   for (int trial = 0; trial < 300; ++trial) {

@@ -15,7 +15,7 @@ void BindSaving(nb::module_& m) {
       "save_frontier",
       [](Array<double> op_cost, Array<int32_t> input_offsets, Array<int32_t> inputs, Array<int32_t> output_offsets,
          Array<int32_t> outputs, Array<int64_t> value_bytes, Array<int32_t> wanted, int32_t max_sets, int64_t max_cuts,
-         double relative_gap) {
+         double relative_gap, bool is_early) {
         const SavingProblem problem = {{ToVector<int32_t>(input_offsets), ToVector<int32_t>(inputs)},
                                        {ToVector<int32_t>(output_offsets), ToVector<int32_t>(outputs)},
                                        ToVector<double>(op_cost),
@@ -24,7 +24,7 @@ void BindSaving(nb::module_& m) {
         std::vector<SavedSet> found;
         {
           nb::gil_scoped_release release;
-          found = SaveFrontier(problem, {max_sets, max_cuts, relative_gap});
+          found = SaveFrontier(problem, {max_sets, max_cuts, relative_gap, is_early});
         }
         nb::list answer;
         for (const SavedSet& set : found) {
@@ -35,6 +35,7 @@ void BindSaving(nb::module_& m) {
       nb::arg("op_cost"), nb::arg("input_offsets"), nb::arg("inputs"), nb::arg("output_offsets"), nb::arg("outputs"),
       nb::arg("value_bytes"), nb::arg("wanted"), nb::kw_only(), nb::arg("max_sets") = defaults.max_sets,
       nb::arg("max_cuts") = defaults.max_cuts, nb::arg("relative_gap") = defaults.relative_gap,
+      nb::arg("is_early") = defaults.is_early,
       "What a checkpointed region saves, from the fewest bytes to the least cost; see planners/saving/save_frontier.h.");
 }
 

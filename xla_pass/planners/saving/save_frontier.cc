@@ -158,6 +158,7 @@ class FrontierSearch {
       for (int32_t value : problem_.inputs[op]) cut.AddEdge(num_values + op, value, never);
     }
     cut.Solve(source, sink);
+    if (options_.is_early) cut.TakeLargestSourceSide(sink);
     SavedSet set;
     for (int32_t op = 0; op < num_ops; ++op) {
       if (cut.IsOnSourceSide(num_values + op)) set.cost += problem_.op_cost[op];

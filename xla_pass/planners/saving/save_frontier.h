@@ -35,6 +35,7 @@ struct SaveFrontierOptions {
   int32_t max_sets = 128;        // that the frontier has at most, at least a 128th of its bytes apart
   int64_t max_cuts = 200;        // minimum cuts for one of them
   double relative_gap = 1e-3;    // of the cost of saving nothing: what is no reason to search on
+  bool is_early = false;         // of choices that cost as much, the one that saves the values made first, not last
 };
 
 // From the fewest bytes to the least cost, each set with more bytes and less cost than the one before. Empty if a wanted

@@ -87,6 +87,13 @@ TEST(FindsWhatNoPriceFinds) {
   }
 }
 
+TEST(OfFormsThatCostAsMuchTheFirstOrTheLastIsSaved) {
+  // A dear op, then two free ones: any of the three values will do.
+  const SavingProblem problem = ProblemOf({{{}, {0}, 9}, {{0}, {1}, 0}, {{1}, {2}, 0}}, {8, 8, 8}, {2});
+  EXPECT_TRUE(SaveFrontier(problem).back().values == std::vector<int32_t>({2}));
+  EXPECT_TRUE(SaveFrontier(problem, {.is_early = true}).back().values == std::vector<int32_t>({0}));
+}
+
 TEST(WhatMustNotRunAgainIsSaved) {
   const SavingProblem problem = ProblemOf({{{}, {0}, kInfinity}, {{0}, {1}, 5}}, {8, 4}, {1});
   const std::vector<SavedSet> found = SaveFrontier(problem);

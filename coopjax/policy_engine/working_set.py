@@ -1,0 +1,64 @@
+"""What is held while one turn is differentiated, beside what it saved: estimated, so that candidates can be told apart.
+
+The backward pass of a segment goes through its positions in reverse. What it reads there and was not saved is made
+again when it is first wanted, and with it all that lies between it and saved values; residuals among that are held until
+the position that made them is differentiated. So a value saved in the middle keeps what is made again before it from
+being held while the part behind it is differentiated. Beside residuals there are cotangents, one for each value that
+crosses the position, and what the position itself makes.
+
+XLA orders a turn by itself, fuses and splits: compiles say how far the estimate is off, and it ranks. Source of the idea:
+the live ranges that checkpoints leave, Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, section 3.
+"""
+
+from collections.abc import Collection
+
+import numpy as np
+
+from coopjax.policy_engine.decisions import Value
+from coopjax.policy_engine.residuals import ForwardGraph
+
+
+class WorkingSets:
+  """Of one region, for any saved values.
+
+  Attributes:
+    graph: of the region.
+  """
+
+  def __init__(self, graph: ForwardGraph):
+    self.graph = graph
+    self._crossed = graph.crossed_bytes()
+    root, num = graph.value_root, len(graph.value_root)
+    self._last_read = list(graph.value_position)  # per root
+    self._made = np.zeros(graph.num_positions, np.int64)
+    for position, ops in enumerate(graph.ops):
+      for op in ops:
+        for value in op.inputs:
+          if root[value] >= 0:
+            self._last_read[root[value]] = max(self._last_read[root[value]], position)
+        self._made[position] = max(self._made[position], sum(graph.value_bytes[v] for v in op.outputs if root[v] == v))
+    self._root_of_name = {name: root[value] for value, name in enumerate(graph.named) if name is not None}
+
+  def peak_bytes(self, start: int, stop: int, saved: Collection[Value]) -> int:
+    """Most bytes held at once while the segment ``[start, stop)`` is made again and differentiated."""
+    graph, saved_roots = self.graph, {self._root_of_name[value] for value in saved}
+    wanted_at: dict[int, int] = {}  # per root made in the segment: the first position, from behind, that wants it
+    for root in graph.kept_roots:
+      if start <= graph.value_position[root] < stop:
+        wanted_at[root] = min(self._last_read[root], stop - 1)
+    for position in range(stop - 1, start - 1, -1):
+      for op in reversed(graph.ops[position]):
+        roots = {graph.value_root[value] for value in op.outputs} - {-1}
+        at = max((wanted_at[root] for root in roots if root in wanted_at and root not in saved_roots), default=-1)
+        if at < 0:
+          continue
+        for value in op.inputs:
+          if (source := graph.value_root[value]) >= 0 and graph.value_position[source] >= start:
+            wanted_at[source] = max(wanted_at.get(source, -1), at)
+    held = np.zeros(stop - start + 1, np.int64)
+    for root in graph.kept_roots:
+      if start <= (made := graph.value_position[root]) < stop:
+        until = self._last_read[root] if root in saved_roots else wanted_at[root]
+        held[made - start] += graph.value_bytes[root]
+        held[min(until, stop - 1) - start + 1] -= graph.value_bytes[root]
+    return int((np.cumsum(held)[:-1] + self._crossed[start:stop] + self._made[start:stop]).max())
