@@ -277,7 +277,7 @@ class _Search[Decisions: Hashable]:
     if self._holds:
       least = min([self._below_flops, *(trial.flops for trial in self._feasible())])
       untried = [c for c in untried if c.flops < least - _tolerance(c) * self._space.forward_flops]
-    fitting = [candidate for candidate in untried if self._predict(candidate) - self._doubt(candidate) <= self._limit()]
+    fitting = [c for c in untried if self._predict(c) - self._doubt(c) <= self._limit(is_looped=any(c.scan_bodies))]
     while fitting and (self._holds or not is_last):
       found = self._first(
         self._nearly_cheapest(fitting),
@@ -310,14 +310,20 @@ class _Search[Decisions: Hashable]:
     """There is a plan within the budget, of these or at hand."""
     return self._below_flops < math.inf or bool(self._feasible())
 
+  @property
+  def _looped(self) -> list[_Trial[Decisions]]:
+    return [trial for trial in self._tried if any(trial.candidate.scan_bodies)]
+
   def _feasible(self) -> list[_Trial[Decisions]]:
     return [trial for trial in self._tried if trial.temp_bytes <= self._budget]
 
-  def _limit(self) -> float:
+  def _limit(self, is_looped: bool) -> float:
     """What a prediction may use: cautious before a plan holds, then as much as might just fit, less for each miss.
 
     Nothing was tried where a plan is at hand: the HLO engine's alone, which will work under the first try, too.
     """
+    if is_looped and self._looped:
+      return self._budget  # the prediction has learned what the HLO engine spares, and `_doubt` is the margin
     if not self._holds:
       return self._budget * (1 - _MARGIN * bool(self._tried))
     if any(trial.hlo_share for trial in self._tried) or not self._tried:
@@ -375,10 +381,10 @@ class _Search[Decisions: Hashable]:
 
   def _doubt(self, candidate: SearchCandidate[Decisions]) -> float:
     """Bytes that a prediction may be too high by: worth a try once a plan holds, the less the more tries missed."""
-    looped = [trial for trial in self._tried if any(trial.candidate.scan_bodies)]
+    looped = self._looped
     if not self._feasible() or not looped or not any(candidate.scan_bodies):
       return 0.0
-    spread = np.std([trial.unaided_bytes - trial.candidate.estimated_bytes for trial in looped])
+    spread = np.std([trial.temp_bytes - trial.candidate.estimated_bytes for trial in looped])
     nearest = min(len(candidate.traits ^ trial.candidate.traits) for trial in looped)
     boldness = max(0.0, 1 - self._misses / _MAX_BOLD_MISSES)
     return boldness * max(spread, _DOUBT * self._budget) * nearest / (3 + nearest)
@@ -390,9 +396,8 @@ class _Search[Decisions: Hashable]:
     differently, so it lends its ratio only until there is a candidate.
     """
     num_bytes = candidate.estimated_bytes
-    looped = [trial for trial in self._tried if any(trial.candidate.scan_bodies)]
-    if looped and any(candidate.scan_bodies):
-      return num_bytes + _expected_error(candidate, looped)
+    if self._looped and any(candidate.scan_bodies):
+      return num_bytes + _expected_error(candidate, self._looped)
     if not self._tried:
       return num_bytes * self._baseline / max(self._space.baseline_bytes, 1.0)
     kin = [trial for trial in self._tried if trial.candidate.kin == candidate.kin]
@@ -412,8 +417,9 @@ def _tolerance(candidate: SearchCandidate) -> float:
 def _expected_error(candidate: SearchCandidate, trials: Sequence[_Trial]) -> float:
   """Of a candidate's estimate, from those of trials: the more alike its scan bodies are, the more they count.
 
-  What a turn of a loop needs beside what is saved depends on which values are saved, in ways that only compiles show.
+  What a turn of a loop needs beside what is saved depends on which values are saved, in ways that only compiles show;
+  where the HLO engine is at work, how far it helps does, too.
   """
-  errors = [trial.unaided_bytes - trial.candidate.estimated_bytes for trial in trials]
+  errors = [trial.temp_bytes - trial.candidate.estimated_bytes for trial in trials]
   weights = [(1 + len(candidate.traits ^ trial.candidate.traits)) ** -2.0 for trial in trials]
   return float(np.average(errors, weights=weights))
