@@ -25,11 +25,12 @@ from coopjax.policy_engine.offload import HostLink, cuts_for_offload
 from coopjax.policy_engine.residuals import ForwardGraph, forward_graph
 from coopjax.policy_engine.rewrite import apply_to_scans
 from coopjax.policy_engine.save_curves import CurvePoint, climb
-from coopjax.policy_engine.scan import Scan, find_scans
+from coopjax.policy_engine.scan import DOTS, DOTS_WITHOUT_BATCH, Scan, find_scans
 from coopjax.policy_engine.segment_curves import SegmentBytes, SegmentCurves, TopOffload
 
 _LEAST_EXPLAINED = 0.75  # of the temporaries: below that, a profile says little of what checkpoints will do
 _CUT_WEIGHT = 3  # saved values that a cut more in a body makes as much of a difference as
+_MAX_NAMES = 9  # that a person may choose among: with more, all of them or one
 _NUM_KEPT = 19  # limits for which residuals are evicted from the profile
 
 
@@ -51,6 +52,7 @@ class Candidate:
     kin: what the estimate's error depends on, beyond one level of segments: the segmentation around which checkpoints
       stand, and whether the last segment is under one, too, though the backward pass follows at once (nothing that an
       estimate shows, but XLA fuses otherwise). Between kin the difference is what passes between segments.
+    is_by_hand: a policy that people pick: names or products saved in all scan bodies.
   """
 
   make_decisions: Callable[[], PolicyDecisions]
@@ -61,6 +63,7 @@ class Candidate:
   waiting_flops: float = 0.0
   num_segments: int = 1
   kin: Hashable = None
+  is_by_hand: bool = False
 
   @functools.cached_property
   def decisions(self) -> PolicyDecisions:
@@ -174,10 +177,29 @@ class Candidates:
         self._add_ladders(looped, _Scans(scans, level, True, may_offload=True), is_cut=not only_scans, host=host)
       if not only_scans:
         self._add_ladders(looped, _Scans(scans, level, are_alone=False))
+      if level == 0:
+        self._add_rungs(looped, scans)
     if not only_scans:
       self._add_ladders(original, _Scans())
     if host is not None and not only_scans and not scans:
       self._add_ladders(original, _Scans(may_offload=True), host=host)
+
+  def _add_rungs(self, graph: ForwardGraph, scans: Sequence[Scan]) -> None:
+    """What a person would pick: the same names saved in all scan bodies, each set of them, and nothing else done."""
+    together = _Scans(scans, 0, are_alone=True)
+    alone = self._effects | together.alone
+    curves = SegmentCurves(graph, SegmentBytes(graph, self._profile, together.alone), None, self._ends_forward)
+    ladder = _Ladder(curves, _uncut(graph, alone), together, alone, is_cut=False)
+    names = sorted({name for scan in scans for name in scan.names} - {DOTS, DOTS_WITHOUT_BATCH})
+    most = len(names) if len(names) <= _MAX_NAMES else 1
+    sets = [names, [DOTS], [DOTS_WITHOUT_BATCH]]
+    sets += [chosen for size in range(1, most + 1) for chosen in itertools.combinations(names, size)]
+    found: dict[tuple, Candidate] = {}
+    for chosen in sets:
+      saved = [frozenset().union(*(scan.names.get(name, frozenset()) for name in chosen)) for scan in scans]
+      points = [scan.choice_of(values) for scan, values in zip(scans, saved, strict=True)]
+      found.setdefault(tuple(point.saved for point in points), ladder.saving(points))
+    self.found += found.values()
 
   def _add_ladders(
     self, graph: ForwardGraph, scans: "_Scans", is_cut: bool = True, host: TopOffload | None = None
@@ -304,6 +326,12 @@ class _Ladder:
         )
       )
     return self._candidate(points, is_bare=False)
+
+  def saving(self, choices: Sequence[CurvePoint]) -> Candidate:
+    """The candidate that makes these choices for its scans, and leaves everything else as it is."""
+    at = dict(zip(self._scan_at, choices, strict=True))
+    points = [at.get(start, curve[-1]) for start, curve in zip(self._bounds, self._curves)]
+    return dataclasses.replace(self._candidate(points, False), is_by_hand=True)
 
   def beyond(self) -> Iterator[Candidate]:
     """Below what segments take: the last one under a checkpoint, too, and checkpoints around checkpoints."""

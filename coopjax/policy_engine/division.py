@@ -115,6 +115,11 @@ class JointCandidate:
     return frozenset((i, *trait) for i, bodies in enumerate(self.scan_bodies) for trait in traits_of(bodies))
 
   @property
+  def is_by_hand(self) -> bool:
+    """False: nobody divides a budget by hand."""
+    return False
+
+  @property
   def kin(self) -> None:
     """None: divisions are not told apart by what their estimates' errors depend on."""
 

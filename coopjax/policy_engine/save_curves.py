@@ -8,7 +8,7 @@ import dataclasses
 import enum
 import heapq
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -109,6 +109,13 @@ def save_curve(graph: ForwardGraph, start: int, stop: int, form: Form = Form.EVE
   return [*kept, CurvePoint(everything, 0.0, False, ())]
 
 
+def choice_of(graph: ForwardGraph, saved: Iterable[Value]) -> CurvePoint:
+  """A whole region under a checkpoint that saves these values, without those that nothing reads then."""
+  region = _SavingRegion(graph, 0, graph.num_positions)
+  named = {name: value for value, name in enumerate(graph.named) if name is not None}
+  return region.point([named[value] for value in saved if value in named])
+
+
 class _SavingRegion:
   """A segment as `_core.save_frontier` is told of it: the ops, and what they read and make, in numbers of its own."""
 
@@ -137,23 +144,19 @@ class _SavingRegion:
       np.array(self._wanted, np.int32),
       is_early=form is Form.FIRST,
     )
-    return [
-      CurvePoint(
-        num_bytes,
-        self._repeated_flops(saved.tolist()),
-        True,
-        tuple(sorted(graph.name_of(self._values[i]) for i in saved)),
-      )
-      for saved, num_bytes, _, _ in found
-    ]
+    return [self.point(self._values[i] for i in saved) for saved, *_ in found]
 
-  def _repeated_flops(self, saved: list[int]) -> float:
-    needed, flops = set(self._wanted), 0.0
+  def point(self, saved: Iterable[int]) -> CurvePoint:
+    """With these values of the graph saved, as far as they are read."""
+    graph, saved = self._graph, set(saved)
+    needed, flops = {self._values[i] for i in self._wanted}, 0.0
     for i in reversed(range(len(self._flops))):
-      if any(value in needed and value not in saved for value in self._outputs[i]):
+      if any(self._values[value] in needed - saved for value in self._outputs[i]):
         flops += self._flops[i]
-        needed.update(self._inputs[i])
-    return flops
+        needed.update(self._values[value] for value in self._inputs[i])
+    kept = needed & saved
+    names = tuple(sorted(graph.name_of(value) for value in kept))
+    return CurvePoint(sum(graph.value_bytes[value] for value in kept), float(flops), True, names)
 
 
 def _csr(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:

@@ -10,10 +10,11 @@ once more.
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jax.extend import core
+from jax.extend.core import primitives
 
 from coopjax import compat
 from coopjax.jaxpr.tags import EquationInfo
@@ -24,10 +25,11 @@ from coopjax.policy_engine.offload import HostLink, HostTrips, Input, carried_in
 from coopjax.policy_engine.offload_curves import offload_curve
 from coopjax.policy_engine.residuals import ForwardGraph, forward_graph
 from coopjax.policy_engine.rewrite import apply_to_scans
-from coopjax.policy_engine.save_curves import CurvePoint, Form, climb, save_curve
+from coopjax.policy_engine.save_curves import CurvePoint, Form, choice_of, climb, save_curve
 from coopjax.policy_engine.working_set import WorkingSets
 
 _MAX_CUTTINGS = 4
+DOTS, DOTS_WITHOUT_BATCH = "all products", "products without batch dimensions"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -59,12 +61,16 @@ class Scan:
     position: in the region that holds it.
     bodies: cuttings of its body, the first in one piece.
     nested: decisions for scans inside the body, carried out whenever the body is wrapped.
+    names: that the user gave to values of the body, and what a policy may name besides, with the values.
+    choice_of: the body in one piece, saving these values.
   """
 
   equation_id: int
   position: int
   bodies: tuple[Body, ...]
   nested: tuple[Region, ...]
+  names: dict[str, frozenset[Value]]
+  choice_of: Callable[[frozenset[Value]], CurvePoint]
 
   def body(self, level: int) -> Body:
     """The cutting at this level of fineness, or the finest."""
@@ -138,7 +144,28 @@ def _as_scan(
       for piece in bodies
     ]
   bodies += [*itertools.chain(*others), *(_nested(graph, piece, length) for piece in bodies[1:])]
-  return Scan(equation_id, position, tuple(bodies), nested)
+  pieces = [(0, graph.num_positions)]
+  return Scan(
+    equation_id,
+    position,
+    tuple(bodies),
+    nested,
+    named_values(body),
+    lambda saved: _joined(turns, pieces, [choice_of(graph, saved)], length),
+  )
+
+
+def named_values(body: core.Jaxpr) -> dict[str, frozenset[Value]]:
+  """What a person would save of a body: what has names there, and the products that policies know without one."""
+  found: dict[str, set[Value]] = {DOTS: set(), DOTS_WITHOUT_BATCH: set()}
+  for position, equation in enumerate(body.eqns):
+    if equation.primitive is primitives.name_p:
+      found.setdefault(equation.params["name"], set()).add((position, 0))
+    elif equation.primitive is primitives.dot_general_p:
+      _, batch = equation.params["dimension_numbers"]
+      for name in (DOTS, DOTS_WITHOUT_BATCH) if not any(batch) else (DOTS,):
+        found[name].add((position, 0))
+  return {name: frozenset(values) for name, values in found.items() if values}
 
 
 def _carry_out(body: core.Jaxpr, nested: tuple[Region, ...], equation_id: int) -> core.Jaxpr:

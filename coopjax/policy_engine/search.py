@@ -36,6 +36,7 @@ from coopjax.xla.compile import OversizedProgram, temp_bytes_of
 
 _MARGIN = 0.02  # of the budget: how far predictions err, once there has been a compile
 _DOUBT = 0.1  # of the budget: how far the prediction of a scan body unlike those tried may err, at least
+_NEARBY = 1.15  # of the budget: predictions within that may be wrong
 _MAX_BOLD_MISSES = 10
 _MAX_BARE = 3  # tries at the least memory before the budget counts as out of reach
 _WITHIN_REACH = 1.1  # of the budget: worth more tries
@@ -168,6 +169,8 @@ class SearchCandidate[Decisions: Hashable](Protocol):
   @property
   def is_bare(self) -> bool: ...
   @property
+  def is_by_hand(self) -> bool: ...
+  @property
   def waiting_flops(self) -> float: ...
   @property
   def num_segments(self) -> int: ...
@@ -296,7 +299,11 @@ class _Search[Decisions: Hashable]:
     is_hopeless = len(bare_tried) >= _MAX_BARE and (
       min(trial.temp_bytes for trial in bare_tried) > _WITHIN_REACH * self._budget
     )
-    if self._feasible() or is_hopeless or (self._holds and self._tried):
+    if self._feasible() or (self._holds and self._tried):
+      # What a person would try is tried, too, where it might fit.
+      near = [c for c in untried if (c.is_by_hand or c.is_bare) and self._predict(c) <= _NEARBY * self._budget]
+      return self._first(near, lambda candidate: (self._predict(candidate), candidate.flops))
+    if is_hopeless:
       return None
     # Those that cut scans alike compile alike, and so do kin.
     seen = {(trial.candidate.scan_bodies, trial.candidate.kin) for trial in bare_tried}
