@@ -8,8 +8,10 @@ import dataclasses
 import math
 
 FLOPS_PER_LINK_BYTE = 2000.0
-"""FLOPs of a device in the time that it takes to send a byte to another, where the target is not known: near the ratio of
-an H100 (2,198) and of a v5e (2,189)."""
+"""FLOPs of a device in the time that it takes to send a byte to another, where the target is not known.
+
+Near those of an H100 (2,198) and of a v5e (2,189).
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,9 +59,7 @@ class Roofline:
     return max(arithmetic_s, num_bytes / self.bytes_per_s) + self.op_overhead_s
 
 
-CPU = Roofline(
-  flops_per_s=4e11, transcendentals_per_s=2e9, bytes_per_s=2e10, op_overhead_s=2e-6, link_bytes_per_s=1e10
-)
+CPU = Roofline(flops_per_s=4e11, transcendentals_per_s=2e9, bytes_per_s=2e10, op_overhead_s=2e-6, link_bytes_per_s=1e10)
 """A CPU with two cores, by XLA:CPU's own kernels, best of five to nine runs each:
 
 - FLOPs: ``a @ a`` for float32 ``[n, n]``, n = 256 ... 2048 (240 to 520 GFLOP/s), and a 3x3 convolution with 64 channels

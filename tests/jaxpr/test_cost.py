@@ -114,7 +114,9 @@ def test_figures_of_one_op(fn, expected):
   ],
 )
 def test_factorizations(name, fn, expected):
-  equations = [equation for equation in all_equations(jaxpr_of(fn, F32((3, 12, 12)))) if equation.primitive.name == name]
+  equations = [
+    equation for equation in all_equations(jaxpr_of(fn, F32((3, 12, 12)))) if equation.primitive.name == name
+  ]
   assert sum(map(cost.equation_flops, equations)) == pytest.approx(expected)
 
 
