@@ -28,9 +28,11 @@ from coopjax.compat.jaxprs import (
 )
 from coopjax.compat.meshes import (
   axes_in_scope,
+  axes_size,
   bind_axes,
   is_on_one_device,
   manual_axes,
+  num_shards,
   stated_sharding,
   vary,
 )
@@ -56,6 +58,7 @@ __all__ = [
   "as_policies_see",
   "at_call_site",
   "axes_in_scope",
+  "axes_size",
   "bind",
   "bind_axes",
   "call_body",
@@ -76,6 +79,7 @@ __all__ = [
   "may_repeat",
   "name_scopes",
   "no_trace",
+  "num_shards",
   "open_constants",
   "pinned_checkpoint",
   "rebuild",

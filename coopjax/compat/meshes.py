@@ -1,5 +1,6 @@
 """Meshes and named axes: those in scope here, those that types state, and programs that bind them."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -7,6 +8,7 @@ import jax
 from jax._src import config
 from jax._src import core as core_internals
 from jax._src import mesh as mesh_lib
+from jax.extend import core
 
 
 def bind_axes(
@@ -88,6 +90,22 @@ def stated_sharding(aval: Any) -> jax.sharding.NamedSharding | None:
       return None
     mesh = jax.sharding.Mesh(_devices_of(mesh).devices, mesh.axis_names, axis_types=mesh.axis_types)
   return jax.sharding.NamedSharding(mesh, sharding.spec)
+
+
+def num_shards(equation: core.JaxprEqn) -> int:
+  """Devices of a `shard_map` that do different work: the size of the axes that a spec or its body names."""
+  params = equation.params
+  named = {effect.name for effect in params["jaxpr"].effects if isinstance(effect, core_internals.NamedAxisEffect)}
+  for spec in (*params["in_specs"], *params["out_specs"]):
+    for names in spec:
+      named.update(names if isinstance(names, tuple) else (names,))
+  return math.prod(params["mesh"].shape[name] for name in params["newly_manual_axes"] if name in named)
+
+
+def axes_size(equation: core.JaxprEqn, names: Sequence[Any]) -> int:
+  """Devices along mesh axes, for an equation inside a `shard_map`; 1 for an axis that is none of a mesh."""
+  mesh = equation.ctx.cur_abstract_mesh
+  return math.prod(mesh.shape.get(name, 1) for name in names)
 
 
 def without_manual_axes(mesh: jax.sharding.AbstractMesh) -> jax.sharding.AbstractMesh:

@@ -161,7 +161,7 @@ def recompute_order(
       module,
       changes=int(changes),
       budget_bytes=budget_bytes,
-      roofline=dataclasses.astuple(roofline),
+      roofline=roofline.of_one_device,
       kept_scope=KEPT_SCOPE,
       planner=None if planner is None else _callback(planner),
       searches_order=searches_order,

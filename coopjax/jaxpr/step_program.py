@@ -187,13 +187,14 @@ class _Reader:
     """The peak inside a loop or branch.
 
     A loop makes its results and its slices of the inputs anew in each iteration; a branch makes its results where the
-    conditional's stand.
+    conditional's stand. Of a `shard_map`, that of all devices.
     """
     is_branch = equation.primitive.name == "cond"
     options = dataclasses.replace(self._options, roofline=None, outputs_take_budget=not is_branch)
     bodies = [_Reader(jaxpr, options).program(0, {}) for jaxpr in compat.sub_jaxprs(equation)]
     peaks = [int(liveness.live_bytes(body, body.schedule).max(initial=0)) for body in bodies]
-    return max(peaks, default=0) + sum(cost.num_bytes(var.aval) for var in compat.scan_slices(equation))
+    num_shards = compat.num_shards(equation) if equation.primitive.name == "shard_map" else 1
+    return num_shards * max(peaks, default=0) + sum(cost.num_bytes(var.aval) for var in compat.scan_slices(equation))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,8 @@ or a driver. GPU compiles run without autotuning, so a kernel's workspace can di
 The figures are the vendors' published ones of the SXM boards and of the TPU chips, per JAX device (a core of TPU v2 to
 v4 and v7x, a chip of the others). Memory is what XLA or libtpu lets a program use. Transcendentals assume one special
 function unit per eight lanes (16 a core, GPU) or one 8x128 vector a cycle (TPU), the host link is PCI Express in one
-direction, and the seconds to start an op are an order of magnitude.
+direction, and the seconds to start an op are an order of magnitude. Between devices it is NVLink in one direction, and
+on TPUs the two links along one axis of the torus, one direction each.
 """
 
 import contextlib
@@ -135,14 +136,20 @@ def _is_spread(sharding: jax.sharding.Sharding | None) -> TypeGuard[jax.sharding
 
 
 def _gpu(
-  name: str, gpu: _Gpu, memory_bytes: int, flops_per_s: float, bytes_per_s: float, host_bytes_per_s: float
+  name: str,
+  gpu: _Gpu,
+  memory_bytes: int,
+  flops_per_s: float,
+  bytes_per_s: float,
+  host_bytes_per_s: float,
+  link_bytes_per_s: float,
 ) -> Target:
   transcendentals = gpu.cores * gpu.clock_ghz * 1e9 * 16
   return Target(
     f"gpu:{name}",
     "gpu",
     memory_bytes,
-    Roofline(flops_per_s, transcendentals, bytes_per_s, _GPU_START_S),
+    Roofline(flops_per_s, transcendentals, bytes_per_s, _GPU_START_S, link_bytes_per_s),
     host_bytes_per_s,
     1,
     gpu,
@@ -156,31 +163,32 @@ def _tpu(
   bytes_per_s: float,
   clock_ghz: float,
   host_bytes_per_s: float,
+  link_bytes_per_s: float,
   devices_per_chip: int = 1,
 ) -> Target:
-  roofline = Roofline(flops_per_s, 1024 * clock_ghz * 1e9, bytes_per_s, _TPU_START_S)
+  roofline = Roofline(flops_per_s, 1024 * clock_ghz * 1e9, bytes_per_s, _TPU_START_S, link_bytes_per_s)
   return Target(f"tpu:{name}", "tpu", int(memory_gib * _GIB), roofline, host_bytes_per_s, devices_per_chip)
 
 
 # NVIDIA's data sheets and architecture white papers; memory and clocks as the CUDA driver reports them.
 _GPUS = {
   "a100": _gpu(
-    "a100", _Gpu("NVIDIA A100-SXM4-80GB", 8, 108, 64, 1.41, 164, 40), 85_167_243_264, 312e12, 2.03904e12, 31.5e9
+    "a100", _Gpu("NVIDIA A100-SXM4-80GB", 8, 108, 64, 1.41, 164, 40), 85_167_243_264, 312e12, 2.03904e12, 31.5e9, 3e11
   ),
   "h100": _gpu(
-    "h100", _Gpu("NVIDIA H100 80GB HBM3", 9, 132, 128, 1.98, 228, 50), 84_929_347_584, 989e12, 3.35232e12, 63e9
+    "h100", _Gpu("NVIDIA H100 80GB HBM3", 9, 132, 128, 1.98, 228, 50), 84_929_347_584, 989e12, 3.35232e12, 63e9, 4.5e11
   ),
-  "h200": _gpu("h200", _Gpu("NVIDIA H200", 9, 132, 128, 1.98, 228, 50), 150_119_383_040, 989e12, 4.8e12, 63e9),
+  "h200": _gpu("h200", _Gpu("NVIDIA H200", 9, 132, 128, 1.98, 228, 50), 150_119_383_040, 989e12, 4.8e12, 63e9, 4.5e11),
 }
 # Google's documentation of each generation; memory is what libtpu's compiler says is available.
 _TPUS = {
-  "v2": _tpu("v2", 7.48, 22.5e12, 3.5e11, 0.7, 8e9, 2),
-  "v3": _tpu("v3", 15.48, 61.5e12, 4.5e11, 0.94, 8e9, 2),
-  "v4": _tpu("v4", 15.25, 137.5e12, 6.14e11, 1.05, 8e9, 2),
-  "v5e": _tpu("v5e", 15.75, 197e12, 8.19e11, 1.5, 16e9),
-  "v5p": _tpu("v5p", 95.73, 459e12, 2.765e12, 3.5, 16e9),  # two cores of 1.75 GHz as one device
-  "v6e": _tpu("v6e", 31.24, 918e12, 1.64e12, 1.75, 32e9),
-  "tpu7x": _tpu("tpu7x", 94.74, 1153.5e12, 3.69e12, 1.9, 32e9, 2),
+  "v2": _tpu("v2", 7.48, 22.5e12, 3.5e11, 0.7, 8e9, 6.2e10, 2),
+  "v3": _tpu("v3", 15.48, 61.5e12, 4.5e11, 0.94, 8e9, 8.2e10, 2),
+  "v4": _tpu("v4", 15.25, 137.5e12, 6.14e11, 1.05, 8e9, 4.5e10, 2),
+  "v5e": _tpu("v5e", 15.75, 197e12, 8.19e11, 1.5, 16e9, 9e10),
+  "v5p": _tpu("v5p", 95.73, 459e12, 2.765e12, 3.5, 16e9, 1.8e11),  # two cores of 1.75 GHz as one device
+  "v6e": _tpu("v6e", 31.24, 918e12, 1.64e12, 1.75, 32e9, 1.8e11),
+  "tpu7x": _tpu("tpu7x", 94.74, 1153.5e12, 3.69e12, 1.9, 32e9, 2e11, 2),
 }
 NAMES = (
   "cpu",

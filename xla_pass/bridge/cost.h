@@ -2,7 +2,8 @@
 // (xla/service/hlo_cost_analysis.cc), then seconds by a roofline.
 //
 // Two differences from XLA: a loop with a known trip count costs its body that many times (XLA counts
-// one iteration), and a custom call costs the bytes of its operands and results (XLA says -1).
+// one iteration), and a custom call costs the bytes of its operands and results (XLA says -1) and what
+// its library does, as op_flops.h counts.
 #pragma once
 
 #include <cstdint>

@@ -170,6 +170,51 @@ const hlo::Shape& FirstArray(const hlo::Shape& shape) {
   return shape.is_tuple() && !shape.tuple_shapes.empty() ? FirstArray(shape.tuple_shapes[0]) : shape;
 }
 
+double Elements(const hlo::Shape& shape) { return static_cast<double>(shape.num_elements()); }
+
+// 2 b m k n, from the sizes b m k, b k n and b m n of the operands and the result of a product. A ragged product has
+// its groups for b: they are in one of the three sizes, and each row meets one of them.
+double ProductFlops(const hlo::Shape& lhs, const hlo::Shape& rhs, const hlo::Shape& result, double batch) {
+  return 2 * std::sqrt(Elements(lhs) * Elements(rhs) * Elements(result) / std::max(batch, 1.0));
+}
+
+// Batch dimensions of a library's product: all but the last two.
+double LeadingElements(const hlo::Shape& shape) {
+  double count = 1;
+  for (int64_t k = 0; k + 2 < std::ssize(shape.dimensions); ++k) count *= static_cast<double>(shape.dimensions[k]);
+  return count;
+}
+
+// Products of all queries with all keys, of [batch, length, heads, features] or [batch, heads, length, features]:
+// two, and five in the backward pass, which makes the scores again. Sequences are longer than heads are many.
+double AttentionFlops(const hlo::Shape& queries, const hlo::Shape& keys, bool is_backward) {
+  int64_t length = 1;
+  for (int64_t k = 1; k + 1 < std::ssize(keys.dimensions); ++k) length = std::max(length, keys.dimensions[k]);
+  return 2 * (is_backward ? 5 : 2) * Elements(queries) * static_cast<double>(length);
+}
+
+// What a call to a library does, by the name of its target; 0 for a name that says nothing.
+double LibraryFlops(const hlo::Graph& graph, int32_t i) {
+  const hlo::Instruction& instruction = graph.instruction(i);
+  const std::string_view target = instruction.custom_call_target;
+  const auto says = [&](std::string_view word) { return target.find(word) != std::string_view::npos; };
+  if (graph.operands(i).size() < 2) return 0;
+  const hlo::Shape& first = FirstArray(*graph.instruction(graph.operands(i)[0]).shape);
+  const hlo::Shape& second = FirstArray(*graph.instruction(graph.operands(i)[1]).shape);
+  const hlo::Shape& result = FirstArray(*instruction.shape);
+  if (says("conv")) {  // the numbers of all three are those of the forward convolution
+    const Attributes attributes = ParseAttributes(instruction);
+    if (says("BackwardInput")) return ConvolutionFlops(result, second, first, attributes);
+    if (says("BackwardFilter")) return ConvolutionFlops(first, result, second, attributes);
+    return ConvolutionFlops(first, second, result, attributes);
+  }
+  if (says("gemm") || says("matmul")) return ProductFlops(first, second, result, LeadingElements(result));
+  if (says("fmha") || says("attn") || says("attention")) {
+    return AttentionFlops(first, second, says("Backward") || says("backward") || says("bwd"));
+  }
+  return 0;
+}
+
 }  // namespace
 
 double OwnFlops(const hlo::Graph& graph, int32_t i) {
@@ -177,7 +222,6 @@ double OwnFlops(const hlo::Graph& graph, int32_t i) {
   const auto operand = [&](size_t k) -> const hlo::Shape& {
     return FirstArray(*graph.instruction(graph.operands(i)[k]).shape);
   };
-  const auto elements = [](const hlo::Shape& shape) { return static_cast<double>(shape.num_elements()); };
   const auto last_dimension = [](const hlo::Shape& shape) {
     return static_cast<double>(DimensionOr1(shape, std::ssize(shape.dimensions) - 1));
   };
@@ -188,23 +232,26 @@ double OwnFlops(const hlo::Graph& graph, int32_t i) {
     case hlo::Op::kConvolution:
       return ConvolutionFlops(operand(0), operand(1), result, ParseAttributes(instruction));
     case hlo::Op::kSort:
-      return elements(operand(0)) * CeilLog2(operand(0).num_elements());
+      return Elements(operand(0)) * CeilLog2(operand(0).num_elements());
     case hlo::Op::kTriangularSolve:
-      return 2 * elements(operand(1)) * last_dimension(operand(0));
+      return 2 * Elements(operand(1)) * last_dimension(operand(0));
     case hlo::Op::kCholesky:
-      return elements(result) * last_dimension(result) / 3;
+      return Elements(result) * last_dimension(result) / 3;
     case hlo::Op::kFft: {
       double factors = 1;
       for (const int64_t length : ParseAttributes(instruction).fft_length) factors *= std::floor(std::log2(length));
-      return 8 * factors * elements(operand(0));
+      return 8 * factors * Elements(operand(0));
     }
     case hlo::Op::kAllReduce:
     case hlo::Op::kAllReduceStart:
-      return elements(result);
+      return Elements(result);
     case hlo::Op::kCopy:
       return 0;
+    case hlo::Op::kCustomCall:
+      return LibraryFlops(graph, i);
     default:
-      return graph.opcode(i).is_elementwise ? elements(result) : 0;
+      if (instruction.opcode == "ragged-dot") return ProductFlops(operand(0), operand(1), result, Elements(operand(2)));
+      return graph.opcode(i).is_elementwise ? Elements(result) : 0;
   }
 }
 

@@ -72,6 +72,48 @@ TEST(FlopsByOpcode) {
   EXPECT_EQ(ResultElements(graph.instruction(b.index(sort))), 36.0);  // of the first array
 }
 
+// Of a call with two operands and scratch behind its result; `raw` has its attributes.
+double FlopsOfCall(std::string_view target, const hlo::Shape& lhs, const hlo::Shape& rhs, const hlo::Shape& result,
+                   std::string raw = "") {
+  HloBuilder b;
+  b.Begin("main");
+  const int64_t first = b.Parameter(0, lhs), second = b.Parameter(1, rhs);
+  const int64_t call = b.Add("custom-call", TupleOf({result, F32({64})}), {first, second});
+  b.last().custom_call_target = target;
+  b.SetRaw(std::move(raw));
+  const hlo::Graph graph(b.Finish());
+  return OwnFlops(graph, b.index(call));
+}
+
+TEST(CallsToLibrariesCountTheirProducts) {
+  EXPECT_EQ(FlopsOfCall("__cublas$gemm", F32({3, 4, 5}), F32({3, 5, 6}), F32({3, 4, 6})), 2.0 * 3 * 4 * 5 * 6);
+  EXPECT_EQ(FlopsOfCall("__onednn$matmul", F32({4, 5}), F32({5, 6}), F32({4, 6})), 2.0 * 4 * 5 * 6);
+  const hlo::Shape queries = F32({2, 64, 4, 16}), keys = F32({2, 32, 2, 16});
+  const double scores = 2.0 * 4 * 64 * 32;
+  EXPECT_EQ(FlopsOfCall("__cudnn$fmhaSoftmax", queries, keys, queries), 2 * 2 * scores * 16);
+  EXPECT_EQ(FlopsOfCall("__cudnn$fmhaSoftmaxBackward", queries, keys, queries), 5 * 2 * scores * 16);
+  EXPECT_EQ(FlopsOfCall("my_norm", queries, keys, queries), 0.0);
+}
+
+TEST(ConvolutionsOfALibraryCountAsThatOfTheForwardPass) {
+  const hlo::Shape input = F32({2, 8, 3}), kernel = F32({3, 3, 5}), output = F32({2, 6, 5});
+  const std::string raw = Convolution1D(3, 1, 0, 0, 1, 1);
+  const double expected = 2.0 * 2 * 3 * 5 * 6 * 3;
+  EXPECT_EQ(FlopsOfCall("__cudnn$convForward", input, kernel, output, raw), expected);
+  EXPECT_EQ(FlopsOfCall("__cudnn$convBackwardInput", output, kernel, input, raw), expected);
+  EXPECT_EQ(FlopsOfCall("__cudnn$convBackwardFilter", input, output, kernel, raw), expected);
+}
+
+TEST(RaggedDotsCountEachRowOnce) {
+  HloBuilder b;
+  b.Begin("main");
+  const int64_t rows = b.Parameter(0, F32({64, 32})), experts = b.Parameter(1, F32({4, 32, 16}));
+  const int64_t sizes = b.Parameter(2, F32({4}));
+  const int64_t ragged = b.Add("ragged-dot", F32({64, 16}), {rows, experts, sizes});
+  const hlo::Graph graph(b.Finish());
+  EXPECT_EQ(OwnFlops(graph, b.index(ragged)), 2.0 * 64 * 32 * 16);
+}
+
 TEST(WindowsMultiplyOverTheirDimensions) {
   HloBuilder b;
   b.Begin("main");
