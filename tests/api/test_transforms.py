@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import coopjax
+from coopjax.planning import choosing
 from tests.support import ROOT
 from tests.support.checks import SQUEEZED, assert_same, flags
 from tests.support.transform_kinds import KINDS, X
@@ -159,6 +160,13 @@ def cells(kind, wrapper, names=None):
   return found | jax.jit(run)(*jax.tree.leaves((x, rest)))
 
 
+@pytest.fixture(autouse=True)
+def plans_are_made_by_one_compile(monkeypatch):
+  """Whatever can be is checkpointed, at the first try: which plan is the best is not the question here."""
+  at_once = functools.partial(choosing.search.plan_policy, max_rounds=1)
+  monkeypatch.setattr(choosing.search, "plan_policy", at_once)
+
+
 def of_kind(kind):
   """One worker runs all tests of a kind: it compiles it under `jax.checkpoint` once."""
   return pytest.param(kind, marks=pytest.mark.xdist_group(f"transforms of {kind}"))
@@ -168,7 +176,6 @@ LEFT_AS_IS = pytest.mark.filterwarnings("ignore::coopjax.BudgetExceededWarning",
 
 
 @LEFT_AS_IS
-@pytest.mark.usefixtures("quick_compiles")
 @pytest.mark.parametrize("kind", [of_kind(kind) for kind in KINDS])
 def test_goes_wherever_checkpoint_goes(kind):
   """One test a kind, which is compiled as one program; it names the transformations that fail."""
@@ -190,7 +197,6 @@ FLAG_TRANSFORMS = ("value_and_grad_aux", "hessian", "vmap_of_grad", "in_checkpoi
 
 
 @LEFT_AS_IS
-@pytest.mark.usefixtures("quick_compiles")
 @pytest.mark.parametrize("no_cotangents", [False, True])
 @pytest.mark.parametrize(
   "kind", [of_kind(kind) for kind in ("scan", "switch", "custom_jvp", "user_checkpoint", "user_names", "typed_key")]
