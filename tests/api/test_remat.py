@@ -297,7 +297,7 @@ def test_a_scan_needs_the_policy_engine(engine):
 
 
 def test_where_the_hlo_engine_alone_is_dear_the_policy_engine_is_asked_too(monkeypatch):
-  loss, params, ids = models.gpt(depth=3)
+  loss, params, ids = models.gpt(depth=2)
   asked, plan_policy = [], choosing.search.plan_policy
 
   def recording(*args, **kwargs):
