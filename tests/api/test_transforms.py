@@ -112,6 +112,11 @@ TRANSFORMS = {
   "gradient_of_scan_over": gradient_of_scan_over,
   "in_checkpoint": lambda fn, x, rest: jax.grad(loss(jax.checkpoint(fn), rest))(x),
 }
+# Made of others that run for every kind: these run for kinds with a structure or rules of their own.
+COMPOSED = {"jit", "grad_of_jit", "jacfwd", "jacrev", "grad_of_vmap"}
+COMPOSED_KINDS = set(
+  "scan while_loop switch nested_jit custom_jvp custom_vjp user_checkpoint typed_key complex_input pytrees".split()
+)
 # What is wrapped is another program: each is planned anew, so these run for some kinds only.
 REWRAPPED = {
   "wrapped_twice": lambda wrap, fn, x, rest: jax.grad(loss(wrap(wrap(fn)), rest))(x),
@@ -134,6 +139,7 @@ def transforms_of(kind):
   applied = {
     name: lambda wrap, fn, x, rest, transform=transform: transform(wrap(fn), x, rest)
     for name, transform in TRANSFORMS.items()
+    if name not in COMPOSED or kind in COMPOSED_KINDS
   }
   return applied | (REWRAPPED if kind in REWRAPPED_KINDS else {})
 
