@@ -23,13 +23,6 @@ def pytest_collection_modifyitems(items):
       item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
-@pytest.fixture(autouse=True, scope="session")
-def be_quick():
-  from tests.support import quick
-
-  quick.be_quick()
-
-
 @pytest.fixture(autouse=True)
 def planners_are_tested_as_they_are(request, monkeypatch):
   if request.path.parent.name == "planners":
@@ -38,13 +31,13 @@ def planners_are_tested_as_they_are(request, monkeypatch):
     monkeypatch.setattr(quick.auto, "AutoPlanner", quick.ThoroughPlanner)
 
 
-@pytest.fixture(scope="module")
-def quick_compiles():
-  """For modules whose tests look at bytes, or compare numbers within rounding: the same HLO, no fast code."""
-  from tests.support.checks import flags
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+  """Before any fixture compiles and plans."""
+  from tests.support import quick
 
-  with flags(jax_disable_most_optimizations=True):
-    yield
+  quick.be_quick()
+  quick.set_optimizations(any(map(item.get_closest_marker, ("optimized", "targets"))))
 
 
 def pytest_configure(config):

@@ -19,8 +19,12 @@ from coopjax.xla.buffer_assignment import BufferAssignment, Sizes, module_of_hlo
 from coopjax.xla.module import parse_module, predict_memory, read_step_program
 from coopjax.xla.targets import Target
 
-# JAX's switch does not reach XLA:TPU's rematerialization: with this, no value is large enough for it.
-_PLANNING: dict[str, dict[str, Any]] = {"tpu": {"xla_tpu_rematerialization_min_size_in_bytes": 2**50}}
+# What is compiled here is looked at, never run: XLA makes the same module of it, and LLVM, half of a compile, no fast
+# code. JAX's switch does not reach XLA:TPU's rematerialization: with this, no value is large enough for it.
+_PLANNING: dict[str, dict[str, Any]] = {
+  "cpu": {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True},
+  "tpu": {"xla_tpu_rematerialization_min_size_in_bytes": 2**50},
+}
 # Goes on where a program needs more memory than the device has: XLA:TPU assigns its buffers, and fails afterwards.
 _ANY_SIZE = {"tpu": {"xla_tpu_no_crash_on_oom": True}}
 _DESCRIBES_WITHIN = 0.01  # of the temporaries: a prediction that is off by no more describes the compiled program

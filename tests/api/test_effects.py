@@ -9,8 +9,6 @@ import coopjax
 from tests.support.checks import temp_bytes
 from tests.support.layered import WEIGHTS, X, assert_recomputes_within, layer, remat, step
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 
 def prints_of(wrap, ordered=False):
   """Which layer printed, in order, in one step with its gradient; and that step, compiled."""

@@ -28,6 +28,8 @@ from tests.support.hlo_hook import before_ours
 from tests.support.hlo_proto import GLUE, Module
 from tests.support.scheduled import GPT, MLP, plain, sequence, step_of
 
+pytestmark = pytest.mark.optimized
+
 
 def test_the_order_alone_takes_less_memory_with_the_same_bits(outcomes):
   with coopjax.enable():

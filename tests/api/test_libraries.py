@@ -67,7 +67,7 @@ class Network(eqx.Module):
 
 @pytest.fixture(scope="module")
 def network():
-  return Network(depth=6, width=32), models.normal(1, 1024, 32)
+  return Network(depth=4, width=32), models.normal(1, 1024, 32)
 
 
 @pytest.mark.parametrize("engine", ["hlo", "policy"])

@@ -16,7 +16,7 @@ from flax import linen as nn
 
 import coopjax.linen
 from coopjax.planning import blocks
-from tests.support import ROOT, quick
+from tests.support import ROOT
 from tests.support.checks import assert_same_bits, temp_bytes
 
 WIDTH, BATCH = 32, 512
@@ -64,14 +64,14 @@ def variables_of(depth=4):
   return Model(depth=depth).init(RNGS, X)
 
 
-def compile_step(model, variables, options=None):
+def compile_step(model, variables):
   def loss(params, state, x, key):
     y, updates = model.apply({"params": params, **state}, x, rngs={"dropout": key}, mutable=["batch_stats"])
     return jnp.mean(y**2), updates
 
   params, state = variables["params"], {k: v for k, v in variables.items() if k != "params"}
   arguments = (params, state, X, RNGS["dropout"])
-  compiled = jax.jit(jax.value_and_grad(loss, has_aux=True)).lower(*arguments).compile(options)
+  compiled = jax.jit(jax.value_and_grad(loss, has_aux=True)).lower(*arguments).compile()
   return compiled, lambda: compiled(*arguments)
 
 
@@ -133,7 +133,7 @@ def test_a_block_may_be_called_several_times(decided):
 @functools.cache
 def cost_of_a_block(block):
   """Compiled bytes that one more block in a row costs, and bytes from its forward to its backward pass."""
-  steps = [compile_step(Model(block, depth), variables_of(depth), quick.COMPILER_OPTIONS)[0] for depth in (3, 6)]
+  steps = [compile_step(Model(block, depth), variables_of(depth))[0] for depth in (3, 6)]
   module, variables = block(), block().init(RNGS, X, True)
   apply = lambda v, x: module.apply(v, x, True, rngs={"dropout": RNGS["dropout"]}, mutable=["batch_stats"])
   handed = jax.eval_shape(lambda v, x: jax.vjp(apply, v, x)[1], variables, X)

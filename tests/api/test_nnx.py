@@ -12,7 +12,6 @@ from flax import nnx
 
 import coopjax.nnx
 from coopjax.planning import blocks
-from tests.support import quick
 from tests.support.checks import assert_same_bits, temp_bytes
 
 WIDTH, BATCH = 32, 512
@@ -54,7 +53,7 @@ def loss_fn(model, x):
   return jnp.mean(model(x) ** 2)
 
 
-def step_of(call, depth=4, options=None):
+def step_of(call, depth=4):
   """A compiled step, and what it gives: loss, gradients, and the state afterwards."""
   graph, state = nnx.split(Model(call, depth))
 
@@ -63,7 +62,7 @@ def step_of(call, depth=4, options=None):
     loss, grads = nnx.value_and_grad(loss_fn)(model, x)
     return loss, nnx.to_pure_dict(grads), nnx.to_pure_dict(nnx.state(model))
 
-  compiled = jax.jit(step).lower(state, X).compile(options)
+  compiled = jax.jit(step).lower(state, X).compile()
   loss, grads, after = compiled(state, X)
   return compiled, (loss, grads, after)
 
@@ -74,7 +73,7 @@ plain_step = functools.cache(lambda depth=4: step_of(Block.__call__, depth))
 @functools.cache
 def cost_of_a_call(call):
   """Compiled bytes that one more call in a row costs, and the program of six."""
-  steps = [step_of(call, depth, quick.COMPILER_OPTIONS)[0] for depth in (3, 6)]
+  steps = [step_of(call, depth)[0] for depth in (3, 6)]
   return (temp_bytes(steps[1]) - temp_bytes(steps[0])) / 3, steps[1].as_text()
 
 

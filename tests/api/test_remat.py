@@ -17,6 +17,7 @@ from tests.support import models
 from tests.support.checks import assert_same_bits, compile_step, num_instructions, temp_bytes
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("share", [0.6, 0.35])
 @pytest.mark.parametrize("model", [models.mlp, models.gpt], ids=["mlp", "gpt"])
 def test_hlo_engine_fits_the_budget_with_the_same_bits(model, share):
@@ -48,6 +49,7 @@ def test_plan_reports_the_compilers_numbers(budget):
   assert recomputed and all(function_plan.times >= 1 for function_plan in recomputed)
 
 
+@pytest.mark.optimized
 def test_whole_train_step_with_donation_is_planned_in_place():
   loss, params, ids = models.gpt()
 
@@ -295,7 +297,7 @@ def test_a_scan_needs_the_policy_engine(engine):
 
 
 def test_where_the_hlo_engine_alone_is_dear_the_policy_engine_is_asked_too(monkeypatch):
-  loss, params, ids = models.gpt(depth=3)
+  loss, params, ids = models.gpt(depth=2)
   asked, plan_policy = [], choosing.search.plan_policy
 
   def recording(*args, **kwargs):

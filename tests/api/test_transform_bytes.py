@@ -11,8 +11,6 @@ import pytest
 from tests.support.checks import assert_same, flags, temp_bytes
 from tests.support.layered import WEIGHTS, X, assert_recomputes_within, layer, remat, step
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 
 def layers(x, weights, layer=layer):
   for weight in weights:

@@ -14,8 +14,6 @@ from coopjax.policy_engine.rewrite import rewrite
 from tests.support.checks import SQUEEZED, assert_same, flags, num_dots, temp_bytes
 from tests.support.layered import WEIGHTS, X, step
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 
 def named(x, weights):
   for i, weight in enumerate(weights):

@@ -6,6 +6,7 @@ import threading
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import coopjax
 from coopjax import _core
@@ -13,11 +14,12 @@ from coopjax.hlo_engine import hook, module_plan
 from coopjax.hlo_engine.mark import Mark
 from coopjax.xla.compile import module_of
 from coopjax.xla.module import parse_module
-from tests.support import quick
 from tests.support.checks import compile_step, temp_bytes
 from tests.support.hlo_hook import before_ours
 from tests.support.hlo_hook import hook as other_hook
 from tests.support.scheduled import GPT, MLP, plain, sequence, step_of
+
+pytestmark = pytest.mark.optimized  # what it shares is compared bit by bit in `test_enable`
 
 
 def test_programs_compiled_in_threads_are_all_planned(outcomes):
@@ -123,7 +125,7 @@ def test_other_users_and_disabled_passes_stay_in_force():
     ordered = compile_step(loss, params, ids)
   (_, came), (_, left) = (entry for entry in seen if len(entry[1]) > 50)
   assert came == sequence(module_of(plain())) and left == sequence(module_of(ordered)) != came
-  options = {"xla_disable_hlo_passes": "fusion", **quick.COMPILER_OPTIONS}
+  options = {"xla_disable_hlo_passes": "fusion"}
   compile_unfused = lambda: step_of(loss).lower(params, ids).compile(options)
   unfused = compile_unfused()
   with coopjax.enable():

@@ -20,6 +20,8 @@ from tests.support import hlo_proto, models
 from tests.support.checks import assert_same_bits
 from tests.support.hlo_hook import hook
 
+pytestmark = pytest.mark.optimized
+
 
 def compile_with(fn, *args, rewrite=lambda module: None):
   """``(module bytes at POST_SCHEDULER, compiled)``; ``rewrite`` may exchange the module on the way."""

@@ -14,7 +14,7 @@ from tests.support import ROOT
 
 SMALL = [
   "--num-layers",
-  "6",
+  "4",
   "--width",
   "64",
   "--num-heads",
@@ -28,9 +28,14 @@ SMALL = [
 ]
 
 
-def train_gpt(directory: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess:
-  command = [sys.executable, str(ROOT / "examples" / "train_gpt.py"), *SMALL, *arguments]
-  return subprocess.run(command, capture_output=True, text=True, cwd=directory, env={**os.environ, "COLUMNS": "120"})
+def run_example(
+  example: str, directory: pathlib.Path, *arguments: str, is_quick: bool = True
+) -> subprocess.CompletedProcess:
+  """Runs a script of examples/ in a directory, as users do or with what makes the suite quick."""
+  quickly = ["-m", "tests.support.quick"] if is_quick else []
+  command = [sys.executable, *quickly, str(ROOT / "examples" / example), *arguments]
+  environment = {**os.environ, "COLUMNS": "120", "PYTHONPATH": str(ROOT)}
+  return subprocess.run(command, capture_output=True, text=True, cwd=directory, env=environment, check=False)
 
 
 @pytest.fixture
@@ -40,8 +45,9 @@ def scripts(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / directory)
 
 
+@pytest.mark.optimized
 def test_demo_holds_its_budgets_with_the_same_bits(tmp_path):
-  done = train_gpt(tmp_path, "--budget", "0.5", "0.3")
+  done = run_example("train_gpt.py", tmp_path, *SMALL, "--budget", "0.5", "0.3", is_quick=False)
   assert done.returncode == 0, done.stdout + done.stderr
   plain, *budgeted = json.loads((tmp_path / "out" / "train_gpt.json").read_text())["runs"]
   assert [run["name"] for run in budgeted] == ["50%", "30%"]
@@ -56,15 +62,14 @@ def test_demo_holds_its_budgets_with_the_same_bits(tmp_path):
 
 @pytest.mark.parametrize("budget, message", [("0.001", "budget"), ("12 bananas", "12 bananas"), ("1.5", "1.5")])
 def test_demo_fails_with_a_message_on_a_budget_that_cannot_be_held(tmp_path, budget, message):
-  done = train_gpt(tmp_path, "--num-layers", "1", "--budget", budget)
+  done = run_example("train_gpt.py", tmp_path, *SMALL, "--num-layers", "1", "--budget", budget)
   assert done.returncode != 0
   assert message in done.stderr
 
 
 def test_llama_holds_a_budget_on_each_of_eight_devices(tmp_path):
   small = ["--layers", "4", "--width", "32", "--context", "32", "--batch", "8", "--heads", "4", "--key-heads", "2"]
-  command = [sys.executable, str(ROOT / "examples" / "scan_llama.py"), *small, "--steps", "2", "--budget", "0.5"]
-  done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+  done = run_example("scan_llama.py", tmp_path, *small, "--steps", "2", "--budget", "0.5")
   assert done.returncode == 0, done.stdout + done.stderr
   plain, checkpointed, fitted = (line.rsplit("  ", 1)[0].split() for line in done.stdout.splitlines()[-3:])
   budget, temp = map(float, fitted[2:4])
@@ -82,9 +87,10 @@ def test_batches_are_excerpts_of_the_corpus_and_repeat(scripts):
 
 
 @pytest.mark.filterwarnings("ignore::coopjax.BudgetExceededWarning")  # 12% of so small a model is out of reach
-def test_benchmark_measures_every_variant_of_a_model(scripts):
+def test_benchmark_measures_every_variant_of_a_model(scripts, monkeypatch):
   models, bench = importlib.import_module("models"), importlib.import_module("gpt_budget")
-  model = models.decoder(num_layers=6, width=64, context=64, batch_size=4, num_heads=2, vocab_size=64)
+  monkeypatch.setattr(bench, "BUDGETS", (0.5, 0.12))
+  model = models.decoder(num_layers=3, width=64, context=64, batch_size=4, num_heads=2, vocab_size=64)
   with rich.progress.Progress(disable=True) as progress:
     rows = bench.measure(bench.gradient_case(model), rounds=1, progress=progress)
   plain = rows[0]

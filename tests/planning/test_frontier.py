@@ -21,7 +21,7 @@ def loss(weights, x):
   return jnp.mean(x**2)
 
 
-WEIGHTS, X = [models.normal(i, 64, 64) for i in range(8)], models.normal(99, 256, 64)
+WEIGHTS, X = [models.normal(i, 64, 64) for i in range(6)], models.normal(99, 256, 64)
 
 
 def compiled(fn):
@@ -97,7 +97,7 @@ def test_layers_are_scans_and_the_largest_family_of_numbered_scopes():
     return x.sum()
 
   (region,) = by_hand.per_layer(trace(nested, (WEIGHTS, X))).decisions.regions
-  assert [segment.is_wrapped for segment in region.segments] == [False] + [True] * 8 + [False]
+  assert [segment.is_wrapped for segment in region.segments] == [False] + [True] * len(WEIGHTS) + [False]
   scanned, params, ids = models.gpt(scan=True)
   (region,) = by_hand.per_layer(trace(scanned, (params, ids))).decisions.regions
   assert region.equation_id is not None and all(segment.is_wrapped for segment in region.segments)

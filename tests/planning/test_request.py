@@ -29,7 +29,6 @@ def test_a_block_has_one_way_to_be_planned_by_the_policy_engine(planner):
     coopjax.linen.remat(budget=0.5, planner=planner)
 
 
-@pytest.mark.usefixtures("quick_compiles")
 def test_a_planner_says_how_the_policy_engine_finds_what_to_save(monkeypatch):
   monkeypatch.setenv("COOPJAX_CACHE_DIR", "")
   loss, params, x = models.gpt(depth=2)

@@ -21,8 +21,6 @@ from coopjax.xla.module import predict_memory, read_step_program
 from tests.support import models
 from tests.support.checks import compile_step, temp_bytes
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 
 @functools.cache
 def profiled(name, **shape):

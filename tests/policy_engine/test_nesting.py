@@ -13,8 +13,6 @@ from coopjax.policy_engine.nesting import Chain, nestings
 from tests.support import models
 from tests.support.checks import assert_close, num_dots, temp_bytes
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 
 def random_chain(rng, num, is_open):
   """Small whole bytes, so that the grid is exact."""

@@ -24,8 +24,6 @@ from coopjax.program.cost import Roofline
 from tests.support import checks
 from tests.support.models import normal
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 # The budget.
 
 

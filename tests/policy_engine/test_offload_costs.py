@@ -13,8 +13,6 @@ from coopjax.policy_engine.residuals import forward_graph
 from coopjax.policy_engine.offload_curves import offload_curve
 from coopjax.program.cost import Roofline
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 # One FLOP, one byte, one transcendental a second: seconds are FLOPs.
 UNIT = Roofline(flops_per_s=1.0, transcendentals_per_s=1.0, bytes_per_s=1e30, op_overhead_s=0.0)
 

@@ -21,8 +21,6 @@ from tests.support import models
 from tests.support.checks import assert_close, num_dots, temp_bytes
 from tests.support.policy_models import baseline, call_with, decoder
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 
 def with_gradient(form):
   """`jax.value_and_grad` by whatever a plan of that model is for."""

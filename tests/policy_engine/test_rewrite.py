@@ -22,8 +22,6 @@ from tests.support import models, policy_models
 from tests.support.checks import assert_close, num_dots, temp_bytes
 from tests.support.policy_models import baseline, call_with
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 
 def mlp_decisions(traced):
   """Three wrapped segments of three layers, one saved value, and the rest as it is."""

@@ -1,15 +1,11 @@
 """Scan bodies cut into pieces, and a checkpoint around the pieces."""
 
-import pytest
-
 import coopjax
 from coopjax.jaxpr.trace import differentiable, trace
 from coopjax.policy_engine.candidates import Candidates
 from coopjax.policy_engine.decisions import PolicyDecisions
 from tests.support import models
 from tests.support.checks import assert_close, compile_step
-
-pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 
 def decoder():

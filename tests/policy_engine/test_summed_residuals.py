@@ -13,8 +13,6 @@ from coopjax.hlo_engine.mark import Mark
 from coopjax.planning import function_plan
 from tests.support import models
 
-pytestmark = pytest.mark.usefixtures("quick_compiles")
-
 WEIGHTS = [models.normal(i, 64, 64) for i in range(12)]
 
 

@@ -16,7 +16,7 @@ import pytest
 import coopjax
 from coopjax.report import dump
 from coopjax.xla import targets
-from tests.support import ROOT, quick
+from tests.support import ROOT
 
 TARGETS = ["cpu", *(pytest.param(name, marks=pytest.mark.targets) for name in ("gpu:h100", "tpu:v5e:2x2"))]
 
@@ -66,10 +66,10 @@ def test_totals_are_xlas(step, target, tmp_path):
   arguments = jax.tree.map(
     lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device.sharding), arguments
   )
-  lowered, quickly = fn.lower(*arguments), quick.COMPILER_OPTIONS if device.platform == "cpu" else {}
+  lowered = fn.lower(*arguments)
   for form, options in (("text", {"xla_dump_hlo_as_text": True}), ("proto", {"xla_dump_hlo_as_proto": True})):
     directory = tmp_path / form
-    stats = lowered.compile(compiler_options={"xla_dump_to": str(directory), **options, **quickly}).memory_analysis()
+    stats = lowered.compile(compiler_options={"xla_dump_to": str(directory), **options}).memory_analysis()
     profile, found = coopjax.inspect(directory), dump.read(directory)
     assert profile.argument_bytes == stats.argument_size_in_bytes and not profile.is_predicted
     assert profile.output_bytes == stats.output_size_in_bytes and profile.alias_bytes == stats.alias_size_in_bytes > 0

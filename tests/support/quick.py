@@ -2,22 +2,23 @@
 
 Nearly all of the time is XLA, compiling, and planners, improving. So, everywhere but where that is the point:
 
-- What planners try is compiled for its memory and never run: XLA makes the same module of it, and LLVM, which takes
-  half of a compile, no fast code. What a test compiles itself is compiled as a user's program is, since bits are
-  compared; modules that look at bytes alone, or compare numbers within rounding, use the fixture `quick_compiles`.
+- LLVM, half of a compile, makes no fast code: XLA's module, whose bytes and ops are looked at, is the same. Processes
+  that tests start inherit that. Programs whose bits are compared are compiled alike; that engines keep all bits
+  whatever LLVM does is shown by tests with the mark `optimized`. Compiles for TPUs and GPUs are a user's, too.
 - `auto` improves plans with a tenth of its effort. Stages, budgets and what is done with a plan stay as they are.
 
 ``python -m tests.support.quick SCRIPT ARGUMENT...`` runs a script that way.
 """
 
 import dataclasses
+import os
 import runpy
 import sys
 
-from coopjax.planners import auto
-from coopjax.xla import compile as compiling
+import jax
 
-COMPILER_OPTIONS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+from coopjax.planners import auto
+
 ThoroughPlanner = auto.AutoPlanner
 
 
@@ -31,11 +32,18 @@ class QuickPlanner(ThoroughPlanner):
 
 
 def be_quick():
-  compiling._PLANNING["cpu"] = COMPILER_OPTIONS
+  set_optimizations(False)
   auto.AutoPlanner = QuickPlanner
+
+
+def set_optimizations(are_on):
+  """Whether LLVM optimizes what is compiled from now on, here and in processes started from here."""
+  os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(not are_on))
+  jax.config.update("jax_disable_most_optimizations", not are_on)
 
 
 if __name__ == "__main__":
   be_quick()
   del sys.argv[0]
+  sys.path.insert(0, os.path.dirname(sys.argv[0]))
   runpy.run_path(sys.argv[0], run_name="__main__")

@@ -10,12 +10,15 @@ import pytest
 
 from coopjax import _core
 from coopjax.errors import InvalidProgramError
+from coopjax.memory_profile import totals_of
 from coopjax.program import step_program
 from coopjax.program.cost import CPU, Roofline
 from coopjax.xla.buffer_assignment import BufferAssignment
+from coopjax.xla.compile import compile_abstract, module_of
 from coopjax.xla.module import AllocationKind, predict_memory, read_step_program
-from tests.support import models, quick
+from tests.support import models
 from tests.support.hlo_hook import hook
+from tests.support.scheduled import sequence
 
 
 def capture(fn, *args, donate=(), rewrite=None):
@@ -28,7 +31,7 @@ def capture(fn, *args, donate=(), rewrite=None):
     return None if rewrite is None else modules[-1]
 
   with hook(callback):
-    compiled = lowered.compile(quick.COMPILER_OPTIONS)  # looked at, not run
+    compiled = lowered.compile()
   assert len(modules) == 1
   return modules[0], compiled
 
@@ -95,6 +98,19 @@ MODELS = {"gpt": models.gpt, "resnet": resnet, "scanned_gpt": scanned_gpt, "lstm
 def captured(request):
   loss, params, x = MODELS[request.param]()
   return capture(train_step(loss), params, x, donate=(0,))
+
+
+@pytest.mark.optimized
+@pytest.mark.parametrize("name", ["gpt", "lstm"])
+def test_what_is_compiled_to_be_looked_at_has_the_module_and_the_bytes_of_a_users_program(name):
+  loss, *arguments = models.gpt(depth=1) if name == "gpt" else lstm()
+  leaves, tree = jax.tree.flatten(arguments)
+  step = lambda *leaves: train_step(loss)(*tree.unflatten(leaves))
+  looked_at = compile_abstract(step, [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves])
+  users = jax.jit(step).lower(*leaves).compile()
+  assert sequence(module_of(looked_at)) == sequence(module_of(users))
+  looked_at, users = (totals_of(each.memory_analysis()) for each in (looked_at, users))
+  assert looked_at == users and users["temp_bytes"] > 0
 
 
 def assert_predicted(module, compiled):
