@@ -125,6 +125,8 @@ class _Planning:
         self._try_policy(self._mark if outcome and platform != "tpu" else None)
         if not self.holds and outcome:
           self._try_hlo(outcome)
+      if self.best is not self.before and request.platform == "cpu":
+        self.best = self._measured(self._choices, whole=True)
 
   @property
   def holds(self) -> bool:
@@ -138,10 +140,10 @@ class _Planning:
     flops = sum(member.num_runs * cost.jaxpr_flops(member.traced.inlined) for member in self._step.members)
     return self._outcome.recompute_flops <= _DIVIDES_ABOVE * flops
 
-  def _measured(self, choices: tuple[Choice, ...]) -> MemoryProfile:
-    """Of the step compiled with these choices."""
+  def _measured(self, choices: tuple[Choice, ...], *, whole: bool = False) -> MemoryProfile:
+    """Of the step compiled with these choices, as far as trials are or as the whole program that runs."""
     mark = next((choice.mark for choice in choices if choice.mark), None)
-    return measure(self._trials.compile(self._step.program(choices), (), mark), self._request.device)
+    return measure(self._trials.compile(self._step.program(choices), (), mark, whole=whole), self._request.device)
 
   def _outcome_of(self, platform: str) -> hook.Outcome | None:
     """What the HLO engine makes of the step; None where the hook does not run or can't read the module."""

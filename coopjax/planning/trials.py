@@ -50,6 +50,8 @@ class Trials:
     fn: Compilable,
     avals: Sequence[jax.ShapeDtypeStruct],
     mark: str | None = None,
+    *,
+    whole: bool = False,
   ) -> jax.stages.Compiled | OversizedProgram:
     """The function compiled for the device, whether it fits or not; on a CPU, as far as its buffers are known.
 
@@ -60,9 +62,10 @@ class Trials:
       fn: of flat arrays, or with its arguments in it.
       avals: their types.
       mark: that the program carries, if not that of all trials.
+      whole: on a CPU, too.
     """
     with hook.outcomes(mark or self._mark) as made:
-      if self._request.platform == "cpu":
+      if self._request.platform == "cpu" and not whole:
         hook.install("cpu")
         compiled = hook.schedule(lambda: compile_trial(fn, avals, self._request.device))
       else:

@@ -1,0 +1,84 @@
+"""At the bytes of policies that people pick by hand, a plan repeats no more than they do: one scan, and two.
+
+The oracle is JAX's own checkpoint around the layer, compiled and counted like the plan.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+
+import coopjax
+from coopjax.jaxpr import cost
+from tests.support.checks import assert_close
+
+BATCH, LENGTH, WIDTH, HEADS, LAYERS = 4, 64, 64, 4, 4
+RUNGS = {
+  "nothing": (),
+  "out": ("out",),
+  "queries": ("query", "key", "value"),
+  "products": ("query", "key", "value", "out", "up"),
+  "with_context": ("query", "key", "value", "context", "out", "up"),
+}
+
+
+def layer(x, weights):
+  def heads(name, y):
+    return checkpoint_name((y @ weights[name]).reshape(BATCH, LENGTH, HEADS, -1), name)
+
+  y = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-6)
+  query, key, value = (heads(name, y) for name in ("query", "key", "value"))
+  scores = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", query, key) / 4)
+  context = checkpoint_name(jnp.einsum("bhqk,bkhd->bqhd", scores, value).reshape(x.shape), "context")
+  x = x + checkpoint_name(context @ weights["out"], "out")
+  up = checkpoint_name(x @ weights["up"], "up")
+  return x + jax.nn.silu(up) @ weights["down"]
+
+
+def loss(stacks, x, wrapped=layer):
+  for stack in stacks:
+    x, _ = jax.lax.scan(lambda x, weights: (wrapped(x, weights), None), x, stack)
+  return jnp.square(x).mean()
+
+
+def by_hand(names):
+  policy = jax.checkpoint_policies.save_only_these_names(*names)
+  return functools.partial(loss, wrapped=jax.checkpoint(layer, policy=policy, prevent_cse=False))
+
+
+def arguments(num_scans):
+  shapes = {name: (WIDTH, WIDTH) for name in ("query", "key", "value", "out")}
+  shapes |= {"up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}
+  stacks = [
+    {
+      name: jax.random.normal(jax.random.key(i + 10 * scan), (LAYERS, *shape)) / 8
+      for i, (name, shape) in enumerate(shapes.items())
+    }
+    for scan in range(num_scans)
+  ]
+  return stacks, jax.random.normal(jax.random.key(99), (BATCH, LENGTH, WIDTH))
+
+
+def compiled(fn, args):
+  return jax.jit(jax.value_and_grad(fn, argnums=(0, 1))).lower(*args).compile()
+
+
+def flops(fn, args):
+  return cost.jaxpr_flops(jax.make_jaxpr(jax.value_and_grad(fn, argnums=(0, 1)))(*args).jaxpr)
+
+
+@pytest.mark.parametrize("num_scans", [1, 2])
+@pytest.mark.parametrize("rung", RUNGS)
+def test_a_plan_repeats_no_more_than_the_hand_at_its_bytes(rung, num_scans):
+  args, hand = arguments(num_scans), by_hand(RUNGS[rung])
+  hand_bytes = compiled(hand, args).memory_analysis().temp_size_in_bytes
+  plan = coopjax.plan(loss, *args, budget=hand_bytes, engine="policy")
+  planned = plan.apply(loss)
+  program = compiled(planned, args)
+  assert program.memory_analysis().temp_size_in_bytes <= hand_bytes
+  plain, ours, theirs = (flops(fn, args) for fn in (loss, planned, hand))
+  assert plain < ours <= plain + 1.01 * (theirs - plain)  # what is no product may differ
+  assert program.as_text().count(" dot(") > compiled(loss, args).as_text().count(" dot(") or ours - plain < 0.1 * plain
+  assert_close(program(*args), compiled(loss, args)(*args), rtol=1e-4, atol=1e-6)
