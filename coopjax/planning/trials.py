@@ -7,7 +7,7 @@ import jax
 from coopjax.hlo_engine import hook
 from coopjax.memory_profile import MemoryProfile
 from coopjax.planning.request import Request
-from coopjax.policy_engine.search import HloEngineShare
+from coopjax.policy_engine.predictions import HloEngineShare
 from coopjax.xla.buffer_assignment import Sizes
 from coopjax.xla.compile import Compilable, OversizedProgram, compile_trial, fits, measure, temp_bytes_of
 from coopjax.xla.module import predict_memory

@@ -23,8 +23,9 @@ import numpy as np
 
 from coopjax.errors import NotDifferentiableError
 from coopjax.jaxpr.trace import TracedFn, differentiable
-from coopjax.policy_engine.candidates import Candidates, Traits, summary_of, traits_of
+from coopjax.policy_engine.candidates import Candidates
 from coopjax.policy_engine.decisions import PolicyDecisions, Region
+from coopjax.policy_engine.ladders import Traits, summary_of, traits_of
 from coopjax.policy_engine.offload import HostLink
 
 _NUM_PEAKS = 64

@@ -165,5 +165,3 @@ def _save_candidates(graph: ForwardGraph, start: int, stop: int, bare: float) ->
     if flops >= MIN_SHARE * bare:
       scored.append((-flops / graph.value_bytes[value], value not in graph.residuals, value))
   return [value for *_, value in sorted(scored)[:_MAX_CANDIDATES]]
-
-

@@ -18,19 +18,25 @@ the gradient is taken with respect to every floating argument, and one output le
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
 import jax
-import numpy as np
 
 from coopjax.jaxpr.trace import TracedFn, fn_and_gradient
-from coopjax.policy_engine.candidates import Candidates, Traits
+from coopjax.policy_engine.candidates import Candidates
 from coopjax.policy_engine.compiled_profile import CompiledProfile
 from coopjax.policy_engine.decisions import PolicyDecisions
 from coopjax.policy_engine.offload import HostLink
+from coopjax.policy_engine.predictions import (
+  HloEngineShare,
+  SearchCandidate,
+  Trial,
+  doubted_bytes,
+  in_loops,
+  predicted_bytes,
+)
 from coopjax.policy_engine.rewrite import rewrite
 from coopjax.xla.compile import OversizedProgram, temp_bytes_of
 
@@ -62,19 +68,6 @@ class PolicyRound:
       f"{self.summary}: {self.temp_bytes:,} bytes compiled, {self.estimated_bytes:,} estimated, "
       f"{self.recompute_flops:.3g} FLOPs repeated"
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class HloEngineShare:
-  """What the HLO engine did to a program under checkpoints.
-
-  Attributes:
-    unaided_bytes: temporaries without it.
-    recompute_flops: that it repeats on top of the checkpoints.
-  """
-
-  unaided_bytes: int
-  recompute_flops: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,33 +150,6 @@ def plan_policy(
   )
 
 
-class SearchCandidate[Decisions: Hashable](Protocol):
-  """What the search asks of a candidate; `candidates.Candidate` says what the words mean."""
-
-  @functools.cached_property
-  def decisions(self) -> Decisions: ...
-  @property
-  def estimated_bytes(self) -> float: ...
-  @property
-  def flops(self) -> float: ...
-  @property
-  def is_bare(self) -> bool: ...
-  @property
-  def is_by_hand(self) -> bool: ...
-  @property
-  def waiting_flops(self) -> float: ...
-  @property
-  def num_segments(self) -> int: ...
-  @property
-  def kin(self) -> Hashable: ...
-  @property
-  def scan_bodies(self) -> Hashable: ...
-  @property
-  def traits(self) -> Traits: ...
-  @property
-  def summary(self) -> str: ...
-
-
 class SearchSpace[Decisions: Hashable](Protocol):
   """What is searched: the candidates, what the forward pass takes, and the decisions that leave everything as it is."""
 
@@ -236,25 +202,8 @@ def search[Decisions: Hashable](
     candidate = progress.next_candidate(is_last=rounds_left == 1)
     if candidate is None:
       break
-    progress.record(_Trial(candidate, temp_bytes_of(candidate.decisions), hlo_share_of()))
+    progress.record(Trial(candidate, temp_bytes_of(candidate.decisions), hlo_share_of()))
   return progress.result()
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Trial[Decisions: Hashable]:
-  """A candidate, compiled: its temporaries, and the HLO engine's part in them."""
-
-  candidate: SearchCandidate[Decisions]
-  temp_bytes: int
-  hlo_share: HloEngineShare | None
-
-  @property
-  def unaided_bytes(self) -> int:
-    return self.hlo_share.unaided_bytes if self.hlo_share else self.temp_bytes
-
-  @property
-  def flops(self) -> float:
-    return self.candidate.flops + (self.hlo_share.recompute_flops if self.hlo_share else 0.0)
 
 
 class _Search[Decisions: Hashable]:
@@ -264,12 +213,12 @@ class _Search[Decisions: Hashable]:
     self._space = space
     self._budget = budget_bytes
     self._below_flops = below_flops
-    self._tried: list[_Trial[Decisions]] = []
+    self._tried: list[Trial[Decisions]] = []
     self._misses = 0  # since a plan holds: tries that made nothing better
     self._passed: set[SearchCandidate[Decisions]] = set()
     self._baseline = float(baseline_temp_bytes)
 
-  def record(self, trial: _Trial[Decisions]) -> None:
+  def record(self, trial: Trial[Decisions]) -> None:
     is_first = not self._holds
     self._tried.append(trial)
     self._misses += not is_first and self._best() is not trial
@@ -280,12 +229,12 @@ class _Search[Decisions: Hashable]:
     if self._holds:
       least = min([self._below_flops, *(trial.flops for trial in self._feasible())])
       untried = [c for c in untried if c.flops < least - _tolerance(c) * self._space.forward_flops]
-    fitting = [c for c in untried if self._predict(c) - self._doubt(c) <= self._limit(is_looped=any(c.scan_bodies))]
+    fitting = [c for c in untried if self._hoped(c) <= self._limit(is_looped=any(c.scan_bodies))]
     while fitting and (self._holds or not is_last):
       found = self._first(
         self._nearly_cheapest(fitting),
         lambda candidate: (
-          self._predict(candidate) - self._doubt(candidate) if any(candidate.scan_bodies) else 0,
+          self._hoped(candidate) if any(candidate.scan_bodies) else 0,
           candidate.num_segments if candidate.kin else -candidate.num_segments,
           candidate.flops,
           candidate.estimated_bytes,
@@ -317,11 +266,7 @@ class _Search[Decisions: Hashable]:
     """There is a plan within the budget, of these or at hand."""
     return self._below_flops < math.inf or bool(self._feasible())
 
-  @property
-  def _looped(self) -> list[_Trial[Decisions]]:
-    return [trial for trial in self._tried if any(trial.candidate.scan_bodies)]
-
-  def _feasible(self) -> list[_Trial[Decisions]]:
+  def _feasible(self) -> list[Trial[Decisions]]:
     return [trial for trial in self._tried if trial.temp_bytes <= self._budget]
 
   def _limit(self, is_looped: bool) -> float:
@@ -329,8 +274,8 @@ class _Search[Decisions: Hashable]:
 
     Nothing was tried where a plan is at hand: the HLO engine's alone, which will work under the first try, too.
     """
-    if is_looped and self._looped:
-      return self._budget  # the prediction has learned what the HLO engine spares, and `_doubt` is the margin
+    if is_looped and in_loops(self._tried):
+      return self._budget  # the prediction has learned what the HLO engine spares, and its doubt is the margin
     if not self._holds:
       return self._budget * (1 - _MARGIN * bool(self._tried))
     if any(trial.hlo_share for trial in self._tried) or not self._tried:
@@ -383,50 +328,18 @@ class _Search[Decisions: Hashable]:
       waiting_flops,
     )
 
-  def _best(self) -> _Trial[Decisions] | None:
+  def _best(self) -> Trial[Decisions] | None:
     return min(self._feasible(), key=lambda trial: trial.flops, default=None)
 
-  def _doubt(self, candidate: SearchCandidate[Decisions]) -> float:
-    """Bytes that a prediction may be too high by: worth a try once a plan holds, the less the more tries missed."""
-    looped = self._looped
-    if not self._feasible() or not looped or not any(candidate.scan_bodies):
-      return 0.0
-    spread = np.std([trial.temp_bytes - trial.candidate.estimated_bytes for trial in looped])
-    nearest = min(len(candidate.traits ^ trial.candidate.traits) for trial in looped)
-    boldness = max(0.0, 1 - self._misses / _MAX_BOLD_MISSES)
-    return boldness * max(spread, _DOUBT * self._budget) * nearest / (3 + nearest)
-
   def _predict(self, candidate: SearchCandidate[Decisions]) -> float:
-    """Compiled bytes, unaided: between two compiled candidates by the line through them, beyond them byte for byte.
+    # The program without checkpoints is scheduled differently, so it lends its ratio only until there is a trial.
+    return predicted_bytes(candidate, self._tried, self._baseline / max(self._space.baseline_bytes, 1.0))
 
-    Candidates of kin go by what was compiled of them, others by all. The program without checkpoints is scheduled
-    differently, so it lends its ratio only until there is a candidate.
-    """
-    num_bytes = candidate.estimated_bytes
-    if self._looped and any(candidate.scan_bodies):
-      return num_bytes + _expected_error(candidate, self._looped)
-    if not self._tried:
-      return num_bytes * self._baseline / max(self._space.baseline_bytes, 1.0)
-    kin = [trial for trial in self._tried if trial.candidate.kin == candidate.kin]
-    points = sorted((trial.candidate.estimated_bytes, trial.unaided_bytes) for trial in kin or self._tried)
-    estimated, compiled = zip(*points, strict=True)
-    if estimated[0] < num_bytes < estimated[-1]:
-      return float(np.interp(num_bytes, estimated, compiled))
-    nearest = 0 if num_bytes <= estimated[0] else -1
-    slope = 1.0 if kin and candidate.kin else min(1.0, compiled[nearest] / max(estimated[nearest], 1.0))
-    return compiled[nearest] + slope * (num_bytes - estimated[nearest])
+  def _hoped(self, candidate: SearchCandidate[Decisions]) -> float:
+    """The prediction, less what it may be too high by once a plan holds: the more tries missed, the less."""
+    boldness = max(0.0, 1 - self._misses / _MAX_BOLD_MISSES) if self._feasible() else 0.0
+    return self._predict(candidate) - boldness * doubted_bytes(candidate, self._tried, _DOUBT * self._budget)
 
 
 def _tolerance(candidate: SearchCandidate) -> float:
   return _LOOP_TOLERANCE if any(candidate.scan_bodies) else _TOLERANCE
-
-
-def _expected_error(candidate: SearchCandidate, trials: Sequence[_Trial]) -> float:
-  """Of a candidate's estimate, from those of trials: the more alike its scan bodies are, the more they count.
-
-  What a turn of a loop needs beside what is saved depends on which values are saved, in ways that only compiles show;
-  where the HLO engine is at work, how far it helps does, too.
-  """
-  errors = [trial.temp_bytes - trial.candidate.estimated_bytes for trial in trials]
-  weights = [(1 + len(candidate.traits ^ trial.candidate.traits)) ** -2.0 for trial in trials]
-  return float(np.average(errors, weights=weights))

@@ -6,8 +6,8 @@ the position that made them is differentiated. So a value saved in the middle ke
 being held while the part behind it is differentiated. Beside residuals there are cotangents, one for each value that
 crosses the position, and what the position itself makes.
 
-XLA orders a turn by itself, fuses and splits: compiles say how far the estimate is off, and it ranks. Source of the idea:
-the live ranges that checkpoints leave, Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, section 3.
+XLA orders a turn by itself, fuses and splits: compiles say how far the estimate is off, and it ranks. The idea is that of
+live ranges between checkpoints, Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, section 3.
 """
 
 from collections.abc import Collection
@@ -28,7 +28,7 @@ class WorkingSets:
   def __init__(self, graph: ForwardGraph):
     self.graph = graph
     self._crossed = graph.crossed_bytes()
-    root, num = graph.value_root, len(graph.value_root)
+    root = graph.value_root
     self._last_read = list(graph.value_position)  # per root
     self._made = np.zeros(graph.num_positions, np.int64)
     for position, ops in enumerate(graph.ops):

@@ -49,7 +49,7 @@ def by_hand(names):
 
 
 def arguments(num_scans):
-  shapes = {name: (WIDTH, WIDTH) for name in ("query", "key", "value", "out")}
+  shapes = dict.fromkeys(("query", "key", "value", "out"), (WIDTH, WIDTH))
   shapes |= {"up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}
   stacks = [
     {

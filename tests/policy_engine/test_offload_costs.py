@@ -9,8 +9,8 @@ import pytest
 
 from coopjax import compat
 from coopjax.policy_engine.offload import HostLink, HostTrips, Trip, carried_inputs, inputs_between, waiting_s
-from coopjax.policy_engine.residuals import forward_graph
 from coopjax.policy_engine.offload_curves import offload_curve
+from coopjax.policy_engine.residuals import forward_graph
 from coopjax.program.cost import Roofline
 
 # One FLOP, one byte, one transcendental a second: seconds are FLOPs.

@@ -11,9 +11,10 @@ import types
 import numpy as np
 import pytest
 
-from coopjax.policy_engine.candidates import Candidate
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
-from coopjax.policy_engine.search import HloEngineShare, search
+from coopjax.policy_engine.ladders import Candidate
+from coopjax.policy_engine.predictions import HloEngineShare
+from coopjax.policy_engine.search import search
 
 FORWARD = 200.0
 

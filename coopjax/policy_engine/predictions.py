@@ -1,0 +1,127 @@
+"""What a candidate will take when it is compiled: from its estimate, and from what others took."""
+
+import dataclasses
+import functools
+from collections.abc import Hashable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from coopjax.policy_engine.ladders import CUT_WEIGHT, Traits
+
+
+@dataclasses.dataclass(frozen=True)
+class HloEngineShare:
+  """What the HLO engine did to a program under checkpoints.
+
+  Attributes:
+    unaided_bytes: temporaries without it.
+    recompute_flops: that it repeats on top of the checkpoints.
+  """
+
+  unaided_bytes: int
+  recompute_flops: float
+
+
+class SearchCandidate[Decisions: Hashable](Protocol):
+  """What the search asks of a candidate; `candidates.Candidate` says what the words mean."""
+
+  @functools.cached_property
+  def decisions(self) -> Decisions: ...
+  @property
+  def estimated_bytes(self) -> float: ...
+  @property
+  def flops(self) -> float: ...
+  @property
+  def is_bare(self) -> bool: ...
+  @property
+  def is_by_hand(self) -> bool: ...
+  @property
+  def waiting_flops(self) -> float: ...
+  @property
+  def num_segments(self) -> int: ...
+  @property
+  def kin(self) -> Hashable: ...
+  @property
+  def scan_bodies(self) -> Hashable: ...
+  @property
+  def traits(self) -> Traits: ...
+  @property
+  def summary(self) -> str: ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Trial[Decisions: Hashable]:
+  """A candidate, compiled: its temporaries, and the HLO engine's part in them."""
+
+  candidate: SearchCandidate[Decisions]
+  temp_bytes: int
+  hlo_share: HloEngineShare | None
+
+  @property
+  def unaided_bytes(self) -> int:
+    return self.hlo_share.unaided_bytes if self.hlo_share else self.temp_bytes
+
+  @property
+  def flops(self) -> float:
+    return self.candidate.flops + (self.hlo_share.recompute_flops if self.hlo_share else 0.0)
+
+  @property
+  def error_bytes(self) -> float:
+    """Of the candidate's estimate."""
+    return self.temp_bytes - self.candidate.estimated_bytes
+
+
+def in_loops(trials: Sequence[Trial]) -> list[Trial]:
+  """Those that decide on scan bodies."""
+  return [trial for trial in trials if any(trial.candidate.scan_bodies)]
+
+
+def predicted_bytes(candidate: SearchCandidate, trials: Sequence[Trial], untried_ratio: float) -> float:
+  """Compiled bytes, as trials let expect.
+
+  What a turn of a loop needs beside what is saved depends on which values are saved, in ways that only compiles show, and
+  so does how far the HLO engine helps. So the errors of trials count, the more the more alike their scan bodies are.
+
+  Without loops, bytes are unaided: between two compiled candidates by the line through them, beyond them byte for byte.
+  Candidates of kin go by what was compiled of them, others by all.
+
+  Args:
+    candidate: that is thought of.
+    trials: so far.
+    untried_ratio: from estimates to compiled bytes while there is none.
+  """
+  num_bytes = candidate.estimated_bytes
+  alike = in_loops(trials)
+  if alike and any(candidate.scan_bodies):
+    weights = [(1 + _distance(candidate, trial)) ** -2.0 for trial in alike]
+    return num_bytes + float(np.average([trial.error_bytes for trial in alike], weights=weights))
+  if not trials:
+    return num_bytes * untried_ratio
+  kin = [trial for trial in trials if trial.candidate.kin == candidate.kin]
+  points = sorted((trial.candidate.estimated_bytes, trial.unaided_bytes) for trial in kin or trials)
+  estimated, compiled = zip(*points, strict=True)
+  if estimated[0] < num_bytes < estimated[-1]:
+    return float(np.interp(num_bytes, estimated, compiled))
+  nearest = 0 if num_bytes <= estimated[0] else -1
+  slope = 1.0 if kin and candidate.kin else min(1.0, compiled[nearest] / max(estimated[nearest], 1.0))
+  return compiled[nearest] + slope * (num_bytes - estimated[nearest])
+
+
+def doubted_bytes(candidate: SearchCandidate, trials: Sequence[Trial], least_spread: float) -> float:
+  """That the prediction for scan bodies may be too high by: the errors' spread, or less if it is like one tried.
+
+  Args:
+    candidate: as for `predicted_bytes`.
+    trials: as for `predicted_bytes`.
+    least_spread: bytes that errors are taken to differ by, at least.
+  """
+  alike = in_loops(trials)
+  if not alike or not any(candidate.scan_bodies):
+    return 0.0
+  nearest = min(_distance(candidate, trial) for trial in alike)
+  return max(float(np.std([trial.error_bytes for trial in alike])), least_spread) * nearest / (CUT_WEIGHT + nearest)
+
+
+def _distance(candidate: SearchCandidate, trial: Trial) -> int:
+  return len(candidate.traits ^ trial.candidate.traits)
