@@ -17,7 +17,7 @@ from coopjax import _core
 EFFORTS = ("fast", "normal", "best")
 DEFAULT_STEPS = 1_000_000_000
 # What XLA takes to compile an instruction is about a millisecond.
-_STEPS_PER_INSTRUCTION = {"fast": 20_000, "normal": 150_000, "best": 1_200_000}
+_STEPS_PER_INSTRUCTION = {"fast": 20_000, "normal": 150_000, "best": 600_000}
 _MOST_INSTRUCTIONS = 20_000
 _LEAST_INSTRUCTIONS = 1_500  # smaller programs get as many steps: what they take is little
 
@@ -37,6 +37,11 @@ def check_fuse(time_limit_s: float | None) -> None:
 def steps_of(effort: str, num_instructions: int) -> int:
   """Steps that planning a program of so many instructions may take."""
   return _STEPS_PER_INSTRUCTION[effort] * min(max(num_instructions, _LEAST_INSTRUCTIONS), _MOST_INSTRUCTIONS)
+
+
+def above(effort: str) -> str | None:
+  """The next greater effort, if there is one."""
+  return next(iter(EFFORTS[EFFORTS.index(effort) + 1 :]), None)
 
 
 def up_to(effort: str) -> tuple[str, ...]:
