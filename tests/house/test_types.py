@@ -145,6 +145,8 @@ def assert_is(value, kind, where):
       arguments = arguments[:1] * len(value)
     for i, (item, each) in enumerate(zip(value, arguments, strict=True)):
       assert_is(item, each, f"{where}[{i}]")
+  elif kind is None:
+    assert value is None, where
   elif type(None) in arguments:
     if value is not None:
       assert_is(value, arguments[0], where)
@@ -191,6 +193,13 @@ def calls(module, proto):
     "max_steps": 500_000_000,
   }
   temp_bytes = _core.predict_memory(module)["temp_bytes"]
+  yield "steps_taken", _core.steps_taken()
+  yield "count_steps", _core.count_steps(1)
+  yield "num_cuts", _core.num_cuts()
+  yield "count_cut", _core.count_cut()
+  yield "light_fuse", _core.light_fuse(None)
+  yield "is_fuse_blown", _core.is_fuse_blown()
+  yield "fuse_seconds_left", _core.fuse_seconds_left()
   yield "StepProgram.check", core.check()
   yield "check_schedule", _core.check_schedule(core, order)
   yield "live_bytes", _core.live_bytes(core, order)
