@@ -35,7 +35,9 @@ ENGINES = ("policy", "hlo")
 _choices = KeptChoices()
 
 
-def block_remat(*, budget: Any, engine: str, planner: str, effort: str, time_limit_s: float | None) -> Callable[[Callable], Callable]:
+def block_remat(
+  *, budget: Any, engine: str, planner: str, effort: str, time_limit_s: float | None
+) -> Callable[[Callable], Callable]:
   """A decorator for functions of pytrees that are called many times in one program.
 
   Args:

@@ -32,7 +32,8 @@ CODE = """
     lambda weights, x: jax.lax.pmean(loss(weights, x), ("rows", "columns")),
     mesh=mesh, in_specs=(P(), P(("rows", "columns"))), out_specs=P(),
   )
-  divided = compile_step(coopjax.remat(spread, budget=0.9, engine="policy", on_infeasible="best_effort"), *args).as_text()
+  spread = coopjax.remat(spread, budget=0.9, engine="policy", on_infeasible="best_effort")
+  divided = compile_step(spread, *args).as_text()
   plan = coopjax.plan(loss, *args, budget=0.6).to_dict()
   plan.pop("planning_s")
   # JAX's compilation cache looks through source lines: the tables of an equal program may stand in another order.
