@@ -1,7 +1,7 @@
 """Digests of what the HLO pass makes of each program of the corpus: shows that a refactoring changes no planned module.
 
   write     hlo_corpus x budgets {90, 70, 50, 30 %} x {order, clones, both}: sha256 of each planned module, predicted
-            temporaries, recompute cost and planner. No time limit is in the way, so the same code gives the same rows.
+            temporaries, recompute cost and planner. No allowance is in the way, so the same code gives the same rows.
   compare   two such files, cell by cell; exit status 1, and the cells that differ, if there are any
 
   python -m benchmarks.hlo_corpus build/captured
@@ -25,11 +25,11 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import hlo_corpus
 import tables
 
+from coopjax import _core
 from coopjax.hlo_engine.recompute_order import Changes, recompute_order
 from coopjax.xla.module import parse_module, predict_memory
 
 BUDGETS = (0.9, 0.7, 0.5, 0.3)
-NO_TIME_LIMIT_S = 1e6
 KEY = ("program", "budget", "changes")
 PLANNED = ("sha256", "temp_bytes", "recompute_cost_s", "planner")
 COLUMNS = {
@@ -53,7 +53,7 @@ def rows_of(name: str, module: bytes) -> Iterator[tables.Row]:
   before_bytes = predict_memory(parsed).temp_bytes
   for share in BUDGETS:
     for changes in Changes:
-      result = recompute_order(parsed, int(share * before_bytes), changes=changes, time_limit_s=NO_TIME_LIMIT_S)
+      result = recompute_order(parsed, int(share * before_bytes), changes=changes, max_steps=_core.UNLIMITED_STEPS)
       yield {
         "program": name,
         "budget": share,

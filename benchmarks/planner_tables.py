@@ -26,7 +26,7 @@ from coopjax.program.validate import validate
 GREEDY = PeakPlanner.greedy()
 OPTIMALITY_STUDY = ("vgg11", "resnet18")  # of FastSA's models, those that its paper compares with the optimum alone
 _COOP_COUNTERS = ("evictions", "searches", "candidates", "scanned", "search_s", "fragmentation", "heap_fragmentation")
-_PACKING_LIMIT_S = 10.0
+_PEER_LIMIT_S = 10.0
 _COOP_SHARES = (0.9, 0.7, 0.5, 0.4, 0.3)
 
 
@@ -36,14 +36,14 @@ class Settings:
 
   Attributes:
     models: of the zoo; None: each table's own.
-    time_limit_s: of one plan.
-    exact_limit_s: of one exact plan.
+    max_steps: of one plan.
+    exact_steps: of one exact plan.
     announce: told what is under way.
   """
 
   models: tuple[str, ...] | None
-  time_limit_s: float
-  exact_limit_s: float
+  max_steps: int
+  exact_steps: int
   announce: Callable[[str], None]
 
   def of(self, paper: str) -> list[tuple[str, int]]:
@@ -60,9 +60,9 @@ def peak_of(program: StepProgram, schedule: np.ndarray) -> int:
   return int(_core.live_bytes(program.core, schedule).max(initial=0))
 
 
-def plan(planner: Planner, program: StepProgram, budget_bytes: int, time_limit_s: float, **order) -> PlannerResult:
+def plan(planner: Planner, program: StepProgram, budget_bytes: int, max_steps: int, **order) -> PlannerResult:
   """A plan that the validator has passed; the table must not stand on a claim."""
-  result = planner.plan(program, budget_bytes, time_limit_s=time_limit_s, **order)
+  result = planner.plan(program, budget_bytes, max_steps=max_steps, **order)
   report = validate(
     program, result.schedule, claimed_peak_bytes=result.peak_live_bytes, claimed_cost_s=result.recompute_cost_s
   )
@@ -94,7 +94,7 @@ def fastsa(settings: Settings) -> Iterator[Row]:
       budget_bytes = math.floor(share * whole_bytes) - inputs_bytes
       for label, planner in planners.items():
         settings.announce(f"{name} at {share:.0%}: {label}")
-        result = plan(planner, program, budget_bytes, settings.time_limit_s)
+        result = plan(planner, program, budget_bytes, settings.max_steps)
         yield {
           "model": name,
           "batch": batch,
@@ -129,7 +129,7 @@ def exact(settings: Settings) -> Iterator[Row]:
       budget_bytes = math.floor(share * peak_bytes)
       settings.announce(f"{name} at {share:.0%}: exact")
       order = {"order": program.schedule}
-      best = plan(ExactPlanner(), program, budget_bytes, settings.exact_limit_s, **order)
+      best = plan(ExactPlanner(), program, budget_bytes, settings.exact_steps, **order)
       total_s, bound_s = float(program.op_cost_s.sum()), best.counters["order_bound_s"]
       common = {"model": name, "ops": program.num_ops, "share": share}
       yield {
@@ -144,7 +144,7 @@ def exact(settings: Settings) -> Iterator[Row]:
       }
       for label, planner in heuristics.items():
         settings.announce(f"{name} at {share:.0%}: {label}")
-        result = plan(planner, program, budget_bytes, settings.time_limit_s, **order)
+        result = plan(planner, program, budget_bytes, settings.max_steps, **order)
         yield {
           **common,
           "planner": label,
@@ -167,7 +167,7 @@ def coop(settings: Settings) -> Iterator[Row]:
     for share in _COOP_SHARES:
       for label, planner in {**ABLATIONS, "greedy": GREEDY}.items():
         settings.announce(f"{name} at {share:.0%}: {label}")
-        result = plan(planner, program, math.floor(share * peak_bytes), settings.time_limit_s, order=program.schedule)
+        result = plan(planner, program, math.floor(share * peak_bytes), settings.max_steps, order=program.schedule)
         counted = result.counters
         yield {
           "model": name,
@@ -194,7 +194,7 @@ def model(settings: Settings) -> Iterator[Row]:
     given_bytes = peak_of(program, program.schedule)
     greedy_bytes = peak_of(program, _core.schedule_by_rule(program.core, 1))
     settings.announce(f"{name}, batch {batch}: planning")
-    result = plan(ModelPlanner(), program, 0, settings.time_limit_s)
+    result = plan(ModelPlanner(), program, 0, settings.max_steps)
     counted = result.counters
     yield {
       "model": name,
@@ -246,7 +246,7 @@ def packing(settings: Settings) -> Iterator[Row]:
       settings.announce(f"{name} at {share:.0%}: planning")
       schedule = program.schedule
       if share < 1:
-        schedule = plan(PeakPlanner(), program, math.floor(share * peak_bytes), settings.time_limit_s).schedule
+        schedule = plan(PeakPlanner(), program, math.floor(share * peak_bytes), settings.max_steps).schedule
       problem = lifetimes(program, schedule)
       row = {"model": name, "share": share, "buffers": len(problem[0])}
       for label, how in (
@@ -255,10 +255,10 @@ def packing(settings: Settings) -> Iterator[Row]:
         ("search", {}),
       ):
         settings.announce(f"{name} at {share:.0%}: {label}")
-        packed = pack(*problem, time_limit_s=_PACKING_LIMIT_S, **how)
+        packed = pack(*problem, **how)
         row |= {f"{label}_fragmentation": packed.fragmentation, f"{label}_s": packed.seconds}
       settings.announce(f"{name} at {share:.0%}: omnimalloc")
-      row |= omnimalloc_peer.measure(*problem, live_bytes=packed.peak_live_bytes, time_limit_s=_PACKING_LIMIT_S)
+      row |= omnimalloc_peer.measure(*problem, live_bytes=packed.peak_live_bytes, time_limit_s=_PEER_LIMIT_S)
       yield row
 
 

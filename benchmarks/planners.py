@@ -29,6 +29,8 @@ import zoo
 from planner_tables import Settings, mean
 from tables import Row
 
+from coopjax.planners.effort import DEFAULT_STEPS
+
 RESULTS = tables.RESULTS / "planners"
 SCALES = (1_000, 10_000, 100_000, 1_000_000)
 
@@ -212,7 +214,7 @@ TABLES = {
     _sum_up_packing,
   ),
   "scale": Table(
-    lambda settings: scale.rows(SCALES, settings.time_limit_s, settings.announce),
+    lambda settings: scale.rows(SCALES, settings.max_steps, settings.announce),
     {
       "ops": "{ops:,}",
       "budget": "{share:.0%}",
@@ -232,8 +234,8 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("tables", nargs="*", choices=[*TABLES, []], metavar="TABLE", help=f"of {', '.join(TABLES)}")
   parser.add_argument("--models", nargs="+", choices=zoo.MODELS, metavar="MODEL", help="of the zoo; by default all")
-  parser.add_argument("--time-limit", type=float, default=60.0, metavar="S", help="of one plan")
-  parser.add_argument("--exact-limit", type=float, default=900.0, metavar="S", help="of one exact plan")
+  parser.add_argument("--steps", type=int, default=6 * DEFAULT_STEPS, help="of one plan; of about 10 ns")
+  parser.add_argument("--exact-steps", type=int, default=90 * DEFAULT_STEPS, help="of one exact plan")
   parser.add_argument("--out", type=pathlib.Path, default=RESULTS, help="folder for the JSON")
   arguments = parser.parse_args()
 
@@ -243,8 +245,8 @@ def main() -> None:
       bar = progress.add_task(name, total=None)
       settings = Settings(
         tuple(arguments.models) if arguments.models else None,
-        arguments.time_limit,
-        arguments.exact_limit,
+        arguments.steps,
+        arguments.exact_steps,
         announce=lambda text: progress.update(bar, description=f"{name}: {text}"),
       )
       rows = []

@@ -16,6 +16,7 @@ from tables import Row
 
 from coopjax import _core
 from coopjax.planners.auto import AutoPlanner
+from coopjax.planners.effort import DEFAULT_STEPS
 from coopjax.planners.peak import PeakPlanner
 from coopjax.planners.segments import SegmentPlanner
 
@@ -25,10 +26,9 @@ PLANNERS = {
   "greedy": PeakPlanner.greedy(),
 }
 _GREEDY_TAKES = 20_000  # ops; above, it takes hours
-_DEFAULT_LIMIT_S = 10.0  # of programs that are not large
 
 
-def rows(sizes: tuple[int, ...], time_limit_s: float, announce: Callable[[str], None]) -> Iterator[Row]:
+def rows(sizes: tuple[int, ...], max_steps: int, announce: Callable[[str], None]) -> Iterator[Row]:
   """One row per size, share of the un-rematerialized peak and planner."""
   for num_ops in sizes:
     for share in (0.5, 0.25):
@@ -36,8 +36,8 @@ def rows(sizes: tuple[int, ...], time_limit_s: float, announce: Callable[[str], 
         if label == "greedy" and num_ops > _GREEDY_TAKES:
           continue
         announce(f"{num_ops:,} ops at {share:.0%}: {label}")
-        limit_s = min(time_limit_s, _DEFAULT_LIMIT_S) if num_ops <= AutoPlanner.large_ops else time_limit_s
-        child = [sys.executable, __file__, str(num_ops), str(share), label, str(limit_s)]
+        steps = min(max_steps, DEFAULT_STEPS) if num_ops <= AutoPlanner.large_ops else max_steps
+        child = [sys.executable, __file__, str(num_ops), str(share), label, str(steps)]
         figures = subprocess.run(child, stdout=subprocess.PIPE, text=True, check=True).stdout
         yield dict(
           zip(
@@ -48,15 +48,15 @@ def rows(sizes: tuple[int, ...], time_limit_s: float, announce: Callable[[str], 
         )
 
 
-def main(num_ops: int, share: float, label: str, time_limit_s: float) -> None:
+def main(num_ops: int, share: float, label: str, max_steps: int) -> None:
   program = layered.layered(num_ops)
   budget_bytes = math.floor(share * int(_core.live_bytes(program.core, program.schedule).max()))
   start = time.perf_counter()
-  result = PLANNERS[label].plan(program, budget_bytes, time_limit_s=time_limit_s)
+  result = PLANNERS[label].plan(program, budget_bytes, max_steps=max_steps)
   seconds = time.perf_counter() - start
   rss_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
   print(int(result.is_feasible), result.overhead(program), seconds, 1e6 * seconds / program.num_ops, rss_gib)
 
 
 if __name__ == "__main__":
-  main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3], float(sys.argv[4]))
+  main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3], int(sys.argv[4]))

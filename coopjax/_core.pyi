@@ -19,6 +19,31 @@ type Int64s = NDArray[np.int64]
 type Float64s = NDArray[np.float64]
 type Csr = tuple[Int32s, Int32s]  # (offsets, items): row r is items[offsets[r] : offsets[r + 1]]
 
+# work_bindings.cc: the steps that this thread's searches take, and its fuse.
+
+UNLIMITED_STEPS: int
+
+def steps_taken() -> int:
+  """By this thread's searches; see base/allowance.h."""
+
+def count_steps(steps: int) -> None:
+  """Counts what was done outside of the core."""
+
+def num_cuts() -> int:
+  """How often this thread found an allowance to be over."""
+
+def count_cut() -> None:
+  """Notes that one was found to be over outside of the core."""
+
+def light_fuse(seconds: float | None) -> None:
+  """After so many seconds every allowance of this thread is over; None: never."""
+
+def is_fuse_blown() -> bool:
+  """Whether these seconds have passed."""
+
+def fuse_seconds_left() -> float:
+  """inf where no fuse is lit."""
+
 # planner_bindings.cc: StepProgram, its bounds, and the planners of its live bytes.
 
 class StepProgram:
@@ -80,7 +105,7 @@ class PeakResult(TypedDict):
   """What `plan_peak` made: the schedule ``[steps]``, and what it counted."""
 
   schedule: Int32s
-  timed_out: bool
+  is_cut_short: bool
   trials: int
   moves: int
   removals: int
@@ -97,7 +122,7 @@ def plan_peak(
   clean_up: bool = True,
   swap: bool = True,
   max_trials: int = 1000000,
-  time_limit_s: float = 10.0,
+  max_steps: int = 1000000000,
 ) -> PeakResult:
   """Rematerialization under a budget of live bytes; see planners/peak/planner.h."""
 
@@ -108,7 +133,7 @@ class SearchResult(TypedDict):
   schedule: Int32s
   rounds: int
   improvements: int
-  timed_out: bool
+  is_cut_short: bool
 
 def search_neighbourhood(
   program: StepProgram,
@@ -119,7 +144,7 @@ def search_neighbourhood(
   patience: int = 400,
   stop_at_cost_s: float = 0.0,
   seed: int = 1,
-  time_limit_s: float = 10.0,
+  max_steps: int = 1000000000,
 ) -> SearchResult:
   """A plan that is not worse than `start`, by large-neighbourhood search; see neighbourhood_search.h."""
 
@@ -132,7 +157,7 @@ def search_exchanges(
   patience: int = 8,
   stop_at_cost_s: float = 0.0,
   seed: int = 1,
-  time_limit_s: float = 10.0,
+  max_steps: int = 1000000000,
 ) -> SearchResult:
   """A plan that is not worse than `start`, by exchanging many moves at once; see exchange_search.h."""
 
@@ -207,7 +232,7 @@ class OrderCutResult(TypedDict):
   bound_bytes: int  # no order's peak is smaller
   stuck_at: Int32s  # op ids
   num_cuts: int
-  timed_out: bool
+  is_cut_short: bool
 
 def reorder_by_cuts(
   program: StepProgram,
@@ -217,7 +242,7 @@ def reorder_by_cuts(
   max_descents: int = 12,
   relative_gap: float = 0.0,
   bound_bytes: int = 0,
-  time_limit_s: float = 10.0,
+  max_steps: int = 1000000000,
 ) -> OrderCutResult:
   """An order of smaller peak by minimum cuts, and a bound on every order's peak; see order_cut.h."""
 
@@ -228,8 +253,8 @@ class SegmentResult(TypedDict):
   """What `plan_segments` made: the schedule ``[steps]``, and what it counted."""
 
   schedule: Int32s
-  timed_out: bool
-  first_plan_s: float
+  is_cut_short: bool
+  first_plan_steps: int
   evaluations: int
   segments: int
   kinds: int
@@ -247,7 +272,7 @@ def plan_segments(
   clean_up: bool = True,
   max_polished_ops: int = 20000,
   max_trials: int = 300000,
-  time_limit_s: float = 60.0,
+  max_steps: int = 6000000000,
 ) -> SegmentResult:
   """Rematerialization of large programs; see planners/segments/planner.h. `order` has no repeats."""
 
@@ -278,7 +303,7 @@ class AnnealResult(TypedDict):
   """What `plan_fastsa` made: the schedule ``[steps]``, and what it counted."""
 
   schedule: Int32s
-  timed_out: bool
+  is_cut_short: bool
   tried: int
   legal: int
   accepted: int
@@ -298,7 +323,7 @@ def plan_fastsa(
   stage2_iterations: int = 2000000,
   start_temperature: float = 0.001,
   cooling: float = 0.0001,
-  time_limit_s: float = 10.0,
+  max_steps: int = 1000000000,
 ) -> AnnealResult:
   """FastSA from a valid schedule, which may have repeats; see anneal.h."""
 
@@ -347,7 +372,6 @@ class PackingProblem:
     self,
     *,
     effort: int,
-    time_limit_s: float,
     peels: bool = True,
     branches: bool = True,
     anneals: bool = True,
@@ -484,8 +508,8 @@ def inspect_module(module: HloModule, /) -> ModuleFacts:
 def remake_costs(program: StepProgram, order: Int32s, /) -> tuple[Float64s, Int32s]:
   """Seconds to make each value again and its rank by cost per byte, ``[num_values]`` each; see remake_costs.h."""
 
-# (fields, order or None, name of the core's choice or "", limit_bytes, time_limit_s) -> (schedule, order, planner)
-type PlanCallback = Callable[[ProgramFields, Int32s | None, str, int, float], tuple[Int32s, Int32s, str]]
+# (fields, order or None, name of the core's choice or "", limit_bytes, max_steps) -> (schedule, order, planner)
+type PlanCallback = Callable[[ProgramFields, Int32s | None, str, int, int], tuple[Int32s, Int32s, str]]
 # The fields of Round in coopjax/hlo_engine/recompute_order.py.
 type RoundRow = tuple[int, int, int, float, str, float, tuple[tuple[str, int, str], ...]]
 # (name, fields, schedule, planner, limit_bytes, order)
@@ -533,7 +557,7 @@ def recompute_order(
   planner: PlanCallback | None,
   searches_order: bool,
   near_smallest: float,
-  time_limit_s: float,
+  max_steps: int,
 ) -> RecomputeOrderFields:
   """A module in less memory, by its order and by recomputing; see pass/recompute_order.h."""
 

@@ -28,7 +28,8 @@ def remat(
   static_argnums: int | Sequence[int] = (),
   static_argnames: str | Sequence[str] = (),
   target: str | None = None,
-  time_limit_s: float = 10.0,
+  effort: str = "normal",
+  time_limit_s: float | None = None,
   on_infeasible: str = "error",
   plan: RematPlan | None = None,
 ) -> Callable:
@@ -73,7 +74,10 @@ def remat(
     target: hardware to plan for, there or not: ``"cpu"``, ``"gpu:h100"``, ``"tpu:v5e:2x2"`` and others (see
       ``coopjax.xla.targets``; needs ``coopjax[gpu-target]`` or ``[tpu-target]``). None is the default backend. On
       another backend than the target's, ``"auto"`` carries the decisions out with the policy engine.
-    time_limit_s: seconds that planning one program may take.
+    effort: ``"fast"``, ``"normal"`` or ``"best"``: how much is searched, in steps that are counted and grow with the
+      program; the same everywhere. "normal" takes about as long as to compile the program, or less.
+    time_limit_s: a fuse, seconds: when planning one program takes longer it ends with what it has. That may differ
+      between hosts, so the plan says so (``is_cut_short``) and is not kept. None is no fuse.
     on_infeasible: ``"error"`` raises when no plan reaches the budget, ``"best_effort"`` warns and takes the smallest.
     plan: a plan from :func:`coopjax.plan` to carry out, in place of ``budget``, ``planner`` and ``engine``.
 
@@ -108,7 +112,13 @@ def remat(
   elif budget is None:
     raise TypeError("remat needs budget= (bytes, a size such as '6GiB', or a share in (0, 1]) or plan=")
   request = Request.checked(
-    budget=budget, planner=planner, engine=engine, target=target, time_limit_s=time_limit_s, on_infeasible=on_infeasible
+    budget=budget,
+    planner=planner,
+    engine=engine,
+    target=target,
+    effort=effort,
+    time_limit_s=time_limit_s,
+    on_infeasible=on_infeasible,
   )
   static = {"static_argnums": static_argnums, "static_argnames": static_argnames}
   if fn is None:
@@ -119,6 +129,7 @@ def remat(
       engine=engine,
       policy=policy,
       target=target,
+      effort=effort,
       time_limit_s=time_limit_s,
       on_infeasible=on_infeasible,
       plan=plan,
@@ -138,7 +149,8 @@ def plan(
   planner: str = "auto",
   engine: str = "auto",
   target: str | None = None,
-  time_limit_s: float = 10.0,
+  effort: str = "normal",
+  time_limit_s: float | None = None,
   on_infeasible: str = "error",
   **kwargs: Any,
 ) -> RematPlan:
@@ -161,7 +173,8 @@ def plan(
     planner: as for :func:`remat`.
     engine: as for :func:`remat`.
     target: as for :func:`remat`.
-    time_limit_s: seconds that planning may take, compiles excluded.
+    effort: as for :func:`remat`.
+    time_limit_s: as for :func:`remat`.
     on_infeasible: as for :func:`remat`.
     **kwargs: keyword arguments of ``fn``.
 
@@ -195,6 +208,12 @@ def plan(
     >>> fitted_step = plan.apply(train_step)
   """
   request = Request.checked(
-    budget=budget, planner=planner, engine=engine, target=target, time_limit_s=time_limit_s, on_infeasible=on_infeasible
+    budget=budget,
+    planner=planner,
+    engine=engine,
+    target=target,
+    effort=effort,
+    time_limit_s=time_limit_s,
+    on_infeasible=on_infeasible,
   )
   return Plannable.of(fn, args, kwargs, request.device).plan(request)

@@ -8,7 +8,8 @@ from coopjax import compat
 from coopjax.budget import Budget, BudgetLike
 from coopjax.errors import RematNoEffectWarning
 from coopjax.hlo_engine import hook
-from coopjax.planners.base import check_time_limit, get_planner
+from coopjax.planners.base import get_planner
+from coopjax.planners.effort import check_effort, check_fuse
 from coopjax.xla import standing
 
 
@@ -25,7 +26,9 @@ class Enabled:
     standing.change(self._former)
 
 
-def enable(budget: BudgetLike | None = None, *, planner: str = "auto", time_limit_s: float = 2.0) -> Enabled:
+def enable(
+  budget: BudgetLike | None = None, *, planner: str = "auto", effort: str = "fast", time_limit_s: float | None = None
+) -> Enabled:
   """Plans every program that this process compiles from now on; no code has to change.
 
   XLA fuses and lays out a program, then schedules it, mostly for speed. Right after that, a hook gets the program and
@@ -52,7 +55,8 @@ def enable(budget: BudgetLike | None = None, *, planner: str = "auto", time_limi
       the machine) less the program's arguments and results; other arrays that the process keeps there don't count. For
       hardware that is not there it is not known, and only the order is changed.
     planner: "auto", or any of `coopjax.plan`'s.
-    time_limit_s: seconds that planning one program may take.
+    effort: as for `coopjax.remat`, for each program.
+    time_limit_s: a fuse, as for `coopjax.remat`, for each program.
 
   Returns:
     A handle for ``with coopjax.enable():``, at whose end the former state returns. The state is the process's, threads
@@ -60,7 +64,7 @@ def enable(budget: BudgetLike | None = None, *, planner: str = "auto", time_limi
 
   Raises:
     InvalidBudgetError: the budget is none.
-    ValueError: there is no such planner, or the time limit is none.
+    ValueError: there is no such planner, or effort, or the time limit is none.
 
   Limits: GPUs and TPUs need JAX 0.12; a compiler for absent hardware must be loaded before. What `coopjax.plan` and
   `coopjax.remat` compile while they plan is not touched.
@@ -81,7 +85,8 @@ def enable(budget: BudgetLike | None = None, *, planner: str = "auto", time_limi
     True
   """
   get_planner(planner)
-  check_time_limit(time_limit_s)
+  check_effort(effort)
+  check_fuse(time_limit_s)
   if not (budget is None or (isinstance(budget, str) and budget == standing.DEVICE)):
     budget = Budget.parse(budget)
   platforms = compat.loaded_hook_platforms()
@@ -94,7 +99,7 @@ def enable(budget: BudgetLike | None = None, *, planner: str = "auto", time_limi
       stacklevel=2,
     )
   former = standing.current()
-  standing.change(standing.Standing(budget, planner, time_limit_s))
+  standing.change(standing.Standing(budget, planner, effort, time_limit_s))
   return Enabled(former)
 
 

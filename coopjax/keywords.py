@@ -23,7 +23,8 @@ class RematKeywords(TypedDict, total=False):
   static_argnums: int | Sequence[int]
   static_argnames: str | Sequence[str]
   target: str | None
-  time_limit_s: float
+  effort: str
+  time_limit_s: float | None
   on_infeasible: str
   plan: "RematPlan | None"
 
@@ -36,7 +37,8 @@ class BlockKeywords(TypedDict, total=False):
   static_argnames: str | Sequence[str]
   engine: str
   planner: str
-  time_limit_s: float
+  effort: str
+  time_limit_s: float | None
 
 
 class LinenKeywords(BlockKeywords, total=False):

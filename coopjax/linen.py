@@ -36,7 +36,8 @@ def remat(
   methods: str | Sequence[str] | None = None,
   engine: str = "policy",
   planner: str = "auto",
-  time_limit_s: float = 10.0,
+  effort: str = "normal",
+  time_limit_s: float | None = None,
 ) -> Any:
   """``flax.linen.remat`` that takes a memory budget: what is recomputed is planned, not all of it.
 
@@ -70,7 +71,8 @@ def remat(
     methods: names of the methods to lift where ``target`` is a class; ``__call__`` by default.
     engine: ``"policy"`` (checkpoints and saved names, on every backend) or ``"hlo"``.
     planner: of the HLO engine, as for :func:`coopjax.remat`.
-    time_limit_s: seconds that the HLO engine may plan one program.
+    effort: how much the HLO engine may search, as for :func:`coopjax.remat`.
+    time_limit_s: as for :func:`coopjax.remat`.
 
   Returns:
     A module class, or a function, like ``target``.
@@ -94,7 +96,7 @@ def remat(
     >>> variables = model.init(jax.random.key(0), jnp.ones((256, 32)))
     >>> grads = jax.jit(jax.grad(lambda v, x: model.apply(v, x).sum()))(variables, jnp.ones((256, 32)))
   """
-  fitted = block_remat(budget=budget, engine=engine, planner=planner, time_limit_s=time_limit_s)
+  fitted = block_remat(budget=budget, engine=engine, planner=planner, effort=effort, time_limit_s=time_limit_s)
   options = {"fitted": fitted, "variables": variables, "rngs": rngs}
   statics = {"static_argnums": static_argnums, "static_argnames": static_argnames}
   if target is None:

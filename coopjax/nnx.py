@@ -31,7 +31,8 @@ def remat(
   static_argnames: str | Sequence[str] = (),
   engine: str = "policy",
   planner: str = "auto",
-  time_limit_s: float = 10.0,
+  effort: str = "normal",
+  time_limit_s: float | None = None,
 ) -> Callable:
   """``flax.nnx.remat`` that takes a memory budget: what is recomputed is planned, not all of it.
 
@@ -52,7 +53,8 @@ def remat(
     static_argnames: names of such arguments.
     engine: ``"policy"`` (checkpoints and saved names, on every backend) or ``"hlo"``.
     planner: of the HLO engine, as for :func:`coopjax.remat`.
-    time_limit_s: seconds that the HLO engine may plan one program.
+    effort: how much the HLO engine may search, as for :func:`coopjax.remat`.
+    time_limit_s: as for :func:`coopjax.remat`.
 
   Returns:
     A function with the signature and the results of ``fn``.
@@ -75,7 +77,7 @@ def remat(
     ...     return x
     >>> grads = nnx.jit(nnx.grad(lambda block, x: block(x).sum()))(Block(nnx.Rngs(0)), jnp.ones((256, 32)))
   """
-  fitted = block_remat(budget=budget, engine=engine, planner=planner, time_limit_s=time_limit_s)
+  fitted = block_remat(budget=budget, engine=engine, planner=planner, effort=effort, time_limit_s=time_limit_s)
   statics = {"static_argnums": static_argnums, "static_argnames": static_argnames}
   return functools.partial(_lift, fitted=fitted, statics=statics) if fn is None else _lift(fn, fitted, statics)
 

@@ -60,7 +60,8 @@ def add_parsers(commands: Any) -> None:
     command.add_argument("--planner", default="auto", help="auto, peak, segments, coop, fastsa, model or exact (auto)")
     command.add_argument("--engine", default="auto", choices=("auto", "hlo", "policy"), help="(auto)")
     command.add_argument("--target", help="hardware, there or not: gpu:h100, tpu:v5e:2x2, ... (the default backend)")
-    command.add_argument("--time-limit", type=float, default=10.0, metavar="SECONDS", help="of planning, a budget (10)")
+    command.add_argument("--effort", default="normal", choices=("fast", "normal", "best"), help="of planning (normal)")
+    command.add_argument("--time-limit", type=float, metavar="SECONDS", help="a fuse: ends planning, a budget (none)")
     command.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -123,6 +124,7 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
     "planner": options.planner,
     "engine": options.engine,
     "target": options.target,
+    "effort": options.effort,
     "time_limit_s": options.time_limit,
   }
 

@@ -9,10 +9,11 @@ The hook never fails a user's compile: on any doubt it returns None, and says wh
 """
 
 import contextlib
+import dataclasses
 import functools
+import hashlib
 import logging
 import threading
-import uuid
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -35,14 +36,32 @@ _EXTRACTED, _HEAD_BYTES = b"\x12\x11entry_computation", 4096
 _SPEEDS = {"cpu": "cpu", "cuda": "gpu:h100", "tpu": "tpu:v5e:2x2"}
 
 
+@dataclasses.dataclass(eq=False)
+class _Watch:
+  """Somebody waits for the module of a compile.
+
+  Attributes:
+    key: of the mark that the module carries.
+    goes_on: whether the compile goes on once the module is there.
+    module: the module, once it is there.
+  """
+
+  key: str
+  goes_on: bool
+  module: bytes | None = None
+
+  @property
+  def mark(self) -> str:
+    return Mark(Budget(share=1.0), key=self.key).to_text()
+
+
 class _Hook:
   """The callback that is registered with XLA, and who waits for a module or for what is done to it."""
 
   def __init__(self):
     self._lock = threading.Lock()
     self._platforms: set[str] = set()
-    self._captures: dict[str, bytes | None] = {}
-    self._observed: set[str] = set()
+    self._watches: list[_Watch] = []
     self._recorders: list[tuple[str | None, list[Outcome]]] = []
     self._scheduling = threading.local()  # .module: None while a module is waited for
 
@@ -54,31 +73,33 @@ class _Hook:
         jax_xla.register_hlo_module_transformation(callback, name="coopjax", stage=stage, platforms=platform)
         self._platforms.add(platform)
 
-  def capture(self, compile_marked: Callable[[str], object]) -> bytes:
+  def capture(self, program: str, compile_marked: Callable[[str], object]) -> bytes:
     """The module that a compile reaches POST_SCHEDULER with; code generation is skipped.
 
     Args:
-      compile_marked: compiles the program of interest with the given mark on its equations.
+      program: identifies the program of interest, in every process.
+      compile_marked: compiles it with the given mark on its equations.
 
     Returns:
       The serialized module.
     """
-    key = uuid.uuid4().hex
-    with self._watching(key):
+    with self._watching(f"capture {program}", goes_on=False) as watch:
       try:
-        compile_marked(_watching_mark(key))
+        compile_marked(watch.mark)
       except jax.errors.JaxRuntimeError:
-        if self._captures[key] is None:
+        if watch.module is None:
           raise
-      return self._captured(key)
+      if watch.module is None:
+        raise RuntimeError("the HLO hook did not run: the program was not compiled, or its mark was lost on the way")
+      return watch.module
 
-  def observe(self, compile_marked: Callable[[str], Any]) -> tuple[bytes, Any]:
+  def observe(self, program: str, compile_marked: Callable[[str], Any]) -> tuple[bytes, Any]:
     """As :meth:`capture`, but lets the compile go on, and returns what it returns after the module."""
-    key = uuid.uuid4().hex
-    with self._watching(key):
-      self._observed.add(key)
-      compiled = compile_marked(_watching_mark(key))
-      return self._captured(key), compiled
+    with self._watching(f"observe {program}", goes_on=True) as watch:
+      compiled = compile_marked(watch.mark)
+    if watch.module is None:  # it came from JAX's compilation cache, which a captured one never enters
+      return self.capture(program, compile_marked), compiled
+    return watch.module, compiled
 
   def schedule[Compiled](self, compile_program: Callable[[], Compiled]) -> bytes | Compiled:
     """The module that a compile would assign buffers to, planned as its marks ask; code generation is skipped.
@@ -112,35 +133,30 @@ class _Hook:
         self._recorders = [each for each in self._recorders if each is not recorder]
 
   @contextlib.contextmanager
-  def _watching(self, key: str) -> Iterator[None]:
+  def _watching(self, what: str, *, goes_on: bool) -> Iterator[_Watch]:
+    watch = _Watch(hashlib.sha256(what.encode()).hexdigest()[:16], goes_on)
     with self._lock:
-      self._captures[key] = None
+      self._watches.append(watch)
     try:
-      yield
+      yield watch
     finally:
       with self._lock:
-        self._observed.discard(key)
-        del self._captures[key]
-
-  def _captured(self, key: str) -> bytes:
-    captured = self._captures[key]
-    if captured is None:
-      raise RuntimeError("the HLO hook did not run: the program was not compiled, or its mark was lost on the way")
-    return captured
+        self._watches = [each for each in self._watches if each is not watch]
 
   def _callback(self, platform: str, module_bytes: bytes) -> bytes | None:
     try:
       if module_bytes.find(_EXTRACTED, 0, _HEAD_BYTES) >= 0:
         return None
       marks = marks_in(module_bytes)
-      for mark in marks:
-        if mark.key in self._captures:
-          self._captures[mark.key] = bytes(module_bytes)
-          if mark.key in self._observed:
-            return None
-          raise _CapturedError
-      outcome = _plan(module_bytes, marks, standing_mark(platform))
       keys = {mark.key for mark in marks}
+      watches = [watch for watch in self._watches if watch.key in keys]
+      for watch in watches:
+        watch.module = bytes(module_bytes)
+      if watches:
+        if all(watch.goes_on for watch in watches):
+          return None
+        raise _CapturedError
+      outcome = _plan(module_bytes, marks, standing_mark(platform))
       for key, made in self._recorders:
         if outcome is not None and key in keys:
           made.append(outcome)
@@ -167,7 +183,7 @@ def standing_mark(platform: str) -> Mark | None:
   budget = asked.budget
   if budget == standing.DEVICE:
     budget = None if device is None else Budget.total(device.memory_bytes)
-  return Mark(budget, asked.planner, asked.time_limit_s, target=_SPEEDS[platform])
+  return Mark(budget, asked.planner, asked.effort, asked.time_limit_s, target=_SPEEDS[platform])
 
 
 def _device(platform: str) -> targets.Target | None:
@@ -202,10 +218,6 @@ def _warn_over_budget(outcome: Outcome) -> None:
     warnings.warn(message, BudgetExceededWarning, stacklevel=2)
   except BudgetExceededWarning:  # warnings are errors here, but an error in the callback would fail the compile
     _log.warning(message)
-
-
-def _watching_mark(key: str) -> str:
-  return Mark(Budget(share=1.0), key=key).to_text()
 
 
 class _CapturedError(Exception):

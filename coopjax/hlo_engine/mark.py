@@ -18,14 +18,16 @@ class Mark:
     budget: limit on the module's temporary memory; a share is of the module's own un-rematerialized temporaries. None
       asks for a better order alone: nothing is recomputed.
     planner: name of a planner.
-    time_limit_s: seconds that planning one module may take.
+    effort: how much planning one module may take, one of `coopjax.planners.effort.EFFORTS`.
+    time_limit_s: a fuse: seconds after which planning ends with what it has; None for none.
     key: identifies program and request, so that compilation caches tell them apart.
     target: whose speeds give ops their modelled seconds (`coopjax.xla.targets`); a CPU's by default.
   """
 
   budget: Budget | None
   planner: str = "auto"
-  time_limit_s: float = 10.0
+  effort: str = "normal"
+  time_limit_s: float | None = None
   key: str = ""
   target: str = "cpu"
 
@@ -35,7 +37,9 @@ class Mark:
     limit = f"share={self.budget.share!r}" if self.budget.share is not None else f"bytes={self.budget.limit_bytes}"
     total = ";total" if self.budget.is_total else ""
     target = "" if self.target == "cpu" else f";target={self.target}"
-    return f"coopjax-mark({limit}{total};planner={self.planner};limit={self.time_limit_s!r};key={self.key}{target})"
+    fuse = "" if self.time_limit_s is None else f";fuse={self.time_limit_s!r}"
+    asked = f"planner={self.planner};effort={self.effort}{fuse}"
+    return f"coopjax-mark({limit}{total};{asked};key={self.key}{target})"
 
   @classmethod
   def from_text(cls, text: str) -> "Mark":
@@ -44,17 +48,17 @@ class Mark:
     fields = {name: value for name, _, value in parts}
     share, limit_bytes = fields.get("share"), fields.get("bytes")
     budget = Budget(int(limit_bytes) if limit_bytes else None, float(share) if share else None, "total" in fields)
-    return cls(budget, fields["planner"], float(fields["limit"]), fields["key"], fields.get("target", "cpu"))
+    fuse_s = float(fields["fuse"]) if "fuse" in fields else None
+    return cls(budget, fields["planner"], fields["effort"], fuse_s, fields["key"], fields.get("target", "cpu"))
 
 
-def mark_of(fingerprint: str, budget: Budget, planner: str, time_limit_s: float, target: str) -> str:
-  """The mark of a traced program: the same for the same program, request and coopjax, in every process.
+def keyed(mark: Mark, *program: str) -> Mark:
+  """A mark with the key of its request and of what it is of: the same in every process.
 
   Compilation caches key on it, so an executable that another version of coopjax planned is not taken for this one's.
   """
-  text = f"{__version__} {fingerprint} {budget} {planner} {time_limit_s} {target}"
-  key = hashlib.sha256(text.encode()).hexdigest()[:16]
-  return Mark(budget, planner, time_limit_s, key, target).to_text()
+  text = f"{__version__} {dataclasses.replace(mark, key='')} {' '.join(program)}"
+  return dataclasses.replace(mark, key=hashlib.sha256(text.encode()).hexdigest()[:16])
 
 
 def marks_in(module_bytes: bytes) -> set[Mark]:

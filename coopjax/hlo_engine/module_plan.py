@@ -21,6 +21,7 @@ from coopjax.hlo_engine.recompute_order import (
   Round,
   recompute_order,
 )
+from coopjax.planners import effort
 from coopjax.planners.base import PlannerResult
 from coopjax.program.cost import Roofline
 from coopjax.program.scopes import KEPT_SCOPE
@@ -29,6 +30,7 @@ from coopjax.xla import targets
 from coopjax.xla.module import HeapResult, parse_module, predict_memory, read_step_program
 
 _WORTH_REORDERING = 1 << 16  # bytes of temporaries; most programs of a process are single ops with less
+_JUST_MISSED = 1.05  # of the budget
 _NEAR_SMALLEST = (
   1.01  # temporaries that count as the smallest where the budget can't be reached: the last percent costs
 )
@@ -53,6 +55,7 @@ class Outcome:
     seconds: time spent on the module, planning included.
     planning_s: time spent in the planner.
     inner: the plans of what the entry's loops, conditionals and calls run, the innermost first.
+    is_cut_short: whether the mark's fuse blew.
   """
 
   name: str
@@ -69,6 +72,7 @@ class Outcome:
   seconds: float = 0.0
   planning_s: float = 0.0
   inner: tuple[InnerPlan, ...] = ()
+  is_cut_short: bool = False
 
   @property
   def fits(self) -> bool:
@@ -146,12 +150,14 @@ def plan_module(module_bytes: bytes, marks: Collection[Mark], *, reorders: bool 
     )
     outcome = Outcome(module.name, mark, program, bound_program, baseline, budget_bytes, None, baseline, reason=reason)
   else:
-    time_limit_s = max(start + mark.time_limit_s - time.perf_counter(), 0.0)
-    found = _search(module, mark, None if fits else budget_bytes, searches_order, roofline, time_limit_s)
+    with effort.fuse(mark.time_limit_s):
+      found = _search(module, mark, None if fits else budget_bytes, searches_order, roofline)
+      is_cut_short = _core.is_fuse_blown()
     bound_program = dataclasses.replace(found.program, op_workspace_bytes=found.least_workspaces)
     outcome = _told(
       Outcome(module.name, mark, found.program, bound_program, baseline, budget_bytes, None, baseline), found
     )
+    outcome = dataclasses.replace(outcome, is_cut_short=is_cut_short)
   return dataclasses.replace(outcome, seconds=time.perf_counter() - start)
 
 
@@ -170,13 +176,49 @@ def _search(
   budget_bytes: int | None,
   searches_order: bool,
   roofline: Roofline,
-  time_limit_s: float,
 ) -> RecomputeOrderResult:
-  """What is found within the bytes, or by a better order alone where None are given."""
-  planner = mark.planner
+  """What is found within the bytes, or by a better order alone where None are given.
+
+  Every effort up to the mark's is made, and the best of what they find taken: more of it never gives less. A search
+  that ended by itself would end the same with more. Where the budget is just missed, one more effort is made.
+  """
+  found: list[RecomputeOrderResult] = []
+
+  def search(each: str) -> bool:
+    """Whether more effort might find more."""
+    num_cuts = _core.num_cuts()
+    max_steps = effort.steps_of(each, module.num_instructions)
+    found.append(_search_once(module, mark.planner, budget_bytes, searches_order, roofline, max_steps))
+    return _core.num_cuts() > num_cuts
+
+  is_open = all(search(each) for each in effort.up_to(mark.effort))
+  more = effort.above(mark.effort)
+  if is_open and more and budget_bytes is not None:
+    least_bytes = min(result.after.temp_bytes for result in found)
+    if budget_bytes < least_bytes <= _JUST_MISSED * budget_bytes:
+      search(more)
+  near_bytes = int(_NEAR_SMALLEST * min(result.after.temp_bytes for result in found))
+
+  def rank(result: RecomputeOrderResult) -> tuple[int, float, int]:
+    """Within the budget, then cheap, then small; above it small before cheap, by the percent."""
+    temp_bytes = result.after.temp_bytes
+    is_over = budget_bytes is not None and temp_bytes > budget_bytes
+    return max(temp_bytes, near_bytes) if is_over else 0, result.recompute_cost_s, temp_bytes
+
+  return min(found, key=rank)
+
+
+def _search_once(
+  module: _core.HloModule,
+  planner: str,
+  budget_bytes: int | None,
+  searches_order: bool,
+  roofline: Roofline,
+  max_steps: int,
+) -> RecomputeOrderResult:
   if budget_bytes is None:
-    planner = planner if planner in ORDERING_PLANNERS else None
-    return recompute_order(module, changes=Changes.ORDER, planner=planner, roofline=roofline, time_limit_s=time_limit_s)
+    ordering = planner if planner in ORDERING_PLANNERS else None
+    return recompute_order(module, changes=Changes.ORDER, planner=ordering, roofline=roofline, max_steps=max_steps)
   return recompute_order(
     module,
     budget_bytes,
@@ -184,7 +226,7 @@ def _search(
     searches_order=searches_order,
     near_smallest=_NEAR_SMALLEST,
     roofline=roofline,
-    time_limit_s=time_limit_s,
+    max_steps=max_steps,
   )
 
 

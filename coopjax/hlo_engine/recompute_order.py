@@ -13,6 +13,7 @@ import numpy as np
 from coopjax import _core
 from coopjax.errors import InvalidProgramError
 from coopjax.planners.base import Planner, PlannerResult, get_planner
+from coopjax.planners.effort import DEFAULT_STEPS
 from coopjax.program.cost import CPU, Roofline
 from coopjax.program.scopes import KEPT_SCOPE
 from coopjax.program.step_program import StepProgram
@@ -135,7 +136,7 @@ def recompute_order(
   searches_order: bool = True,
   near_smallest: float = 1.0,
   roofline: Roofline = CPU,
-  time_limit_s: float = 10.0,
+  max_steps: int = DEFAULT_STEPS,
 ) -> RecomputeOrderResult:
   """A scheduled module in less temporary memory, its results the same to the bit.
 
@@ -150,7 +151,7 @@ def recompute_order(
     near_smallest: where the budget is out of reach, the cheapest plan is taken of those with so many times the smallest
       temporaries.
     roofline: the target that gives ops their modelled seconds.
-    time_limit_s: planning stops improving after about so many seconds.
+    max_steps: planning stops improving after about so many steps (`coopjax.planners.effort`).
 
   Raises:
     coopjax.errors.InvalidProgramError: the bytes are not such a module.
@@ -166,7 +167,7 @@ def recompute_order(
       planner=None if planner is None else _callback(planner),
       searches_order=searches_order,
       near_smallest=near_smallest,
-      time_limit_s=time_limit_s,
+      max_steps=max_steps,
     )
   except ValueError as error:
     raise InvalidProgramError(str(error)) from None
@@ -197,12 +198,12 @@ def _callback(planner: Planner | str) -> "_core.PlanCallback":
     order: np.ndarray | None,
     name: str,
     limit_bytes: int,
-    time_limit_s: float,
+    max_steps: int,
   ) -> tuple[np.ndarray, np.ndarray, str]:
     chosen = get_planner(name or planner) if isinstance(planner, str) else planner
     if not name and planner in ORDERING_PLANNERS:
       order = None
-    result = chosen.plan(program_of(fields), limit_bytes, time_limit_s=time_limit_s, order=order)
+    result = chosen.plan(program_of(fields), limit_bytes, max_steps=max_steps, order=order)
     return result.schedule, result.order, result.planner
 
   return plan

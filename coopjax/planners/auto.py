@@ -1,4 +1,4 @@
-"""Several planners on several orders, then improvement until a lower bound, the limit or lack of progress ends it."""
+"""Several planners on several orders, then improvement until a lower bound, the steps or lack of progress ends it."""
 
 import dataclasses
 import logging
@@ -11,6 +11,7 @@ from coopjax import _core
 from coopjax.errors import InvalidPlanError
 from coopjax.planners.base import Planner, PlannerResult, counters_of, first_runs
 from coopjax.planners.coop import CoopPlanner
+from coopjax.planners.effort import DEFAULT_STEPS, Allowance
 from coopjax.planners.fastsa import FastSAPlanner
 from coopjax.planners.peak import PeakPlanner
 from coopjax.planners.segments import SegmentPlanner
@@ -86,18 +87,18 @@ class AutoPlanner:
     program: StepProgram,
     budget_bytes: int,
     *,
-    time_limit_s: float = 10.0,
+    max_steps: int = DEFAULT_STEPS,
     order: np.ndarray | None = None,
   ) -> PlannerResult:
-    """See :class:`coopjax.planners.base.Planner`. The first planner runs whatever the limit."""
+    """See :class:`coopjax.planners.base.Planner`. The first planner runs whatever the allowance."""
     start = time.perf_counter()
     default = _core.schedule_for_memory(program.core) if order is None else order
-    search = _Search(program, budget_bytes, start + time_limit_s, self.least_gap)
+    search = _Search(program, budget_bytes, Allowance(max_steps), self.least_gap)
     self._start(search, default)
     if not search.is_done and search.bound_s < np.inf:
       self._improve(search, default, fixes_order=order is not None)
     is_small = program.num_ops <= self.large_ops
-    if is_small and not search.best.is_feasible and not search.is_out_of_time:
+    if is_small and not search.best.is_feasible and not search.allowance.is_over:
       self._settle(search, default, fixes_order=order is not None)
     return dataclasses.replace(search.validated(), seconds=time.perf_counter() - start)
 
@@ -170,7 +171,7 @@ class AutoPlanner:
 
   def _settle(self, search: "_Search", default: np.ndarray, *, fixes_order: bool) -> None:
     """The budget is out of reach: plans for the smallest peak that is not, and a little above it."""
-    nested = _Search(search.program, int(_NEAR_SMALLEST * search.smallest_bytes), search.deadline, self.least_gap)
+    nested = _Search(search.program, int(_NEAR_SMALLEST * search.smallest_bytes), search.allowance, self.least_gap)
     self._start(nested, default)
     if not nested.is_done:
       dataclasses.replace(self, small_ops=0)._improve(nested, default, fixes_order=fixes_order)
@@ -180,8 +181,8 @@ class AutoPlanner:
 class _Search:
   """What was found so far for one program and budget."""
 
-  def __init__(self, program: StepProgram, budget_bytes: int, deadline: float, least_gap: float):
-    self.program, self.budget_bytes, self.deadline, self.least_gap = program, budget_bytes, deadline, least_gap
+  def __init__(self, program: StepProgram, budget_bytes: int, allowance: Allowance, least_gap: float):
+    self.program, self.budget_bytes, self.allowance, self.least_gap = program, budget_bytes, allowance, least_gap
     self.total_s = float(program.op_cost_s.sum())
     self.is_hopeless = budget_bytes < _core.lower_bound(program.core)[0]
     self.results: list[PlannerResult] = []
@@ -208,18 +209,13 @@ class _Search:
     return (self.best.recompute_cost_s - self.bound_s) / self.total_s if self.total_s > 0 else 0.0
 
   @property
-  def is_out_of_time(self) -> bool:
-    return time.perf_counter() > self.deadline
-
-  @property
   def is_done(self) -> bool:
     best = self.best
-    return (best.is_feasible and (best.num_recomputed == 0 or self.gap <= self.least_gap)) or self.is_out_of_time
+    return (best.is_feasible and (best.num_recomputed == 0 or self.gap <= self.least_gap)) or self.allowance.is_over
 
   def run(self, planner: Planner, start: np.ndarray, *, order: np.ndarray | None = None) -> PlannerResult:
     """Runs a planner from ``start``; ``order`` is what ``start`` was made from, if it has repeats."""
-    time_left_s = max(self.deadline - time.perf_counter(), 0.0)
-    result = planner.plan(self.program, self.budget_bytes, time_limit_s=time_left_s, order=start)
+    result = planner.plan(self.program, self.budget_bytes, max_steps=self.allowance.left, order=start)
     if order is not None:
       result = dataclasses.replace(result, order=order)
     self._keep(result)
@@ -234,7 +230,7 @@ class _Search:
       self.budget_bytes,
       max_work=max_work,
       stop_at_cost_s=self.bound_s,
-      time_limit_s=max(self.deadline - start, 0.0),
+      max_steps=self.allowance.left,
     )
     seconds = time.perf_counter() - start
     self._keep(

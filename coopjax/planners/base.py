@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib
-import numbers
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Protocol
@@ -10,6 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from coopjax.budget import format_bytes
+from coopjax.planners.effort import DEFAULT_STEPS
 from coopjax.program import explain
 from coopjax.program.step_program import StepProgram
 
@@ -146,7 +146,7 @@ class Planner(Protocol):
     program: StepProgram,
     budget_bytes: int,
     *,
-    time_limit_s: float = 10.0,
+    max_steps: int = DEFAULT_STEPS,
     order: np.ndarray | None = None,
   ) -> PlannerResult:
     """Plans ``program`` for ``budget_bytes`` of live bytes.
@@ -154,7 +154,7 @@ class Planner(Protocol):
     Args:
       program: what to plan.
       budget_bytes: limit on live temporary bytes.
-      time_limit_s: planning stops improving after about so many seconds.
+      max_steps: planning stops improving after about so many steps (`coopjax.planners.effort`).
       order: a valid order to start from, int32 ``[num_ops]``; by default the planner chooses.
 
     Returns:
@@ -172,9 +172,3 @@ def get_planner(name: str) -> Planner:
     raise ValueError(f"unknown planner {name!r}; there are {', '.join(PLANNERS)}")
   module, attribute = _HOMES[name]
   return getattr(importlib.import_module(module), attribute)()
-
-
-def check_time_limit(time_limit_s: float) -> None:
-  """Raises ValueError for what is no positive number of seconds."""
-  if not isinstance(time_limit_s, numbers.Real) or not time_limit_s > 0:
-    raise ValueError(f"time_limit_s={time_limit_s!r}: a positive number of seconds")

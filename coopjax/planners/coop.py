@@ -16,6 +16,7 @@ import numpy as np
 from coopjax import _core
 from coopjax.errors import InvalidProgramError
 from coopjax.planners.base import PlannerResult, counters_of
+from coopjax.planners.effort import DEFAULT_STEPS
 from coopjax.program.step_program import StepProgram
 
 EVICTIONS = ("window", "dtr", "dte")
@@ -109,7 +110,7 @@ class CoopPlanner:
     program: StepProgram,
     budget_bytes: int,
     *,
-    time_limit_s: float = 10.0,
+    max_steps: int = DEFAULT_STEPS,
     order: np.ndarray | None = None,
   ) -> PlannerResult:
     """See :class:`coopjax.planners.base.Planner`; ``order`` is the order to simulate, the least peak by default.
@@ -118,7 +119,7 @@ class CoopPlanner:
     ``scanned`` (candidates looked at, also those judged by a stored bound alone), ``search_s``, ``fragmentation``
     (Coop's: mean over evicting allocations of free bytes over the arena, the hole not yet taken), ``heap_bytes`` and
     ``heap_fragmentation`` (``(heap - peak live) / heap``). When an allocation can't be met the result is the order
-    itself, and ``failed_step`` and ``failed_bytes`` name it. The simulation is too quick to need ``time_limit_s``.
+    itself, and ``failed_step`` and ``failed_bytes`` name it. The simulation is too quick to need ``max_steps``.
 
     Raises:
       InvalidProgramError: the program is malformed, or ``partition`` is ``"op_list"`` and it has no ``op_kinds``.

@@ -10,6 +10,7 @@ import numpy as np
 
 from coopjax import _core
 from coopjax.planners.base import PlannerResult, counters_of
+from coopjax.planners.effort import DEFAULT_STEPS
 from coopjax.program.step_program import StepProgram
 
 
@@ -47,7 +48,7 @@ class FastSAPlanner:
     program: StepProgram,
     budget_bytes: int,
     *,
-    time_limit_s: float = 10.0,
+    max_steps: int = DEFAULT_STEPS,
     order: np.ndarray | None = None,
   ) -> PlannerResult:
     """See :class:`coopjax.planners.base.Planner`; ``order`` is the program's own by default.
@@ -56,7 +57,7 @@ class FastSAPlanner:
     """
     start = time.perf_counter()
     order = program.schedule if order is None else order
-    found = _core.plan_fastsa(program.core, order, budget_bytes, time_limit_s=time_limit_s, **dataclasses.asdict(self))
+    found = _core.plan_fastsa(program.core, order, budget_bytes, max_steps=max_steps, **dataclasses.asdict(self))
     return PlannerResult.of(
       program, found["schedule"], "fastsa", budget_bytes, time.perf_counter() - start, order, **counters_of(found)
     )

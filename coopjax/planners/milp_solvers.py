@@ -2,7 +2,9 @@
 
 One result form, two solvers: HiGHS through ``highspy`` (extra ``ilp``: warm starts), and the HiGHS inside SciPy, which
 is always there because JAX needs SciPy (no warm starts, so a start only serves as the answer to beat). Both run on one
-thread with a fixed seed: the same problem gives the same answer unless the clock cuts it short.
+thread with a fixed seed, and stop by what they count: the same problem gives the same answer. HiGHS tells every now and
+then that it is still at work, about once per round of cuts, heuristic or node; what that takes goes with the size of
+the problem. SciPy's takes a limit of nodes alone, so problems whose root would take too long are not given to it.
 """
 
 import dataclasses
@@ -12,9 +14,13 @@ from typing import Protocol
 
 import numpy as np
 
+from coopjax import _core
 from coopjax.planners.milp import Milp
 
 _SEED = 0
+_STEPS_PER_ENTRY = 2_000  # of a round of cuts, a heuristic or a node, per coefficient
+_ROUNDS_AT_ROOT = 25  # before the first node, mostly
+_MOST_ITERATIONS = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -22,8 +28,8 @@ class MilpResult:
   """What a solver found, and what it proved.
 
   Attributes:
-    status: ``"optimal"`` (within the gap asked for), ``"feasible"`` (the time was up), ``"infeasible"`` (proven),
-      ``"timed_out"`` (the time was up before anything was found).
+    status: ``"optimal"`` (within the gap asked for), ``"feasible"`` (the steps were up), ``"infeasible"`` (proven),
+      ``"cut_short"`` (the steps were up before anything was found).
     x: the best values found, float64 ``[n]``, integers rounded; None if there are none.
     objective: ``costs @ x``; ``inf`` without ``x``.
     bound: no solution has a smaller objective; ``inf`` when infeasible, ``-inf`` when nothing was proved.
@@ -49,7 +55,7 @@ class MilpSolver(Protocol):
     self,
     problem: Milp,
     *,
-    time_limit_s: float,
+    max_steps: int,
     relative_gap: float = 0.0,
     start: np.ndarray | None = None,
   ) -> MilpResult:
@@ -57,7 +63,7 @@ class MilpSolver(Protocol):
 
     Args:
       problem: what to solve.
-      time_limit_s: the best found so far is returned after about so many seconds.
+      max_steps: the best found so far is returned after about so many steps (`coopjax.planners.effort`).
       relative_gap: a solution this close to the bound counts as optimal.
       start: a feasible solution to begin with, float64 ``[n]``; the result is never worse.
 
@@ -77,12 +83,12 @@ class HighsSolver:
     self,
     problem: Milp,
     *,
-    time_limit_s: float,
+    max_steps: int,
     relative_gap: float = 0.0,
     start: np.ndarray | None = None,
   ) -> MilpResult:
     """See :class:`MilpSolver`."""
-    return _solve(_search_highs, problem, time_limit_s, relative_gap, start)
+    return _solve(_search_highs, problem, max_steps, relative_gap, start)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,12 +101,12 @@ class ScipySolver:
     self,
     problem: Milp,
     *,
-    time_limit_s: float,
+    max_steps: int,
     relative_gap: float = 0.0,
     start: np.ndarray | None = None,
   ) -> MilpResult:
     """See :class:`MilpSolver`."""
-    return _solve(_search_scipy, problem, time_limit_s, relative_gap, start)
+    return _solve(_search_scipy, problem, max_steps, relative_gap, start)
 
 
 def default_solver() -> MilpSolver:
@@ -126,7 +132,7 @@ class _Outcome:
   is_infeasible: bool
 
 
-def _solve(search, problem: Milp, time_limit_s: float, relative_gap: float, start: np.ndarray | None) -> MilpResult:
+def _solve(search, problem: Milp, max_steps: int, relative_gap: float, start: np.ndarray | None) -> MilpResult:
   """Everything around a search: the start is checked and never lost, integers are rounded, the gap is computed."""
   began = time.perf_counter()
   if start is not None and (fault := problem.fault_of(start)):
@@ -134,15 +140,15 @@ def _solve(search, problem: Milp, time_limit_s: float, relative_gap: float, star
   if problem.num_variables == 0:
     is_feasible = bool(np.all(problem.row_lower <= 0) and np.all(problem.row_upper >= 0))
     found = _Outcome(np.empty(0) if is_feasible else None, 0.0, is_feasible, not is_feasible)
-  elif time_limit_s <= 0:
+  elif max_steps <= 0:
     found = _Outcome(None, -np.inf, False, False)
   else:
-    found = search(problem, time_limit_s, relative_gap, start)
+    found = search(problem, max_steps, relative_gap, start)
   if found.is_infeasible and start is None:
     return MilpResult("infeasible", None, np.inf, np.inf, np.inf, time.perf_counter() - began)
   points = [np.where(problem.is_integer, np.round(x), x) for x in (found.x, start) if x is not None]
   if not points:
-    return MilpResult("timed_out", None, np.inf, found.bound, np.inf, time.perf_counter() - began)
+    return MilpResult("cut_short", None, np.inf, found.bound, np.inf, time.perf_counter() - began)
   x = min(points, key=lambda point: float(problem.costs @ point))
   objective = float(problem.costs @ x)
   bound = min(found.bound, objective)
@@ -151,10 +157,10 @@ def _solve(search, problem: Milp, time_limit_s: float, relative_gap: float, star
   return MilpResult("optimal" if is_optimal else "feasible", x, objective, bound, gap, time.perf_counter() - began)
 
 
-def _search_highs(problem: Milp, time_limit_s: float, relative_gap: float, start: np.ndarray | None) -> _Outcome:
+def _search_highs(problem: Milp, max_steps: int, relative_gap: float, start: np.ndarray | None) -> _Outcome:
   import highspy
 
-  solver = highspy.Highs()
+  solver, rounds = highspy.Highs(), _Rounds(problem, max_steps)
   for option, value in (
     ("output_flag", False),
     ("threads", 1),
@@ -162,20 +168,23 @@ def _search_highs(problem: Milp, time_limit_s: float, relative_gap: float, start
     ("random_seed", _SEED),
     ("mip_rel_gap", relative_gap),
     ("mip_abs_gap", 0.0),
-    ("time_limit", time_limit_s),
+    ("time_limit", max(_core.fuse_seconds_left(), 0.0)),
+    ("simplex_iteration_limit", rounds.most_iterations),
   ):
     solver.setOptionValue(option, value)
   solver.passModel(_highs_model(highspy, problem))
+  solver.cbMipInterrupt += rounds.count
   if start is not None:
     solution = highspy.HighsSolution()
     solution.col_value = start
     solver.setSolution(solution)
   solver.run()
   status, statuses = solver.getModelStatus(), highspy.HighsModelStatus
+  stops = (statuses.kTimeLimit, statuses.kInterrupt, statuses.kIterationLimit)
   is_optimal = status == statuses.kOptimal
   # The objective is bounded by construction, so "unbounded or infeasible" can only be the latter.
   is_infeasible = status in (statuses.kInfeasible, statuses.kUnboundedOrInfeasible)
-  if not (is_optimal or is_infeasible or status == statuses.kTimeLimit):
+  if not (is_optimal or is_infeasible or status in stops):
     raise RuntimeError(f"HiGHS stopped with {solver.modelStatusToString(status)!r}")
   info = solver.getInfo()
   has_point = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
@@ -184,6 +193,22 @@ def _search_highs(problem: Milp, time_limit_s: float, relative_gap: float, start
   else:
     bound = info.objective_function_value if is_optimal else -np.inf
   return _Outcome(np.array(solver.getSolution().col_value) if has_point else None, bound, is_optimal, is_infeasible)
+
+
+class _Rounds:
+  """Counts the rounds of a search, as steps too, and ends it after the last."""
+
+  def __init__(self, problem: Milp, max_steps: int):
+    self._steps_per_round = _STEPS_PER_ENTRY * max(len(problem.row_values), 1)
+    self._left = max(max_steps // self._steps_per_round, 1)
+    # Of problems without integers, which have no rounds.
+    self.most_iterations = _MOST_ITERATIONS if problem.is_integer.any() else min(self._left * 10, _MOST_ITERATIONS)
+
+  def count(self, event) -> None:
+    _core.count_steps(self._steps_per_round)
+    self._left -= 1
+    if self._left <= 0:
+      event.interrupt()
 
 
 def _highs_model(highspy, problem: Milp):
@@ -199,10 +224,14 @@ def _highs_model(highspy, problem: Milp):
   return model
 
 
-def _search_scipy(problem: Milp, time_limit_s: float, relative_gap: float, start: np.ndarray | None) -> _Outcome:
+def _search_scipy(problem: Milp, max_steps: int, relative_gap: float, start: np.ndarray | None) -> _Outcome:
   del start  # SciPy takes none.
   from scipy import optimize, sparse
 
+  steps_per_round = _STEPS_PER_ENTRY * max(len(problem.row_values), 1)
+  num_rounds = max_steps // steps_per_round
+  if problem.is_integer.any() and num_rounds <= _ROUNDS_AT_ROOT:
+    return _Outcome(None, -np.inf, False, False)
   matrix = sparse.csr_array(
     (problem.row_values, problem.row_columns, problem.row_starts), (problem.num_rows, problem.num_variables)
   )
@@ -216,13 +245,19 @@ def _search_scipy(problem: Milp, time_limit_s: float, relative_gap: float, start
     integrality=problem.is_integer,
     bounds=bounds,
     constraints=rows,
-    options={"time_limit": time_limit_s, "mip_rel_gap": relative_gap},
+    options={
+      "node_limit": min(max(num_rounds - _ROUNDS_AT_ROOT, 1), _MOST_ITERATIONS),
+      "time_limit": max(_core.fuse_seconds_left(), 0.0),
+      "mip_rel_gap": relative_gap,
+    },
   )
-  # Statuses: 0 optimal, 1 time limit, 2 infeasible, 3 unbounded, 4 other. The objective is bounded by construction, so
+  _core.count_steps(steps_per_round * min(num_rounds, _ROUNDS_AT_ROOT + int(answer.mip_node_count or 0)))
+  # Statuses: 0 optimal, 1 a limit, 2 infeasible, 3 unbounded, 4 other. The objective is bounded by construction, so
   # HiGHS's "unbounded or infeasible", which arrives as 4, can only be the latter.
   is_optimal = answer.status == 0
   is_infeasible = answer.status == 2 or (answer.status == 4 and "infeasible" in answer.message)
-  if not (is_optimal or is_infeasible or answer.status == 1):
+  is_at_limit = answer.status == 1 or (answer.status == 4 and "limit reached" in answer.message)
+  if not (is_optimal or is_infeasible or is_at_limit):
     raise RuntimeError(f"SciPy's HiGHS stopped with {answer.message!r}")
   if problem.is_integer.any():
     bound = -np.inf if answer.mip_dual_bound is None else answer.mip_dual_bound

@@ -11,7 +11,7 @@ all in ``xla_pass/packing/``:
   (A. Imanishi and Z. Xu, ISMM 2024). It stops at fragmentation 0.
 
 The greedy packers take O(n sqrt n) set operations at worst: 100k buffers in seconds. The search is bounded by an effort
-that is counted, so the same input gives the same packing unless the clock cuts it short. Weakness: components with more
+that is counted, so the same input gives the same packing. Weakness: components with more
 than six million pairs of overlapping buffers are left to the greedy packers.
 """
 
@@ -31,7 +31,7 @@ from coopjax.program.step_program import StepProgram
 
 METHODS = ("best_fit", "first_fit", "search")
 ORDERS = ("size", "duration", "area", "lower", "pressure")
-STATUSES = ("optimal", "feasible", "infeasible", "effort_spent", "timed_out")
+STATUSES = ("optimal", "feasible", "infeasible", "effort_spent")
 EFFORT = 2_000_000_000
 _COLUMNS = ("id", "lower", "upper", "size")
 _TIMES = np.iinfo(np.int32)
@@ -48,8 +48,8 @@ class Packing:
     peak_live_bytes: most bytes live at any time.
     lower_bound_bytes: below it no heap exists: the peak with offsets aligned, or what the search proved.
     status: ``optimal``: no smaller heap exists; ``feasible``: valid and within the capacity if there is one, nothing
-      proven; ``infeasible``: no packing within the capacity exists (this one exceeds it); ``effort_spent`` and
-      ``timed_out``: the search ended without a proof, or above the capacity.
+      proven; ``infeasible``: no packing within the capacity exists (this one exceeds it); ``effort_spent``:
+      the search ended without a proof, or above the capacity.
     seconds: how long it took.
     effort: elementary steps that the search took.
   """
@@ -80,7 +80,6 @@ def pack(
   method: str = "search",
   order: str | None = None,
   effort: int = EFFORT,
-  time_limit_s: float = 10.0,
 ) -> Packing:
   """Gives every buffer an offset, such that no two that live at the same time share a byte.
 
@@ -97,7 +96,6 @@ def pack(
       the largest bytes times time (``area``), those that live first (``lower``: what an eager allocator does) or those
       that see the most live bytes (``pressure``). None: by size and by duration, the smaller heap.
     effort: elementary steps that the search may take (looks at a conflicting buffer).
-    time_limit_s: after about so many seconds the search stops.
 
   Returns:
     The packing.
@@ -115,13 +113,13 @@ def pack(
   if order is not None and (method == "search" or order not in ORDERS):
     raise ValueError(f"order {order!r} with method {method!r}; greedy methods take {', '.join(ORDERS)}")
   problem = _problem(lower, upper, sizes, alignment, capacity, fixed_offsets, same_offset_as)
-  return _solve(problem, method, order, effort, time_limit_s)
+  return _solve(problem, method, order, effort)
 
 
-def _solve(problem: _core.PackingProblem, method: str, order: str | None, effort: int, time_limit_s: float) -> Packing:
+def _solve(problem: _core.PackingProblem, method: str, order: str | None, effort: int) -> Packing:
   start = time.perf_counter()
   if method == "search":
-    found = problem.search(effort=effort, time_limit_s=time_limit_s)
+    found = problem.search(effort=effort)
   elif method == "best_fit" and order is None:
     found = problem.pack_best_fit()
   else:
@@ -193,7 +191,6 @@ def pack_schedule(
   capacity: int | None = None,
   method: str = "search",
   effort: int = EFFORT,
-  time_limit_s: float = 10.0,
 ) -> SchedulePacking:
   """Offsets for every production of every temporary value, and for workspace.
 
@@ -209,7 +206,6 @@ def pack_schedule(
     capacity: see :func:`pack`.
     method: ``best_fit``, ``first_fit`` or ``search``.
     effort: of the search, for each of the two ways to share that it tries.
-    time_limit_s: for all of it.
 
   Returns:
     The placements; ``packing.status`` is ``optimal`` or ``infeasible`` only where that holds for any way to share.
@@ -227,8 +223,7 @@ def pack_schedule(
     ways.append((values, lower, _problem(lower, upper, sizes, alignment, capacity, None, same)))
   packings = []
   for *_, problem in ways:
-    left_s = max(time_limit_s - (time.perf_counter() - start), 0.0)
-    packings.append(_solve(problem, method, None, effort, left_s))
+    packings.append(_solve(problem, method, None, effort))
     if packings[-1].heap_bytes <= max(packings[-1].peak_live_bytes, -1 if capacity is None else capacity):
       break
   best = min(packings, key=lambda packing: packing.heap_bytes)
@@ -254,8 +249,8 @@ def _joint_status(heap_bytes: int, bound: int, capacity: int | None, packings: S
     return "optimal"
   if capacity is not None and heap_bytes <= capacity:
     return "feasible"
-  cut_short = {packing.status for packing in packings} & {"effort_spent", "timed_out"}
-  return max(cut_short, default="feasible" if capacity is None else "effort_spent")
+  is_cut_short = capacity is not None or any(packing.status == "effort_spent" for packing in packings)
+  return "effort_spent" if is_cut_short else "feasible"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -7,6 +7,7 @@ import numpy as np
 
 from coopjax import _core
 from coopjax.planners.base import PlannerResult, counters_of
+from coopjax.planners.effort import DEFAULT_STEPS
 from coopjax.program.step_program import StepProgram
 
 
@@ -41,7 +42,7 @@ class PeakPlanner:
     program: StepProgram,
     budget_bytes: int,
     *,
-    time_limit_s: float = 10.0,
+    max_steps: int = DEFAULT_STEPS,
     order: np.ndarray | None = None,
   ) -> PlannerResult:
     """See :class:`coopjax.planners.base.Planner`; ``order`` is the one of least peak by default.
@@ -50,7 +51,7 @@ class PeakPlanner:
     """
     start = time.perf_counter()
     order = _core.schedule_for_memory(program.core) if order is None else order
-    found = _core.plan_peak(program.core, order, budget_bytes, time_limit_s=time_limit_s, **dataclasses.asdict(self))
+    found = _core.plan_peak(program.core, order, budget_bytes, max_steps=max_steps, **dataclasses.asdict(self))
     return PlannerResult.of(
       program, found["schedule"], "peak", budget_bytes, time.perf_counter() - start, order, **counters_of(found)
     )

@@ -7,6 +7,7 @@ import numpy as np
 
 from coopjax import _core
 from coopjax.planners.base import PlannerResult, counters_of
+from coopjax.planners.effort import DEFAULT_STEPS
 from coopjax.program.step_program import StepProgram
 
 
@@ -36,14 +37,14 @@ class SegmentPlanner:
     program: StepProgram,
     budget_bytes: int,
     *,
-    time_limit_s: float = 60.0,
+    max_steps: int = 6 * DEFAULT_STEPS,
     order: np.ndarray | None = None,
   ) -> PlannerResult:
     """See :class:`coopjax.planners.base.Planner`; ``order`` has no repeats."""
     start = time.perf_counter()
     order = _core.schedule_for_memory(program.core) if order is None else order
     options = dataclasses.asdict(self)
-    found = _core.plan_segments(program.core, order, budget_bytes, time_limit_s=time_limit_s, **options)
+    found = _core.plan_segments(program.core, order, budget_bytes, max_steps=max_steps, **options)
     return PlannerResult.of(
       program, found["schedule"], "segments", budget_bytes, time.perf_counter() - start, order, **counters_of(found)
     )

@@ -80,7 +80,9 @@ def assemble(
     num_devices=spread.num_devices,
     shards=spread.shards,
     regions=regions,
+    effort=request.effort,
     time_limit_s=request.time_limit_s,
+    is_cut_short=outcome is not None and outcome.is_cut_short,
   )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from coopjax.hlo_engine import hook
+from coopjax.jaxpr.fingerprint import fingerprint_of
 from coopjax.jaxpr.tags import tagged_fn
 from coopjax.jaxpr.trace import TracedFn, fn_and_gradient
 from coopjax.memory_profile import MemoryProfile
@@ -16,6 +17,7 @@ class Baseline:
   """What compiles of one program show, each made when it is first asked for.
 
   Args:
+    program: identifies it, in every process.
     compile_plain: compiles the program as it is, whether it fits the device or not.
     compile_tagged: the same with tags on its equations and, if one is given, a mark for the HLO engine.
     target: what is compiled for, None for the default backend.
@@ -23,16 +25,19 @@ class Baseline:
 
   def __init__(
     self,
+    program: str,
     compile_plain: Callable[[], Any],
     compile_tagged: Callable[[str | None], Any],
     target: Target | None,
   ):
+    self._program = program
     self._compile_plain, self._compile_tagged, self._target = compile_plain, compile_tagged, target
 
   @classmethod
   def of(cls, traced: TracedFn, target: Target | None) -> "Baseline":
     """A function with its gradient."""
     return cls(
+      fingerprint_of(traced),
       lambda: compile_trial(*fn_and_gradient(traced), target),
       lambda mark: compile_trial(*fn_and_gradient(traced, tagged_fn(traced, mark)), target),
       target,
@@ -56,10 +61,10 @@ class Baseline:
   @functools.cached_property
   def module(self) -> bytes:
     """The module that XLA schedules, for a hook that is installed; no code is generated."""
-    return hook.capture(self._compile_tagged)
+    return hook.capture(self._program, self._compile_tagged)
 
   @functools.cached_property
   def observed(self) -> tuple[bytes, MemoryProfile]:
     """The module that XLA schedules, and memory of the program that it goes on to compile."""
-    module, compiled = hook.observe(self._compile_tagged)
+    module, compiled = hook.observe(self._program, self._compile_tagged)
     return module, measure(compiled, self._target)

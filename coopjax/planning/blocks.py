@@ -35,7 +35,9 @@ ENGINES = ("policy", "hlo")
 _choices = KeptChoices()
 
 
-def block_remat(*, budget: Any, engine: str, planner: str, time_limit_s: float) -> Callable[[Callable], Callable]:
+def block_remat(
+  *, budget: Any, engine: str, planner: str, effort: str, time_limit_s: float | None
+) -> Callable[[Callable], Callable]:
   """A decorator for functions of pytrees that are called many times in one program.
 
   Args:
@@ -44,7 +46,8 @@ def block_remat(*, budget: Any, engine: str, planner: str, time_limit_s: float) 
       `coopjax.remat`.
     engine: ``"policy"`` or ``"hlo"``.
     planner: of the HLO engine; the policy engine has one way to plan a block.
-    time_limit_s: seconds that the HLO engine may plan one program.
+    effort: how much the HLO engine may search.
+    time_limit_s: its fuse.
 
   Raises:
     InvalidBudgetError: the budget is not one, or is a total with the policy engine.
@@ -67,7 +70,13 @@ def block_remat(*, budget: Any, engine: str, planner: str, time_limit_s: float) 
       f"budget={budget}: a total is of a program, not of a block in it; use engine='hlo' or coopjax.plan"
     )
   request = Request.checked(
-    budget=budget, planner=planner, engine=engine, target=None, time_limit_s=time_limit_s, on_infeasible="best_effort"
+    budget=budget,
+    planner=planner,
+    engine=engine,
+    target=None,
+    effort=effort,
+    time_limit_s=time_limit_s,
+    on_infeasible="best_effort",
   )
   if engine == "hlo" and compat.hook_platform(jax.default_backend()) is None:
     raise ValueError(f"engine='hlo': JAX {jax.__version__} has no HLO hook on {jax.default_backend()}; use 'policy'")

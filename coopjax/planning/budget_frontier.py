@@ -138,7 +138,8 @@ def frontier(
   planner: str = "auto",
   engine: str = "auto",
   target: str | None = None,
-  time_limit_s: float = 10.0,
+  effort: str = "normal",
+  time_limit_s: float | None = None,
   **kwargs: Any,
 ) -> Frontier:
   """Plans `fn` with its gradient, or a whole step, for several budgets, and compiles each plan.
@@ -154,7 +155,8 @@ def frontier(
     planner: as for :func:`coopjax.remat`.
     engine: as for :func:`coopjax.remat`.
     target: as for :func:`coopjax.remat`.
-    time_limit_s: seconds that planning for one budget may take.
+    effort: as for :func:`coopjax.remat`.
+    time_limit_s: as for :func:`coopjax.remat`, for each budget.
     **kwargs: keyword arguments of ``fn``.
 
   Returns:
@@ -182,6 +184,7 @@ def frontier(
       planner=planner,
       engine=engine,
       target=target,
+      effort=effort,
       time_limit_s=time_limit_s,
       on_infeasible="best_effort",
     )

@@ -240,7 +240,8 @@ class Case:
     """What the HLO engine makes of the module: by the first planner whose plan fits and is not dear, or by the last."""
     outcome = None
     for planner in dict.fromkeys(self.planners):
-      asked = Mark(budget, planner, self.request.time_limit_s, target=self.request.speeds.name)
+      request = self.request
+      asked = Mark(budget, planner, request.effort, request.time_limit_s, target=request.speeds.name)
       outcome = hook.plan_module(module, [asked])
       if outcome.fits and not self._is_dear(outcome):
         break

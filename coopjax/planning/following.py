@@ -14,7 +14,7 @@ from coopjax import compat
 from coopjax.budget import Budget
 from coopjax.errors import PlanMismatchError, RematNoEffectWarning
 from coopjax.hlo_engine import hook
-from coopjax.hlo_engine.mark import mark_of
+from coopjax.hlo_engine.mark import Mark, keyed
 from coopjax.jaxpr.fingerprint import fingerprint_of
 from coopjax.jaxpr.placement import Spread
 from coopjax.jaxpr.trace import TracedFn
@@ -120,4 +120,5 @@ def _mark(plan: "RematPlan") -> str | None:
     hook.install(platform)
   is_settled = plan.regions or plan.policy is not None or target.platform != "cpu"
   budget = Budget(plan.budget_bytes) if is_settled else plan.budget
-  return mark_of(plan.fingerprint, budget, plan.planner, plan.time_limit_s, target.name)
+  asked = Mark(budget, plan.planner, plan.effort, plan.time_limit_s, target=target.name)
+  return keyed(asked, plan.fingerprint).to_text()

@@ -69,7 +69,8 @@ def choose(traced: TracedFn, request: Request) -> Choice:
     warn_no_effect(traced, outcome.baseline, budget_bytes, outcome)
   elif before and chosen.choice == Choice() and request.budget.share is None:
     warn_no_effect(traced, before, request.budget.resolve(before.temp_bytes, before.resident_bytes), None)
-  _choices.put(key, chosen.choice, chosen.holds_budget)
+  is_cut_short = outcome is not None and outcome.is_cut_short
+  _choices.put(key, chosen.choice, chosen.holds_budget and not is_cut_short)
   return chosen.choice
 
 

@@ -2,7 +2,7 @@
 
 Both are kept on disk under their program, their request and everything else that they depend on (`cache.Key`), and only
 those that hold their budget. A kept plan is compiled like a new one, to measure it; if that does not hold the budget
-any more (a planner within a time limit need not find the same twice), the program is planned anew.
+any more (the compiler has changed where its version has not), the program is planned anew.
 """
 
 import collections
@@ -88,7 +88,7 @@ def kept_or_made(
     if plan.fits:
       return plan
   plan = make()
-  if plan.fits and plan.engine != "none":
+  if plan.fits and plan.engine != "none" and not plan.is_cut_short:
     cache.store(key, json.loads(plan.to_json()))
   return plan
 

@@ -96,7 +96,9 @@ class RematPlan:
     policy: the policy engine's decisions, or None.
     rounds: trace of the verify-and-replan loop, one line each.
     regions: of a whole step, what each remat region in it does; () for a function with its gradient.
-    time_limit_s: seconds that the HLO engine may plan one program when the plan is carried out.
+    effort: how much the HLO engine searches, when the plan is carried out, too.
+    time_limit_s: its fuse, seconds, or None.
+    is_cut_short: whether that blew: elsewhere the same request may give another plan.
     planning_s: seconds spent planning, compiles excluded.
     mesh: axes that the arguments are spread over, "data=4,model=2" for one, "" for one device; bytes are one device's.
     num_devices: that a whole step runs on.
@@ -126,7 +128,9 @@ class RematPlan:
   num_devices: int = 1
   shards: tuple[tuple[str, tuple[int, ...]], ...] = dataclasses.field(default=(), repr=False)
   regions: tuple[RegionPlan, ...] = dataclasses.field(default=(), repr=False)
-  time_limit_s: float = 10.0
+  effort: str = "normal"
+  time_limit_s: float | None = None
+  is_cut_short: bool = False
 
   @property
   def fits(self) -> bool:
@@ -179,6 +183,8 @@ class RematPlan:
         f"{format_bytes(self.measured.total_bytes)}, {format_bytes(self.measured.resident_bytes)} of it arguments and "
         "outputs",
       )
+    if self.is_cut_short:
+      lines.append(f"  cut short by the time limit of {self.time_limit_s} s: another host may find another plan")
     together = " on all devices together" if self.mesh and "policy" in self.engine else ""
     lines += [
       f"  region {region.name}, {region.num_runs} a step: keeps {format_bytes(region.saved_bytes)}{together}, "

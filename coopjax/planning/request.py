@@ -6,8 +6,9 @@ from typing import Any
 import jax
 
 from coopjax.budget import Budget
-from coopjax.hlo_engine.mark import mark_of
+from coopjax.hlo_engine.mark import Mark, keyed
 from coopjax.planners import base
+from coopjax.planners import effort as efforts
 from coopjax.planning import host_offload
 from coopjax.xla import targets
 from coopjax.xla.targets import Target
@@ -15,7 +16,6 @@ from coopjax.xla.targets import Target
 ENGINES = ("auto", "hlo", "policy")
 ON_INFEASIBLE = ("error", "best_effort")
 POLICY_PLANNERS = ("auto", "segments", "coop")
-_TRIAL_TIME = 0.15  # of the time limit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,9 +25,10 @@ class Request:
   budget: Budget
   planner: str
   engine: str
-  time_limit_s: float
+  effort: str
   on_infeasible: str
   target: str | None = None
+  time_limit_s: float | None = None
 
   @property
   def device(self) -> Target | None:
@@ -46,12 +47,13 @@ class Request:
     return self.device or targets.running()
 
   def for_trials(self) -> "Request":
-    """The request that each of several trials makes of the HLO engine: a part of the time."""
-    return dataclasses.replace(self, time_limit_s=_TRIAL_TIME * self.time_limit_s)
+    """The request that each of several trials makes of the HLO engine: less effort, if there is less."""
+    return dataclasses.replace(self, effort=efforts.up_to(self.effort)[-2:][0])
 
   def mark(self, fingerprint: str, budget: Budget | None = None) -> str:
     """The mark of a traced program, with a budget in place of the user's if one is given."""
-    return mark_of(fingerprint, budget or self.budget, self.planner, self.time_limit_s, self.speeds.name)
+    asked = Mark(budget or self.budget, self.planner, self.effort, self.time_limit_s, target=self.speeds.name)
+    return keyed(asked, fingerprint).to_text()
 
   @classmethod
   def checked(
@@ -61,7 +63,8 @@ class Request:
     planner: str,
     engine: str,
     target: str | None,
-    time_limit_s: float,
+    effort: str,
+    time_limit_s: float | None,
     on_infeasible: str,
   ) -> "Request":
     """The arguments of ``remat`` as a request; ``InvalidBudgetError`` or ``ValueError`` names what is wrong."""
@@ -80,6 +83,8 @@ class Request:
       device = targets.resolve(target)
       targets.check_wheel(device)
       target, platform = device.name, device.platform
-    base.check_time_limit(time_limit_s)
+    efforts.check_effort(effort)
+    efforts.check_fuse(time_limit_s)
     budget, engine = host_offload.admit(Budget.parse(budget), engine, platform)
-    return cls(budget, planner, engine, float(time_limit_s), on_infeasible, target)
+    fuse_s = None if time_limit_s is None else float(time_limit_s)
+    return cls(budget, planner, engine, effort, on_infeasible, target, fuse_s)

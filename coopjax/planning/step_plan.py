@@ -42,6 +42,7 @@ _DIVIDES_ABOVE = 0.1  # of the forward pass repeated by the HLO engine alone: a 
 def baseline_of(step: Step, target: Target | None) -> Baseline:
   """The step as it is, compiled; what `plan_step` needs, for any number of requests."""
   return Baseline(
+    step.fingerprint,
     lambda: compile_trial(step.program(marked(step, None)), (), target),
     lambda mark: compile_scheduled(step.program(marked(step, mark)), (), target),
     target,
@@ -191,11 +192,11 @@ class _Planning:
         self._choices, self._found = _choices(found.decisions, trial_mark), found
         self.best, self._outcome = tried[found.decisions]
         if found.is_feasible:
-          self._spend_all_time(found, _choices(found.decisions, mark))
+          self._spend_all_effort(found, _choices(found.decisions, mark))
           return
 
-  def _spend_all_time(self, found: PolicyPlan[tuple[Share, ...]], choices: tuple[Choice, ...]) -> None:
-    """The trial that was taken, with all of the time for the HLO engine, where that repeats less for it."""
+  def _spend_all_effort(self, found: PolicyPlan[tuple[Share, ...]], choices: tuple[Choice, ...]) -> None:
+    """The trial that was taken, with all of the effort for the HLO engine, where that repeats less for it."""
     if choices == self._choices or self._outcome is None:
       return
     measured, outcome = self._measured(choices), self._trials.outcome

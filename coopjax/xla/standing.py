@@ -24,12 +24,14 @@ class Standing:
     budget: temporary memory of each program on one device; ``"device"`` for a total of what the device has, None for a
       better order alone.
     planner: name of a planner.
-    time_limit_s: seconds that planning one program may take.
+    effort: how much planning one program may take.
+    time_limit_s: a fuse, seconds, or None.
   """
 
   budget: Budget | Literal["device"] | None
   planner: str
-  time_limit_s: float
+  effort: str
+  time_limit_s: float | None
 
 
 def current() -> Standing | None:

@@ -139,6 +139,7 @@ def test_with_brings_back_what_was_and_nests(outcomes):
     ({"budget": 0}, coopjax.InvalidBudgetError),
     ({"budget": "much"}, coopjax.InvalidBudgetError),
     ({"planner": "best"}, ValueError),
+    ({"effort": "much"}, ValueError),
     ({"time_limit_s": -1}, ValueError),
     ({"time_limit_s": "soon"}, ValueError),
   ],
@@ -153,7 +154,7 @@ def test_what_is_no_budget_or_planner_is_refused_at_once(options, error):
 def test_every_planner_works_in_the_hook(planner, outcomes):
   step, share = (GPT, 0.98) if planner == "model" else (MLP, 0.7)  # MODeL orders and does not recompute
   alone = compile_step(*step)
-  with coopjax.enable(share, planner=planner, time_limit_s=1.0):
+  with coopjax.enable(share, planner=planner):
     fitted = compile_step(*step)
   assert temp_bytes(fitted) <= share * temp_bytes(alone) and outcomes[-1].fits and outcomes[-1].seconds < 3.0
   assert ("coop_remat" in fitted.as_text()) == (planner != "model")
@@ -163,7 +164,7 @@ def test_every_planner_works_in_the_hook(planner, outcomes):
 
 @pytest.mark.parametrize("planner", PLANNERS)
 def test_every_planner_orders(planner):
-  mark = Mark(None, planner, time_limit_s=0.5)
+  mark = Mark(None, planner, "fast")
   outcome = module_plan.plan_module(module_of(plain()), [mark])
   assert outcome.predicted.temp_bytes < temp_bytes(plain()) and outcome.result.num_recomputed == 0 and outcome.fits
   assert outcome.result.planner == (planner if planner in ("fastsa", "model") else "order")

@@ -267,6 +267,7 @@ def test_unknown_names_are_refused():
     "engine": "cuda",
     "target": "tpu:v9",
     "on_infeasible": "ignore",
+    "effort": "much",
     "time_limit_s": 0,
   }.items():
     with pytest.raises(ValueError, match=value or "time_limit_s"):
@@ -305,9 +306,9 @@ def test_where_the_hlo_engine_alone_is_dear_the_policy_engine_is_asked_too(monke
     return plan_policy(*args, **kwargs)
 
   monkeypatch.setattr(choosing.search, "plan_policy", recording)
-  alone = coopjax.plan(loss, params, ids, budget=0.5, time_limit_s=2.0)
+  alone = coopjax.plan(loss, params, ids, budget=0.5, effort="fast")
   assert alone.engine == "hlo" and alone.fits and not asked  # little to repeat: no more compiles
   monkeypatch.setattr(choosing, "_ASKS_POLICY_ABOVE", 0.0)
-  both = coopjax.plan(loss, params, ids, budget=0.5, time_limit_s=2.01)
+  both = coopjax.plan(loss, params, ids, budget=0.5, effort="normal")
   assert asked and min(asked) < math.inf
   assert both.fits and both.recompute_flops <= max(asked)

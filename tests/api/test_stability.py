@@ -47,7 +47,7 @@ def space(depth):
 def module(depth):
   hook.install("cpu")
   traced = decoder(depth)
-  return hook.capture(lambda mark: compile_abstract(*fn_and_gradient(traced, tagged_fn(traced, mark))))
+  return hook.capture(traced.name, lambda mark: compile_abstract(*fn_and_gradient(traced, tagged_fn(traced, mark))))
 
 
 def by_layer(depth, decided):
@@ -105,7 +105,7 @@ def test_recomputed_values(monkeypatch):
   # least cost, of whatever pattern: with little room (a half and less) layers may swap what they do.
   decided = []
   for depth in DEPTHS:
-    outcome = plan_module(module(depth), [Mark(Budget(share=0.6), "auto", 300.0)])
+    outcome = plan_module(module(depth), [Mark(Budget(share=0.6), "auto", "best")])
     assert outcome.fits
     decided.append(by_layer(depth, recomputed(decoder(depth), outcome)))
     assert any(any(layer) for layer in decided[-1])

@@ -86,7 +86,7 @@ def test_order_and_clones_are_what_the_hook_handed_back(target):
   compile_marked = lambda mark: compile_abstract(*fn_and_gradient(traced, tagged_fn(traced, mark)), device)
   device.load()
   hook.install(compat.hook_platform(device.platform))
-  planned = hook.plan_module(hook.observe(compile_marked)[0], [mark])
+  planned = hook.plan_module(hook.observe(target, compile_marked)[0], [mark])
   handed_back = parse_module(planned.module_bytes)
   _, ids = read_step_program(handed_back)
   compiled = parse_module(module_of(compile_marked(mark.to_text())))

@@ -1,11 +1,10 @@
 """The rounds of a module's plan: what XLA's heap makes of one is seen in time to make another."""
 
-import time
-
 import jax
 import jax.numpy as jnp
 
 from benchmarks import hlo_corpus
+from coopjax import _core
 from coopjax.budget import Budget
 from coopjax.hlo_engine import recompute_order
 from coopjax.hlo_engine.mark import Mark
@@ -48,19 +47,19 @@ def test_runs_are_moved_about_only_in_plans_that_may_be_taken():
   assert are_moved == [True, False]
 
 
-def test_a_planner_that_takes_all_its_time_leaves_some_for_the_next_round(monkeypatch):
+def test_a_planner_that_takes_all_its_steps_leaves_some_for_the_next_round(monkeypatch):
   planner_of = base.get_planner
 
   class Slow:
     def __init__(self, name):
       self._planner = planner_of(name)
 
-    def plan(self, program, budget_bytes, *, time_limit_s, order=None):
-      start = time.perf_counter()
-      result = self._planner.plan(program, budget_bytes, time_limit_s=time_limit_s, order=order)
-      time.sleep(max(time_limit_s - (time.perf_counter() - start), 0.0))
+    def plan(self, program, budget_bytes, *, max_steps, order=None):
+      before = _core.steps_taken()
+      result = self._planner.plan(program, budget_bytes, max_steps=max_steps, order=order)
+      _core.count_steps(max(max_steps - (_core.steps_taken() - before), 0))
       return result
 
   monkeypatch.setattr(recompute_order, "get_planner", Slow)
-  outcome = plan_module(_module(), [Mark(Budget(share=0.5), "peak", time_limit_s=1.0)])
+  outcome = plan_module(_module(), [Mark(Budget(share=0.5), "peak")])
   assert len(outcome.rounds) > 1 and "heap 256.00 KiB" in outcome.rounds[0] and outcome.fits

@@ -37,8 +37,8 @@ def compile_with(fn, *args, rewrite=lambda module: None):
   return module, compiled
 
 
-def planned(module, share, time_limit_s=10.0):
-  return module_plan.plan_module(module, [Mark(Budget(share=share), time_limit_s=time_limit_s)])
+def planned(module, share, effort="normal"):
+  return module_plan.plan_module(module, [Mark(Budget(share=share), effort=effort)])
 
 
 def num_clones(compiled, computation):
@@ -207,7 +207,7 @@ def test_costs_are_those_of_all_runs():
 def test_bounds_hold_whatever_is_planned_inside():
   module, _ = compile_with(*accumulated())
   for share in (0.8, 0.3, 0.05):
-    outcome = planned(module, share, time_limit_s=2.0)
+    outcome = planned(module, share, "fast")
     bound_bytes = _core.lower_bound(outcome.bound_program.core)[0]
     assert 0 < bound_bytes <= outcome.result.peak_live_bytes
     assert outcome.least_overhead <= outcome.overhead

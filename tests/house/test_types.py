@@ -145,6 +145,8 @@ def assert_is(value, kind, where):
       arguments = arguments[:1] * len(value)
     for i, (item, each) in enumerate(zip(value, arguments, strict=True)):
       assert_is(item, each, f"{where}[{i}]")
+  elif kind is None:
+    assert value is None, where
   elif type(None) in arguments:
     if value is not None:
       assert_is(value, arguments[0], where)
@@ -188,9 +190,16 @@ def calls(module, proto):
     "kept_scope": "",
     "searches_order": True,
     "near_smallest": 1.0,
-    "time_limit_s": 5.0,
+    "max_steps": 500_000_000,
   }
   temp_bytes = _core.predict_memory(module)["temp_bytes"]
+  yield "steps_taken", _core.steps_taken()
+  yield "count_steps", _core.count_steps(1)
+  yield "num_cuts", _core.num_cuts()
+  yield "count_cut", _core.count_cut()
+  yield "light_fuse", _core.light_fuse(None)
+  yield "is_fuse_blown", _core.is_fuse_blown()
+  yield "fuse_seconds_left", _core.fuse_seconds_left()
   yield "StepProgram.check", core.check()
   yield "check_schedule", _core.check_schedule(core, order)
   yield "live_bytes", _core.live_bytes(core, order)
@@ -201,8 +210,8 @@ def calls(module, proto):
   yield "schedule_by_rule", _core.schedule_by_rule(core, 0)
   yield "schedule_for_memory", _core.schedule_for_memory(core)
   yield "plan_peak", _core.plan_peak(core, order, budget_bytes)
-  yield "search_neighbourhood", _core.search_neighbourhood(core, order, budget_bytes, time_limit_s=0.1)
-  yield "search_exchanges", _core.search_exchanges(core, order, budget_bytes, time_limit_s=0.1)
+  yield "search_neighbourhood", _core.search_neighbourhood(core, order, budget_bytes, max_steps=10_000_000)
+  yield "search_exchanges", _core.search_exchanges(core, order, budget_bytes, max_steps=10_000_000)
   yield "plan_coop", _core.plan_coop(core, order, budget_bytes, _core.CoopOptions())
   yield "plan_windows", _core.plan_windows(core, order, np.full(program.num_values, -1), budget_bytes)
   yield "op_predecessors", _core.op_predecessors(core)
@@ -213,7 +222,7 @@ def calls(module, proto):
   yield "PackingProblem.lower_bound", packing.lower_bound()
   yield "PackingProblem.pack_best_fit", packing.pack_best_fit()
   yield "PackingProblem.pack_in_order", packing.pack_in_order(0, True)
-  yield "PackingProblem.search", packing.search(effort=1000, time_limit_s=0.1)
+  yield "PackingProblem.search", packing.search(effort=1000)
   yield "schedule_buffers", _core.schedule_buffers(core, order, False)
   yield "apply_schedule", _core.apply_schedule(module, op_instruction_ids, fields["schedule"])
   yield "verify_transform", _core.verify_transform(module, module)
@@ -260,7 +269,7 @@ def test_callbacks_are_called_as_the_stub_says(stub, modules):
       planner=plan,
       searches_order=searches_order,
       near_smallest=1.0,
-      time_limit_s=5.0,
+      max_steps=500_000_000,
     )
   assert seen == {False, True}
 

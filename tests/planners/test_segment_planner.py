@@ -39,7 +39,7 @@ def test_ten_thousand_ops(is_varied, most):
     result = UNPOLISHED.plan(program, budget_bytes)
     check(program, result, budget_bytes)
     assert result.is_feasible and result.overhead(program) <= most_overhead
-    assert 0 < result.counters["first_plan_s"] < 1
+    assert 0 < result.counters["first_plan_steps"] < 100_000_000
     assert np.array_equal(result.schedule, UNPOLISHED.plan(program, budget_bytes).schedule)
 
 
@@ -91,13 +91,13 @@ def test_small_programs_of_any_shape(program, share):
     assert np.array_equal(result.schedule, planner.plan(program, budget_bytes).schedule)
 
 
-def test_time_limit_still_gives_a_valid_plan():
+def test_no_steps_still_give_a_valid_plan():
   program = layered(20_000)
   start = time.perf_counter()
-  result = SegmentPlanner().plan(program, peak_of(program) // 4, time_limit_s=0.0)
+  result = SegmentPlanner().plan(program, peak_of(program) // 4, max_steps=0)
   assert time.perf_counter() - start < 2
   check(program, result, peak_of(program) // 4)
-  assert result.counters["timed_out"]
+  assert result.counters["is_cut_short"]
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def test_choices_survive_the_way_through_json(home):
   Choice = function_plan.Choice
   for kept in (Choice(), Choice("mark"), Choice(None, decisions), Choice("mark", decisions)):
     request = function_plan.Request.checked(
-      budget=0.5, planner="auto", engine="auto", target=None, time_limit_s=10.0, on_infeasible="error"
+      budget=0.5, planner="auto", engine="auto", target=None, effort="normal", time_limit_s=None, on_infeasible="error"
     )
     function_plan.KeptChoices().put(("fingerprint", request), kept, holds_budget=True)
     assert function_plan.KeptChoices().get(("fingerprint", request)) == kept

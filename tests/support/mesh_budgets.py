@@ -289,7 +289,7 @@ def infeasible_over_auto_axes():
 def keys():
   """One key per placement; the program's fingerprint is that of the types, which Auto axes don't enter."""
   request = kept.Request.checked(
-    budget=0.5, planner="auto", engine="auto", target=None, time_limit_s=10.0, on_infeasible="error"
+    budget=0.5, planner="auto", engine="auto", target=None, effort="normal", time_limit_s=None, on_infeasible="error"
   )
   found = collections.defaultdict(list)
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/allowance.h"
+
 namespace coopjax {
 
 void MinCut::AddEdge(int32_t from, int32_t to, double capacity) {
@@ -15,14 +17,17 @@ void MinCut::AddEdge(int32_t from, int32_t to, double capacity) {
 bool MinCut::FindLevels(int32_t source, int32_t sink) {
   level_.assign(first_.size(), -1);
   level_[source] = 0;
+  int64_t steps = std::ssize(first_) / 8;
   std::vector<int32_t> frontier = {source};
   for (size_t i = 0; i < frontier.size() && level_[sink] < 0; ++i) {  // what is no nearer than the sink is on no path
     for (int32_t e = first_[frontier[i]]; e >= 0; e = edges_[e].next) {
+      ++steps;
       if (edges_[e].capacity <= epsilon_ || level_[edges_[e].to] >= 0) continue;
       level_[edges_[e].to] = level_[frontier[i]] + 1;
       frontier.push_back(edges_[e].to);
     }
   }
+  CountSteps(steps);
   return level_[sink] >= 0;
 }
 
@@ -30,13 +35,16 @@ bool MinCut::FindLevels(int32_t source, int32_t sink) {
 double MinCut::Push(int32_t source, int32_t sink) {
   std::vector<int32_t> path;
   int32_t node = source;
+  int64_t steps = 0;
   while (node != sink) {
+    ++steps;
     int32_t& e = current_[node];
     while (e >= 0 && (edges_[e].capacity <= epsilon_ || level_[edges_[e].to] != level_[node] + 1)) e = edges_[e].next;
     if (e >= 0) {
       path.push_back(e);
       node = edges_[e].to;
     } else if (node == source) {
+      CountSteps(steps);
       return 0;
     } else {
       node = edges_[path.back() ^ 1].to;
@@ -44,6 +52,7 @@ double MinCut::Push(int32_t source, int32_t sink) {
       path.pop_back();
     }
   }
+  CountSteps(steps + std::ssize(path));
   double flow = std::numeric_limits<double>::infinity();
   for (int32_t edge : path) flow = std::min(flow, edges_[edge].capacity);
   for (int32_t edge : path) {
@@ -59,6 +68,7 @@ void MinCut::Solve(int32_t source, int32_t sink) {
     if (edge.capacity < std::numeric_limits<double>::infinity()) largest = std::max(largest, edge.capacity);
   }
   epsilon_ = 1e-12 * largest;
+  CountSteps(2 * std::ssize(edges_));
   while (FindLevels(source, sink)) {
     current_ = first_;
     while (Push(source, sink) > 0) {

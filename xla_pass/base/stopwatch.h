@@ -1,30 +1,33 @@
-// Seconds: how many are left, and where they went. Nothing else looks at a clock.
+// Seconds: where they went, and a fuse. Nothing else looks at a clock, and no plan depends on one unless a fuse blows.
 #pragma once
 
-#include <algorithm>
 #include <chrono>
+#include <limits>
 
 namespace coopjax {
 
-// So many seconds from when it was made; infinity never passes.
-class Deadline {
+// Blows so many seconds after it was lit, and stays blown.
+class Fuse {
  public:
-  explicit Deadline(double time_limit_s) : time_limit_s_(time_limit_s) {}
-  double Spent() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
-  double Left() const { return std::max(0.0, time_limit_s_ - Spent()); }
-  bool IsOver() const { return Left() <= 0; }
-  // From the same start, `share` of its seconds.
-  Deadline Part(double share) const {
-    Deadline part = *this;
-    part.time_limit_s_ *= share;
-    return part;
+  constexpr Fuse() = default;
+  explicit Fuse(double seconds)
+      : is_lit_(true),
+        end_(Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds))) {}
+  bool IsBlown() {
+    is_blown_ = is_blown_ || SecondsLeft() <= 0;
+    return is_blown_;
+  }
+  double SecondsLeft() const {
+    if (!is_lit_) return std::numeric_limits<double>::infinity();
+    return std::chrono::duration<double>(end_ - Clock::now()).count();
   }
 
  private:
   using Clock = std::chrono::steady_clock;
 
-  Clock::time_point start_ = Clock::now();
-  double time_limit_s_;
+  bool is_lit_ = false;
+  bool is_blown_ = false;
+  Clock::time_point end_;
 };
 
 // Adds the time that it lives to `*seconds`.

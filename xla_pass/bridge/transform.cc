@@ -8,6 +8,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "base/allowance.h"
 #include "bridge/placement.h"
 #include "hlo/emit.h"
 
@@ -15,6 +16,7 @@ namespace coopjax {
 namespace {
 
 constexpr int kComputationIdShift = 32;
+constexpr int64_t kStepsPerInstruction = 50;
 constexpr std::string_view kCloneSuffix = ".coop_remat";
 
 // Ids and names that the module does not use yet. Instruction ids follow the module's own habit:
@@ -169,6 +171,7 @@ int64_t Emitter::CloneComputation(int32_t index) {
 }  // namespace
 
 TransformResult ApplySchedules(const hlo::Module& module, std::span<const ComputationSchedule> schedules) {
+  CountSteps(kStepsPerInstruction * std::ssize(module.instructions));
   TransformResult result;
   std::optional<FreshIdentifiers> fresh;
   std::vector<hlo::ComputationEdit> edits;

@@ -4,11 +4,14 @@
 #include <iterator>
 #include <numeric>
 
+#include "base/allowance.h"
 #include "buffers/heap_simulator.h"
 #include "packing/packing.h"
 
 namespace coopjax {
 namespace {
+
+constexpr int64_t kStepsPerValue = 30;
 
 struct Allocation {
   int64_t bytes = 0;
@@ -255,6 +258,7 @@ void Assigner::AddBuffers(const std::vector<int64_t>& bases, HeapResult* result)
 
 HeapResult Assigner::Run() {
   HeapResult result;
+  CountSteps(kStepsPerValue * dataflow_.num_values());
   for (const int32_t buffer : alias_.largest_first()) AssignBuffer(buffer);
   AssignHeap(&result);
   const std::vector<int64_t> bases = PlaceTemporaries(&result);

@@ -23,7 +23,7 @@ PlanBytesResult PlanBytes(const std::string& module_bytes, const PlanBytesOption
   RecomputeOrderOptions pass_options;
   pass_options.budget_bytes = options.budget_bytes;
   pass_options.roofline = kCpu;
-  pass_options.time_limit_s = options.time_limit_s;
+  pass_options.max_steps = options.max_steps;
   pass_options.changes = !options.may_recompute ? RecomputeOrderChanges::kOrder
                          : options.may_reorder  ? RecomputeOrderChanges::kBoth
                                                 : RecomputeOrderChanges::kClones;

@@ -11,7 +11,7 @@ struct PlanBytesOptions {
   std::optional<int64_t> budget_bytes = std::nullopt;  // of temporary memory; none: as little as an order takes
   bool may_reorder = true;
   bool may_recompute = true;  // without a budget nothing is recomputed
-  double time_limit_s = 10;
+  int64_t max_steps = 1'000'000'000;  // base/allowance.h
 };
 
 struct PlanBytesResult {

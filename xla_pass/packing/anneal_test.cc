@@ -23,7 +23,7 @@ struct Annealed {
 Annealed Anneal(int64_t capacity, int64_t steps) {
   const PackingCore core = MakePackingCore(kBlocks, kMembers);
   std::mt19937_64 random(1);
-  SearchEffort effort(steps, /*time_limit_s=*/1e9);
+  SearchEffort effort(steps);
   Annealed result = {0, {0, 4, 6}};
   result.height = AnnealPacking(core, capacity, &random, &effort, &result.offsets);
   return result;

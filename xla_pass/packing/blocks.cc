@@ -4,6 +4,8 @@
 #include <numeric>
 #include <set>
 
+#include "base/allowance.h"
+
 namespace coopjax {
 namespace {
 
@@ -75,6 +77,7 @@ std::vector<Change> ChangesOf(const PackingBlocks& blocks, int64_t alignment) {
 }  // namespace
 
 PackingBlocks MakePackingBlocks(const PackingProblem& problem) {
+  CountSteps(20 * std::ssize(problem.buffers));
   const auto num_buffers = static_cast<int32_t>(problem.buffers.size());
   std::vector<int32_t> root(num_buffers);
   std::vector<std::vector<int32_t>> members(num_buffers);

@@ -27,7 +27,7 @@ Branched Branch(const PackingCore& core, int64_t capacity, std::vector<int32_t> 
     rank.resize(core.size());
     std::iota(rank.begin(), rank.end(), 0);
   }
-  SearchEffort effort(steps, /*time_limit_s=*/1e9);
+  SearchEffort effort(steps);
   Branched result;
   const BranchOptions options = {.capacity = capacity, .rank = rank, .hung = hung};
   result.outcome = BranchAndBound(core, options, &effort, &result.offsets);

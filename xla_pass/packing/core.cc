@@ -7,8 +7,6 @@
 namespace coopjax {
 namespace {
 
-constexpr int64_t kStepsBetweenLooks = 1 << 20;
-
 // Sums and counts of segments by a time of theirs, under removal: a Fenwick tree.
 class TimeSums {
  public:
@@ -247,14 +245,6 @@ int64_t CountConflicts(const PackingBlocks& blocks, std::span<const int32_t> mem
     pairs += static_cast<int64_t>(i) - ended;
   }
   return pairs;
-}
-
-SearchEffort::SearchEffort(int64_t steps, double time_limit_s) : limit_(steps), deadline_(time_limit_s) {}
-
-bool SearchEffort::LookAtClock() {
-  next_look_at_clock_ = spent_ + kStepsBetweenLooks;
-  timed_out_ |= deadline_.IsOver();
-  return !timed_out_;
 }
 
 void SearchEffort::LimitTo(int64_t steps) { limit_ = std::min(limit_, spent_ + steps); }

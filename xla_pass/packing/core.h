@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/stopwatch.h"
+#include "base/allowance.h"
 #include "packing/blocks.h"
 
 namespace coopjax {
@@ -84,21 +84,19 @@ PackingCore MakePackingCore(const PackingBlocks& blocks, std::span<const int32_t
 // How many pairs of `members` overlap in time, without listing them. O(members log members).
 int64_t CountConflicts(const PackingBlocks& blocks, std::span<const int32_t> members);
 
-// Effort of a search, in elementary steps (a conflicting block looked at), and its limits. The steps decide;
-// the clock only cuts short.
+// Effort of a search, in elementary steps (a conflicting block looked at), and its limits.
 class SearchEffort {
  public:
-  SearchEffort(int64_t steps, double time_limit_s);
+  explicit SearchEffort(int64_t steps) : limit_(steps) {}
 
   // Counts `steps`; false once the limit is reached.
   bool Spend(int64_t steps) {
     spent_ += steps;
-    if (spent_ >= limit_) return false;
-    if (spent_ < next_look_at_clock_) return !timed_out_;
-    return LookAtClock();
+    CountSteps(steps);
+    if (thread_work.fuse.IsBlown()) limit_ = 0;
+    return spent_ < limit_;
   }
-  bool is_over() const { return timed_out_ || spent_ >= limit_; }
-  bool timed_out() const { return timed_out_; }
+  bool is_over() const { return spent_ >= limit_; }
   int64_t spent() const { return spent_; }
 
   // Lowers the limit to `steps` more, or restores one that was read with limit().
@@ -107,13 +105,8 @@ class SearchEffort {
   void RestoreLimit(int64_t limit) { limit_ = limit; }
 
  private:
-  bool LookAtClock();
-
   int64_t limit_;
   int64_t spent_ = 0;
-  int64_t next_look_at_clock_ = 0;
-  const Deadline deadline_;
-  bool timed_out_ = false;
 };
 
 }  // namespace coopjax

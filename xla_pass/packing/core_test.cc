@@ -57,7 +57,7 @@ TEST(OnlyTheStepsThatMeetCount) {
   EXPECT_EQ(core.conflicts_of(0)[0].height, 4);
   EXPECT_EQ(core.conflicts_of(0)[0].other_height, 3);
   std::vector<int64_t> offsets;
-  SearchEffort effort(1000, 10);
+  SearchEffort effort(1000);
   const std::vector<int32_t> rank = {0, 1};
   EXPECT_TRUE(BranchAndBound(core, {8, rank, {}}, &effort, &offsets) == BranchOutcome::kFound);
   EXPECT_TRUE((offsets == std::vector<int64_t>{0, 4}));
@@ -74,14 +74,14 @@ TEST(SmallBlocksHangFromTheCeiling) {
   EXPECT_TRUE(HangSmall(core, 0).below_ceiling.empty());
   EXPECT_TRUE(HangSmall(core, 10).below_ceiling.empty());   // nothing would be left
   std::vector<int64_t> offsets;
-  SearchEffort effort(1000, 10);
+  SearchEffort effort(1000);
   const std::vector<int32_t> rank = {0, 1, 2};
   EXPECT_TRUE(BranchAndBound(core, {11, rank, hung.below_ceiling}, &effort, &offsets) == BranchOutcome::kFound);
   EXPECT_TRUE((offsets == std::vector<int64_t>{0, 10, 10}));
 }
 
 TEST(EffortIsCountedAndLimited) {
-  SearchEffort effort(100, 10);
+  SearchEffort effort(100);
   EXPECT_TRUE(effort.Spend(40));
   const int64_t limit = effort.limit();
   effort.LimitTo(10);

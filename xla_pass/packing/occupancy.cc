@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/allowance.h"
+
 namespace coopjax {
 
 void AddressSet::Add(int64_t begin, int64_t end, int64_t least_gap) {
@@ -14,6 +16,7 @@ void AddressSet::Add(int64_t begin, int64_t end, int64_t least_gap) {
     end = std::max(end, last->second);
     ++last;
   }
+  CountSteps(3 + (last - first));
   if (first == last) {
     ranges_.insert(first, {begin, end});
   } else {
@@ -27,6 +30,7 @@ Occupancy::Occupancy(const PackingBlocks& blocks) : blocks_(blocks) {
     times_.push_back(segment.lower);
     times_.push_back(segment.upper);
   }
+  CountSteps(10 * std::ssize(times_));
   std::ranges::sort(times_);
   times_.erase(std::unique(times_.begin(), times_.end()), times_.end());
   for (int level = 0; width_ < std::ssize(times_); ++level) {
@@ -104,6 +108,7 @@ void Occupancy::Narrow(const Met& met) {
     }
     if (offset <= last) narrowed_.push_back({offset, last});
   }
+  CountSteps(1 + 2 * std::ssize(choices_));
   std::swap(choices_, narrowed_);
 }
 
@@ -113,9 +118,10 @@ int64_t Occupancy::Find(int32_t block, FitRule rule) {
   for (const PackingSegment& segment : blocks_.of(block)) Meet(segment);
   // The set with the fewest gaps for the block first: what it leaves is all that the others are asked about.
   size_t tightest = 0;
-  int64_t fewest = INT64_MAX;
+  int64_t fewest = INT64_MAX, steps = 5;
   for (size_t i = 0; i < met_.size(); ++i) {
     int64_t gaps = 0, end = 0;
+    steps += 2 + std::ssize(met_[i].ranges);
     for (const auto& range : met_[i].ranges) {
       gaps += range.first - end >= met_[i].size;
       end = range.second;
@@ -126,6 +132,7 @@ int64_t Occupancy::Find(int32_t block, FitRule rule) {
   }
   choices_.assign(1, {0, kTop});
   if (!met_.empty()) std::swap(met_[0], met_[tightest]);
+  CountSteps(steps);
   for (const Met& met : met_) Narrow(met);
   const int64_t alignment = blocks_.blocks[block].alignment;
   int64_t best = kAnyOffset, least_slack = INT64_MAX;

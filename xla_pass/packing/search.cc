@@ -136,7 +136,7 @@ class Search {
   Search(const PackingProblem& problem, const PackingSearchOptions& options)
       : problem_(problem),
         options_(options),
-        effort_(options.effort, options.time_limit_s),
+        effort_(options.effort),
         blocks_(MakePackingBlocks(problem)) {}
 
   PackingSearchResult Run() {
@@ -172,7 +172,7 @@ class Search {
     if (has_capacity && bound_ > problem_.capacity) return PackingStatus::kInfeasible;
     if (packing_.heap_bytes <= bound_) return PackingStatus::kOptimal;
     if (has_capacity && packing_.heap_bytes <= problem_.capacity) return PackingStatus::kFeasible;
-    return effort_.timed_out() ? PackingStatus::kTimedOut : PackingStatus::kEffortSpent;
+    return PackingStatus::kEffortSpent;
   }
 
   int64_t TopOf(std::span<const int32_t> members) const {

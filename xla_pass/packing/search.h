@@ -6,7 +6,7 @@
 // without the tiny blocks hung from the ceiling, at the bound and at capacities bisected above it, and now and then to
 // annealing over the order of placement (packing/anneal.h). The search is
 // anytime: it starts from a valid packing and keeps the best. It ends at fragmentation 0, with a proof, or when
-// its effort is spent. Same problem, same options, same packing, unless the clock cuts it short.
+// its effort is spent. Same problem, same options, same packing.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,6 @@ namespace coopjax {
 
 struct PackingSearchOptions {
   int64_t effort = 2'000'000'000;      // elementary steps (a conflicting buffer looked at)
-  double time_limit_s = 10.0;
   bool peels = true;                   // puts easy blocks aside
   bool branches = true;                // branch and bound
   bool anneals = true;                 // annealing
@@ -29,7 +28,6 @@ enum class PackingStatus : uint8_t {
   kFeasible = 1,                       // valid, and within the capacity where there is one; nothing is proven
   kInfeasible = 2,                     // no packing within the capacity exists; the one returned exceeds it
   kEffortSpent = 3,                    // valid but not proven smallest, or above the capacity
-  kTimedOut = 4,                       // the same, and the clock ended it
 };
 
 struct PackingSearchResult {

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int32_t kMaxSplits = 5;             // of the budget between the entry and what it runs
 constexpr double kRoomToLoosen = 0.03;        // of the budget
-constexpr double kShareOfTime = 0.5;          // for a round of a planner that may take all it gets
+constexpr int64_t kPartOfSteps = 2;           // for a round of a planner that may take all it gets
 constexpr double kRoomToSettle[] = {0.01, 0.02, 0.04};  // above the smallest peak
 
 double InnerCost(const std::shared_ptr<const std::vector<InnerPlan>>& plans) {
@@ -46,7 +46,7 @@ bool BudgetSearch::Run(const HloAnalysis& analysis, const HloProgram& hlo, std::
   hlo_ = &hlo;
   starts_ = std::move(starts);
   if (starts_.empty()) starts_.emplace_back();
-  inner_.emplace(analysis, reader_, planners_, deadline_);
+  inner_.emplace(analysis, reader_, planners_, allowance_);
   tried_.clear();
   PlanShare(1);
   report_.least_workspaces = inner_->LeastWorkspaces(/*looks=*/false);
@@ -63,7 +63,7 @@ void BudgetSearch::Split() {
   PlanShare(0);
   const bool entry_can_help = alone.rank.excess_bytes == 0 || alone.recomputes;
   while (tried_.at(0).rank.excess_bytes == 0 && entry_can_help && std::ssize(tried_) < kMaxSplits) {
-    if (deadline_.Left() == 0) return;
+    if (allowance_.Left() == 0) return;
     PlanShare(NextShare());
   }
 }
@@ -95,7 +95,7 @@ void BudgetSearch::PlanShare(double share) {
   ModulePlan last;
   for (int64_t limit_bytes = budget_bytes; limits.insert(limit_bytes).second;) {
     const bool is_first = limits.size() == 1;
-    if (!is_first && deadline_.Left() == 0) return;
+    if (!is_first && allowance_.Left() == 0) return;
     PlanInside(limit_bytes, share);
     const auto plans = is_first ? PlanStarts(limit_bytes) : PlanFrom(last.order, last.planner, limit_bytes);
     if (plans.empty()) return;
@@ -133,7 +133,7 @@ void BudgetSearch::PlanInside(int64_t limit_bytes, double share) {
 std::vector<ModulePlan> BudgetSearch::PlanStarts(int64_t limit_bytes) {
   std::vector<ModulePlan> plans;
   for (const Schedule& start : starts_) {
-    if (!plans.empty() && deadline_.Left() == 0) break;
+    if (!plans.empty() && allowance_.Left() == 0) break;
     std::ranges::move(PlanFrom(start, "", limit_bytes), std::back_inserter(plans));
   }
   std::ranges::stable_sort(plans, {}, &ModulePlan::Rank);
@@ -143,12 +143,12 @@ std::vector<ModulePlan> BudgetSearch::PlanStarts(int64_t limit_bytes) {
 std::vector<ModulePlan> BudgetSearch::PlanFrom(std::span<const OpId> order, const std::string& planner,
                                                int64_t limit_bytes) {
   const Stopwatch stopwatch(&report_.plan_s);
-  const double time_limit_s = planners_.given ? kShareOfTime * deadline_.Left() : deadline_.Left();
+  const int64_t max_steps = planners_.given ? allowance_.Left() / kPartOfSteps : allowance_.Left();
   const RematTask task = {.hlo = hlo(),
                           .order = order,
                           .planner = planner,
                           .limit_bytes = std::max<int64_t>(limit_bytes, 0),
-                          .time_limit_s = time_limit_s};
+                          .max_steps = max_steps};
   return planners_.Plan(task, &report_.fault);
 }
 
@@ -165,7 +165,7 @@ void BudgetSearch::Settle(const ModulePlan& nearest, double share) {
   }
   for (const int64_t limit_bytes : limits) {
     const bool is_packed = tried_.at(share).rank.temp_bytes <= nearest.peak_bytes;
-    if (deadline_.Left() == 0 || (planners_.given && is_packed)) return;
+    if (allowance_.Left() == 0 || (planners_.given && is_packed)) return;
     for (const ModulePlan& plan : PlanFrom(nearest.order, nearest.planner, limit_bytes)) Consider(plan, share);
   }
 }
@@ -203,11 +203,11 @@ void BudgetSearch::Repack() {
   uint64_t seed = 0;
   for (const CarriedOut& loose : archive_.loose()) {
     ++seed;
-    if (deadline_.Left() == 0) return;
+    if (allowance_.Left() == 0) return;
     if (!archive_.MayGain(loose)) continue;
     const PackedOrderOptions options = {.target_bytes = std::max(options_.budget_bytes, loose.heap.least_temp_bytes),
                                         .seed = seed,
-                                        .time_limit_s = deadline_.Left() / 4};
+                                        .max_steps = allowance_.Left() / 4};
     const auto repacked = Repacked(loose, hlo_->program, reader_, options, &report_.fault);
     if (!repacked) continue;
     report_.rounds.push_back(RoundOf(*repacked));

@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "base/stopwatch.h"
+#include "base/allowance.h"
 #include "bridge/read_module.h"
 #include "pass/carried_out.h"
 #include "pass/inner_planner.h"
@@ -59,12 +59,12 @@ class BudgetSearch {
  public:
   // `original` is of the module as it came. All references must outlive the search.
   BudgetSearch(const HloAnalysis& original, const ProgramReader& reader, const RematPlanners& planners,
-               const BudgetSearchOptions& options, const Deadline& deadline)
+               const BudgetSearchOptions& options, const Allowance& allowance)
       : original_(original),
         reader_(reader),
         planners_(planners),
         options_(options),
-        deadline_(deadline),
+        allowance_(allowance),
         archive_({options.budget_bytes, options.came_bytes, options.near_smallest}) {}
 
   // Searches plans for the module as it came or with other orders inside, which `analysis` is of; `hlo` is its entry
@@ -111,7 +111,7 @@ class BudgetSearch {
   const ProgramReader& reader_;
   const RematPlanners& planners_;
   const BudgetSearchOptions options_;
-  const Deadline deadline_;
+  const Allowance allowance_;
   // Of the run.
   const HloAnalysis* analysis_ = nullptr;
   const HloProgram* hlo_ = nullptr;

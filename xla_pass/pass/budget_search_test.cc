@@ -39,7 +39,7 @@ struct Searched {
   }
   BudgetSearch Search(BudgetSearchOptions options) const {
     options.came_bytes = came_bytes;
-    return BudgetSearch(*came.analysis, reader, planners, options, Deadline(60));
+    return BudgetSearch(*came.analysis, reader, planners, options, Allowance(kUnlimitedSteps));
   }
   bool Run(BudgetSearch& search) const { return search.Run(*came.analysis, hlo, {hlo.program.schedule}); }
 

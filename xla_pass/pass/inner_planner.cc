@@ -10,7 +10,7 @@
 namespace coopjax {
 namespace {
 
-constexpr double kTimeShare = 0.25;   // of the time that is left, for one inner computation
+constexpr int64_t kPartOfSteps = 4;   // of those that are left, for one inner computation
 
 int64_t PeakBytes(const StepProgram& program, const Schedule& schedule) {
   return ComputeLiveness(program, schedule).peak_bytes;
@@ -153,7 +153,7 @@ std::optional<HloProgram> InnerPlanner::Current(int64_t computation_id) const {
 // The first planner and its order are kept for nearby limits.
 std::optional<ModulePlan> InnerPlanner::Planned(int64_t computation_id, const HloProgram& hlo, int64_t limit_bytes) {
   const auto first = first_.find({computation_id, share_});
-  RematTask task = {.hlo = hlo, .limit_bytes = limit_bytes, .time_limit_s = kTimeShare * deadline_.Left()};
+  RematTask task = {.hlo = hlo, .limit_bytes = limit_bytes, .max_steps = allowance_.Left() / kPartOfSteps};
   if (first != first_.end()) {
     task.order = first->second.order;
     task.planner = first->second.planner;

@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/stopwatch.h"
+#include "base/allowance.h"
 #include "bridge/read_module.h"
 #include "pass/remat_planner.h"
 
@@ -43,8 +43,8 @@ class InnerPlanner {
  public:
   // `analysis` is of the module as it came, and must outlive the planner, as `reader` and `planners` must.
   InnerPlanner(const HloAnalysis& analysis, const ProgramReader& reader, const RematPlanners& planners,
-               const Deadline& deadline)
-      : analysis_(analysis), reader_(reader), planners_(planners), deadline_(deadline) {}
+               const Allowance& allowance)
+      : analysis_(analysis), reader_(reader), planners_(planners), allowance_(allowance) {}
 
   // The module with smaller insides, as far as they keep the entry from having `limit_bytes` of live bytes.
   PlannedInside Plan(int64_t limit_bytes, double share);
@@ -83,7 +83,7 @@ class InnerPlanner {
   const HloAnalysis& analysis_;
   const ProgramReader& reader_;
   const RematPlanners& planners_;
-  const Deadline deadline_;
+  const Allowance allowance_;
   std::map<int64_t, Came> came_;                                   // by computation id
   std::map<std::pair<int64_t, double>, ModulePlan> first_;         // by computation id and share
   bool hurries_ = false;

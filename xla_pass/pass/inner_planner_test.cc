@@ -26,7 +26,7 @@ struct Inside {
   AnalyzedModule came;
   ProgramReader reader = {.roofline = {1e9, 1e9, 1e9, 1e-6}};
   RematPlanners planners;
-  InnerPlanner planner{*came.analysis, reader, planners, Deadline(60)};
+  InnerPlanner planner{*came.analysis, reader, planners, Allowance(kUnlimitedSteps)};
 
   // Most bytes of a workspace in the entry.
   int64_t Workspace(const PlannedInside& planned) const {

@@ -30,7 +30,7 @@ class Pass {
       : original_(analysis),
         analysis_(&analysis),
         options_(options),
-        deadline_(options.time_limit_s),
+        allowance_(options.max_steps),
         reader_{options.roofline, options.kept_scope, options.changes == RecomputeOrderChanges::kClones} {}
 
   RecomputeOrderResult Run(std::optional<HeapResult> before) {
@@ -82,7 +82,7 @@ class Pass {
   const HloAnalysis* analysis_;              // of the module whose entry is planned: `original_` or `inner_ordered_`
   std::optional<ReadModule> inner_ordered_;  // the module with other orders inside loops, branches and calls
   const RecomputeOrderOptions& options_;
-  const Deadline deadline_;
+  const Allowance allowance_;
   const ProgramReader reader_;
   std::string order_planner_ = "order";      // that made the best order; this search by default
   std::optional<CarriedOut> best_;
@@ -102,7 +102,7 @@ void Pass::SearchOrder() {
   if (options_.changes == RecomputeOrderChanges::kOrder && options_.planner) return PlanOrder();
   const OrderJudge judge = [this](const Schedule& order) { return HeapOf(order).temp_bytes; };
   const OrderSearchOptions options = {.num_judged = IsLarge() ? kJudgedOfLarge : kJudged,
-                                      .time_limit_s = deadline_.Left() / 2};
+                                      .max_steps = allowance_.Left() / 2};
   result_.orders = SearchOrders(program(), result_.costs, judge, options);
   if (!IsLarge()) PackOrder();
 }
@@ -113,7 +113,7 @@ void Pass::PackOrder() {
   const HeapResult heap = HeapOf(best);
   if (IsPacked(heap)) return;
   PackedOrder packed = PackOrderOf(*analysis_, result_.hlo, best,
-                                   {.target_bytes = heap.least_temp_bytes, .time_limit_s = deadline_.Left() / 4});
+                                   {.target_bytes = heap.least_temp_bytes, .max_steps = allowance_.Left() / 4});
   if (packed.heap.temp_bytes == heap.temp_bytes) return;
   const int64_t peak_bytes = ComputeLiveness(program(), packed.order).peak_bytes;
   result_.orders.insert(result_.orders.begin(),
@@ -125,7 +125,7 @@ void Pass::PlanOrder() {
   HloProgram fixed = result_.hlo;
   fixed.program.op_can_recompute.assign(program().num_ops(), 0);
   const RematTask task = {
-      .hlo = fixed, .limit_bytes = ComputeLowerBound(program()).bytes, .time_limit_s = deadline_.Left()};
+      .hlo = fixed, .limit_bytes = ComputeLowerBound(program()).bytes, .max_steps = allowance_.Left()};
   for (ModulePlan& plan : RematPlanners{options_.planner}.Plan(task, &result_.reason)) {
     result_.orders.push_back({plan.schedule, HeapOf(plan.schedule).temp_bytes, plan.peak_bytes, "planner"});
     order_planner_ = plan.planner;
@@ -148,7 +148,7 @@ void Pass::SearchInnerOrders() {
   for (const auto& [level, computations] : levels) {
     std::vector<ComputationSchedule> orders;
     for (const int32_t c : computations) {
-      if (deadline_.Left() > 0) std::ranges::move(InnerOrder(c), std::back_inserter(orders));
+      if (allowance_.Left() > 0) std::ranges::move(InnerOrder(c), std::back_inserter(orders));
     }
     OrderInside(orders);
   }
@@ -161,14 +161,14 @@ std::vector<ComputationSchedule> Pass::InnerOrder(int32_t computation) const {
   if (inner.program.num_ops() < kLeastOrderedOps) return {};
   const OrderJudge judge = [&](const Schedule& order) { return ComputeLiveness(inner.program, order).peak_bytes; };
   const RemakeCosts costs = ComputeRemakeCosts(inner.program, inner.program.schedule);
-  auto orders = SearchOrders(inner.program, costs, judge, {.time_limit_s = deadline_.Left() / 4});
+  auto orders = SearchOrders(inner.program, costs, judge, {.max_steps = allowance_.Left() / 4});
   if (orders.front().judged_bytes >= judge(inner.program.schedule)) return {};
   return {{computation, std::move(inner.op_instruction_ids), std::move(orders.front().order)}};
 }
 
 // Takes the orders that take no more memory: all of them, or, where they do, of each half what it can.
 void Pass::OrderInside(std::span<const ComputationSchedule> orders) {
-  if (orders.empty() || deadline_.Left() == 0) return;
+  if (orders.empty() || allowance_.Left() == 0) return;
   std::string error;
   std::optional<ReadModule> ordered = ReadBytes(ApplySchedules(module(), orders).bytes, &error);
   HloProgram hlo;
@@ -204,7 +204,7 @@ void Pass::Search(int64_t budget_bytes, bool is_large) {
                                        .came_bytes = result_.before.temp_bytes,
                                        .max_rounds = is_large ? kMaxRoundsOfLarge : kMaxRounds,
                                        .near_smallest = options_.near_smallest};
-  BudgetSearch search(original_, reader_, planners, options, deadline_);
+  BudgetSearch search(original_, reader_, planners, options, allowance_);
   HloProgram came;
   bool plans_as_it_came = inner_ordered_ && reader_.Read(original_, &came).empty();
   if (!plans_as_it_came || !options_.planner) {

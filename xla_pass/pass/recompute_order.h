@@ -17,8 +17,8 @@
 //  5. What comes out is proved (verify/verify.h). On any doubt, and where nothing is gained, the module stays as it
 //  came.
 //
-// The result never takes more temporary memory than the module as it came. Deterministic unless the time limit
-// strikes. Nothing that adds, removes or reorders instructions may run after it, and it runs after scheduling.
+// The result never takes more temporary memory than the module as it came. Nothing that adds, removes or reorders
+// instructions may run after it, and it runs after scheduling.
 #pragma once
 
 #include <cstdint>
@@ -27,6 +27,7 @@
 #include <string>
 #include <vector>
 
+#include "base/allowance.h"
 #include "bridge/hlo_program.h"
 #include "buffers/analysis.h"
 #include "buffers/heap.h"
@@ -55,7 +56,7 @@ struct RecomputeOrderOptions {
   bool searches_order = true;  // false: planners choose the orders they start from
   // Where the budget is out of reach: the cheapest plan with so many times the smallest temporary bytes.
   double near_smallest = 1;
-  double time_limit_s = 10;
+  int64_t max_steps = kDefaultSteps;
 };
 
 struct RecomputeOrderTiming {

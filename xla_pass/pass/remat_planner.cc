@@ -24,10 +24,10 @@ std::vector<ModulePlan> OwnPlans(const RematTask& task, bool is_large) {
   const StepProgram& program = task.hlo.program;
   const Schedule order =
       task.order.empty() ? ScheduleForMemory(program) : Schedule(task.order.begin(), task.order.end());
-  const double time_limit_s = task.time_limit_s / 3;
+  const int64_t max_steps = task.max_steps / 3;
   std::vector<ModulePlan> plans;
   if (!is_large) {
-    const PeakOptions options = {.max_trials = kMaxTrials, .time_limit_s = time_limit_s};
+    const PeakOptions options = {.max_trials = kMaxTrials, .max_steps = max_steps};
     plans.push_back({PlanPeak(program, order, task.limit_bytes, options).schedule, order, "peak"});
     const RemakeCosts costs = ComputeRemakeCosts(program, program.schedule);
     const CoopOptions coop_options = {.cost = CostRule::kChain, .op_is_expensive = ExpensiveOps(program, costs)};
@@ -36,7 +36,7 @@ std::vector<ModulePlan> OwnPlans(const RematTask& task, bool is_large) {
       plans.push_back({PlanPeak(program, coop.schedule, task.limit_bytes, options).schedule, order, "coop"});
     }
   }
-  SegmentOptions options = {.time_limit_s = time_limit_s};
+  SegmentOptions options = {.max_steps = max_steps};
   if (is_large) options.max_polished_ops = kMaxPolishedOfLarge;
   plans.push_back({PlanSegments(program, order, task.limit_bytes, options).schedule, order, "segments"});
   return plans;
@@ -67,7 +67,7 @@ ModulePlan PlanQuickly(const RematTask& task) {
   plan.planner = "peak";
   const auto planned = [&](int64_t limit_bytes) {
     ModulePlan made = plan;
-    made.schedule = PlanPeak(program, plan.order, limit_bytes, {.time_limit_s = task.time_limit_s}).schedule;
+    made.schedule = PlanPeak(program, plan.order, limit_bytes, {.max_steps = task.max_steps}).schedule;
     Measure(program, limit_bytes, &made);
     return made;
   };

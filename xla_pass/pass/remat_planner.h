@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/allowance.h"
 #include "bridge/hlo_program.h"
 #include "program/step_program.h"
 
@@ -19,7 +20,7 @@ struct RematTask {
   std::span<const OpId> order = {};   // to start from; empty: the planner chooses
   std::string planner = "";           // of an earlier plan for a nearby limit; empty: there is none
   int64_t limit_bytes = 0;            // of live bytes
-  double time_limit_s = 10;
+  int64_t max_steps = kDefaultSteps;
 };
 
 struct ModulePlan {

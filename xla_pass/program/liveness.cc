@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/allowance.h"
 #include "program/dependences.h"
 
 namespace coopjax {
@@ -105,6 +106,7 @@ class LastMade {
     held_.clear();
     for (ValueId v : program_.op_inputs[op]) Hold(v);
     const int64_t peak = Search(0, floor);
+    CountSteps(10 * num_visits_ * (1 + std::ssize(program_.op_inputs[op])));
     while (!held_.empty()) Release();
     return peak;
   }
@@ -214,6 +216,7 @@ std::vector<int64_t> BytesHeldAcross(const StepProgram& program) {
     frontier.assign(readers[v].begin(), readers[v].end());
     MarkReachable(before, &frontier, v, &is_before);
     for (OpId reader : readers[v]) is_before[reader] = -1;   // counts `v` among its inputs
+    CountSteps(program.num_ops());
     for (OpId op = 0; op < program.num_ops(); ++op) {
       if (is_after[op] == v && is_before[op] == v) held[op] += program.value_bytes[v];
     }
@@ -227,6 +230,7 @@ Liveness ComputeLiveness(const StepProgram& program, std::span<const OpId> sched
   Liveness result;
   result.ranges = RangesOfReads(program, schedule);
   PassBuffersOn(program, schedule, &result.ranges);
+  CountSteps(2 * std::ssize(schedule) + 4 * std::ssize(result.ranges));
   std::vector<int64_t> change(schedule.size() + 1, 0);
   for (LiveRange& range : result.ranges) {
     if (program.value_kind[range.value] == ValueKind::kOutput) {
@@ -252,6 +256,7 @@ Liveness ComputeLiveness(const StepProgram& program, std::span<const OpId> sched
 std::string CheckSchedule(const StepProgram& program, std::span<const OpId> schedule) {
   enum : uint8_t { kNotMade, kReadable, kOverwritten };
   const Csr touches = OpTouches(program);
+  CountSteps(4 * std::ssize(schedule) + std::ssize(touches.items));
   std::vector<uint8_t> state(program.num_values(), kNotMade);
   for (ValueId v = 0; v < program.num_values(); ++v) {
     if (program.value_producer[v] == kNoOp) state[v] = kReadable;
@@ -285,6 +290,7 @@ std::string CheckSchedule(const StepProgram& program, std::span<const OpId> sche
 
 RecomputeTotals CountRecompute(const StepProgram& program, std::span<const OpId> schedule) {
   RecomputeTotals totals;
+  CountSteps(std::ssize(schedule) / 4);
   std::vector<uint8_t> has_run(program.num_ops(), 0);
   for (OpId op : schedule) {
     if (has_run[op]) {

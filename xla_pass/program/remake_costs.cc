@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "base/allowance.h"
 #include "program/dependences.h"
 
 namespace coopjax {
@@ -72,6 +73,7 @@ double PerByte(const StepProgram& program, const RemakeCosts& costs, ValueId v) 
 }  // namespace
 
 RemakeCosts ComputeRemakeCosts(const StepProgram& program, std::span<const OpId> order) {
+  CountSteps(20 * std::ssize(order));
   RemakeCosts costs;
   costs.seconds.assign(program.num_values(), kNeverRemade);
   costs.rank.assign(program.num_values(), -1);

@@ -12,6 +12,7 @@ namespace coopjax::python {
 
 namespace nb = nanobind;
 
+void BindWork(nb::module_& m);       // steps counted, and the fuse
 void BindPlanners(nb::module_& m);   // StepProgram and what plans it
 void BindCoop(nb::module_& m);       // Coop, DTR and DTE
 void BindOrders(nb::module_& m);     // orders without repeats

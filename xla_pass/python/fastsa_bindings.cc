@@ -14,10 +14,10 @@ void BindAnneal(nb::module_& m) {
       "plan_fastsa",
       [](const StepProgram& program, Array<int32_t> order, int64_t budget_bytes, bool group, bool retry_ungrouped,
          bool order_only, uint64_t seed, int64_t num_slots, int64_t stage1_iterations, int64_t stage2_iterations,
-         double start_temperature, double cooling, double time_limit_s) {
+         double start_temperature, double cooling, int64_t max_steps) {
         const coopjax::AnnealOptions options = {group,     retry_ungrouped,   order_only,        seed,
                                                 num_slots, stage1_iterations, stage2_iterations, start_temperature,
-                                                cooling,   time_limit_s};
+                                                cooling,   max_steps};
         const std::vector<int32_t> steps = ToVector<int32_t>(order);
         coopjax::AnnealResult result;
         {
@@ -26,7 +26,7 @@ void BindAnneal(nb::module_& m) {
         }
         nb::dict answer;
         answer["schedule"] = ToNumpy(result.schedule);
-        answer["timed_out"] = result.timed_out;
+        answer["is_cut_short"] = result.is_cut_short;
         answer["tried"] = result.counters.tried;
         answer["legal"] = result.counters.legal;
         answer["accepted"] = result.counters.accepted;
@@ -37,7 +37,7 @@ void BindAnneal(nb::module_& m) {
       nb::arg("retry_ungrouped") = true, nb::arg("order_only") = false, nb::arg("seed") = 0,
       nb::arg("num_slots") = int64_t{1} << 20, nb::arg("stage1_iterations") = int64_t{20'000'000},
       nb::arg("stage2_iterations") = int64_t{2'000'000}, nb::arg("start_temperature") = 1e-3, nb::arg("cooling") = 1e-4,
-      nb::arg("time_limit_s") = 10.0, "FastSA from a valid schedule, which may have repeats; see anneal.h.");
+      nb::arg("max_steps") = kDefaultSteps, "FastSA from a valid schedule, which may have repeats; see anneal.h.");
 }
 
 }  // namespace coopjax::python

@@ -6,6 +6,7 @@
 NB_MODULE(_core, m) {
   nanobind::set_leak_warnings(false);  // outcomes that are kept for the life of the process are no leak
   m.doc() = "The C++ core of coopjax: planners over a StepProgram, and the HLO pass (bytes in, bytes out).";
+  coopjax::python::BindWork(m);
   coopjax::python::BindPlanners(m);
   coopjax::python::BindCoop(m);
   coopjax::python::BindOrders(m);

@@ -21,8 +21,8 @@ void BindOrders(nb::module_& m) {
   m.def(
       "reorder_by_cuts",
       [](const StepProgram& program, Array<int32_t> order, int32_t max_cuts, int32_t max_descents, double relative_gap,
-         int64_t bound_bytes, double time_limit_s) {
-        const OrderCutOptions options = {max_cuts, max_descents, relative_gap, bound_bytes, time_limit_s};
+         int64_t bound_bytes, int64_t max_steps) {
+        const OrderCutOptions options = {max_cuts, max_descents, relative_gap, bound_bytes, max_steps};
         const std::vector<int32_t> steps = ToVector<int32_t>(order);
         OrderCutResult result;
         {
@@ -35,11 +35,11 @@ void BindOrders(nb::module_& m) {
         answer["bound_bytes"] = result.bound_bytes;
         answer["stuck_at"] = ToNumpy(result.stuck_at);
         answer["num_cuts"] = result.num_cuts;
-        answer["timed_out"] = result.timed_out;
+        answer["is_cut_short"] = result.is_cut_short;
         return answer;
       },
       nb::arg("program"), nb::arg("order"), nb::kw_only(), nb::arg("max_cuts") = 400, nb::arg("max_descents") = 12,
-      nb::arg("relative_gap") = 0.0, nb::arg("bound_bytes") = 0, nb::arg("time_limit_s") = 10.0,
+      nb::arg("relative_gap") = 0.0, nb::arg("bound_bytes") = 0, nb::arg("max_steps") = kDefaultSteps,
       "An order of smaller peak by minimum cuts, and a bound on every order's peak; see order_cut.h.");
 }
 

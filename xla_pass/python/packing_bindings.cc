@@ -81,16 +81,16 @@ void BindProblem(nb::module_& m) {
           "One greedy packer: an order of packing.h, first or best fit.")
       .def(
           "search",
-          [](const PackingProblem& self, int64_t effort, double time_limit_s, bool peels, bool branches, bool anneals,
+          [](const PackingProblem& self, int64_t effort, bool peels, bool branches, bool anneals,
              uint64_t seed) {
             PackingSearchResult result;
             {
               nb::gil_scoped_release release;
-              result = SearchPacking(self, {effort, time_limit_s, peels, branches, anneals, seed});
+              result = SearchPacking(self, {effort, peels, branches, anneals, seed});
             }
             return ToDict(self, result);
           },
-          nb::kw_only(), nb::arg("effort"), nb::arg("time_limit_s"), nb::arg("peels") = true,
+          nb::kw_only(), nb::arg("effort"), nb::arg("peels") = true,
           nb::arg("branches") = true, nb::arg("anneals") = true, nb::arg("seed") = 0,
           "The search of packing/search.h.");
 }

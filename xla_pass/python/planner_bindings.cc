@@ -100,9 +100,9 @@ void BindRemat(nb::module_& m) {
       "plan_peak",
       [](const StepProgram& program, Array<int32_t> order, int64_t budget_bytes, double exponent,
          int32_t num_price_rounds, bool merge_repeats, bool clean_up, bool swap, int64_t max_trials,
-         double time_limit_s) {
+         int64_t max_steps) {
         const coopjax::PeakOptions options = {exponent, num_price_rounds, merge_repeats, clean_up,
-                                              swap,     max_trials,       time_limit_s};
+                                              swap,     max_trials,       max_steps};
         const std::vector<int32_t> steps = ToVector<int32_t>(order);
         coopjax::PeakResult result;
         {
@@ -111,7 +111,7 @@ void BindRemat(nb::module_& m) {
         }
         nb::dict answer;
         answer["schedule"] = ToNumpy(result.schedule);
-        answer["timed_out"] = result.timed_out;
+        answer["is_cut_short"] = result.is_cut_short;
         answer["trials"] = result.counters.trials;
         answer["moves"] = result.counters.moves;
         answer["removals"] = result.counters.removals;
@@ -120,7 +120,7 @@ void BindRemat(nb::module_& m) {
       },
       nb::arg("program"), nb::arg("order"), nb::arg("budget_bytes"), nb::kw_only(), nb::arg("exponent") = 2.0,
       nb::arg("num_price_rounds") = 24, nb::arg("merge_repeats") = true, nb::arg("clean_up") = true,
-      nb::arg("swap") = true, nb::arg("max_trials") = 1000000, nb::arg("time_limit_s") = 10.0,
+      nb::arg("swap") = true, nb::arg("max_trials") = 1000000, nb::arg("max_steps") = kDefaultSteps,
       "Rematerialization under a budget of live bytes; see planners/peak/planner.h.");
 }
 
@@ -131,8 +131,8 @@ void BindSearch(nb::module_& m, const char* name, const char* doc) {
   m.def(
       name,
       [](const StepProgram& program, Array<int32_t> start, int64_t budget_bytes, int64_t max_work, int32_t patience,
-         double stop_at_cost_s, uint64_t seed, double time_limit_s) {
-        const Options options = {max_work, patience, stop_at_cost_s, seed, time_limit_s};
+         double stop_at_cost_s, uint64_t seed, int64_t max_steps) {
+        const Options options = {max_work, patience, stop_at_cost_s, seed, max_steps};
         const std::vector<int32_t> steps = ToVector<int32_t>(start);
         const auto result = [&] {
           nb::gil_scoped_release release;
@@ -142,13 +142,13 @@ void BindSearch(nb::module_& m, const char* name, const char* doc) {
         answer["schedule"] = ToNumpy(result.schedule);
         answer["rounds"] = result.rounds;
         answer["improvements"] = result.improvements;
-        answer["timed_out"] = result.timed_out;
+        answer["is_cut_short"] = result.is_cut_short;
         return answer;
       },
       nb::arg("program"), nb::arg("start"), nb::arg("budget_bytes"), nb::kw_only(),
       nb::arg("max_work") = defaults.max_work, nb::arg("patience") = defaults.patience,
       nb::arg("stop_at_cost_s") = defaults.stop_at_cost_s, nb::arg("seed") = defaults.seed,
-      nb::arg("time_limit_s") = defaults.time_limit_s, doc);
+      nb::arg("max_steps") = defaults.max_steps, doc);
 }
 
 void BindImprovement(nb::module_& m) {

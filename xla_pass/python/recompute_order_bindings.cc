@@ -18,14 +18,14 @@
 namespace coopjax::python {
 namespace {
 
-// A Python callable (program's fields, order or None, planner, limit_bytes, time_limit_s) -> (schedule, order,
+// A Python callable (program's fields, order or None, planner, limit_bytes, max_steps) -> (schedule, order,
 // planner).
 RematPlanner PlannerOf(const nb::object& planner) {
   if (planner.is_none()) return nullptr;
   return [&planner](const RematTask& task) {
     const nb::gil_scoped_acquire acquire;
     const nb::object order = task.order.empty() ? nb::none() : ToNumpy(Schedule(task.order.begin(), task.order.end()));
-    const nb::object found = planner(ProgramFields(task.hlo), order, task.planner, task.limit_bytes, task.time_limit_s);
+    const nb::object found = planner(ProgramFields(task.hlo), order, task.planner, task.limit_bytes, task.max_steps);
     ModulePlan plan;
     plan.schedule = ToVector<OpId>(nb::cast<Array<int32_t>>(found[0]));
     plan.order = ToVector<OpId>(nb::cast<Array<int32_t>>(found[1]));
@@ -95,7 +95,7 @@ void BindRecomputeOrder(nb::module_& m) {
       "recompute_order",
       [](const ParsedModule& parsed, int changes, std::optional<int64_t> budget_bytes,
          std::tuple<double, double, double, double> roofline, std::string kept_scope, nb::object planner,
-         bool searches_order, double near_smallest, double time_limit_s) {
+         bool searches_order, double near_smallest, int64_t max_steps) {
         const auto [flops_per_s, transcendentals_per_s, bytes_per_s, op_overhead_s] = roofline;
         const RecomputeOrderOptions options = {
             .changes = static_cast<RecomputeOrderChanges>(changes),
@@ -105,7 +105,7 @@ void BindRecomputeOrder(nb::module_& m) {
             .planner = PlannerOf(planner),
             .searches_order = searches_order,
             .near_smallest = near_smallest,
-            .time_limit_s = time_limit_s};
+            .max_steps = max_steps};
         const HloAnalysis& analysis = parsed.Analysis();
         const HeapResult& before = parsed.Heap();
         RecomputeOrderResult result;
@@ -118,13 +118,13 @@ void BindRecomputeOrder(nb::module_& m) {
       },
       nb::arg("module"), nb::kw_only(), nb::arg("changes"), nb::arg("budget_bytes").none(), nb::arg("roofline"),
       nb::arg("kept_scope"), nb::arg("planner").none(), nb::arg("searches_order"), nb::arg("near_smallest"),
-      nb::arg("time_limit_s"), "A module in less memory, by its order and by recomputing; see pass/recompute_order.h.");
+      nb::arg("max_steps"), "A module in less memory, by its order and by recomputing; see pass/recompute_order.h.");
   m.def(
       "least_workspaces",
       [](const ParsedModule& parsed) {
         const ProgramReader reader = {};
         const RematPlanners planners = {};
-        return ToNumpy(InnerPlanner(parsed.Analysis(), reader, planners, Deadline(0)).LeastWorkspaces(/*looks=*/true));
+        return ToNumpy(InnerPlanner(parsed.Analysis(), reader, planners, Allowance(0)).LeastWorkspaces(/*looks=*/true));
       },
       "A lower bound on the workspace of each of the entry's ops, whatever is planned inside; see inner_planner.h.");
 }

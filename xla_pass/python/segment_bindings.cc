@@ -13,8 +13,8 @@ void BindSegments(nb::module_& m) {
   m.def(
       "plan_segments",
       [](const StepProgram& program, Array<int32_t> order, int64_t budget_bytes, int32_t num_rounds, int32_t max_levels,
-         bool clean_up, int32_t max_polished_ops, int64_t max_trials, double time_limit_s) {
-        const SegmentOptions options = {num_rounds, max_levels, clean_up, max_polished_ops, max_trials, time_limit_s};
+         bool clean_up, int32_t max_polished_ops, int64_t max_trials, int64_t max_steps) {
+        const SegmentOptions options = {num_rounds, max_levels, clean_up, max_polished_ops, max_trials, max_steps};
         const std::vector<int32_t> steps = ToVector<int32_t>(order);
         SegmentResult result;
         {
@@ -23,8 +23,8 @@ void BindSegments(nb::module_& m) {
         }
         nb::dict answer;
         answer["schedule"] = ToNumpy(result.schedule);
-        answer["timed_out"] = result.timed_out;
-        answer["first_plan_s"] = result.first_plan_s;
+        answer["is_cut_short"] = result.is_cut_short;
+        answer["first_plan_steps"] = result.first_plan_steps;
         answer["evaluations"] = result.evaluations;
         answer["segments"] = result.segments;
         answer["kinds"] = result.kinds;
@@ -35,7 +35,7 @@ void BindSegments(nb::module_& m) {
       },
       nb::arg("program"), nb::arg("order"), nb::arg("budget_bytes"), nb::kw_only(), nb::arg("num_rounds") = 14,
       nb::arg("max_levels") = 6, nb::arg("clean_up") = true, nb::arg("max_polished_ops") = 20000,
-      nb::arg("max_trials") = 300000, nb::arg("time_limit_s") = 60.0,
+      nb::arg("max_trials") = 300000, nb::arg("max_steps") = SegmentOptions{}.max_steps,
       "Rematerialization of large programs; see planners/segments/planner.h. `order` has no repeats.");
 }
 

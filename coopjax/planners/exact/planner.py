@@ -25,6 +25,7 @@ import numpy as np
 from coopjax import _core
 from coopjax.planners import base
 from coopjax.planners.base import PlannerResult
+from coopjax.planners.effort import DEFAULT_STEPS, Allowance
 from coopjax.planners.exact.watched_model import OrderedProgram, Step, Stretch, WatchedModel
 from coopjax.planners.milp_solvers import MilpSolver, default_solver
 from coopjax.planners.peak import PeakPlanner
@@ -44,14 +45,14 @@ class ExactPlanner:
   - infeasible: no schedule of the class holds the budget; the plan is the heuristics' nearest;
   - unknown: no plan was found, nor that there is none; the plan is the heuristics' nearest.
 
-  ``timed_out`` is 1 if the clock ended the search, ``is_too_large`` if there was none, ``order_bound_s`` bounds the
+  ``is_cut_short`` is 1 if the steps were up, ``is_too_large`` if there was none, ``order_bound_s`` bounds the
   cost of every plan of the class from below, ``heuristic_cost_s`` is what the warm start cost (``inf`` if it did not
   fit), and ``watched_steps``, ``rounds`` and ``solver_s`` tell what the search took.
 
   Attributes:
     solver: solves the relaxations; by default HiGHS.
     heuristic: name of the planner whose plan is the warm start and, unless an order is given, gives the order; it may
-      take half of the time limit.
+      take half of the steps.
     max_ops: programs with more get the heuristic plan and the bound of any schedule.
     steps_per_round: how many overflowing steps are watched in addition after each relaxation.
   """
@@ -66,25 +67,25 @@ class ExactPlanner:
     program: StepProgram,
     budget_bytes: int,
     *,
-    time_limit_s: float = 10.0,
+    max_steps: int = DEFAULT_STEPS,
     order: np.ndarray | None = None,
   ) -> PlannerResult:
     """See :class:`coopjax.planners.base.Planner`.
 
     ``order`` may have repeats: then it is the warm start, and its first runs are the order.
     """
-    start = time.perf_counter()
+    start, allowance = time.perf_counter(), Allowance(max_steps)
     if order is not None and len(order) > program.num_ops:
       warm = PlannerResult.of(program, order, "exact", budget_bytes, 0.0, order)
     else:
-      warm = base.get_planner(self.heuristic).plan(program, budget_bytes, time_limit_s=time_limit_s / 2, order=order)
+      warm = base.get_planner(self.heuristic).plan(program, budget_bytes, max_steps=max_steps // 2, order=order)
     if order is None:
       order = warm.schedule if warm.is_feasible else warm.order
     order = base.first_runs(order)
     search = _Search(self, program, budget_bytes, order, warm)
     is_too_large = program.num_ops > self.max_ops
     if not is_too_large:
-      search.run(start + time_limit_s)
+      search.run(allowance)
     best = search.best if search.best is not None else warm
     return PlannerResult.of(
       program,
@@ -94,7 +95,7 @@ class ExactPlanner:
       time.perf_counter() - start,
       order,
       status=STATUSES.index(search.status),
-      timed_out=int(search.timed_out),
+      is_cut_short=int(search.is_cut_short),
       is_too_large=int(is_too_large),
       order_bound_s=search.bound_s,
       heuristic_cost_s=warm.recompute_cost_s if warm.is_feasible else math.inf,
@@ -122,7 +123,7 @@ class _Search:
     self.bound_s = _core.cost_bound(program.core, budget_bytes)
     self.watched: list[Step] = []
     self.rounds, self.solver_s = 0, 0.0
-    self.timed_out = self._is_stuck = False
+    self.is_cut_short = self._is_stuck = False
 
   @property
   def status(self) -> str:
@@ -131,8 +132,8 @@ class _Search:
       return "optimal" if self.best.recompute_cost_s <= self.bound_s * (1 + 1e-9) else "feasible"
     return "infeasible" if math.isinf(self.bound_s) else "unknown"
 
-  def run(self, deadline: float) -> None:
-    """Refines until something is proved, nothing is left to watch, or the time is up."""
+  def run(self, allowance: Allowance) -> None:
+    """Refines until something is proved, nothing is left to watch, or the steps are up."""
     self._solver = self._planner.solver or default_solver()
     self._least_bytes = self._negligible_bytes()
     self._ordered = OrderedProgram(self._program, self._order, self._least_bytes)
@@ -140,9 +141,9 @@ class _Search:
     if len(live):
       peak = int(np.argmax(live))
       self.watched = [(peak, peak)]
-    while self.status in ("feasible", "unknown") and not self._is_stuck and not self.timed_out:
-      self._refine(deadline)
-      self.timed_out |= time.perf_counter() > deadline
+    while self.status in ("feasible", "unknown") and not self._is_stuck and not self.is_cut_short:
+      self._refine(allowance)
+      self.is_cut_short |= allowance.is_over
 
   def _negligible_bytes(self) -> int:
     """Values smaller than this are a thousandth of the budget together."""
@@ -150,22 +151,22 @@ class _Search:
     num_small = int(np.searchsorted(np.cumsum(sizes), self._budget_bytes / 1000, side="right"))
     return int(sizes[num_small]) if num_small < len(sizes) else 0
 
-  def _refine(self, deadline: float) -> None:
+  def _refine(self, allowance: Allowance) -> None:
     self.rounds += 1
     most_s = math.inf if self.best is None else self._below(self.best.recompute_cost_s)
     model = WatchedModel(self._ordered, self._budget_bytes, self.watched, least_cost_s=self.bound_s, most_cost_s=most_s)
-    found = self._solver.solve(model.build(), time_limit_s=max(deadline - time.perf_counter(), 0.0))
+    found = self._solver.solve(model.build(), max_steps=allowance.left)
     self.solver_s += found.seconds
     known_s = math.inf if self.best is None else self.best.recompute_cost_s
     self.bound_s = max(self.bound_s, min(self._above(found.bound), known_s))
     if found.x is None:
-      self.timed_out = found.status == "timed_out"
+      self.is_cut_short = found.status == "cut_short"
       return
     schedule = schedule_of(model, found.x)
     if _core.check_schedule(self._program.core, schedule):
       self._watch_less_kindly()
       return
-    self._improve(schedule, deadline)
+    self._improve(schedule, allowance)
     self._watch(schedule)
 
   def _above(self, bound_s: float) -> float:
@@ -178,10 +179,10 @@ class _Search:
     """The largest cost that a cheaper plan can have."""
     return cost_s - self._unit_s if self._unit_s else cost_s * (1 - 1e-6)
 
-  def _improve(self, schedule: np.ndarray, deadline: float) -> None:
+  def _improve(self, schedule: np.ndarray, allowance: Allowance) -> None:
     """Keeps the relaxed schedule, repaired, if it is the best so far."""
     repaired = PeakPlanner().plan(
-      self._program, self._budget_bytes, time_limit_s=max(deadline - time.perf_counter(), 0.0), order=schedule
+      self._program, self._budget_bytes, max_steps=allowance.left, order=schedule
     )
     is_better = self.best is None or repaired.recompute_cost_s < self.best.recompute_cost_s
     if repaired.is_feasible and is_better:

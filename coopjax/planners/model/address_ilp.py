@@ -17,10 +17,10 @@ O(pairs) rows in the ILP.
 
 import dataclasses
 import math
-import time
 
 import numpy as np
 
+from coopjax.planners.effort import Allowance
 from coopjax.planners.milp import Milp, MilpBuilder
 from coopjax.planners.milp_solvers import MilpSolver
 from coopjax.planners.packing import pack
@@ -39,14 +39,14 @@ class AddressOptions:
     alignment_bytes: of offsets.
     preplaces: whether the pyramid is stacked first.
     max_entries: coefficients above which the ILP is not tried.
-    time_limit_s: for the ILP.
+    max_steps: for all of it.
     solver: of the ILP.
   """
 
   alignment_bytes: int
   preplaces: bool
   max_entries: int
-  time_limit_s: float
+  max_steps: int
   solver: MilpSolver
 
 
@@ -56,7 +56,7 @@ class Addresses:
 
   Attributes:
     placements: rows (value, step of production, offset), int64 ``[n, 3]``.
-    counters: ``heap_bytes``, ``fragmentation`` (heap over peak), ``address_ilps``, ``address_timed_out``,
+    counters: ``heap_bytes``, ``fragmentation`` (heap over peak), ``address_ilps``, ``address_cut_short``,
       ``address_too_large``.
   """
 
@@ -67,15 +67,14 @@ class Addresses:
 def plan_addresses(program: StepProgram, schedule: np.ndarray, options: AddressOptions) -> Addresses:
   """Offsets of all temporaries of ``schedule``, a valid order without repeats."""
   problem = _problem(program, schedule, options.alignment_bytes)
-  counters: dict[str, float] = {"address_ilps": 0, "address_timed_out": 0, "address_too_large": 0}
+  counters: dict[str, float] = {"address_ilps": 0, "address_cut_short": 0, "address_too_large": 0}
   fixed = problem.pyramid() if options.preplaces else {}
-  began = time.perf_counter()
-  packing = problem.pack(fixed, 0, 0.0)
+  allowance = Allowance(options.max_steps)
+  packing = problem.pack(fixed, 0)
   for is_fixed, solve in ((True, _solve), (False, _search), (False, _solve)):
     if problem.heap_bytes(packing) > problem.peak_bytes and (fixed or not is_fixed):
-      left_s = max(options.time_limit_s - (time.perf_counter() - began), 0.0)
       found = solve(
-        problem, packing, fixed if is_fixed else {}, dataclasses.replace(options, time_limit_s=left_s / 2), counters
+        problem, packing, fixed if is_fixed else {}, dataclasses.replace(options, max_steps=allowance.left // 2), counters
       )
       packing = min(packing, found, key=problem.heap_bytes)
   heap = problem.heap_bytes(packing)
@@ -140,7 +139,7 @@ class _Problem:
         span = int(lower[block]), int(upper[block])
     return fixed
 
-  def pack(self, fixed: dict[int, int], effort: int, time_limit_s: float) -> np.ndarray:
+  def pack(self, fixed: dict[int, int], effort: int) -> np.ndarray:
     """Offsets by best fit around the ``fixed`` ones, or by search if there is ``effort`` for it."""
     first = np.searchsorted(self.block, np.arange(self.num_blocks))
     offsets = np.full(len(self.block), -1, np.int64)
@@ -156,7 +155,6 @@ class _Problem:
       same_offset_as=np.where(is_first, -1, first[self.block]),
       method="search" if effort else "best_fit",
       effort=effort,
-      time_limit_s=time_limit_s,
     )
     return found.offsets[first]
 
@@ -241,7 +239,7 @@ def _search(
   counters: dict[str, float],
 ) -> np.ndarray:
   del packing, counters
-  return problem.pack(fixed, _SEARCH_EFFORT, options.time_limit_s)
+  return problem.pack(fixed, min(options.max_steps, _SEARCH_EFFORT))
 
 
 def _solve(
@@ -251,7 +249,7 @@ def _solve(
   options: AddressOptions,
   counters: dict[str, float],
 ) -> np.ndarray:
-  """What the ILP finds, from ``packing`` on; ``packing`` itself if it is too large or the time too short."""
+  """What the ILP finds, from ``packing`` on; ``packing`` itself if it is too large or the steps too few."""
   pairs = problem.pairs()
   is_free = np.ones(problem.num_blocks, bool)
   is_free[list(fixed)] = False
@@ -262,9 +260,9 @@ def _solve(
     return packing
   unit = math.gcd(problem.alignment, *problem.align(problem.size).tolist())
   ilp, start = _ilp(problem, packing, fixed, pairs, unit)
-  result = options.solver.solve(ilp, time_limit_s=options.time_limit_s, relative_gap=_GAP, start=start)
+  result = options.solver.solve(ilp, max_steps=options.max_steps, relative_gap=_GAP, start=start)
   counters["address_ilps"] += 1
-  counters["address_timed_out"] += int(result.status in ("feasible", "timed_out"))
+  counters["address_cut_short"] += int(result.status in ("feasible", "cut_short"))
   if result.x is None:
     return packing
   return _settled(problem, result.x[1 : 1 + problem.num_blocks], fixed, pairs)

@@ -20,6 +20,7 @@ import time
 import numpy as np
 
 from coopjax.planners.base import PlannerResult
+from coopjax.planners.effort import DEFAULT_STEPS, Allowance
 from coopjax.planners.milp_solvers import MilpSolver, default_solver
 from coopjax.planners.model.address_ilp import AddressOptions, plan_addresses
 from coopjax.planners.model.control_edges import add_control_edges
@@ -27,7 +28,7 @@ from coopjax.planners.model.search import OrderOptions, OrderSearch
 from coopjax.program.step_program import StepProgram
 
 HORIZONS = ("pruned", "num_ops")
-_ADDRESS_SHARE = 0.25  # of the time limit, kept for addresses
+_PART_OF_STEPS = 4  # of all of them, kept for addresses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +79,7 @@ class ModelPlanner:
     program: StepProgram,
     budget_bytes: int,
     *,
-    time_limit_s: float = 10.0,
+    max_steps: int = DEFAULT_STEPS,
     order: np.ndarray | None = None,
   ) -> PlannerResult:
     """See :class:`coopjax.planners.base.Planner`; ``order`` is one more to start from.
@@ -87,11 +88,11 @@ class ModelPlanner:
 
     ``counters``: ``bound_bytes`` that no order avoids, and the ``gap`` to it; ``is_proven`` when that is within
     ``relative_gap``; ``start_bytes``, the warm start's peak; ``cuts`` and ``branches`` it took; ``ilps`` solved,
-    ``ilp_seconds``, ``ilp_timed_out``, ``ilp_too_large`` (not tried); ``fell_back`` when an ILP was
+    ``ilp_seconds``, ``ilp_cut_short``, ``ilp_too_large`` (not tried); ``fell_back`` when an ILP was
     needed but none improved the best heuristic order; with ``places`` also ``heap_bytes``, ``fragmentation`` (heap over
-    peak), ``address_ilps`` and ``address_timed_out``.
+    peak), ``address_ilps`` and ``address_cut_short``.
     """
-    began = time.perf_counter()
+    began, allowance = time.perf_counter(), Allowance(max_steps)
     restricted = add_control_edges(program, updates_early=self.updates_early, generators_late=self.generators_late)
     solver = self.solver or default_solver()
     options = OrderOptions(
@@ -105,12 +106,11 @@ class ModelPlanner:
       self.max_entries,
       solver,
     )
-    search = OrderSearch(program, restricted, options, began + time_limit_s * (1 - _ADDRESS_SHARE * self.places))
+    search = OrderSearch(program, restricted, options, Allowance(max_steps - self.places * max_steps // _PART_OF_STEPS))
     search.run(order)
     counters, placements = search.counters(), None
     if self.places:
-      left_s = max(began + time_limit_s - time.perf_counter(), 0.0)
-      address_options = AddressOptions(self.alignment_bytes, self.preplaces, self.max_entries, left_s, solver)
+      address_options = AddressOptions(self.alignment_bytes, self.preplaces, self.max_entries, allowance.left, solver)
       addresses = plan_addresses(program, search.order, address_options)
       placements, counters = addresses.placements, counters | addresses.counters
     result = PlannerResult.of(

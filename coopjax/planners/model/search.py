@@ -3,11 +3,11 @@
 import dataclasses
 import heapq
 import itertools
-import time
 
 import numpy as np
 
 from coopjax import _core
+from coopjax.planners.effort import Allowance
 from coopjax.planners.fastsa import FastSAPlanner
 from coopjax.planners.milp_solvers import MilpSolver
 from coopjax.planners.model.control_edges import with_edges
@@ -44,28 +44,28 @@ class OrderSearch:
     bound_bytes: no order of the program has a smaller peak.
   """
 
-  def __init__(self, program: StepProgram, restricted: StepProgram, options: OrderOptions, deadline: float):
+  def __init__(self, program: StepProgram, restricted: StepProgram, options: OrderOptions, allowance: Allowance):
     """Starts with the given order, or the nearest to it.
 
     Args:
       program: whose peak counts, and whose orders the bound is about.
       restricted: the same with control edges (maybe none) that the ILP is to respect.
       options: see there.
-      deadline: of ``time.perf_counter``, when the search ends with what it has.
+      allowance: at its end the search ends with what it has.
     """
     self._program = program
     self._restricted = restricted
     self._options = options
-    self._deadline = deadline
+    self._allowance = allowance
     self.order = restricted.schedule
     self._rank = self._rank_of(self.order)
     self.bound_bytes = int(_core.lower_bound(program.core)[0])
     self._counters: dict[str, float] = dict.fromkeys(
-      ("cuts", "branches", "ilps", "ilp_seconds", "ilp_too_large", "ilp_timed_out", "fell_back"), 0
+      ("cuts", "branches", "ilps", "ilp_seconds", "ilp_too_large", "ilp_cut_short", "fell_back"), 0
     )
 
   def run(self, order: np.ndarray | None) -> None:
-    """Heuristics, then the ILP, then windows, each while the gap is open and time is left."""
+    """Heuristics, then the ILP, then windows, each while the gap is open and steps are left."""
     self._start(order)
     self._counters["start_bytes"] = self.peak_bytes
     if self._is_done():
@@ -103,11 +103,8 @@ class OrderSearch:
   def _is_proven(self) -> bool:
     return (1 - self._options.relative_gap) * self.peak_bytes <= self.bound_bytes
 
-  def _left_s(self) -> float:
-    return max(self._deadline - time.perf_counter(), 0.0)
-
   def _is_done(self) -> bool:
-    return self._is_proven() or self._left_s() == 0
+    return self._is_proven() or self._allowance.is_over
 
   def _start(self, order: np.ndarray | None) -> None:
     core = self._restricted.core
@@ -120,7 +117,7 @@ class OrderSearch:
       self._start_by_cuts({candidate.tobytes(): candidate for candidate in sorted(orders, key=self._rank_of)})
     if self._options.anneals and not self._is_done():
       annealer = FastSAPlanner(order_only=True, stage1_iterations=0, stage2_iterations=_ANNEAL_ITERATIONS)
-      annealed = annealer.plan(self._restricted, self.bound_bytes, time_limit_s=self._left_s() / 4, order=self.order)
+      annealed = annealer.plan(self._restricted, self.bound_bytes, max_steps=self._allowance.left // 4, order=self.order)
       self._offer(annealed.schedule)
 
   def _start_by_cuts(self, orders: dict[bytes, np.ndarray]) -> None:
@@ -181,7 +178,7 @@ class OrderSearch:
       order,
       relative_gap=self._options.relative_gap,
       bound_bytes=self.bound_bytes,
-      time_limit_s=self._left_s() / 2,
+      max_steps=self._allowance.left // 2,
       **options,
     )
     self._counters["cuts"] += found["num_cuts"]
@@ -197,7 +194,7 @@ class OrderSearch:
     local = np.empty(self._program.num_ops, np.int64)
     local[list(graph.ops)] = np.arange(graph.num_ops)
     ilp = OrderIlp(graph, horizon, self.bound_bytes, self.peak_bytes)
-    status, bound_bytes = self._solve(ilp, graph.ops, local[self.order], self._left_s() / 2)
+    status, bound_bytes = self._solve(ilp, graph.ops, local[self.order], self._allowance.left // 2)
     if horizon == graph.num_ops and self._restricted is self._program:
       self._raise_bound(bound_bytes)
     return status in ("optimal", "infeasible")
@@ -213,7 +210,7 @@ class OrderSearch:
       graph = order_graph(self._restricted, self.order, begin, begin + size)
       before = self._rank
       ilp = OrderIlp(graph, graph.num_ops, self.bound_bytes, self.peak_bytes)
-      self._solve(ilp, graph.ops, np.arange(graph.num_ops), self._left_s() / 2, begin)
+      self._solve(ilp, graph.ops, np.arange(graph.num_ops), self._allowance.left // 2, begin)
       if self._rank == before:
         size *= 2
 
@@ -222,7 +219,7 @@ class OrderSearch:
     ilp: OrderIlp,
     ops: tuple[int, ...],
     start: np.ndarray,
-    time_limit_s: float,
+    max_steps: int,
     begin: int = 0,
   ) -> tuple[str, int]:
     """Solves one ILP and takes what it finds; its status and, in bytes, its bound."""
@@ -231,11 +228,11 @@ class OrderSearch:
       return "too_large", 0
     problem = ilp.build()
     result = self._options.solver.solve(
-      problem, time_limit_s=time_limit_s, relative_gap=self._options.relative_gap, start=ilp.start_of(start)
+      problem, max_steps=max_steps, relative_gap=self._options.relative_gap, start=ilp.start_of(start)
     )
     self._counters["ilps"] += 1
     self._counters["ilp_seconds"] += result.seconds
-    self._counters["ilp_timed_out"] += int(result.status in ("feasible", "timed_out"))
+    self._counters["ilp_cut_short"] += int(result.status in ("feasible", "cut_short"))
     for found in ilp.orders_of(result.x) if result.x is not None else ():
       order = self.order.copy()
       order[begin : begin + len(ops)] = np.array(ops, np.int32)[found]

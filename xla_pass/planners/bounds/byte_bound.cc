@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/allowance.h"
 #include "planners/bounds/first_run_cut.h"
 
 namespace coopjax {
@@ -55,6 +56,7 @@ class ByteBoundSearch {
     while (!frontier.empty() && !is_after[then]) {
       const OpId op = frontier.back();
       frontier.pop_back();
+      CountSteps(1 + std::ssize(order_.after[op]) / 2);
       for (const OpId next : order_.after[op]) {
         if (!std::exchange(is_after[next], 1)) frontier.push_back(next);
       }

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "base/allowance.h"
+
 namespace coopjax {
 namespace {
 
@@ -16,6 +18,7 @@ void Mark(const Csr& edges, OpId op, Side side, std::vector<Side>* marks) {
   while (!frontier.empty()) {
     const OpId at = frontier.back();
     frontier.pop_back();
+    CountSteps(1 + std::ssize(edges[at]) / 2);
     for (OpId next : edges[at]) {
       if ((*marks)[next] != Side::kUnrelated) continue;
       (*marks)[next] = side;
@@ -48,6 +51,7 @@ FirstRunCut::FirstRunCut(const StepProgram& program, const FirstRunOrder& order,
       hold_bytes_(program.num_values(), 0),
       op_node_(program.num_ops(), -1),
       value_node_(program.num_values(), -1) {
+  CountSteps(program.num_ops() + program.num_values() + std::ssize(program.op_inputs.items));
   FindSides(order, op);
   CountWorkingSet(shares, op);
   BuildNetwork();

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/allowance.h"
 #include "base/stopwatch.h"
 #include "planners/coop/window_search.h"
 
@@ -29,6 +30,7 @@ CoopCounters CoopEviction::counters() const {
 }
 
 Arena::PieceId CoopEviction::Allocate(int64_t bytes, CostClass cost_class, Arena::Owner owner) {
+  CountSteps(30);
   if (options_.IsSmall(bytes)) {
     const Arena::PieceId piece = memory_.arena().AllocateSmall(bytes, owner);
     if (piece != Arena::kNoPiece) return piece;
@@ -90,6 +92,7 @@ bool CoopEviction::EvictWindow(int64_t bytes, std::span<const Group> groups, boo
       made.cost = cost_.Of(piece.owner);
     }
   }
+  CountSteps(10 * std::ssize(owners));
   WindowSearch search(std::move(pieces), arena.Aligned(bytes), [&](size_t i) { return cost_.Of(owners[i]); });
   const auto window = search.Cheapest(groups);
   if (!window) return false;
@@ -120,6 +123,7 @@ ValueId CoopEviction::CheapestValue(bool spares_reserved) {
   double best = kUnevictable;
   ValueId victim = kNoValue;
   for (Arena::PieceId id = arena.first(); id != Arena::kNoPiece; id = arena.piece(id).after) {
+    CountSteps(2);
     const Arena::Piece& piece = arena.piece(id);
     if (!memory_.IsEvictable(piece.owner, spares_reserved)) continue;
     ++counters_.scanned;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "base/allowance.h"
+
 namespace coopjax {
 namespace {
 
@@ -99,6 +101,7 @@ double RecomputeCost::Chain(ValueId v) {
     stack_.pop_back();
     if (visited_[op] == query_) continue;
     visited_[op] = query_;
+    CountSteps(2 + std::ssize(program_.op_inputs[op]));
     seconds += program_.op_cost_s[op];
     Count(op, v);
     for (ValueId u : program_.op_inputs[op]) {

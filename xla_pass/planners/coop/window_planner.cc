@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "base/stopwatch.h"
+#include "base/allowance.h"
 #include "planners/coop/window_search.h"
 #include "planners/moves/drop_moves.h"
 #include "planners/moves/editable_schedule.h"
@@ -162,7 +162,7 @@ class WindowPlanner {
 
   void CleanUp() {
     MoveCounters counters;
-    Effort effort = {&counters, kMaxTrials, Deadline(std::numeric_limits<double>::infinity())};
+    Effort effort = {&counters, kMaxTrials, Allowance(kUnlimitedSteps)};
     Lowering lowering(program_, result_.schedule, budget_, /*is_squared=*/true, /*merges_repeats=*/true, &effort,
                       &counters);
     lowering.CleanUp();

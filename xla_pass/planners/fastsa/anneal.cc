@@ -6,7 +6,7 @@
 #include <tuple>
 #include <vector>
 
-#include "base/stopwatch.h"
+#include "base/allowance.h"
 #include "planners/fastsa/best.h"
 #include "planners/fastsa/node_groups.h"
 #include "planners/fastsa/state.h"
@@ -59,6 +59,9 @@ struct Cooling {
   }
 };
 
+constexpr int64_t kStepsPerTry = 12;      // a look at a slot and its neighbours misses the cache
+constexpr int64_t kStepsPerLegal = 24;
+
 // One stage: a state, and the best it has been in.
 class Stage {
  public:
@@ -67,7 +70,7 @@ class Stage {
     int32_t num_slots;
     bool order_only;
     bool stops_at_target;
-    Deadline deadline;
+    Allowance allowance;
   };
 
   Stage(const NodeGraph& nodes, std::span<const NodeId> sequence, const Setting& setting)
@@ -75,13 +78,14 @@ class Stage {
     for (NodeId node = 0; node < nodes.num_nodes() && !setting.order_only; ++node) {
       if (nodes.may_run_twice[node]) addable_.push_back(node);
     }
+    CountSteps(setting.num_slots);
     least_ticks_ = 0;
     for (NodeId node = 0; node < nodes.num_nodes(); ++node) least_ticks_ += nodes.cost_ticks[node];
   }
 
   void Run(const Cooling& cooling, Random* random, AnnealCounters* counters);
   double objective() const { return Objective(state_.peak_bytes(), state_.cost_ticks()); }
-  bool timed_out() const { return timed_out_; }
+  bool is_cut_short() const { return is_cut_short_; }
   std::vector<NodeId> BestSequence() const { return best_.Sequence(); }
 
  private:
@@ -101,22 +105,24 @@ class Stage {
   Rank best_rank_;
   std::vector<NodeId> addable_;
   int64_t least_ticks_ = 0;   // of a sequence without repeats
-  bool timed_out_ = false;
+  bool is_cut_short_ = false;
 };
 
 void Stage::Run(const Cooling& cooling, Random* random, AnnealCounters* counters) {
-  constexpr int64_t kStride = 1024;   // iterations between looks at the clock
+  constexpr int64_t kStride = 1024;   // iterations between looks at the allowance
   double temperature = cooling.first;
   for (int64_t i = 0; i < cooling.num_iterations && !IsDone() && state_.num_occupied() > 0; ++i) {
     if (i % kStride == 0) {
       temperature = cooling.At(i);
-      timed_out_ = setting_.deadline.IsOver();
-      if (timed_out_) break;
+      is_cut_short_ = setting_.allowance.IsOver();
+      if (is_cut_short_) break;
     }
     ++counters->tried;
+    CountSteps(kStepsPerTry);
     Mutation mutation = {};
     if (!Propose(random, &mutation) || !state_.Probe(mutation)) continue;
     ++counters->legal;
+    CountSteps(kStepsPerLegal);
     if (Accept(mutation, temperature, random)) ++counters->accepted;
   }
 }
@@ -166,7 +172,7 @@ class Annealer {
         budget_bytes_(budget_bytes),
         options_(options),
         random_(options.seed),
-        deadline_(options.time_limit_s),
+        allowance_(options.max_steps),
         target_bytes_(std::max(budget_bytes, ComputeLowerBound(program).bytes)) {}
 
   AnnealResult Run(std::span<const OpId> start);
@@ -178,23 +184,23 @@ class Annealer {
     return coopjax::RankOf(ComputeLiveness(program_, schedule).peak_bytes, ticks, target_bytes_);
   }
   bool IsAtTarget(std::span<const OpId> schedule) const { return std::get<0>(RankOf(schedule)) == 0; }
-  // What one go through both stages starts from, and the shares of the time limit after which they stop.
+  // What one go through both stages starts from, and the shares of the steps after which they stop.
   struct Attempt {
     bool group;
     double start_temperature;
     double stage1_share, stage2_share;
   };
-  Stage::Setting Setting(size_t num_steps, bool stops_at_target, double time_share) const;
+  Stage::Setting Setting(size_t num_steps, bool stops_at_target, double share) const;
   void Keep(Schedule schedule);
   Schedule BothStages(std::span<const OpId> start, const Attempt& attempt);
-  Schedule Stage2(std::span<const OpId> start, double temperature, double time_share);
+  Schedule Stage2(std::span<const OpId> start, double temperature, double share);
 
   const StepProgram& program_;
   const int64_t budget_bytes_;
   const AnnealOptions& options_;
   const NodeGraph singles_ = SingleNodes(program_);
   Random random_;
-  const Deadline deadline_;
+  const Allowance allowance_;
   const int64_t target_bytes_;   // the budget, or what no schedule goes below
   AnnealResult result_;
 };
@@ -218,11 +224,11 @@ AnnealResult Annealer::Run(std::span<const OpId> start) {
   return std::move(result_);
 }
 
-// The setting of a stage that may use the time limit up to `time_share`.
-Stage::Setting Annealer::Setting(size_t num_steps, bool stops_at_target, double time_share) const {
+// The setting of a stage that may take steps up to `share` of all.
+Stage::Setting Annealer::Setting(size_t num_steps, bool stops_at_target, double share) const {
   const auto least = std::max<int64_t>({options_.num_slots, 4 * static_cast<int64_t>(num_steps), 4});
   return {target_bytes_, static_cast<int32_t>(std::bit_ceil(static_cast<uint64_t>(least))), options_.order_only,
-          stops_at_target, deadline_.Part(time_share)};
+          stops_at_target, allowance_.Part(share)};
 }
 
 void Annealer::Keep(Schedule schedule) {
@@ -236,18 +242,18 @@ Schedule Annealer::BothStages(std::span<const OpId> start, const Attempt& attemp
   Stage stage(grouped.nodes, grouped.order, Setting(grouped.order.size(), true, attempt.stage1_share));
   const Cooling cooling = {attempt.start_temperature * stage.objective(), options_.cooling, options_.stage1_iterations};
   stage.Run(cooling, &random_, &result_.counters);
-  result_.timed_out |= stage.timed_out();
+  result_.is_cut_short |= stage.is_cut_short();
   if (result_.counters.num_groups == 0) result_.counters.num_groups = static_cast<int32_t>(grouped.order.size());
   return Stage2(MembersInOrder(grouped.nodes, stage.BestSequence()), cooling.first * cooling.ratio,
                 attempt.stage2_share);
 }
 
 // From `temperature` on; 0: the options' over the objective of `start`.
-Schedule Annealer::Stage2(std::span<const OpId> start, double temperature, double time_share) {
-  Stage stage(singles_, start, Setting(start.size(), false, time_share));
+Schedule Annealer::Stage2(std::span<const OpId> start, double temperature, double share) {
+  Stage stage(singles_, start, Setting(start.size(), false, share));
   if (temperature == 0) temperature = options_.start_temperature * stage.objective();
   stage.Run({temperature, options_.cooling, options_.stage2_iterations}, &random_, &result_.counters);
-  result_.timed_out |= stage.timed_out();
+  result_.is_cut_short |= stage.is_cut_short();
   return stage.BestSequence();
 }
 

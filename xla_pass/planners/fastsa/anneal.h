@@ -25,6 +25,7 @@
 #include <cstdint>
 #include <span>
 
+#include "base/allowance.h"
 #include "program/step_program.h"
 
 namespace coopjax {
@@ -39,7 +40,7 @@ struct AnnealOptions {
   int64_t stage2_iterations = 2'000'000;
   double start_temperature = 1e-3;  // of the first stage, over its initial objective
   double cooling = 1e-4;  // a stage's last temperature over its first
-  double time_limit_s = 10;
+  int64_t max_steps = kDefaultSteps;
 };
 
 struct AnnealCounters {
@@ -52,13 +53,13 @@ struct AnnealCounters {
 struct AnnealResult {
   Schedule schedule;
   bool is_feasible = false;
-  bool timed_out = false;
+  bool is_cut_short = false;
   AnnealCounters counters;
 };
 
 // `start` is a valid schedule. If it has repeats, it is polished by stage 2 alone, from `start_temperature`
 // on. The result is the start itself if nothing better was found, and where the budget is not reached, the
-// smallest peak seen. Deterministic unless the time limit strikes.
+// smallest peak seen.
 AnnealResult Anneal(const StepProgram& program, std::span<const OpId> start, int64_t budget_bytes,
                     const AnnealOptions& options);
 

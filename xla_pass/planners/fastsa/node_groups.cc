@@ -5,6 +5,8 @@
 #include <iterator>
 #include <numeric>
 
+#include "base/allowance.h"
+
 namespace coopjax {
 namespace {
 
@@ -277,6 +279,7 @@ NodeGraph SingleNodes(const StepProgram& program) {
 }
 
 GroupedOrder GroupNodes(const StepProgram& program, std::span<const OpId> order, int64_t max_members) {
+  CountSteps(100 * std::ssize(order));
   const Grouper grouper(program, order, max_members);
   GroupedOrder result = {NodeGraph(program), {}};
   NodeBuilder builder(program, &result.nodes);

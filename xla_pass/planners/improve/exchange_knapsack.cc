@@ -5,6 +5,8 @@
 #include <map>
 #include <utility>
 
+#include "base/allowance.h"
+
 namespace coopjax {
 namespace {
 
@@ -36,6 +38,7 @@ class Annealing {
     const double cooling = std::log(kLastTemperature / kFirstTemperature) / static_cast<double>(flips);
     double temperature = kFirstTemperature * unit_s_;
     for (int64_t i = 0; i < flips; ++i) {
+      CountSteps(2 + std::ssize(free_) / 8);
       if (i % kStretch == 0) {
         temperature = kFirstTemperature * unit_s_ * std::exp(cooling * static_cast<double>(i));
         penalty_ *= overflow_ > 0 ? kRise : 1 / kRise;   // about half of the sets that are met should fit
@@ -83,6 +86,7 @@ class Annealing {
   }
 
   void Set(int32_t item, bool is_in) {
+    CountSteps(1 + std::ssize(free_) / 8);
     const double sign = is_in ? -1 : 1;
     const double* bytes = bytes_.data() + static_cast<size_t>(item) * free_.size();
     for (size_t k = 0; k < free_.size(); ++k) free_[k] += sign * bytes[k];

@@ -4,6 +4,7 @@
 #include <limits>
 #include <utility>
 
+#include "base/allowance.h"
 #include "program/liveness.h"
 
 namespace coopjax {
@@ -162,10 +163,12 @@ double ExchangeMoves::MergeOperand(ValueId v, Key key, double rate) {
 // Tries a move; if it can be part of an exchange it is put on the list.
 DropMoves::Outcome ExchangeMoves::Try(Move move) {
   ++counters_.trials;
+  CountSteps(5);
   const DropMoves::Outcome outcome = Apply(move);
   if (outcome.is_possible) {
     ExchangeItem item = {-outcome.cost_s, {}, {}};
     for (Key key : watched_) item.bytes.push_back(BytesAt(key, schedule_.changes()));
+    CountSteps(std::ssize(watched_) * (2 + std::ssize(schedule_.changes())) / 4);
     if (IsWorthwhile(item)) {
       for (const auto& edit : schedule_.edits()) move.ops.push_back(edit.op);
       std::sort(move.ops.begin(), move.ops.end());
@@ -212,6 +215,7 @@ void ExchangeMoves::FindConflicts() {
     items_[b].conflicts.push_back(a);
   };
   for (OpId op = 0; op < program_.num_ops(); ++op) {
+    CountSteps(1 + 4 * std::ssize(editors[op]) * std::ssize(users[op]));
     for (int32_t a : editors[op]) {
       for (int32_t b : users[op]) conflict(a, b);
     }
@@ -279,6 +283,7 @@ void ExchangeMoves::WatchExcess(const ExchangeChoice& choice) {
 // `free_bytes` are left at `key` once `choice` is carried out.
 void ExchangeMoves::WatchKey(Key key, int64_t free_bytes, const ExchangeChoice& choice) {
   double room = static_cast<double>(free_bytes);
+  for (const auto& changes : changes_) CountSteps(1 + std::ssize(changes) / 4);
   for (size_t i = 0; i < items_.size(); ++i) items_[i].bytes.push_back(BytesAt(key, changes_[i]));
   for (int32_t i : choice.items) room += items_[i].bytes.back();
   const Key next = StepKey(StepAtOrAfter(key));

@@ -39,7 +39,7 @@ struct Listed {
 
   StepProgram program = Program();
   MoveCounters counters;
-  Effort effort{&counters, std::numeric_limits<int64_t>::max(), Deadline(std::numeric_limits<double>::infinity())};
+  Effort effort{&counters, std::numeric_limits<int64_t>::max(), Allowance(kUnlimitedSteps)};
   ExchangeMoves moves;
 };
 
@@ -85,7 +85,7 @@ TEST(WhatAChoiceOverflowsIsWatchedFromThenOn) {
 TEST(WithoutEffortNothingIsListed) {
   const StepProgram program = Program();
   MoveCounters counters;
-  Effort effort{&counters, /*max_trials=*/0, Deadline(std::numeric_limits<double>::infinity())};
+  Effort effort{&counters, /*max_trials=*/0, Allowance(kUnlimitedSteps)};
   ExchangeMoves moves(program, 28, &effort, &counters);
   moves.List(kRepeatsA);
   EXPECT_TRUE(moves.items().empty());

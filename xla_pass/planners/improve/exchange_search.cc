@@ -5,7 +5,7 @@
 #include <random>
 #include <utility>
 
-#include "base/stopwatch.h"
+#include "base/allowance.h"
 #include "planners/improve/exchange_knapsack.h"
 #include "planners/improve/exchange_moves.h"
 #include "planners/moves/lowering.h"
@@ -24,7 +24,7 @@ class ExchangeSearch {
         random_(options.seed),
         current_(start.begin(), start.end()),
         cost_s_(CountRecompute(program, start).cost_s),
-        effort_{&counters_, std::numeric_limits<int64_t>::max(), Deadline(options.time_limit_s)},
+        effort_{&counters_, std::numeric_limits<int64_t>::max(), Allowance(options.max_steps)},
         lowering_(program, start, budget_bytes, /*is_squared=*/true, /*merges_repeats=*/true, &effort_, &counters_),
         moves_(program, budget_bytes, &effort_, &counters_) {}
 
@@ -43,7 +43,7 @@ class ExchangeSearch {
       ++result_.improvements;
       stale = 0;
     }
-    result_.timed_out = effort_.is_out_of_time;
+    result_.is_cut_short = effort_.is_cut_short;
     return std::move(result_);
   }
 

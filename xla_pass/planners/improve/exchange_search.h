@@ -23,7 +23,7 @@ namespace coopjax {
 using ExchangeOptions = ImproveOptions</*kMaxWork=*/3'000'000, /*kPatience=*/8>;
 
 // `start` is a valid schedule; the result is one that is not worse: fewer modelled seconds within the budget. A start
-// above the budget comes back as it is. Deterministic unless the time limit strikes.
+// above the budget comes back as it is.
 ImproveResult SearchExchanges(const StepProgram& program, std::span<const OpId> start, int64_t budget_bytes,
                               const ExchangeOptions& options);
 

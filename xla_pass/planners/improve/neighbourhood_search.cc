@@ -5,7 +5,7 @@
 #include <tuple>
 #include <vector>
 
-#include "base/stopwatch.h"
+#include "base/allowance.h"
 #include "planners/moves/lowering.h"
 #include "program/liveness.h"
 
@@ -22,7 +22,7 @@ class NeighbourhoodSearch {
         random_(options.seed),
         best_(start.begin(), start.end()),
         best_rank_(RankOf(best_)),
-        effort_{&counters_, std::numeric_limits<int64_t>::max(), Deadline(options.time_limit_s)},
+        effort_{&counters_, std::numeric_limits<int64_t>::max(), Allowance(options.max_steps)},
         lowering_(program, start, budget_bytes, /*is_squared=*/true, /*merges_repeats=*/true, &effort_, &counters_) {}
 
   ImproveResult Run() {
@@ -52,7 +52,7 @@ class NeighbourhoodSearch {
       rank = reached;
     }
     result_.schedule = best_;
-    result_.timed_out = effort_.is_out_of_time;
+    result_.is_cut_short = effort_.is_cut_short;
     return std::move(result_);
   }
 
@@ -78,6 +78,7 @@ class NeighbourhoodSearch {
     std::vector<Step> repeats;
     const Schedule& schedule = lowering_.schedule();
     std::vector<uint8_t> has_run(program_.num_ops(), 0);
+    CountSteps(std::ssize(schedule) / 4);
     for (Step t = 0; t < static_cast<Step>(schedule.size()); ++t) {
       if (has_run[schedule[t]]) repeats.push_back(t);
       has_run[schedule[t]] = 1;

@@ -18,7 +18,7 @@ namespace coopjax {
 using NeighbourhoodOptions = ImproveOptions</*kMaxWork=*/2'000'000, /*kPatience=*/400>;
 
 // `start` is a valid schedule; the result is one that is not worse: fewer bytes above the budget, then fewer
-// modelled seconds, then a lower peak. Deterministic unless the time limit strikes.
+// modelled seconds, then a lower peak.
 ImproveResult SearchNeighbourhood(const StepProgram& program, std::span<const OpId> start, int64_t budget_bytes,
                                   const NeighbourhoodOptions& options);
 

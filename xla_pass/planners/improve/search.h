@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "base/allowance.h"
 #include "program/step_program.h"
 
 namespace coopjax {
@@ -14,14 +15,14 @@ struct ImproveOptions {
   int32_t patience = kPatience;     // rounds without a better plan before it is given up
   double stop_at_cost_s = 0;        // a bound: at this cost nothing is left to gain
   uint64_t seed = 1;
-  double time_limit_s = 10;
+  int64_t max_steps = kDefaultSteps;
 };
 
 struct ImproveResult {
   Schedule schedule;
   int64_t rounds = 0;
   int64_t improvements = 0;
-  bool timed_out = false;
+  bool is_cut_short = false;
 };
 
 }  // namespace coopjax

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/allowance.h"
+
 namespace coopjax {
 namespace {
 
@@ -27,6 +29,7 @@ bool DropMoves::NeedOp(OpId op, Key key) {
   if (chain_s_ > most_s_) return false;
   chain_s_ += program_.op_cost_s[op];
   in_chain_[op] = 1;
+  CountSteps(2 + 2 * std::ssize(program_.op_inputs[op]));
   marked_.push_back(op);
   for (ValueId v : program_.op_inputs[op]) {
     if (NeedValue(v, key)) continue;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/allowance.h"
+
 namespace coopjax {
 
 EditableSchedule::EditableSchedule(const StepProgram& program, std::span<const OpId> schedule)
@@ -26,6 +28,7 @@ void EditableSchedule::Reset(std::span<const OpId> schedule) {
 }
 
 void EditableSchedule::Build() {
+  CountSteps(3 * (std::ssize(schedule_) + program_.num_values()));
   for (ValueId v = 0; v < program_.num_values(); ++v) {
     made_[v].clear();
     reads_[v].clear();
@@ -236,13 +239,19 @@ void EditableSchedule::DropOp(OpId op, Key key) {
   Refresh();
 }
 
+void EditableSchedule::CountEdit(OpId op) const {
+  CountSteps(4 + 5 * std::ssize(touches_[op]) + 5 * std::ssize(program_.op_outputs[op]));
+}
+
 void EditableSchedule::Insert(OpId op, Key key) {
+  CountEdit(op);
   changes_before_edit_.push_back(changes_.size());
   edits_.push_back({op, key, true});
   AddOp(op, key);
 }
 
 void EditableSchedule::Remove(OpId op, Key key) {
+  CountEdit(op);
   changes_before_edit_.push_back(changes_.size());
   edits_.push_back({op, key, false});
   DropOp(op, key);
@@ -254,6 +263,7 @@ void EditableSchedule::UndoTo(size_t num_edits) {
     const size_t num_changes = changes_before_edit_.back();
     edits_.pop_back();
     changes_before_edit_.pop_back();
+    CountEdit(edit.op);
     if (edit.is_insert) {
       DropOp(edit.op, edit.key);
     } else {

@@ -100,6 +100,7 @@ class EditableSchedule {
   OpId LastReader(ValueId v, int32_t made_index, Key* key) const;
   void Touch(ValueId v, Key key);
   void Refresh();
+  void CountEdit(OpId op) const;
   void AddOp(OpId op, Key key);
   void DropOp(OpId op, Key key);
   void LogChange(ValueId v, Key begin, Key end, int64_t sign);

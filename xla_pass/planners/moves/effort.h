@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "base/stopwatch.h"
+#include "base/allowance.h"
 
 namespace coopjax {
 
@@ -16,18 +16,18 @@ struct MoveCounters {
   int64_t swaps = 0;            // swaps that paid
 };
 
-// Ends a search after so many trials, the same on every machine, or by the clock.
+// Ends a search after so many trials, or when its allowance is over.
 struct Effort {
   const MoveCounters* counters;
   int64_t max_trials;
-  Deadline deadline;
+  Allowance allowance;
   int64_t stage_end = std::numeric_limits<int64_t>::max();   // of the stage under way, in trials
-  bool is_out_of_time = false;
+  bool is_cut_short = false;
 
   void BeginStage(int64_t num_trials) { stage_end = counters->trials + num_trials; }
   bool IsSpent() {
-    is_out_of_time = is_out_of_time || deadline.IsOver();
-    return is_out_of_time || counters->trials >= std::min(max_trials, stage_end);
+    is_cut_short = is_cut_short || allowance.IsOver();
+    return is_cut_short || counters->trials >= std::min(max_trials, stage_end);
   }
 };
 

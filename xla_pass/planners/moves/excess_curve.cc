@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/allowance.h"
+
 namespace coopjax {
 
 void ExcessCurve::Reset(const EditableSchedule& schedule) {
   const auto& live = schedule.live_bytes();
+  CountSteps(std::ssize(live) / 2);
   over_.resize(live.size());
   price_.assign(live.size() + 1, 0);
   block_max_.assign(live.size() / kBlock + 1, std::numeric_limits<double>::lowest());
@@ -35,6 +38,7 @@ double ExcessCurve::StepsDelta(Step begin, Step end, double bytes) const {
 
 // As StepsDelta, without looking at blocks that stay under the budget.
 double ExcessCurve::RangeDelta(Step begin, Step end, double bytes) const {
+  if (begin < end) CountSteps(1 + (end - begin) / 16);
   double sum = 0;
   for (Step t = begin; t < end;) {
     const Step block = t / kBlock, block_end = std::min(end, (block + 1) * kBlock);
@@ -72,6 +76,7 @@ double ExcessCurve::Delta(const EditableSchedule& schedule) {
     boundaries_.push_back({change.end, -change.bytes});
   }
   std::sort(boundaries_.begin(), boundaries_.end(), [](const Boundary& a, const Boundary& b) { return a.key < b.key; });
+  CountSteps(4 * std::ssize(boundaries_));
   double sum = 0;
   int64_t bytes = 0;
   for (size_t i = 0; i < boundaries_.size(); ++i) {

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <set>
 
+#include "base/allowance.h"
 #include "program/liveness.h"
 
 namespace coopjax {
@@ -76,6 +77,7 @@ void Lowering::ForEachGap(ValueId v, const Visitor& visit) const {
   if (!schedule_.may_run_twice(producer) || producer == shunned_) return;
   const auto& made = schedule_.made(v);
   const auto& reads = schedule_.reads(v);
+  CountSteps(2 + std::ssize(made) + std::ssize(reads));
   size_t next_read = 0;
   for (size_t i = 0; i < made.size(); ++i) {
     Key last = made[i].key;
@@ -120,6 +122,7 @@ bool Lowering::TryGap(const Gap& gap, Move* best) {
 // Tries a move and takes it back; `*best` becomes it if it scores higher.
 DropMoves::Outcome Lowering::TryMove(Move move, Move* best) {
   ++counters_.trials;
+  CountSteps(5);
   const auto outcome = moves_.Drop(move.gap, move.dead, move.merges_repeats);
   if (outcome.is_possible) {
     const double delta = curve_.Delta(schedule_);
@@ -188,6 +191,7 @@ void Lowering::Lower(double cost_limit_s) {
 // ---- repeats ----------------------------------------------------------------------------------
 
 std::vector<OpId> Lowering::RepeatedOps() const {
+  CountSteps(program_.num_ops());
   std::vector<OpId> ops;
   for (OpId op = 0; op < program_.num_ops(); ++op) {
     const auto outputs = program_.op_outputs[op];
@@ -208,6 +212,7 @@ void Lowering::ForEachRepeat(OpId op, const Visitor& visit) {
 
 bool Lowering::TryTakeOut(OpId op, Key key) {
   ++counters_.trials;
+  CountSteps(5);
   double saved_s = 0;
   if (moves_.TakeOut(op, key, &saved_s) && curve_.Delta(schedule_) <= 0) {
     Commit();

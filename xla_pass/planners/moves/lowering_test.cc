@@ -14,7 +14,7 @@ constexpr double kAnyCost = std::numeric_limits<double>::infinity();
 // Without a clock.
 struct Lowered {
   Lowered(const StepProgram& program, const Schedule& start, int64_t budget, int64_t max_trials = 1'000'000)
-      : effort{&counters, max_trials, Deadline(kAnyCost)},
+      : effort{&counters, max_trials, Allowance(kUnlimitedSteps)},
         lowering(program, start, budget, /*is_squared=*/true, /*merges_repeats=*/true, &effort, &counters) {}
 
   MoveCounters counters;
@@ -64,7 +64,7 @@ TEST(MovesEndWithTheirCostAndTheTrials) {
 
 TEST(AStageEndsBeforeTheRest) {
   MoveCounters counters;
-  Effort effort{&counters, /*max_trials=*/5, Deadline(kAnyCost)};
+  Effort effort{&counters, /*max_trials=*/5, Allowance(kUnlimitedSteps)};
   effort.BeginStage(2);
   counters.trials = 1;
   EXPECT_TRUE(!effort.IsSpent());
@@ -74,7 +74,7 @@ TEST(AStageEndsBeforeTheRest) {
   counters.trials = 4;
   EXPECT_TRUE(!effort.IsSpent());
   counters.trials = 5;
-  EXPECT_TRUE(effort.IsSpent() && !effort.is_out_of_time);
+  EXPECT_TRUE(effort.IsSpent() && !effort.is_cut_short);
 }
 
 TEST(RepeatsThatTheBudgetDoesNotNeedGo) {

@@ -5,6 +5,7 @@
 #include <queue>
 #include <tuple>
 
+#include "base/allowance.h"
 #include "program/dependences.h"
 #include "program/liveness.h"
 
@@ -118,6 +119,7 @@ class ListScheduler {
   }
 
   void Enqueue(OpId op) {
+    CountSteps(looks_ahead_ ? 40 : 15);
     int64_t net = looks_ahead_ ? ChainNetBytes(op) : NetBytes(op);
     // Patient: an op that grows memory waits for its turn in the given order, behind those that do not.
     if (is_patient_ && net < 0) net = -1;

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "base/min_cut.h"
-#include "base/stopwatch.h"
+#include "base/allowance.h"
 #include "program/dependences.h"
 #include "program/liveness.h"
 
@@ -28,7 +28,7 @@ class CutOrderer {
         given_(order.begin(), order.end()),
         step_of_(program.num_ops()),
         node_(program.num_ops()),
-        deadline_(options.time_limit_s) {
+        allowance_(options.max_steps) {
     for (ValueId w = 0; w < program.num_values(); ++w) {
       const ValueId v = program.value_in_place_of[w];
       if (v != kNoValue) overwriter_[v] = program.value_producer[w];
@@ -51,8 +51,8 @@ class CutOrderer {
 
  private:
   bool IsDone() {
-    result_.timed_out = deadline_.IsOver();
-    return result_.timed_out || (1 - options_.relative_gap) * result_.peak_bytes <= result_.bound_bytes;
+    result_.is_cut_short = allowance_.IsOver();
+    return result_.is_cut_short || (1 - options_.relative_gap) * result_.peak_bytes <= result_.bound_bytes;
   }
 
   // Cuts at the ops of `first`, then peak by peak. Returns the op that a peak can't be moved away from; kNoOp
@@ -97,6 +97,7 @@ class CutOrderer {
 
   // The cut of fewest bytes over what the op's output may share. Shares of its other outputs are credited in full.
   Reordered BestCut(Step begin, Step end, Step step) {
+    CountSteps(4 * program_.num_ops());
     const OpId op = order_[step];
     const auto shares = shares_[op];
     int64_t credit = 0;
@@ -146,6 +147,7 @@ class CutOrderer {
   // The op cut at need not have `shared` to itself, but may: the value costs nothing once its other readers ran.
   std::vector<uint8_t> Cut(Step begin, Step end, ValueId shared) {
     const std::vector<ValueId> values = ValuesTouched(begin, end);
+    CountSteps(program_.num_values() + 4 * (end - begin));
     MinCut network(num_nodes_ + static_cast<int32_t>(values.size()));
     for (Step t = begin; t < end; ++t) {
       if (node_[t] < kFirstNode) continue;
@@ -230,7 +232,7 @@ class CutOrderer {
   std::vector<int32_t> node_;            // by step, in the network at hand
   int32_t num_nodes_ = 0;
   OpId cut_at_ = kNoOp;
-  const Deadline deadline_;
+  const Allowance allowance_;
   OrderCutResult result_;
 };
 

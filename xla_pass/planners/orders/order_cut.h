@@ -15,6 +15,7 @@
 #include <span>
 #include <vector>
 
+#include "base/allowance.h"
 #include "program/step_program.h"
 
 namespace coopjax {
@@ -24,7 +25,7 @@ struct OrderCutOptions {
   int32_t max_descents = 12;
   double relative_gap = 0;           // a peak this close above the bound is good enough
   int64_t bound_bytes = 0;           // a bound that is known already
-  double time_limit_s = 10;
+  int64_t max_steps = kDefaultSteps;
 };
 
 struct OrderCutResult {
@@ -36,7 +37,7 @@ struct OrderCutResult {
   // The ops at which descents ended, the last one first: lowering the bytes at one raises them at another.
   std::vector<OpId> stuck_at;
   int32_t num_cuts = 0;
-  bool timed_out = false;
+  bool is_cut_short = false;
 };
 
 // `order` is a valid one without repeats.

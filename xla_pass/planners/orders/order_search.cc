@@ -5,7 +5,7 @@
 #include <numeric>
 #include <tuple>
 
-#include "base/stopwatch.h"
+#include "base/allowance.h"
 #include "planners/orders/list_scheduler.h"
 #include "planners/orders/order_cut.h"
 #include "program/liveness.h"
@@ -20,7 +20,7 @@ constexpr int64_t kCheapestWeight = 1, kDearestWeight = 4;
 class OrderSearch {
  public:
   OrderSearch(const StepProgram& program, const OrderJudge& judge, const OrderSearchOptions& options)
-      : program_(program), judge_(judge), options_(options), deadline_(options.time_limit_s) {}
+      : program_(program), judge_(judge), options_(options), allowance_(options.max_steps) {}
 
   std::vector<RankedOrder> Run(const RemakeCosts& costs) {
     AddRules(program_, true);
@@ -28,7 +28,7 @@ class OrderSearch {
     if (is_small) {
       AddRules(WeightedByRank(costs), false);
       for (const int32_t i : SmallestPeaks(options_.num_cut)) {
-        Add(ReorderByCuts(program_, found_[i].order, {.time_limit_s = deadline_.Left()}).schedule, "cut");
+        Add(ReorderByCuts(program_, found_[i].order, {.max_steps = allowance_.Left()}).schedule, "cut");
       }
     }
     Judge();
@@ -84,7 +84,7 @@ class OrderSearch {
   const StepProgram& program_;
   const OrderJudge& judge_;
   const OrderSearchOptions& options_;
-  const Deadline deadline_;
+  const Allowance allowance_;
   std::vector<RankedOrder> found_;
   std::vector<double> sums_;        // of live bytes over the steps, by order
 };

@@ -15,6 +15,7 @@
 #include <functional>
 #include <vector>
 
+#include "base/allowance.h"
 #include "program/remake_costs.h"
 #include "program/step_program.h"
 
@@ -27,7 +28,7 @@ struct OrderSearchOptions {
   int32_t max_searched_ops = 6'000;  // longer programs are not cut, and only as it came and by plain bytes
   int32_t num_judged = 6;  // orders of smallest peaks that the judge sees, at most
   int32_t num_cut = 3;  // orders that are improved by cuts, at most
-  double time_limit_s = 5;
+  int64_t max_steps = kDefaultSteps / 2;
 };
 
 struct RankedOrder {

@@ -6,7 +6,7 @@
 #include <tuple>
 #include <utility>
 
-#include "base/stopwatch.h"
+#include "base/allowance.h"
 #include "program/dependences.h"
 
 namespace coopjax {
@@ -28,12 +28,13 @@ class OrderPacker {
         best_{start, judge(start, options.target_bytes), 0} {}
 
   PackedOrder Run() {
-    const Deadline deadline(options_.time_limit_s);
+    const Allowance allowance(options_.max_steps);
     Schedule current = best_.order;
     auto nearness = Nearness(best_.heap);
     while (best_.num_trials < options_.max_trials && best_.heap.temp_bytes > options_.target_bytes) {
-      if (deadline.IsOver()) break;
+      if (allowance.IsOver()) break;
       ++best_.num_trials;
+      CountSteps(10 + std::ssize(current));
       Schedule moved = Moved(current);
       if (moved == current) continue;
       const OrderHeap heap = judge_(moved, options_.target_bytes);

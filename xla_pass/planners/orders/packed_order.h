@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <functional>
 
+#include "base/allowance.h"
 #include "program/step_program.h"
 
 namespace coopjax {
@@ -30,7 +31,7 @@ struct PackedOrderOptions {
   int64_t target_bytes = 0;  // temporary bytes that are good enough
   int32_t max_trials = 2000;
   uint64_t seed = 1;
-  double time_limit_s = 5;
+  int64_t max_steps = kDefaultSteps / 2;
 };
 
 struct PackedOrder {
@@ -40,7 +41,6 @@ struct PackedOrder {
 };
 
 // `start` is a valid order of the program without repeats; the result is one that takes no more temporary bytes.
-// Deterministic unless the time limit strikes.
 PackedOrder SearchPackedOrder(const StepProgram& program, const Schedule& start, const HeapJudge& judge,
                               const PackedOrderOptions& options);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/allowance.h"
 #include "base/min_cut.h"
 #include "program/dependences.h"
 
@@ -66,6 +67,7 @@ HoldCut::Cut HoldCut::CutAt(Step step) const {
 
 // `price_before[t]` is the sum of the prices of the steps before t.
 std::vector<OpId> HoldCut::OpsToRepeat(const Cut& cut, std::span<const double> price_before) const {
+  CountSteps(program_.num_values() + program_.num_ops());
   const int32_t source = 0, sink = 1;
   std::vector<int32_t> value_node(program_.num_values(), -1), op_node(program_.num_ops(), -1);
   std::vector<ValueId> values = cut.wanted;
@@ -110,6 +112,7 @@ std::vector<OpId> HoldCut::OpsToRepeat(const Cut& cut, std::span<const double> p
 }
 
 Schedule HoldCut::Choose(std::span<const double> price) const {
+  CountSteps(4 * std::ssize(order_));
   std::vector<double> price_before(price.size() + 1, 0);
   for (size_t t = 0; t < price.size(); ++t) price_before[t + 1] = price_before[t] + price[t];
   std::vector<uint8_t> to_repeat(program_.num_ops(), 0);

@@ -7,7 +7,7 @@
 #include <set>
 #include <tuple>
 
-#include "base/stopwatch.h"
+#include "base/allowance.h"
 #include "planners/moves/lowering.h"
 #include "planners/peak/hold_cut.h"
 #include "program/liveness.h"
@@ -24,7 +24,7 @@ class PeakPlanner {
         options_(options),
         total_cost_s_(std::accumulate(program.op_cost_s.begin(), program.op_cost_s.end(), 0.0)),
         liveness_(ComputeLiveness(program, order)),
-        effort_{&result_.counters, options.max_trials, Deadline(options.time_limit_s)} {}
+        effort_{&result_.counters, options.max_trials, Allowance(options.max_steps)} {}
 
   PeakResult Run() {
     Keep(order_);
@@ -36,7 +36,7 @@ class PeakPlanner {
       if (!result_.is_feasible) ShrinkPeak();
     }
     if (result_.is_feasible && options_.swap) Improve();
-    result_.timed_out = effort_.is_out_of_time;
+    result_.is_cut_short = effort_.is_cut_short;
     return std::move(result_);
   }
 

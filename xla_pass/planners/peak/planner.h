@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <span>
 
+#include "base/allowance.h"
 #include "planners/moves/effort.h"
 #include "program/step_program.h"
 
@@ -25,18 +26,17 @@ struct PeakOptions {
   bool clean_up = true;         // take out repeats that the budget does not need
   bool swap = true;             // try to replace each repeat by cheaper ones
   int64_t max_trials = 1000000; // moves tried; half as many again to find the smallest peak
-  double time_limit_s = 10;
+  int64_t max_steps = kDefaultSteps;
 };
 
 struct PeakResult {
   Schedule schedule;
   bool is_feasible = false;
-  bool timed_out = false;
+  bool is_cut_short = false;
   MoveCounters counters;
 };
 
-// `order` is a valid schedule. Deterministic unless the time limit strikes. When the budget is not
-// reached the schedule is the one nearest to it.
+// `order` is a valid schedule. When the budget is not reached the schedule is the one nearest to it.
 PeakResult PlanPeak(const StepProgram& program, std::span<const OpId> order, int64_t budget_bytes,
                     const PeakOptions& options);
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/allowance.h"
 #include "program/dependences.h"
 #include "program/liveness.h"
 
@@ -81,6 +82,7 @@ HillSearch::HillSearch(const SegmentContext& context, std::span<const OpId> sche
 
 // Per step t of [begin, peak], the bytes made in [begin, t) that a step of [t, peak) reads.
 std::vector<int64_t> HillSearch::CrossingBytes(const Hill& hill) const {
+  CountSteps(4 * (hill.peak - hill.begin));
   const int32_t first = flow_.first_made(hill.begin);
   std::vector<Step> last_read(flow_.first_made(hill.peak) - first, -1);
   for (Step t = hill.begin; t < hill.peak; ++t) {
@@ -128,6 +130,7 @@ uint8_t HillSearch::OutsideFlags(const Hill& hill, int32_t p) const {
 
 // Appends what comes from outside to outside_, in the order of the problem's numbers.
 SegmentProblem HillSearch::ProblemOf(const Hill& hill, Step begin, Step end) {
+  CountSteps(20 * (end - begin));
   SegmentProblem problem;
   const int32_t first_own = flow_.first_made(begin), end_own = flow_.first_made(end);
   const size_t first_outside = outside_.size();
@@ -235,6 +238,7 @@ std::vector<std::pair<Step, Step>> HillSearch::LastChances() const {
 
 Schedule HillSearch::Build() {
   const auto chances = LastChances();
+  CountSteps(3 * flow_.num_steps());
   std::vector<uint8_t> is_pending = is_chosen_;
   Schedule schedule;
   schedule.reserve(flow_.num_steps() + flow_.num_steps() / 2);
@@ -280,8 +284,8 @@ void HillSearch::Evaluate() {
 }
 
 // Walks up the ladder in long strides, each hill until it fits.
-void HillSearch::Probe(const std::function<bool()>& is_late) {
-  for (int32_t i = 1; i <= kNumProbes && !is_late(); ++i) {
+void HillSearch::Probe(const std::function<bool()>& is_over) {
+  for (int32_t i = 1; i <= kNumProbes && !is_over(); ++i) {
     bool is_done = true;
     for (Price& price : prices_) {
       if (price.fits < 0) price.at = static_cast<double>((price.ladder.size() - 1) * i / kNumProbes);
@@ -297,8 +301,8 @@ void HillSearch::Probe(const std::function<bool()>& is_late) {
   }
 }
 
-void HillSearch::Bisect(const std::function<bool()>& is_late) {
-  for (int32_t round = 0; round < options_.num_rounds && !is_late(); ++round) {
+void HillSearch::Bisect(const std::function<bool()>& is_over) {
+  for (int32_t round = 0; round < options_.num_rounds && !is_over(); ++round) {
     bool is_done = true;
     for (Price& price : prices_) {
       price.at = price.fits < 0 ? price.lowest_at : price.fits;
@@ -317,9 +321,9 @@ void HillSearch::Bisect(const std::function<bool()>& is_late) {
   }
 }
 
-Schedule HillSearch::Run(const std::function<bool()>& is_late) {
-  Probe(is_late);
-  Bisect(is_late);
+Schedule HillSearch::Run(const std::function<bool()>& is_over) {
+  Probe(is_over);
+  Bisect(is_over);
   for (size_t h = 0; h < hills_.size(); ++h) {
     Price& price = prices_[h];
     price.at = price.fits < 0 ? price.lowest_at : price.fits;

@@ -53,8 +53,8 @@ class HillSearch {
   HillSearch(const SegmentContext& context, std::span<const OpId> schedule, const Options& options, SegmentCuts* cuts);
 
   // The cheapest schedule found that is under the budget, hill by hill, or the lowest where none is. Ends
-  // early when `is_late` says so.
-  Schedule Run(const std::function<bool()>& is_late);
+  // early when `is_over` says so.
+  Schedule Run(const std::function<bool()>& is_over);
 
   int32_t num_segments() const { return static_cast<int32_t>(segments_.size()); }
   int64_t num_evaluations() const { return num_evaluations_; }
@@ -88,8 +88,8 @@ class HillSearch {
   std::vector<std::pair<Step, Step>> LastChances() const;
   Schedule Build();
   void Evaluate();
-  void Probe(const std::function<bool()>& is_late);
-  void Bisect(const std::function<bool()>& is_late);
+  void Probe(const std::function<bool()>& is_over);
+  void Bisect(const std::function<bool()>& is_over);
 
   const SegmentContext& context_;
   const StepProgram& program_;

@@ -5,7 +5,7 @@
 #include <tuple>
 #include <utility>
 
-#include "base/stopwatch.h"
+#include "base/allowance.h"
 #include "planners/moves/lowering.h"
 #include "planners/segments/hill_search.h"
 #include "planners/segments/segment_cut.h"
@@ -39,7 +39,7 @@ class SegmentPlanner {
  public:
   SegmentPlanner(const StepProgram& program, std::span<const OpId> order, int64_t budget_bytes,
                  const SegmentOptions& options)
-      : deadline_(options.time_limit_s),
+      : allowance_(options.max_steps),
         context_(program),
         order_(Judged({order.begin(), order.end()})),
         budget_bytes_(budget_bytes),
@@ -51,7 +51,7 @@ class SegmentPlanner {
       Keep(CleanedUp(Propose(budget_bytes_), budget_bytes_));
       if (static_cast<int32_t>(order_.schedule.size()) <= options_.max_polished_ops) Polish();
     }
-    result_.timed_out = IsLate();
+    result_.is_cut_short = IsOver();
     result_.moves = counters_.moves;
     result_.schedule = std::move(best_.schedule);
     result_.is_feasible = best_.peak_bytes <= budget_bytes_;
@@ -59,7 +59,7 @@ class SegmentPlanner {
   }
 
  private:
-  bool IsLate() const { return deadline_.IsOver(); }
+  bool IsOver() const { return allowance_.IsOver(); }
 
   Plan Judged(Schedule schedule) const {
     const int64_t peak = ComputeLiveness(context_.program, schedule).peak_bytes;
@@ -71,7 +71,7 @@ class SegmentPlanner {
   bool Keep(const Plan& plan) {
     if (plan.Rank(budget_bytes_) >= best_.Rank(budget_bytes_)) return false;
     if (plan.peak_bytes <= budget_bytes_ && best_.peak_bytes > budget_bytes_) {
-      result_.first_plan_s = deadline_.Spent();
+      result_.first_plan_steps = allowance_.Spent();
     }
     best_ = plan;
     return true;
@@ -81,7 +81,7 @@ class SegmentPlanner {
   Plan Propose(int64_t target_bytes) {
     Plan best = order_;
     for (Step segment_steps : kSegmentSteps) {
-      if (segment_steps > kSegmentSteps[0] && (segment_steps > static_cast<Step>(order_.schedule.size()) || IsLate()))
+      if (segment_steps > kSegmentSteps[0] && (segment_steps > static_cast<Step>(order_.schedule.size()) || IsOver()))
         break;
       Plan plan = Lowered(target_bytes, segment_steps);
       Keep(plan);
@@ -97,7 +97,7 @@ class SegmentPlanner {
     for (int32_t level = 0; level < options_.max_levels && plan.peak_bytes > target_bytes; ++level) {
       HillSearch search(context_, plan.schedule, {target_bytes, segment_steps, options_.num_rounds}, &cuts);
       segment_steps = std::max(segment_steps / kShorterByLevel, kSegmentSteps[0]);
-      const Schedule lowered = search.Run([this] { return IsLate(); });
+      const Schedule lowered = search.Run([this] { return IsOver(); });
       result_.evaluations += search.num_evaluations();
       result_.segments += search.num_segments();
       Plan next = Judged(WithoutUnreadRepeats(context_.program, context_.touches, lowered));
@@ -139,13 +139,13 @@ class SegmentPlanner {
     return Judged(lowering.schedule());
   }
 
-  const Deadline deadline_;
+  const Allowance allowance_;
   const SegmentContext context_;
   const Plan order_;
   const int64_t budget_bytes_;
   const SegmentOptions options_;
   MoveCounters counters_;
-  Effort effort_ = {&counters_, options_.max_trials, deadline_};
+  Effort effort_ = {&counters_, options_.max_trials, allowance_};
   SegmentResult result_;
   Plan best_;
 };

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <span>
 
+#include "base/allowance.h"
 #include "program/step_program.h"
 
 namespace coopjax {
@@ -25,14 +26,14 @@ struct SegmentOptions {
   bool clean_up = true;           // take out repeats that the budget has room for
   int32_t max_polished_ops = 20'000;   // longer programs are not polished
   int64_t max_trials = 300'000;   // moves tried in polishing
-  double time_limit_s = 60;
+  int64_t max_steps = 6 * kDefaultSteps;
 };
 
 struct SegmentResult {
   Schedule schedule;
   bool is_feasible = false;
-  bool timed_out = false;
-  double first_plan_s = 0;        // when the first schedule under the budget was there; 0: there is none
+  bool is_cut_short = false;
+  int64_t first_plan_steps = 0;   // after which the first schedule under the budget was there; 0: there is none
   int64_t evaluations = 0;        // schedules built and measured
   int64_t segments = 0;           // of all levels
   int64_t kinds = 0;              // different ones
@@ -41,8 +42,8 @@ struct SegmentResult {
   int64_t moves = 0;              // taken by polishing
 };
 
-// `order` is a valid schedule without repeats. Deterministic, first_plan_s apart, unless the time limit
-// strikes; then the best so far. When the budget is not reached the schedule is the one nearest to it.
+// `order` is a valid schedule without repeats. When the steps are up, the best so far. When the budget is not reached the
+// schedule is the one nearest to it.
 SegmentResult PlanSegments(const StepProgram& program, std::span<const OpId> order, int64_t budget_bytes,
                            const SegmentOptions& options);
 

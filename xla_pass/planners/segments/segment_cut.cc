@@ -5,6 +5,7 @@
 #include <limits>
 #include <utility>
 
+#include "base/allowance.h"
 #include "base/min_cut.h"
 
 namespace coopjax {
@@ -60,6 +61,7 @@ int32_t SegmentCuts::KindOf(SegmentProblem problem) {
 }
 
 const SegmentChoice& SegmentCuts::Choose(int32_t kind, double price, const std::vector<uint8_t>& is_held) {
+  CountSteps(4 + std::ssize(is_held));
   Hasher hasher;
   hasher.Add(static_cast<uint64_t>(kind));
   hasher.Add(price);
@@ -74,6 +76,7 @@ const SegmentChoice& SegmentCuts::Choose(int32_t kind, double price, const std::
 
 SegmentChoice SegmentCuts::Solve(const SegmentProblem& problem, double price,
                                  const std::vector<uint8_t>& is_held) const {
+  CountSteps(2 * (problem.num_productions() + std::ssize(problem.step_cost_s)));
   const int32_t source = 0, sink = 1;
   std::vector<int32_t> value_node(problem.num_productions(), -1), step_node(problem.step_cost_s.size(), -1);
   std::vector<int32_t> values, steps;

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/allowance.h"
 #include "base/peak_tree.h"
 #include "program/liveness.h"
 #include "program/schedule_flow.h"
@@ -28,6 +29,7 @@ class Cleaner {
         is_gone_(schedule.size(), 0),
         tree_(static_cast<int32_t>(std::bit_ceil(std::max<size_t>(2, schedule.size())))) {
     LinkProductions();
+    CountSteps(20 * flow_.num_steps());
     const Liveness liveness = ComputeLiveness(program, schedule);
     const int32_t num_given = flow_.first_made(0);
     for (size_t i = 0; i < liveness.ranges.size(); ++i) {
@@ -119,6 +121,7 @@ class Cleaner {
 
   void TryRemove(Step t) {
     const int32_t first = flow_.first_made(t), end = flow_.first_made(t + 1);
+    CountSteps(20 * (1 + end - first));
     for (int32_t p = first; p < end; ++p) {
       if (num_reads_[p] > 0 && StandIn(p) < 0) return;
     }
