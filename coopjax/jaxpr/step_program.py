@@ -40,8 +40,9 @@ _TRANSPOSES = frozenset("rev transpose".split())
 _RESHAPES = frozenset("expand_dims reshape squeeze".split())
 _RESHAPES_OF_ONE = frozenset("broadcast_in_dim reduce_max reduce_min reduce_prod reduce_sum".split())
 _NEVER_REPEATED = frozenset(
-  "all_gather all_gather_invariant all_to_all pgather pmax pmin ppermute psum psum_invariant ragged_all_to_all "
-  "reduce_scatter rng_uniform".split()
+  "all_gather all_gather_invariant all_gather_reduced all_to_all pbroadcast pbroadcast_dynamic pgather pmax pmin "
+  "ppermute precv psend psum psum_invariant ragged_all_to_all reduce_scatter rng_uniform unreduced_pmax unreduced_pmin "
+  "unreduced_psum unreduced_reduce_scatter".split()
 )
 
 
