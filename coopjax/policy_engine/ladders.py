@@ -139,6 +139,7 @@ class ScanLevel:
 
 
 def uncut(graph: ForwardGraph, alone: frozenset[int]) -> tuple[int, ...]:
+  """Bounds of as few segments as stand alone and what lies between."""
   return tuple(sorted({0, graph.num_positions} | alone | {position + 1 for position in alone}))
 
 

@@ -80,8 +80,8 @@ def in_loops(trials: Sequence[Trial]) -> list[Trial]:
 def predicted_bytes(candidate: SearchCandidate, trials: Sequence[Trial], untried_ratio: float) -> float:
   """Compiled bytes, as trials let expect.
 
-  What a turn of a loop needs beside what is saved depends on which values are saved, in ways that only compiles show, and
-  so does how far the HLO engine helps. So the errors of trials count, the more the more alike their scan bodies are.
+  What a turn of a loop needs beside what is saved depends on which values are saved, in ways that only compiles show,
+  and so does how far the HLO engine helps. So the errors of trials count, the more the more alike their bodies are.
 
   Without loops, bytes are unaided: between two compiled candidates by the line through them, beyond them byte for byte.
   Candidates of kin go by what was compiled of them, others by all.

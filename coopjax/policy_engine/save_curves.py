@@ -94,8 +94,8 @@ class Form(enum.Enum):
 def save_curve(graph: ForwardGraph, start: int, stop: int, form: Form = Form.EVERY_OP) -> list[CurvePoint]:
   """Choices for one segment, from nothing saved to not wrapped at all: bytes rise, FLOPs fall.
 
-  Each repeats the least that its bytes allow, of what the form counts. What spares less than a thousandth of the segment
-  is left out.
+  Each repeats the least that its bytes allow, of what the form counts. What spares less than a thousandth of the
+  segment is left out.
   """
   region = _SavingRegion(graph, start, stop)
   points = region.points(form)

@@ -1,13 +1,13 @@
 """What is held while one turn is differentiated, beside what it saved: estimated, so that candidates can be told apart.
 
 The backward pass of a segment goes through its positions in reverse. What it reads there and was not saved is made
-again when it is first wanted, and with it all that lies between it and saved values; residuals among that are held until
-the position that made them is differentiated. So a value saved in the middle keeps what is made again before it from
-being held while the part behind it is differentiated. Beside residuals there are cotangents, one for each value that
-crosses the position, and what the position itself makes.
+again when it is first wanted, and with it all that lies between it and saved values; residuals among that are held
+until the position that made them is differentiated. So a value saved in the middle keeps what is made again before it
+from being held while the part behind it is differentiated. Beside residuals there are cotangents, one for each value
+that crosses the position, and what the position itself makes.
 
-XLA orders a turn by itself, fuses and splits: compiles say how far the estimate is off, and it ranks. The idea is that of
-live ranges between checkpoints, Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, section 3.
+XLA orders a turn by itself, fuses and splits: compiles say how far the estimate is off, and it ranks. The idea is that
+of live ranges between checkpoints, Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, section 3.
 """
 
 from collections.abc import Collection

@@ -40,7 +40,9 @@ def _with_kinds(program):
 def test_every_table_runs(benchmark, monkeypatch, tmp_path, capsys):
   monkeypatch.setattr(benchmark, "SCALES", (200,))
   monkeypatch.setattr(
-    sys, "argv", ["planners.py", "--models", "tiny", "--steps", "200000000", "--exact-steps", "200000000", "--out", str(tmp_path)]
+    sys,
+    "argv",
+    ["planners.py", "--models", "tiny", "--steps", "200000000", "--exact-steps", "200000000", "--out", str(tmp_path)],
   )
   benchmark.main()
   shown = capsys.readouterr().out

@@ -115,7 +115,9 @@ def test_the_pruned_horizon_shares_timesteps():
   # One chain after the other: 5, 5 + 3, 3 + 1, then 1 + 5, 1 + 5 + 3. In five timesteps the second chain is at most one
   # behind the first: 5, then 5 + 3 with 5, then 3 + 1 with 5 + 3.
   whole, pruned = (OrderIlp(graph, horizon, 0, 100) for horizon in (7, 5))
-  bytes_of = [HighsSolver().solve(ilp.build(), max_steps=1_000_000_000).objective * ilp.unit_bytes for ilp in (whole, pruned)]
+  bytes_of = [
+    HighsSolver().solve(ilp.build(), max_steps=1_000_000_000).objective * ilp.unit_bytes for ilp in (whole, pruned)
+  ]
   assert bytes_of == [9, 13]
 
 

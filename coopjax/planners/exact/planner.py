@@ -181,9 +181,7 @@ class _Search:
 
   def _improve(self, schedule: np.ndarray, allowance: Allowance) -> None:
     """Keeps the relaxed schedule, repaired, if it is the best so far."""
-    repaired = PeakPlanner().plan(
-      self._program, self._budget_bytes, max_steps=allowance.left, order=schedule
-    )
+    repaired = PeakPlanner().plan(self._program, self._budget_bytes, max_steps=allowance.left, order=schedule)
     is_better = self.best is None or repaired.recompute_cost_s < self.best.recompute_cost_s
     if repaired.is_feasible and is_better:
       self.best = repaired

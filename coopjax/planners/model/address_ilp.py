@@ -74,7 +74,11 @@ def plan_addresses(program: StepProgram, schedule: np.ndarray, options: AddressO
   for is_fixed, solve in ((True, _solve), (False, _search), (False, _solve)):
     if problem.heap_bytes(packing) > problem.peak_bytes and (fixed or not is_fixed):
       found = solve(
-        problem, packing, fixed if is_fixed else {}, dataclasses.replace(options, max_steps=allowance.left // 2), counters
+        problem,
+        packing,
+        fixed if is_fixed else {},
+        dataclasses.replace(options, max_steps=allowance.left // 2),
+        counters,
       )
       packing = min(packing, found, key=problem.heap_bytes)
   heap = problem.heap_bytes(packing)

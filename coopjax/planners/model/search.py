@@ -117,7 +117,9 @@ class OrderSearch:
       self._start_by_cuts({candidate.tobytes(): candidate for candidate in sorted(orders, key=self._rank_of)})
     if self._options.anneals and not self._is_done():
       annealer = FastSAPlanner(order_only=True, stage1_iterations=0, stage2_iterations=_ANNEAL_ITERATIONS)
-      annealed = annealer.plan(self._restricted, self.bound_bytes, max_steps=self._allowance.left // 4, order=self.order)
+      annealed = annealer.plan(
+        self._restricted, self.bound_bytes, max_steps=self._allowance.left // 4, order=self.order
+      )
       self._offer(annealed.schedule)
 
   def _start_by_cuts(self, orders: dict[bytes, np.ndarray]) -> None:
