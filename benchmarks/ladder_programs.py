@@ -53,9 +53,9 @@ class Rung:
 
   def fold(self, layer: Callable, x: jax.Array, weights: Any) -> jax.Array:
     """``x`` through all layers: those of a list one by one, stacked ones in a scan."""
-    wrapped = layer if self.is_plain else self._checkpoint(layer)
     if isinstance(weights, list):
-      return self._unrolled(wrapped, x, weights)
+      return self._unrolled(layer if self.is_plain else self._checkpoint(layer, prevent_cse=True), x, weights)
+    wrapped = layer if self.is_plain else self._checkpoint(layer)
     run = lambda x, stack: lax.scan(lambda x, one: (wrapped(x, one), None), x, stack)[0]
     if self.name != "nested":
       return run(x, weights)
@@ -69,11 +69,12 @@ class Rung:
       return run(x, weights)
     size = len(weights) // _outer(len(weights))
     for start in range(0, len(weights), size):
-      x = self._checkpoint(run)(x, weights[start : start + size])
+      x = self._checkpoint(run, prevent_cse=True)(x, weights[start : start + size])
     return x
 
-  def _checkpoint(self, fn: Callable) -> Callable:
-    return jax.checkpoint(fn, policy=self.policy, prevent_cse=False)
+  def _checkpoint(self, fn: Callable, prevent_cse: bool = False) -> Callable:
+    """Outside of a loop XLA would merge what is repeated with what it repeats."""
+    return jax.checkpoint(fn, policy=self.policy, prevent_cse=prevent_cse)
 
 
 def _outer(num_layers: int) -> int:
