@@ -6,10 +6,16 @@ Found by `search`, carried out by `rewrite`, kept as JSON. Nothing here needs JA
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-Value = tuple[int, int]  # (position of the equation, index of its output)
+# (position of the equation, index of its output), or the user's name for what its derivative's rule makes inside.
+Value = tuple[int, int | str]
+
+
+def in_order(values: Iterable[Value]) -> tuple[Value, ...]:
+  """Values by position, those with a name of their own last."""
+  return tuple(sorted(values, key=lambda value: (value[0], isinstance(value[1], str), value[1])))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +89,7 @@ class PolicyDecisions:
     """The inverse of `dataclasses.asdict`, whether or not it went through JSON."""
 
     def values(entries):
-      return tuple((int(position), int(index)) for position, index in entries)
+      return tuple((int(position), index if isinstance(index, str) else int(index)) for position, index in entries)
 
     def segment(entry):
       return Segment(

@@ -159,7 +159,7 @@ def _save_candidates(graph: ForwardGraph, start: int, stop: int, bare: float) ->
   """Named values with the most FLOPs of their own equation per byte, residuals first among equals."""
   scored = []
   for value, name in enumerate(graph.named):
-    if name is None or not start <= name[0] < stop or not graph.value_bytes[value]:
+    if name is None or isinstance(name[1], str) or not start <= name[0] < stop or not graph.value_bytes[value]:
       continue
     flops = graph.flops[name[0]]
     if flops >= MIN_SHARE * bare:

@@ -203,7 +203,7 @@ class _GraphBuilder:
   def _add_op(self, equation: core.JaxprEqn, position: int) -> ForwardOp:
     inputs = tuple(self._ids[atom] for atom in equation.invars if isinstance(atom, core.Var) and atom in self._ids)
     outputs = []
-    for var in equation.outvars:
+    for index, var in enumerate(equation.outvars):
       if isinstance(var, core.DropVar):
         continue
       self._ids[var] = len(self._bytes)
@@ -213,11 +213,25 @@ class _GraphBuilder:
       self._root.append(root)
       self._bytes.append(cost.num_bytes(var.aval) if not is_view else 0 if root < 0 else self._bytes[root])
       self._position.append(position)
-      is_name = equation.primitive is primitives.name_p and "." in equation.params["name"]
-      self._named.append(_parse_name(equation.params["name"]) if is_name else None)
+      self._named.append(self._name_of(equation, position, index))
       if equation.primitive.name in _CHEAP:
         self._cheap_inputs[self._ids[var]] = inputs
     return ForwardOp(inputs, tuple(outputs), cost.equation_flops(equation))
+
+  def _name_of(self, equation: core.JaxprEqn, position: int, index: int) -> Value | None:
+    """What a policy saves under an output of an equation of the differentiated pass."""
+    if equation.primitive is primitives.name_p:
+      name = equation.params["name"]
+      is_users = self._jaxpr.eqns[position].primitive is not primitives.name_p
+      return _parse_name(name) or ((position, name) if is_users else None)
+    if equation.primitive.name != "shard_map":
+      return None
+    # What leaves a shard under a name of the user's is saved by it, as outside.
+    (body,) = compat.sub_jaxprs(equation)
+    for inner in body.eqns:
+      if inner.primitive is primitives.name_p and inner.outvars[0] is body.outvars[index]:
+        return (position, inner.params["name"])
+    return None
 
   def _kept_roots(self, residuals: frozenset[int]) -> frozenset[int]:
     """Residual buffers, each left out if a short chain of cheap ops makes it from those before it."""

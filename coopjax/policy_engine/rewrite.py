@@ -6,6 +6,7 @@ where JAX drops the tie). Every equation is bound under its own source line, and
 `tags.tag_jaxpr`, so the HLO engine and the reports see the rewritten program as they see the original.
 """
 
+import collections
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
@@ -102,12 +103,21 @@ def describe(traced: TracedFn, decisions: PolicyDecisions) -> tuple[ValueDecisio
     kept |= {value: "offloaded" for leaf, _ in region.leaves for value in leaf.offloaded}
     wrapped = [p for leaf, is_repeated in region.leaves if is_repeated for p in range(leaf.start, leaf.stop)]
     for position in sorted({*wrapped, *(position for position, _ in kept if position >= 0)}):
-      found += _value_decisions(equations[position], steps, {i: kept[p, i] for p, i in kept if p == position})
+      found += _value_decisions(equations[position], steps, _kept_at(position, kept))
     found += [_carry_decision(table[region.scan_id], index, steps) for position, index in kept if position < 0]
   return tuple(sorted(found, key=lambda decision: -decision.num_bytes))
 
 
-def _value_decisions(info: EquationInfo, steps: int, kept: dict[int, str]) -> list[ValueDecision]:
+def _kept_at(position: int, kept: dict[Value, str]) -> collections.defaultdict[int, str]:
+  """What happens to outputs of an equation; all go the way of what is named inside."""
+  at = {index: how for (p, index), how in kept.items() if p == position}
+  inside = next((how for index, how in at.items() if isinstance(index, str)), None)
+  return collections.defaultdict(
+    lambda: inside or "recomputed", {i: how for i, how in at.items() if isinstance(i, int)}
+  )
+
+
+def _value_decisions(info: EquationInfo, steps: int, kept: collections.defaultdict[int, str]) -> list[ValueDecision]:
   flops = cost.equation_flops(info.equation)
   return [
     ValueDecision(
@@ -117,7 +127,7 @@ def _value_decisions(info: EquationInfo, steps: int, kept: dict[int, str]) -> li
       _source(info),
       steps * cost.num_bytes(var.aval),
       steps * flops,
-      kept.get(index, "recomputed"),
+      kept[index],
     )
     for index, var in enumerate(info.equation.outvars)
     if (flops or index in kept) and not isinstance(var, core.DropVar)
@@ -294,10 +304,11 @@ class _Evaluator:
 
   def _variable(self, value: Value) -> core.Var:
     position, index = value
+    assert isinstance(index, int)  # what has a name of its own is no variable out here
     return self._jaxpr.invars[index] if position < 0 else self._jaxpr.eqns[position].outvars[index]
 
   def _name(self, value: Value) -> str:
-    return f"{self._prefix}:{value[0]}.{value[1]}"
+    return value[1] if isinstance(value[1], str) else f"{self._prefix}:{value[0]}.{value[1]}"
 
   def _interface(self, segment: Segment) -> tuple[list[core.Var], list[core.Var]]:
     """The variables that a segment reads from outside, and those of its own that somebody reads later."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from coopjax import _core
-from coopjax.policy_engine.decisions import Value
+from coopjax.policy_engine.decisions import Value, in_order
 from coopjax.policy_engine.residuals import ForwardGraph
 
 _MANY_CURVES = 8
@@ -112,8 +112,8 @@ def save_curve(graph: ForwardGraph, start: int, stop: int, form: Form = Form.EVE
 def choice_of(graph: ForwardGraph, saved: Iterable[Value]) -> CurvePoint:
   """A whole region under a checkpoint that saves these values, without those that nothing reads then."""
   region = _SavingRegion(graph, 0, graph.num_positions)
-  named = {name: value for value, name in enumerate(graph.named) if name is not None}
-  return region.point([named[value] for value in saved if value in named])
+  wanted = frozenset(saved)
+  return region.point(value for value, name in enumerate(graph.named) if name in wanted)
 
 
 class _SavingRegion:
@@ -155,7 +155,7 @@ class _SavingRegion:
         flops += self._flops[i]
         needed.update(self._values[value] for value in self._inputs[i])
     kept = needed & saved
-    names = tuple(sorted(graph.name_of(value) for value in kept))
+    names = in_order({graph.name_of(value) for value in kept})
     return CurvePoint(sum(graph.value_bytes[value] for value in kept), float(flops), True, names)
 
 

@@ -20,7 +20,7 @@ from coopjax import compat
 from coopjax.jaxpr.tags import EquationInfo
 from coopjax.jaxpr.trace import is_floating
 from coopjax.policy_engine.cuts import bytes_between, cut
-from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment, Value
+from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment, Value, in_order
 from coopjax.policy_engine.offload import HostLink, HostTrips, Input, carried_inputs
 from coopjax.policy_engine.offload_curves import offload_curve
 from coopjax.policy_engine.residuals import ForwardGraph, forward_graph
@@ -150,12 +150,12 @@ def _as_scan(
     position,
     tuple(bodies),
     nested,
-    named_values(body),
+    named_values(body, graph),
     lambda saved: _joined(turns, pieces, [choice_of(graph, saved)], length),
   )
 
 
-def named_values(body: core.Jaxpr) -> dict[str, frozenset[Value]]:
+def named_values(body: core.Jaxpr, graph: ForwardGraph) -> dict[str, frozenset[Value]]:
   """What a person would save of a body: what has names there, and the products that policies know without one."""
   found: dict[str, set[Value]] = {DOTS: set(), DOTS_WITHOUT_BATCH: set()}
   for position, equation in enumerate(body.eqns):
@@ -165,6 +165,9 @@ def named_values(body: core.Jaxpr) -> dict[str, frozenset[Value]]:
       _, batch = equation.params["dimension_numbers"]
       for name in (DOTS, DOTS_WITHOUT_BATCH) if not any(batch) else (DOTS,):
         found[name].add((position, 0))
+  for value in graph.named:
+    if value is not None and isinstance(value[1], str):
+      found.setdefault(value[1], set()).add(value)
   return {name: frozenset(values) for name, values in found.items() if values}
 
 
@@ -224,8 +227,8 @@ def _joined(
     length * sum(point.saved_bytes for point in points),
     length * sum(point.flops for point in points),
     True,
-    tuple(sorted(value for point in points for value in point.saved)),
-    tuple(sorted(value for point in points for value in point.offloaded)),
+    in_order(value for point in points for value in point.saved),
+    in_order(value for point in points for value in point.offloaded),
     length * sum(point.waiting_flops for point in points),
     max(turns.peak_bytes(*piece, point.saved) for piece, point in zip(pieces, points, strict=True)),
   )
