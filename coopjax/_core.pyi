@@ -42,7 +42,7 @@ def is_fuse_blown() -> bool:
   """Whether these seconds have passed."""
 
 def fuse_seconds_left() -> float:
-  """inf where no fuse is lit."""
+  """Infinity where no fuse is lit."""
 
 # planner_bindings.cc: StepProgram, its bounds, and the planners of its live bytes.
 
@@ -291,7 +291,7 @@ def save_frontier(
   max_cuts: int = 200,
   relative_gap: float = 0.001,
   is_early: bool = False,
-) -> list[tuple[Int32s, int, float, float]]:
+) -> tuple[tuple[Int32s, int, float, float], ...]:
   """What a checkpointed region saves, from the fewest bytes to the least cost; see planners/saving/save_frontier.h.
   Each set: its values, their bytes, what is run again, and what any set of so many bytes makes run again at least.
   """

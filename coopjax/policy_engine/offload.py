@@ -123,7 +123,7 @@ class HostTrips:
     return cls(link, np.array([cost.fused_seconds(equation, link.roofline) for equation in jaxpr.eqns]))
 
   def choices(self, graph: ForwardGraph, start: int, stop: int, inputs: Sequence[Input] = ()) -> "OffloadChoices":
-    """For `offload_curves.offload_curve`: a segment with everything offloaded that is worth it, and its inputs besides."""
+    """For `offload_curves.offload_curve`: a segment with all offloads that are worth it, and its inputs besides."""
     return OffloadChoices(self, graph, start, stop, inputs)
 
 

@@ -1,5 +1,7 @@
 """A module's plan and the effort that is asked of it: more never gives less, and what a fuse cut short says so."""
 
+import itertools
+
 import pytest
 
 from coopjax.budget import Budget
@@ -23,7 +25,7 @@ def test_more_effort_never_gives_a_worse_plan(monkeypatch, model):
   module = module_of(scheduled.plain(model))
   for share in (0.8, 0.6, 0.4, 0.2):
     outcomes = [plan_module(module, [Mark(Budget(share=share), effort=each)]) for each in effort.EFFORTS]
-    for less, more in zip(outcomes, outcomes[1:]):
+    for less, more in itertools.pairwise(outcomes):
       if less.fits:
         assert more.fits and more.overhead <= less.overhead * (1 + 1e-9)
       else:

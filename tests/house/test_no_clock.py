@@ -16,7 +16,8 @@ SHOWS_SECONDS = {
 
 def files_with(pattern, folder, *suffixes):
   paths = (path for path in (ROOT / folder).rglob("*") if path.suffix in suffixes)
-  return {path.relative_to(ROOT / folder).as_posix() for path in paths if re.search(pattern, path.read_text(), re.M)}
+  found = (path for path in paths if re.search(pattern, path.read_text(), re.MULTILINE))
+  return {path.relative_to(ROOT / folder).as_posix() for path in found}
 
 
 def test_one_header_of_the_core_looks_at_a_clock():

@@ -217,6 +217,14 @@ def calls(module, proto):
   yield "op_predecessors", _core.op_predecessors(core)
   yield "reorder_by_cuts", _core.reorder_by_cuts(core, order)
   yield "plan_segments", _core.plan_segments(core, order, budget_bytes)
+  ops = (
+    np.array([0, 0, 1], np.int32),
+    np.array([0], np.int32),
+    np.array([0, 1, 2], np.int32),
+    np.arange(2, dtype=np.int32),
+  )
+  wanted = np.array([1], np.int32)
+  yield "save_frontier", _core.save_frontier(np.array([2.0, 3.0]), *ops, np.array([4, 8]), wanted)
   yield "plan_fastsa", _core.plan_fastsa(core, order, budget_bytes, stage1_iterations=100, stage2_iterations=100)
   yield "PackingProblem.check", packing.check()
   yield "PackingProblem.lower_bound", packing.lower_bound()

@@ -30,7 +30,7 @@ void BindSaving(nb::module_& m) {
         for (const SavedSet& set : found) {
           answer.append(nb::make_tuple(ToNumpy(set.values), set.bytes, set.cost, set.least_cost));
         }
-        return answer;
+        return nb::tuple(answer);
       },
       nb::arg("op_cost"), nb::arg("input_offsets"), nb::arg("inputs"), nb::arg("output_offsets"), nb::arg("outputs"),
       nb::arg("value_bytes"), nb::arg("wanted"), nb::kw_only(), nb::arg("max_sets") = defaults.max_sets,
