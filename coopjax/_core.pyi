@@ -287,7 +287,7 @@ def save_frontier(
   value_bytes: Int64s,
   wanted: Int32s,
   *,
-  max_sets: int = 128,
+  max_sets: int = 64,
   max_cuts: int = 200,
   relative_gap: float = 0.001,
   is_early: bool = False,

@@ -46,6 +46,7 @@ class Candidates:
     forward_flops: of the function, modelled.
     baseline_bytes: of the function as it is, as the candidates' are estimated.
     undecided: the decisions that leave it so.
+    is_spread: a device holds a part of what is counted here.
   """
 
   undecided = PolicyDecisions()
@@ -60,6 +61,7 @@ class Candidates:
     planner: str = "auto",
     ends_forward: bool = True,
   ):
+    self.is_spread = traced.placement.is_spread
     jaxpr, table = tag_jaxpr(traced.inlined)
     differentiable = traced.is_differentiable
     if profile is not None and profile.explained < _LEAST_EXPLAINED:

@@ -143,11 +143,13 @@ class Division:
     forward_flops: of all runs of the regions, modelled.
     baseline_bytes: what the regions keep as they are.
     undecided: the decisions that leave them so.
+    is_spread: a device holds a part of what is counted here.
   """
 
   undecided: tuple[Share, ...] = ()
 
   def __init__(self, members: Sequence[Member], only_scans: bool, link: HostLink | None = None):
+    self.is_spread = any(member.traced.placement.is_spread for member in members)
     self.forward_flops, self.baseline_bytes, ladders = 0.0, 0.0, []
     for i, member in enumerate(members):
       try:

@@ -66,10 +66,9 @@ class Trial[Decisions: Hashable]:
   def flops(self) -> float:
     return self.candidate.flops + (self.hlo_share.recompute_flops if self.hlo_share else 0.0)
 
-  @property
-  def error_bytes(self) -> float:
-    """Of the candidate's estimate."""
-    return self.temp_bytes - self.candidate.estimated_bytes
+  def error_bytes(self, num_shards: int) -> float:
+    """Of the candidate's estimate, of which a device holds one of so many parts."""
+    return self.temp_bytes - self.candidate.estimated_bytes / num_shards
 
 
 def in_loops(trials: Sequence[Trial]) -> list[Trial]:
@@ -77,7 +76,9 @@ def in_loops(trials: Sequence[Trial]) -> list[Trial]:
   return [trial for trial in trials if any(trial.candidate.scan_bodies)]
 
 
-def predicted_bytes(candidate: SearchCandidate, trials: Sequence[Trial], untried_ratio: float) -> float:
+def predicted_bytes(
+  candidate: SearchCandidate, trials: Sequence[Trial], untried_ratio: float, num_shards: int = 1
+) -> float:
   """Compiled bytes, as trials let expect.
 
   What a turn of a loop needs beside what is saved depends on which values are saved, in ways that only compiles show,
@@ -90,12 +91,14 @@ def predicted_bytes(candidate: SearchCandidate, trials: Sequence[Trial], untried
     candidate: that is thought of.
     trials: so far.
     untried_ratio: from estimates to compiled bytes while there is none.
+    num_shards: of what loops save, whose estimates are of the whole arrays where compiled bytes are one device's.
   """
   num_bytes = candidate.estimated_bytes
   alike = in_loops(trials)
   if alike and any(candidate.scan_bodies):
     weights = [(1 + _distance(candidate, trial)) ** -2.0 for trial in alike]
-    return num_bytes + float(np.average([trial.error_bytes for trial in alike], weights=weights))
+    errors = [trial.error_bytes(num_shards) for trial in alike]
+    return num_bytes / num_shards + float(np.average(errors, weights=weights))
   if not trials:
     return num_bytes * untried_ratio
   kin = [trial for trial in trials if trial.candidate.kin == candidate.kin]
@@ -108,19 +111,23 @@ def predicted_bytes(candidate: SearchCandidate, trials: Sequence[Trial], untried
   return compiled[nearest] + slope * (num_bytes - estimated[nearest])
 
 
-def doubted_bytes(candidate: SearchCandidate, trials: Sequence[Trial], least_spread: float) -> float:
+def doubted_bytes(
+  candidate: SearchCandidate, trials: Sequence[Trial], least_spread: float, num_shards: int = 1
+) -> float:
   """That the prediction for scan bodies may be too high by: the errors' spread, or less if it is like one tried.
 
   Args:
     candidate: as for `predicted_bytes`.
     trials: as for `predicted_bytes`.
     least_spread: bytes that errors are taken to differ by, at least.
+    num_shards: as for `predicted_bytes`.
   """
   alike = in_loops(trials)
   if not alike or not any(candidate.scan_bodies):
     return 0.0
   nearest = min(_distance(candidate, trial) for trial in alike)
-  return max(float(np.std([trial.error_bytes for trial in alike])), least_spread) * nearest / (CUT_WEIGHT + nearest)
+  spread = float(np.std([trial.error_bytes(num_shards) for trial in alike]))
+  return max(spread, least_spread) * nearest / (CUT_WEIGHT + nearest)
 
 
 def _distance(candidate: SearchCandidate, trial: Trial) -> int:

@@ -91,14 +91,16 @@ class Form(enum.Enum):
   FIRST = "products, the value made first"
 
 
-def save_curve(graph: ForwardGraph, start: int, stop: int, form: Form = Form.EVERY_OP) -> list[CurvePoint]:
+def save_curve(
+  graph: ForwardGraph, start: int, stop: int, form: Form = Form.EVERY_OP, max_points: int = 16
+) -> list[CurvePoint]:
   """Choices for one segment, from nothing saved to not wrapped at all: bytes rise, FLOPs fall.
 
   Each repeats the least that its bytes allow, of what the form counts. What spares less than a thousandth of the
   segment is left out.
   """
   region = _SavingRegion(graph, start, stop)
-  points = region.points(form)
+  points = region.points(form, max_points)
   bare, everything = points[0].flops, int(graph.residual_bytes()[start:stop].sum())
   if not bare or not everything:
     return points[:1]
@@ -130,7 +132,7 @@ class _SavingRegion:
     self._is_product = self._flops > _PRODUCT_FLOPS_PER_BYTE * np.array(moved, np.float64)
     self._wanted = [local[value] for value in self._values if value in graph.residuals]
 
-  def points(self, form: Form) -> list[CurvePoint]:
+  def points(self, form: Form, max_points: int) -> list[CurvePoint]:
     """The frontier, with the FLOPs of all that is repeated."""
     graph = self._graph
     weight = {Form.EVERY_OP: 1.0, Form.LAST: _OTHER_OPS, Form.FIRST: 0.0}[form]
@@ -142,6 +144,7 @@ class _SavingRegion:
       *_csr(self._outputs),
       np.array(sizes, np.int64),
       np.array(self._wanted, np.int32),
+      max_sets=max_points,
       is_early=form is Form.FIRST,
     )
     return [self.point(self._values[i] for i in saved) for saved, *_ in found]

@@ -29,6 +29,7 @@ from coopjax.policy_engine.save_curves import CurvePoint, Form, choice_of, climb
 from coopjax.policy_engine.working_set import WorkingSets
 
 _MAX_CUTTINGS = 4
+_MAX_POINTS = 64  # of a curve: steps are taken once for each layer
 DOTS, DOTS_WITHOUT_BATCH = "all products", "products without batch dimensions"
 
 
@@ -179,7 +180,7 @@ def _carry_out(body: core.Jaxpr, nested: tuple[Region, ...], equation_id: int) -
 
 def _body(turns: WorkingSets, bounds: tuple[int, ...], length: int, form: Form) -> Body:
   graph = turns.graph
-  curves = [save_curve(graph, start, stop, form) for start, stop in itertools.pairwise(bounds)]
+  curves = [save_curve(graph, start, stop, form, _MAX_POINTS) for start, stop in itertools.pairwise(bounds)]
   return Body(
     bounds,
     int(length * bytes_between(graph, bounds).sum()),

@@ -160,6 +160,8 @@ class SearchSpace[Decisions: Hashable](Protocol):
   @property
   def baseline_bytes(self) -> float: ...
   @property
+  def is_spread(self) -> bool: ...
+  @property
   def undecided(self) -> Decisions: ...
 
 
@@ -217,6 +219,10 @@ class _Search[Decisions: Hashable]:
     self._misses = 0  # since a plan holds: tries that made nothing better
     self._passed: set[SearchCandidate[Decisions]] = set()
     self._baseline = float(baseline_temp_bytes)
+    # The program without checkpoints is scheduled differently, so it lends its ratio only until there is a trial.
+    self._ratio = self._baseline / max(space.baseline_bytes, 1.0)
+    undone = min((candidate.estimated_bytes for candidate in space.found if not candidate.flops), default=0.0)
+    self._num_shards = max(1, round(undone / max(self._baseline, 1.0))) if space.is_spread else 1
 
   def record(self, trial: Trial[Decisions]) -> None:
     is_first = not self._holds
@@ -249,8 +255,9 @@ class _Search[Decisions: Hashable]:
       min(trial.temp_bytes for trial in bare_tried) > _WITHIN_REACH * self._budget
     )
     if self._feasible() or (self._holds and self._tried):
-      # What a person would try is tried, too, where it might fit.
-      near = [c for c in untried if (c.is_by_hand or c.is_bare) and self._predict(c) <= _NEARBY * self._budget]
+      # What a person would try of loops is tried, too, where it might fit.
+      near = [c for c in untried if any(c.scan_bodies) and (c.is_by_hand or c.is_bare)]
+      near = [c for c in near if self._predict(c) <= _NEARBY * self._budget]
       return self._first(near, lambda candidate: (self._predict(candidate), candidate.flops))
     if is_hopeless:
       return None
@@ -332,13 +339,13 @@ class _Search[Decisions: Hashable]:
     return min(self._feasible(), key=lambda trial: trial.flops, default=None)
 
   def _predict(self, candidate: SearchCandidate[Decisions]) -> float:
-    # The program without checkpoints is scheduled differently, so it lends its ratio only until there is a trial.
-    return predicted_bytes(candidate, self._tried, self._baseline / max(self._space.baseline_bytes, 1.0))
+    return predicted_bytes(candidate, self._tried, self._ratio, self._num_shards)
 
   def _hoped(self, candidate: SearchCandidate[Decisions]) -> float:
     """The prediction, less what it may be too high by once a plan holds: the more tries missed, the less."""
     boldness = max(0.0, 1 - self._misses / _MAX_BOLD_MISSES) if self._feasible() else 0.0
-    return self._predict(candidate) - boldness * doubted_bytes(candidate, self._tried, _DOUBT * self._budget)
+    doubt = doubted_bytes(candidate, self._tried, _DOUBT * self._budget, self._num_shards)
+    return self._predict(candidate) - boldness * doubt
 
 
 def _tolerance(candidate: SearchCandidate) -> float:

@@ -41,7 +41,9 @@ def run(invented, budget, baseline=1650, max_rounds=6, below_flops=math.inf):
     found.append(
       Candidate(lambda decisions=decisions: decisions, each.estimated, 0.0, each.flops, each.is_bare, kin=each.kin)
     )
-  space = types.SimpleNamespace(found=found, forward_flops=FORWARD, baseline_bytes=1545.0, undecided=PolicyDecisions())
+  space = types.SimpleNamespace(
+    found=found, forward_flops=FORWARD, baseline_bytes=1545.0, undecided=PolicyDecisions(), is_spread=False
+  )
   last = []
 
   def temp_bytes_of(decisions):

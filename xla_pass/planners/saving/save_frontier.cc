@@ -12,6 +12,8 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kRounding = 1e-9;   // of a cost
+constexpr int64_t kWork = 4'000'000;   // values and ops that the minimum cuts of a frontier may go through together
+constexpr int64_t kLeastCuts = 8;
 constexpr double kTie = 1e-7;        // of all costs: for all bytes, so that of sets that cost as much the smaller is taken
 
 class FrontierSearch {
@@ -69,7 +71,8 @@ class FrontierSearch {
     for (const SavedSet& set : sets_) {
       if (set.bytes <= limit && IsBetter(set, best_)) best_ = set;
     }
-    cuts_left_ = options_.max_cuts;
+    const int64_t size = static_cast<int64_t>(producer_.size()) + problem_.outputs.num_rows();
+    cuts_left_ = std::clamp(kWork / (size * options_.max_sets), kLeastCuts, options_.max_cuts);
     best_.least_cost = std::min(best_.cost, Branch(limit));
     return best_;
   }
