@@ -211,13 +211,13 @@ def _num_meetings(sizes: tuple[int, int, int], steps: tuple[int, int, int], low:
 def _fft(equation: core.JaxprEqn) -> float:
   """5 n log2 n of a complex transform, half of that for real values on one side."""
   size = max(_sizes([equation.invars[0], equation.outvars[0]]))
-  is_real = any(atom.aval.dtype.kind == "f" for atom in (equation.invars[0], equation.outvars[0]))
-  return (2.5 if is_real else 5.0) * size * math.log2(max(math.prod(equation.params["fft_lengths"]), 1))
+  kinds = {getattr(getattr(atom.aval, "dtype", None), "kind", "") for atom in (equation.invars[0], equation.outvars[0])}
+  return (2.5 if "f" in kinds else 5.0) * size * math.log2(max(math.prod(equation.params["fft_lengths"]), 1))
 
 
 def _sort(equation: core.JaxprEqn) -> float:
   """A comparison per element and level, for keys and what goes with them."""
-  axis = equation.params.get("dimension", equation.params.get("axis", equation.params.get("reduction_dimension")))
+  axis = next(equation.params[key] for key in ("dimension", "axis", "reduction_dimension") if key in equation.params)
   return sum(_sizes(equation.invars)) * float(_ceil_log2(_shape(equation.invars[0])[axis]))
 
 

@@ -110,6 +110,11 @@ class JointCandidate:
     """The decisions for scan bodies, per region."""
     return tuple(share.decisions.scan_bodies for share in self.decisions)
 
+  @property
+  def has_loops(self) -> bool:
+    """It decides on scan bodies."""
+    return any(self.scan_bodies)
+
   @functools.cached_property
   def traits(self) -> Traits:
     """Of the scan bodies of all regions."""

@@ -59,6 +59,11 @@ class Candidate:
     """The decisions for scan bodies."""
     return self.decisions.scan_bodies
 
+  @property
+  def has_loops(self) -> bool:
+    """It decides on scan bodies."""
+    return bool(self.scan_bodies)
+
   @functools.cached_property
   def traits(self) -> Traits:
     """Of its scan bodies."""
@@ -197,7 +202,7 @@ class Ladder:
   def saving(self, choices: Sequence[CurvePoint]) -> Candidate:
     """The candidate that makes these choices for its scans, and leaves everything else as it is."""
     at = dict(zip(self._scan_at, choices, strict=True))
-    points = [at.get(start, curve[-1]) for start, curve in zip(self._bounds, self._curves)]
+    points = [at[start] if start in at else curve[-1] for start, curve in zip(self._bounds, self._curves)]
     return dataclasses.replace(self._candidate(points, False), is_by_hand=True)
 
   def beyond(self) -> Iterator[Candidate]:

@@ -19,7 +19,7 @@ an input that the segment only adds to something may count as needed, and XLA dr
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jax.extend import core
@@ -161,7 +161,7 @@ def carried_inputs(body: core.Jaxpr, bounds: Sequence[int], carried: Sequence[co
   return _sole_inputs(body, bounds, made)[0]
 
 
-def _sole_inputs(jaxpr: core.Jaxpr, bounds: Sequence[int], made: dict[core.Var, Value]) -> list[tuple[Input, ...]]:
+def _sole_inputs(jaxpr: core.Jaxpr, bounds: Sequence[int], made: Mapping[core.Var, Value]) -> list[tuple[Input, ...]]:
   readers: dict[core.Var, set[int]] = {var: set() for var in made}
   for position, equation in enumerate(jaxpr.eqns):
     segment = int(np.searchsorted(bounds, position, side="right")) - 1

@@ -44,8 +44,10 @@ class SearchCandidate[Decisions: Hashable](Protocol):
   def kin(self) -> Hashable: ...
   @property
   def scan_bodies(self) -> Hashable: ...
-  @property
+  @functools.cached_property
   def traits(self) -> Traits: ...
+  @property
+  def has_loops(self) -> bool: ...
   @property
   def summary(self) -> str: ...
 
@@ -73,7 +75,7 @@ class Trial[Decisions: Hashable]:
 
 def in_loops(trials: Sequence[Trial]) -> list[Trial]:
   """Those that decide on scan bodies."""
-  return [trial for trial in trials if any(trial.candidate.scan_bodies)]
+  return [trial for trial in trials if trial.candidate.has_loops]
 
 
 def predicted_bytes(
@@ -95,7 +97,7 @@ def predicted_bytes(
   """
   num_bytes = candidate.estimated_bytes
   alike = in_loops(trials)
-  if alike and any(candidate.scan_bodies):
+  if alike and candidate.has_loops:
     weights = [(1 + _distance(candidate, trial)) ** -2.0 for trial in alike]
     errors = [trial.error_bytes(num_shards) for trial in alike]
     return num_bytes / num_shards + float(np.average(errors, weights=weights))
@@ -123,7 +125,7 @@ def doubted_bytes(
     num_shards: as for `predicted_bytes`.
   """
   alike = in_loops(trials)
-  if not alike or not any(candidate.scan_bodies):
+  if not alike or not candidate.has_loops:
     return 0.0
   nearest = min(_distance(candidate, trial) for trial in alike)
   spread = float(np.std([trial.error_bytes(num_shards) for trial in alike]))

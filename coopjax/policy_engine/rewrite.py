@@ -104,7 +104,7 @@ def describe(traced: TracedFn, decisions: PolicyDecisions) -> tuple[ValueDecisio
     wrapped = [p for leaf, is_repeated in region.leaves if is_repeated for p in range(leaf.start, leaf.stop)]
     for position in sorted({*wrapped, *(position for position, _ in kept if position >= 0)}):
       found += _value_decisions(equations[position], steps, _kept_at(position, kept))
-    found += [_carry_decision(table[region.scan_id], index, steps) for position, index in kept if position < 0]
+    found += [_carry_decision(table[region.scan_id], int(index), steps) for position, index in kept if position < 0]
   return tuple(sorted(found, key=lambda decision: -decision.num_bytes))
 
 

@@ -235,12 +235,12 @@ class _Search[Decisions: Hashable]:
     if self._holds:
       least = min([self._below_flops, *(trial.flops for trial in self._feasible())])
       untried = [c for c in untried if c.flops < least - _tolerance(c) * self._space.forward_flops]
-    fitting = [c for c in untried if self._hoped(c) <= self._limit(is_looped=any(c.scan_bodies))]
+    fitting = [c for c in untried if self._hoped(c) <= self._limit(is_looped=c.has_loops)]
     while fitting and (self._holds or not is_last):
       found = self._first(
         self._nearly_cheapest(fitting),
         lambda candidate: (
-          self._hoped(candidate) if any(candidate.scan_bodies) else 0,
+          self._hoped(candidate) if candidate.has_loops else 0,
           candidate.num_segments if candidate.kin else -candidate.num_segments,
           candidate.flops,
           candidate.estimated_bytes,
@@ -256,7 +256,7 @@ class _Search[Decisions: Hashable]:
     )
     if self._feasible() or (self._holds and self._tried):
       # What a person would try of loops is tried, too, where it might fit.
-      near = [c for c in untried if any(c.scan_bodies) and (c.is_by_hand or c.is_bare)]
+      near = [c for c in untried if c.has_loops and (c.is_by_hand or c.is_bare)]
       near = [c for c in near if self._predict(c) <= _NEARBY * self._budget]
       return self._first(near, lambda candidate: (self._predict(candidate), candidate.flops))
     if is_hopeless:
@@ -349,4 +349,4 @@ class _Search[Decisions: Hashable]:
 
 
 def _tolerance(candidate: SearchCandidate) -> float:
-  return _LOOP_TOLERANCE if any(candidate.scan_bodies) else _TOLERANCE
+  return _LOOP_TOLERANCE if candidate.has_loops else _TOLERANCE

@@ -18,10 +18,11 @@ namespace coopjax {
 
 struct Work {
   int64_t steps = 0;
-  int64_t num_cuts = 0;   // how often an allowance was found to be over
+  int64_t num_cuts = 0;  // how often an allowance was found to be over
   Fuse fuse;
 };
 
+// NOLINTNEXTLINE(bugprone-throwing-static-initialization): it is made by the compiler
 inline constinit thread_local Work thread_work;
 
 inline void CountSteps(int64_t steps) { thread_work.steps += steps; }

@@ -134,10 +134,7 @@ class CoreSearch {
 class Search {
  public:
   Search(const PackingProblem& problem, const PackingSearchOptions& options)
-      : problem_(problem),
-        options_(options),
-        effort_(options.effort),
-        blocks_(MakePackingBlocks(problem)) {}
+      : problem_(problem), options_(options), effort_(options.effort), blocks_(MakePackingBlocks(problem)) {}
 
   PackingSearchResult Run() {
     bound_ = PackingLowerBound(blocks_);

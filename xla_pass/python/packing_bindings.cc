@@ -81,8 +81,7 @@ void BindProblem(nb::module_& m) {
           "One greedy packer: an order of packing.h, first or best fit.")
       .def(
           "search",
-          [](const PackingProblem& self, int64_t effort, bool peels, bool branches, bool anneals,
-             uint64_t seed) {
+          [](const PackingProblem& self, int64_t effort, bool peels, bool branches, bool anneals, uint64_t seed) {
             PackingSearchResult result;
             {
               nb::gil_scoped_release release;
@@ -90,9 +89,8 @@ void BindProblem(nb::module_& m) {
             }
             return ToDict(self, result);
           },
-          nb::kw_only(), nb::arg("effort"), nb::arg("peels") = true,
-          nb::arg("branches") = true, nb::arg("anneals") = true, nb::arg("seed") = 0,
-          "The search of packing/search.h.");
+          nb::kw_only(), nb::arg("effort"), nb::arg("peels") = true, nb::arg("branches") = true,
+          nb::arg("anneals") = true, nb::arg("seed") = 0, "The search of packing/search.h.");
 }
 
 }  // namespace

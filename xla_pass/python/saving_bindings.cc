@@ -36,7 +36,8 @@ void BindSaving(nb::module_& m) {
       nb::arg("value_bytes"), nb::arg("wanted"), nb::kw_only(), nb::arg("max_sets") = defaults.max_sets,
       nb::arg("max_cuts") = defaults.max_cuts, nb::arg("relative_gap") = defaults.relative_gap,
       nb::arg("is_early") = defaults.is_early,
-      "What a checkpointed region saves, from the fewest bytes to the least cost; see planners/saving/save_frontier.h.");
+      "What a checkpointed region saves, from the fewest bytes to the least cost; see "
+      "planners/saving/save_frontier.h.");
 }
 
 }  // namespace coopjax::python

@@ -16,8 +16,7 @@ void BindWork(nb::module_& m) {
   m.def("num_cuts", [] { return thread_work.num_cuts; }, "How often this thread found an allowance to be over.");
   m.def("count_cut", [] { ++thread_work.num_cuts; }, "Notes that one was found to be over outside of the core.");
   m.def(
-      "light_fuse",
-      [](std::optional<double> seconds) { thread_work.fuse = seconds ? Fuse(*seconds) : Fuse(); },
+      "light_fuse", [](std::optional<double> seconds) { thread_work.fuse = seconds ? Fuse(*seconds) : Fuse(); },
       nb::arg("seconds").none(), "After so many seconds every allowance of this thread is over; None: never.");
   m.def("is_fuse_blown", [] { return thread_work.fuse.IsBlown(); }, "Whether these seconds have passed.");
   m.def("fuse_seconds_left", [] { return thread_work.fuse.SecondsLeft(); }, "inf where no fuse is lit.");

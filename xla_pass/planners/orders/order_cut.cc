@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <limits>
 
-#include "base/min_cut.h"
 #include "base/allowance.h"
+#include "base/min_cut.h"
 #include "program/dependences.h"
 #include "program/liveness.h"
 

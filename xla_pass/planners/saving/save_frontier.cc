@@ -14,7 +14,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kRounding = 1e-9;   // of a cost
 constexpr int64_t kWork = 4'000'000;   // values and ops that the minimum cuts of a frontier may go through together
 constexpr int64_t kLeastCuts = 8;
-constexpr double kTie = 1e-7;        // of all costs: for all bytes, so that of sets that cost as much the smaller is taken
+constexpr double kTie = 1e-7;  // of all costs: for all bytes, so that of sets that cost as much the smaller is taken
 
 class FrontierSearch {
  public:
@@ -48,7 +48,7 @@ class FrontierSearch {
       if (best.cost > found.back().cost) {
         found.push_back(std::move(best));
       } else {
-        found.back() = std::move(best);   // as little in fewer bytes
+        found.back() = std::move(best);  // as little in fewer bytes
       }
     }
     std::reverse(found.begin(), found.end());
@@ -62,12 +62,12 @@ class FrontierSearch {
   struct Relaxation {
     double bound = kInfinity;
     SavedSet within, beyond;
-    bool is_exact = false;   // `within` is the best choice
+    bool is_exact = false;  // `within` is the best choice
   };
 
   SavedSet BestWithin(int64_t limit) {
     const auto it = std::find_if(sets_.begin(), sets_.end(), [&](const SavedSet& set) { return set.bytes <= limit; });
-    best_ = *it;   // there is always the set of the fewest bytes
+    best_ = *it;  // there is always the set of the fewest bytes
     for (const SavedSet& set : sets_) {
       if (set.bytes <= limit && IsBetter(set, best_)) best_ = set;
     }
@@ -149,10 +149,11 @@ class FrontierSearch {
     MinCut cut(sink + 1);
     for (int32_t value = 0; value < num_values; ++value) {
       if (is_wanted_[value]) cut.AddEdge(source, value, never);
-      if (producer_[value] < 0) continue;   // an input of the region
-      const double to_save = !MaySave(value)                      ? never
-                             : answer_[value] == Answer::kSaved ? 0
-                                                                : price * static_cast<double>(problem_.value_bytes[value]);
+      if (producer_[value] < 0) continue;  // an input of the region
+      const double to_save = !MaySave(value) ? never
+                             : answer_[value] == Answer::kSaved
+                                 ? 0
+                                 : price * static_cast<double>(problem_.value_bytes[value]);
       cut.AddEdge(value, num_values + producer_[value], to_save);
     }
     for (int32_t op = 0; op < num_ops; ++op) {
@@ -169,8 +170,8 @@ class FrontierSearch {
     for (int32_t value = 0; value < num_values; ++value) {
       if (is_wanted_[value] && !cut.IsOnSourceSide(value)) set.cost = kInfinity;
       // One that is answered to be saved counts even where nothing needs it: the bound takes its bytes for spent.
-      const bool is_cut = producer_[value] >= 0 && cut.IsOnSourceSide(value) &&
-                          !cut.IsOnSourceSide(num_values + producer_[value]);
+      const bool is_cut =
+          producer_[value] >= 0 && cut.IsOnSourceSide(value) && !cut.IsOnSourceSide(num_values + producer_[value]);
       if (!is_cut && answer_[value] != Answer::kSaved) continue;
       if (!MaySave(value)) set.cost = kInfinity;
       set.values.push_back(value);
@@ -179,9 +180,7 @@ class FrontierSearch {
     return set;
   }
 
-  bool MaySave(int32_t value) const {
-    return problem_.value_bytes[value] >= 0 && answer_[value] != Answer::kNotSaved;
-  }
+  bool MaySave(int32_t value) const { return problem_.value_bytes[value] >= 0 && answer_[value] != Answer::kNotSaved; }
 
   bool IsBetter(const SavedSet& a, const SavedSet& b) const {
     return std::pair(a.cost, a.bytes) < std::pair(b.cost, b.bytes);
@@ -203,14 +202,14 @@ class FrontierSearch {
 
   const SavingProblem& problem_;
   const SaveFrontierOptions options_;
-  std::vector<int32_t> producer_;   // per value; -1 for an input of the region
+  std::vector<int32_t> producer_;  // per value; -1 for an input of the region
   std::vector<uint8_t> is_wanted_;
-  std::vector<Answer> answer_;      // per value: of the branch under way
+  std::vector<Answer> answer_;  // per value: of the branch under way
   double all_cost_ = 0;
   int64_t all_bytes_ = 0;
   double gap_ = 0;
-  std::vector<SavedSet> sets_;      // none worse than another in bytes and in cost
-  SavedSet best_;                   // within the limit under way
+  std::vector<SavedSet> sets_;  // none worse than another in bytes and in cost
+  SavedSet best_;  // within the limit under way
   int64_t cuts_left_ = 0;
 };
 

@@ -33,13 +33,13 @@ struct SavedSet {
 
 struct SaveFrontierOptions {
   int32_t max_sets = 64;         // that the frontier has at most, at least a 64th of its bytes apart
-  int64_t max_cuts = 200;        // minimum cuts for one of them; less in large problems, so that all take about as long
-  double relative_gap = 1e-3;    // of the cost of saving nothing: what is no reason to search on
-  bool is_early = false;         // of choices that cost as much, the one that saves the values made first, not last
+  int64_t max_cuts = 200;  // minimum cuts for one of them; less in large problems, so that all take about as long
+  double relative_gap = 1e-3;  // of the cost of saving nothing: what is no reason to search on
+  bool is_early = false;  // of choices that cost as much, the one that saves the values made first, not last
 };
 
-// From the fewest bytes to the least cost, each set with more bytes and less cost than the one before. Empty if a wanted
-// value can neither be saved nor made again.
+// From the fewest bytes to the least cost, each set with more bytes and less cost than the one before. Empty if a
+// wanted value can neither be saved nor made again.
 std::vector<SavedSet> SaveFrontier(const SavingProblem& problem, const SaveFrontierOptions& options = {});
 
 }  // namespace coopjax

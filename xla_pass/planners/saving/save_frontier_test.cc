@@ -78,9 +78,9 @@ TEST(SavesThePointBetweenTwoWantedValues) {
 }
 
 TEST(FindsWhatNoPriceFinds) {
-  // Three chains by themselves, of 10 bytes for 60, 9 for 50 and 9 for 50: at 18 bytes the best is no corner of the hull.
-  const SavingProblem problem =
-      ProblemOf({{{}, {0}, 60}, {{}, {1}, 50}, {{}, {2}, 50}}, {10, 9, 9}, {0, 1, 2});
+  // Three chains by themselves, of 10 bytes for 60, 9 for 50 and 9 for 50: at 18 bytes the best is no corner of the
+  // hull.
+  const SavingProblem problem = ProblemOf({{{}, {0}, 60}, {{}, {1}, 50}, {{}, {2}, 50}}, {10, 9, 9}, {0, 1, 2});
   for (const SavedSet& set : SaveFrontier(problem)) {
     if (set.bytes == 18) EXPECT_EQ(set.cost, 60.0);
     EXPECT_EQ(set.cost, LeastCost(problem, set.bytes));

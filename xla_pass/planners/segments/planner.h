@@ -42,8 +42,8 @@ struct SegmentResult {
   int64_t moves = 0;              // taken by polishing
 };
 
-// `order` is a valid schedule without repeats. When the steps are up, the best so far. When the budget is not reached the
-// schedule is the one nearest to it.
+// `order` is a valid schedule without repeats. When the steps are up, the best so far. When the budget is not reached
+// the schedule is the one nearest to it.
 SegmentResult PlanSegments(const StepProgram& program, std::span<const OpId> order, int64_t budget_bytes,
                            const SegmentOptions& options);
 
