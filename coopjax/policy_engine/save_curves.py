@@ -107,6 +107,8 @@ def save_curve(
   kept = points[:1]
   for point in points[1:]:
     if point.saved_bytes < everything and point.flops <= kept[-1].flops - MIN_SHARE * bare:
+      while kept and kept[-1].saved_bytes >= point.saved_bytes:  # of two values by one name, say
+        kept.pop()
       kept.append(point)
   return [*kept, CurvePoint(everything, 0.0, False, ())]
 

@@ -9,6 +9,10 @@ least finely cut: their pieces are small, and XLA does not fuse across a cut.) O
 might just fit is compiled, too; of those that hold, the one that repeats least is taken. A handful of compiles
 suffices.
 
+What a turn of a loop needs beside what it saves depends on which values are saved: of scan bodies the errors of all
+trials count, the more the more alike the bodies are (`predictions`); candidates unlike all tried get the benefit of the
+doubt, and those that a person would pick are tried if they might fit.
+
 Where the HLO engine works under the checkpoints (`HloEngineShare`), the curve is of bytes without its help, and what it
 repeats counts like the rest. How far it helps is seen from compile to compile: once a plan holds, candidates that need
 somewhat more bytes than it does are worth a try, too.
