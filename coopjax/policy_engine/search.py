@@ -53,7 +53,8 @@ _WITHIN_REACH = 1.1  # of the budget: worth more tries
 _AIDED_MARGIN = 0.25  # of what the best plan takes unaided: the HLO engine may help out with more
 _MAX_AIDED_MISSES = 3  # tries at that
 _TOLERANCE = 0.03  # of the forward FLOPs: what is no reason to prefer a candidate, or to compile once more
-_LOOP_TOLERANCE = 0.003  # the same where scan bodies are decided on, whose layers need no rule to be alike
+_LOOP_TOLERANCE = 0.003  # the same where scan bodies are decided on, whose layers need no rule to be alike; or
+_LOOP_SHARE = 0.02  # of the FLOPs that are repeated, if that is less
 
 CompileFn = Callable[[Callable, Sequence[jax.ShapeDtypeStruct]], jax.stages.Compiled | OversizedProgram]
 
@@ -238,7 +239,7 @@ class _Search[Decisions: Hashable]:
     untried = [candidate for candidate in self._space.found if candidate not in self._passed]
     if self._holds:
       least = min([self._below_flops, *(trial.flops for trial in self._feasible())])
-      untried = [c for c in untried if c.flops < least - _tolerance(c) * self._space.forward_flops]
+      untried = [c for c in untried if c.flops < least - self._tolerance(c, least)]
     fitting = [c for c in untried if self._hoped(c) <= self._limit(is_looped=c.has_loops)]
     while fitting and (self._holds or not is_last):
       found = self._first(
@@ -298,7 +299,7 @@ class _Search[Decisions: Hashable]:
   def _nearly_cheapest(self, candidates: Sequence[SearchCandidate[Decisions]]) -> list[SearchCandidate[Decisions]]:
     """Those not worth telling apart from the cheapest: among them decides a rule that similar models follow alike."""
     least = min(candidate.flops for candidate in candidates)
-    return [c for c in candidates if c.flops <= least + _tolerance(c) * self._space.forward_flops]
+    return [c for c in candidates if c.flops <= least + self._tolerance(c, least)]
 
   def _first(
     self, candidates: Sequence[SearchCandidate[Decisions]], key: Callable
@@ -351,6 +352,8 @@ class _Search[Decisions: Hashable]:
     doubt = doubted_bytes(candidate, self._tried, _DOUBT * self._budget, self._num_shards)
     return self._predict(candidate) - boldness * doubt
 
-
-def _tolerance(candidate: SearchCandidate) -> float:
-  return _LOOP_TOLERANCE if candidate.has_loops else _TOLERANCE
+  def _tolerance(self, candidate: SearchCandidate[Decisions], least_flops: float) -> float:
+    """FLOPs that are no reason to prefer a candidate to one that repeats so many, or to compile once more."""
+    if not candidate.has_loops:
+      return _TOLERANCE * self._space.forward_flops
+    return min(_LOOP_TOLERANCE * self._space.forward_flops, _LOOP_SHARE * least_flops)
