@@ -156,7 +156,8 @@ class _SavingRegion:
     graph, saved = self._graph, set(saved)
     needed, flops = {self._values[i] for i in self._wanted}, 0.0
     for i in reversed(range(len(self._flops))):
-      if any(self._values[value] in needed - saved for value in self._outputs[i]):
+      made = (self._values[value] for value in self._outputs[i])
+      if any(value in needed and value not in saved for value in made):
         flops += self._flops[i]
         needed.update(self._values[value] for value in self._inputs[i])
     kept = needed & saved

@@ -12,7 +12,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kRounding = 1e-9;   // of a cost
-constexpr int64_t kWork = 4'000'000;   // values and ops that the minimum cuts of a frontier may go through together
+constexpr int64_t kWork = 1'500'000;   // values and ops that the minimum cuts of a frontier may go through together
 constexpr int64_t kLeastCuts = 8;
 constexpr double kTie = 1e-7;  // of all costs: for all bytes, so that of sets that cost as much the smaller is taken
 
@@ -35,7 +35,8 @@ class FrontierSearch {
   }
 
   std::vector<SavedSet> Run() {
-    const SavedSet least = FewestBytes(), most = LeastCost();
+    least_ = FewestBytes(), most_ = LeastCost();
+    const SavedSet least = least_, most = most_;
     if (!std::isfinite(least.cost)) return {};
     gap_ = options_.relative_gap * least.cost;
     Offer(least);
@@ -84,19 +85,21 @@ class FrontierSearch {
     const int32_t value = ToBranchOn(relaxed);
     if (value < 0) return relaxed.bound;
     double least = kInfinity;
+    ++depth_;
     for (Answer answer : {Answer::kSaved, Answer::kNotSaved}) {
       answer_[value] = answer;
       least = std::min(least, Branch(limit));
     }
+    --depth_;
     answer_[value] = Answer::kOpen;
     return std::max(least, relaxed.bound);
   }
 
   Relaxation Relax(int64_t limit) {
     Relaxation result;
-    result.within = FewestBytes();
+    result.within = depth_ == 0 ? least_ : FewestBytes();   // with nothing answered, the same for every limit
     if (!std::isfinite(result.within.cost) || result.within.bytes > limit) return result;
-    result.beyond = LeastCost();
+    result.beyond = depth_ == 0 ? most_ : LeastCost();
     if (result.beyond.bytes <= limit) {
       result.within = std::move(result.beyond);
       result.is_exact = true;
@@ -209,6 +212,8 @@ class FrontierSearch {
   int64_t all_bytes_ = 0;
   double gap_ = 0;
   std::vector<SavedSet> sets_;  // none worse than another in bytes and in cost
+  SavedSet least_, most_;           // of the fewest bytes, and of the least cost
+  int depth_ = 0;                   // answers of the branch under way
   SavedSet best_;  // within the limit under way
   int64_t cuts_left_ = 0;
 };
