@@ -89,7 +89,7 @@ class Candidates:
         graphs[barest] = forward_graph(apply_to_scans(jaxpr, barest), differentiable)
       looped = graphs[barest]
       self._add_ladders(looped, ScanLevel(scans, level, are_alone=True), is_cut=not only_scans)
-      if link is not None:
+      if link is not None and all(scan.body(level).offload_curve for scan in scans):
         self._add_ladders(looped, ScanLevel(scans, level, True, may_offload=True), is_cut=not only_scans, host=host)
       if not only_scans:
         self._add_ladders(looped, ScanLevel(scans, level, are_alone=False))

@@ -153,5 +153,6 @@ def test_hardware_that_is_not_there(target):
   found = coopjax.frontier(loss, *shapes, budgets=[0.7], planner="peak", target=target)
   (point,), (plain, *_, layered) = found.points, found.references
   assert point.temp_bytes <= point.budget_bytes == int(0.7 * plain.temp_bytes) and found.target == target
-  assert plain.extra_compute == 0 < point.extra_compute and point.recompute_flops > 0 < layered.recompute_flops
+  # Seconds may be fewer: what is not saved is not moved.
+  assert plain.extra_compute == 0 and point.recompute_flops > 0 < layered.recompute_flops
   assert layered.name == "checkpoint per layer" and not found.omitted
