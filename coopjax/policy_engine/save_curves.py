@@ -99,7 +99,7 @@ def save_curve(
   Each repeats the least that its bytes allow, of what the form counts. What spares less than a thousandth of the
   segment is left out.
   """
-  region = _SavingRegion(graph, start, stop)
+  region = SavingRegion(graph, start, stop)
   points = region.points(form, max_points)
   bare, everything = points[0].flops, int(graph.residual_bytes()[start:stop].sum())
   if not bare or not everything:
@@ -113,14 +113,7 @@ def save_curve(
   return [*kept, CurvePoint(everything, 0.0, False, ())]
 
 
-def choice_of(graph: ForwardGraph, saved: Iterable[Value]) -> CurvePoint:
-  """A whole region under a checkpoint that saves these values, without those that nothing reads then."""
-  region = _SavingRegion(graph, 0, graph.num_positions)
-  wanted = frozenset(saved)
-  return region.point(value for value, name in enumerate(graph.named) if name in wanted)
-
-
-class _SavingRegion:
+class SavingRegion:
   """A segment as `_core.save_frontier` is told of it: the ops, and what they read and make, in numbers of its own."""
 
   def __init__(self, graph: ForwardGraph, start: int, stop: int):
@@ -133,6 +126,11 @@ class _SavingRegion:
     moved = [sum(graph.value_bytes[value] for value in (*op.inputs, *op.outputs)) for op in ops]
     self._is_product = self._flops > _PRODUCT_FLOPS_PER_BYTE * np.array(moved, np.float64)
     self._wanted = [local[value] for value in self._values if value in graph.residuals]
+
+  def choice(self, saved: Iterable[Value]) -> CurvePoint:
+    """Under a checkpoint that saves these values, without those that nothing reads then."""
+    wanted = frozenset(saved)
+    return self.point(value for value in self._values if self._graph.named[value] in wanted)
 
   def points(self, form: Form, max_points: int) -> list[CurvePoint]:
     """The frontier, with the FLOPs of all that is repeated."""

@@ -25,7 +25,7 @@ from coopjax.policy_engine.offload import HostLink, HostTrips, Input, carried_in
 from coopjax.policy_engine.offload_curves import offload_curve
 from coopjax.policy_engine.residuals import ForwardGraph, forward_graph
 from coopjax.policy_engine.rewrite import apply_to_scans
-from coopjax.policy_engine.save_curves import CurvePoint, Form, choice_of, climb, save_curve
+from coopjax.policy_engine.save_curves import CurvePoint, Form, SavingRegion, climb, save_curve
 from coopjax.policy_engine.working_set import WorkingSets
 
 _MAX_CUTTINGS = 4
@@ -145,14 +145,14 @@ def _as_scan(
       for piece in bodies
     ]
   bodies += [*itertools.chain(*others), *(_nested(graph, piece, length) for piece in bodies[1:])]
-  pieces = [(0, graph.num_positions)]
+  pieces, whole = [(0, graph.num_positions)], SavingRegion(graph, 0, graph.num_positions)
   return Scan(
     equation_id,
     position,
     tuple(bodies),
     nested,
     named_values(body, graph),
-    lambda saved: _joined(turns, pieces, [choice_of(graph, saved)], length),
+    lambda saved: _joined(turns, pieces, [whole.choice(saved)], length),
   )
 
 

@@ -35,17 +35,17 @@ class FrontierSearch {
   }
 
   std::vector<SavedSet> Run() {
-    least_ = FewestBytes(), most_ = LeastCost();
-    const SavedSet least = least_, most = most_;
-    if (!std::isfinite(least.cost)) return {};
-    gap_ = options_.relative_gap * least.cost;
-    Offer(least);
-    Offer(most);
-    const int64_t step = (most.bytes - least.bytes) / options_.max_sets + 1;
-    std::vector<SavedSet> found = {most};
-    found.back().least_cost = most.cost;
-    while (found.back().bytes > least.bytes) {
-      SavedSet best = BestWithin(std::max(found.back().bytes - step, least.bytes));
+    least_ = FewestBytes();
+    most_ = LeastCost();
+    if (!std::isfinite(least_.cost)) return {};
+    gap_ = options_.relative_gap * least_.cost;
+    Offer(least_);
+    Offer(most_);
+    const int64_t step = (most_.bytes - least_.bytes) / options_.max_sets + 1;
+    std::vector<SavedSet> found = {most_};
+    found.back().least_cost = most_.cost;
+    while (found.back().bytes > least_.bytes) {
+      SavedSet best = BestWithin(std::max(found.back().bytes - step, least_.bytes));
       if (best.cost > found.back().cost) {
         found.push_back(std::move(best));
       } else {
