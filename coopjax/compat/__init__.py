@@ -21,6 +21,7 @@ from coopjax.compat.jaxprs import (
   rebuild,
   relabel,
   scan_carries,
+  scan_keeping,
   scan_slices,
   short_type,
   source_line,
@@ -42,6 +43,7 @@ from coopjax.compat.platforms import (
   hook_platform,
   loaded_hook_platforms,
   log_as_jax_does,
+  result_shapes,
   without_xla_remat,
 )
 from coopjax.compat.traces import (
@@ -84,7 +86,9 @@ __all__ = [
   "pinned_checkpoint",
   "rebuild",
   "relabel",
+  "result_shapes",
   "scan_carries",
+  "scan_keeping",
   "scan_slices",
   "short_type",
   "source_line",

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from jax import lax
 from jax._src import effects, linear_util, source_info_util
 from jax._src.ad_checkpoint import RematTraced
 from jax._src.core import JaxprEqnContext
@@ -222,6 +223,22 @@ def scan_carries(equation: core.JaxprEqn) -> Sequence[core.Var]:
   """The variables of a scan's body that hold its carry."""
   (body,) = sub_jaxprs(equation)
   return list(equation.params["ft_in"].update(body.invars).unpack()[1])
+
+
+def scan_keeping(
+  equation: core.JaxprEqn, values: Sequence[Any], evaluate: Callable[[core.Jaxpr, list[Any]], tuple[list[Any], Any]]
+) -> tuple[list[Any], Any]:
+  """A scan, run with its body evaluated otherwise: its outputs, and what else `evaluate` returns, stacked."""
+  (body,) = sub_jaxprs(equation)
+  consts, init, slices = (list(part) for part in equation.params["ft_in"].update(values).unpack())
+
+  def turn(carry, sliced):
+    outputs, kept = evaluate(body, [*consts, *carry, *sliced])
+    return outputs[: len(carry)], (outputs[len(carry) :], kept)
+
+  length, is_reversed = equation.params["length"], equation.params["reverse"]
+  carry, (stacked, kept) = lax.scan(turn, init, slices, length, is_reversed)
+  return [*carry, *stacked], kept
 
 
 def may_repeat(equation: core.JaxprEqn) -> bool:

@@ -108,8 +108,9 @@ class _Hook:
       compile_program: compiles the program in this thread, for a platform whose hook is installed.
 
     Returns:
-      The serialized module; what `compile_program` returns where JAX knows the program already.
+      The serialized module; what `compile_program` returns where no hook runs. None comes from JAX's compilation cache.
     """
+    compat.add_to_cache_key(_schedule_key)
     self._scheduling.module = None
     try:
       return compile_program()
@@ -119,6 +120,11 @@ class _Hook:
       return self._scheduling.module
     finally:
       del self._scheduling.module
+
+  @property
+  def is_scheduling(self) -> bool:
+    """A schedule is waited for in this thread."""
+    return hasattr(self._scheduling, "module")
 
   @contextlib.contextmanager
   def outcomes(self, mark: str | None) -> Iterator[list[Outcome]]:
@@ -161,7 +167,7 @@ class _Hook:
         if outcome is not None and key in keys:
           made.append(outcome)
       planned = outcome and outcome.module_bytes
-      if hasattr(self._scheduling, "module"):
+      if self.is_scheduling:
         self._scheduling.module = planned or bytes(module_bytes)
         raise _CapturedError
       return planned
@@ -218,6 +224,11 @@ def _warn_over_budget(outcome: Outcome) -> None:
     warnings.warn(message, BudgetExceededWarning, stacklevel=2)
   except BudgetExceededWarning:  # warnings are errors here, but an error in the callback would fail the compile
     _log.warning(message)
+
+
+def _schedule_key() -> str:
+  """Tells what is compiled to its schedule, which no cache ever holds, from the whole program, which one may."""
+  return "coopjax schedule" if _hook.is_scheduling else ""
 
 
 class _CapturedError(Exception):

@@ -8,7 +8,7 @@ each with a curve of its own; inside segments, that repeat them whole; and, insi
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from coopjax.policy_engine.rewrite import apply_to_scans
 from coopjax.policy_engine.save_curves import CurvePoint
 from coopjax.policy_engine.scan import DOTS, DOTS_WITHOUT_BATCH, Scan, find_scans
 from coopjax.policy_engine.segment_curves import SegmentBytes, SegmentCurves, TopOffload
+from coopjax.policy_engine.shards import WHOLE, Shards
 
 _LEAST_EXPLAINED = 0.75  # of the temporaries: below that, a profile says little of what checkpoints will do
 _MAX_NAMES = 8  # that a person may choose among: with more, all of them or one
@@ -39,6 +40,7 @@ class Candidates:
     only_scans: decide on scan bodies alone.
     profile: of the function as it is; without one, or where it explains too little, bytes are JAX's.
     link: to the host, if values may be offloaded.
+    shards: how devices share values (`shards.shards_of`); without, what is counted is of all devices together.
     planner: "coop" for what Coop's windows keep alone, "segments" for the ladders alone; all others both.
     ends_forward: the backward pass follows at once, so that the last segment is never worth repeating.
 
@@ -47,7 +49,7 @@ class Candidates:
     forward_flops: of the function, modelled.
     baseline_bytes: of the function as it is, as the candidates' are estimated.
     undecided: the decisions that leave it so.
-    is_spread: a device holds a part of what is counted here.
+    is_spread: a device holds a part of what is counted here, and which is not known.
   """
 
   undecided = PolicyDecisions()
@@ -59,15 +61,17 @@ class Candidates:
     profile: CompiledProfile | None = None,
     link: HostLink | None = None,
     *,
+    shards: Mapping[int | None, Shards] | None = None,
     planner: str = "auto",
     ends_forward: bool = True,
   ):
-    self.is_spread = traced.placement.is_spread
+    self.is_spread = traced.placement.is_spread and not shards
     jaxpr, table = tag_jaxpr(traced.inlined)
     differentiable = traced.is_differentiable
     if profile is not None and profile.explained < _LEAST_EXPLAINED:
       profile = None
-    original = forward_graph(jaxpr, differentiable)
+    at_top = (shards or {}).get(None, WHOLE)
+    original = forward_graph(jaxpr, differentiable, at_top)
     self._profile = profile
     self._ends_forward = ends_forward
     self._planner = planner
@@ -77,7 +81,7 @@ class Candidates:
     self.baseline_bytes = float(everything.inside_bytes(0, original.num_positions) - everything.slack_bytes)
     self._effects = frozenset(i for i, equation in enumerate(jaxpr.eqns) if not compat.may_repeat(equation))
     self.found: list[Candidate] = []
-    scans = find_scans(jaxpr, table, link=link)
+    scans = find_scans(jaxpr, table, link=link, shards=shards)
     # A checkpoint's own policy would save in the forward run that offload replaces (`host_copies`).
     host = None
     if link is not None and not link.is_for_loops and traced.policy is None:
@@ -86,7 +90,7 @@ class Candidates:
     for level in range(max((len(scan.bodies) for scan in scans), default=0)):
       barest = PolicyDecisions(tuple(region for scan in scans for region in scan.barest(level)))
       if barest not in graphs:
-        graphs[barest] = forward_graph(apply_to_scans(jaxpr, barest), differentiable)
+        graphs[barest] = forward_graph(apply_to_scans(jaxpr, barest), differentiable, at_top)
       looped = graphs[barest]
       self._add_ladders(looped, ScanLevel(scans, level, are_alone=True), is_cut=not only_scans)
       if link is not None and all(scan.body(level).offload_curve for scan in scans):

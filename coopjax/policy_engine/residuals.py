@@ -23,6 +23,7 @@ from coopjax.jaxpr import cost
 from coopjax.jaxpr.trace import is_floating
 from coopjax.jaxpr.user_policy import is_nameable
 from coopjax.policy_engine.decisions import Value
+from coopjax.policy_engine.shards import WHOLE, Shards
 
 _POSITION = re.compile(r"coopjax_position(\d+)")
 # The output is the input's buffer, or XLA fuses it into every reader at no cost.
@@ -127,15 +128,16 @@ class ForwardGraph:
     )
 
 
-def forward_graph(jaxpr: core.Jaxpr, is_differentiable: Sequence[bool]) -> ForwardGraph:
+def forward_graph(jaxpr: core.Jaxpr, is_differentiable: Sequence[bool], shards: Shards = WHOLE) -> ForwardGraph:
   """Differentiates a region and reads off its forward graph.
 
   Args:
     jaxpr: the region; no attached constants.
     is_differentiable: per input, whether a gradient is taken.
+    shards: how devices share its values.
   """
   forward = _differentiated(jaxpr, is_differentiable)
-  return _GraphBuilder(jaxpr).build(forward)
+  return _GraphBuilder(jaxpr, shards).build(forward)
 
 
 def _differentiated(jaxpr: core.Jaxpr, is_differentiable: Sequence[bool]) -> core.Jaxpr:
@@ -169,8 +171,8 @@ def _evaluate_named(jaxpr: core.Jaxpr, inputs: Sequence[object]) -> list[object]
 
 
 class _GraphBuilder:
-  def __init__(self, jaxpr: core.Jaxpr):
-    self._jaxpr = jaxpr
+  def __init__(self, jaxpr: core.Jaxpr, shards: Shards):
+    self._jaxpr, self._shards = jaxpr, shards
     self._ids: dict[core.Var, int] = {}
     self._bytes: list[int] = []
     self._root: list[int] = []
@@ -196,7 +198,7 @@ class _GraphBuilder:
       named=tuple(self._named),
       residuals=residuals,
       kept_roots=self._kept_roots(residuals),
-      crossing=_crossing(self._jaxpr),
+      crossing=_crossing(self._jaxpr, self._shards),
       flops=tuple(sum(op.flops for op in at) for at in ops),
     )
 
@@ -211,7 +213,8 @@ class _GraphBuilder:
       is_view = equation.primitive.name in _VIEWS
       root = (self._root[inputs[0]] if inputs else -1) if is_view else self._ids[var]
       self._root.append(root)
-      self._bytes.append(cost.num_bytes(var.aval) if not is_view else 0 if root < 0 else self._bytes[root])
+      own = 0 if is_view else self._shards.num_bytes(var.aval, position)
+      self._bytes.append(self._bytes[root] if is_view and root >= 0 else own)
       self._position.append(position)
       self._named.append(self._name_of(equation, position, index))
       if equation.primitive.name in _CHEAP:
@@ -265,9 +268,11 @@ def _parse_name(name: str) -> Value | None:
   return (int(position), int(index)) if position.isdigit() and index.isdigit() else None
 
 
-def _crossing(jaxpr: core.Jaxpr) -> tuple[tuple[int, int, int], ...]:
-  made = {var: (position, var) for position, equation in enumerate(jaxpr.eqns) for var in equation.outvars}
+def _crossing(jaxpr: core.Jaxpr, shards: Shards) -> tuple[tuple[int, int, int], ...]:
+  at = {var: position for position, equation in enumerate(jaxpr.eqns) for var in equation.outvars}
   last_read: dict[core.Var, int] = {}
   for position, equation in enumerate(jaxpr.eqns):
-    last_read.update({atom: position for atom in equation.invars if isinstance(atom, core.Var) and atom in made})
-  return tuple((made[var][0], read, cost.num_bytes(var.aval)) for var, read in last_read.items() if read > made[var][0])
+    last_read.update({atom: position for atom in equation.invars if isinstance(atom, core.Var) and atom in at})
+  return tuple(
+    (at[var], read, shards.num_bytes(var.aval, at[var])) for var, read in last_read.items() if read > at[var]
+  )

@@ -10,7 +10,7 @@ once more.
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from jax.extend import core
@@ -26,6 +26,7 @@ from coopjax.policy_engine.offload_curves import offload_curve
 from coopjax.policy_engine.residuals import ForwardGraph, forward_graph
 from coopjax.policy_engine.rewrite import apply_to_scans
 from coopjax.policy_engine.save_curves import CurvePoint, Form, SavingRegion, climb, save_curve
+from coopjax.policy_engine.shards import WHOLE, Shards
 from coopjax.policy_engine.working_set import WorkingSets
 
 _MAX_CUTTINGS = 4
@@ -100,7 +101,11 @@ def _made_in(values: tuple[Value, ...], start: int, stop: int) -> tuple[Value, .
 
 
 def find_scans(
-  jaxpr: core.Jaxpr, table: tuple[EquationInfo, ...], parent_id: int | None = None, link: HostLink | None = None
+  jaxpr: core.Jaxpr,
+  table: tuple[EquationInfo, ...],
+  parent_id: int | None = None,
+  link: HostLink | None = None,
+  shards: Mapping[int | None, Shards] | None = None,
 ) -> list[Scan]:
   """The scans at the top of a region that would stack residuals.
 
@@ -109,26 +114,32 @@ def find_scans(
     table: of the whole program, from `tags.tag_jaxpr`.
     parent_id: the scan whose body the region is; None for the top.
     link: to the host, if values may be offloaded.
+    shards: how devices share values, by scan; whole where a scan is not among them.
   """
   ids = [info.id for info in table if info.parent_id == parent_id]
   return [
     scan
     for position, equation in enumerate(jaxpr.eqns)
     if equation.primitive.name == "scan"
-    if (scan := _as_scan(equation, ids[position], position, table, link)) is not None
+    if (scan := _as_scan(equation, ids[position], position, table, link, shards or {})) is not None
   ]
 
 
 def _as_scan(
-  equation: core.JaxprEqn, equation_id: int, position: int, table: tuple[EquationInfo, ...], link: HostLink | None
+  equation: core.JaxprEqn,
+  equation_id: int,
+  position: int,
+  table: tuple[EquationInfo, ...],
+  link: HostLink | None,
+  shards: Mapping[int | None, Shards],
 ) -> Scan | None:
   (body,) = compat.sub_jaxprs(equation)
   is_differentiable = [is_floating(var.aval) for var in body.invars]
   has_gradient = any(is_differentiable) and any(is_floating(atom.aval) for atom in body.outvars)
   if not has_gradient or not compat.may_repeat(equation):
     return None
-  nested = tuple(region for scan in find_scans(body, table, equation_id) for region in scan.barest())
-  graph = forward_graph(_carry_out(body, nested, equation_id), is_differentiable)
+  nested = tuple(region for scan in find_scans(body, table, equation_id, shards=shards) for region in scan.barest())
+  graph = forward_graph(_carry_out(body, nested, equation_id), is_differentiable, shards.get(equation_id, WHOLE))
   if not graph.residual_bytes().sum():
     return None
   length = equation.params["length"]
