@@ -225,20 +225,19 @@ def scan_carries(equation: core.JaxprEqn) -> Sequence[core.Var]:
   return list(equation.params["ft_in"].update(body.invars).unpack()[1])
 
 
-def scan_keeping(
-  equation: core.JaxprEqn, values: Sequence[Any], evaluate: Callable[[core.Jaxpr, list[Any]], tuple[list[Any], Any]]
-) -> tuple[list[Any], Any]:
-  """A scan, run with its body evaluated otherwise: its outputs, and what else `evaluate` returns, stacked."""
+def bind_scan(
+  equation: core.JaxprEqn, values: Sequence[Any], evaluate: Callable[[core.Jaxpr, list[Any]], list[Any]]
+) -> list[Any]:
+  """The outputs of a scan for these inputs, with its body evaluated by `evaluate`."""
   (body,) = sub_jaxprs(equation)
   consts, init, slices = (list(part) for part in equation.params["ft_in"].update(values).unpack())
 
   def turn(carry, sliced):
-    outputs, kept = evaluate(body, [*consts, *carry, *sliced])
-    return outputs[: len(carry)], (outputs[len(carry) :], kept)
+    outputs = evaluate(body, [*consts, *carry, *sliced])
+    return outputs[: len(carry)], outputs[len(carry) :]
 
-  length, is_reversed = equation.params["length"], equation.params["reverse"]
-  carry, (stacked, kept) = lax.scan(turn, init, slices, length, is_reversed)
-  return [*carry, *stacked], kept
+  carry, stacked = lax.scan(turn, init, slices, equation.params["length"], equation.params["reverse"])
+  return [*carry, *stacked]
 
 
 def may_repeat(equation: core.JaxprEqn) -> bool:

@@ -1,13 +1,20 @@
 """Meshes and named axes: those in scope here, those that types state, and programs that bind them."""
 
+# pyright: reportPrivateImportUsage=false
+# JAX exports none of what this package is there to touch.
+
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax._src import config
+from jax._src import config, debugging
 from jax._src import core as core_internals
 from jax._src import mesh as mesh_lib
+from jax._src.interpreters import mlir
+from jax._src.lib import xla_client
+from jax._src.lib.mlir import ir
+from jax._src.lib.mlir.dialects import hlo
 from jax.extend import core
 
 
@@ -100,6 +107,43 @@ def num_shards(equation: core.JaxprEqn) -> int:
     for names in spec:
       named.update(names if isinstance(names, tuple) else (names,))
   return math.prod(params["mesh"].shape[name] for name in params["newly_manual_axes"] if name in named)
+
+
+_observe_shards_p = core.Primitive("coopjax_observe_shards")
+_observe_shards_p.multiple_results = True
+_observe_shards_p.def_effectful_abstract_eval(lambda *_, **__: ([], {debugging.debug_effect}))
+
+
+def observe_shards(value: jax.Array, observer: Callable[[int], None]) -> None:
+  """Has the partitioner tell the observer into how many parts it cuts a value of the program that is being traced.
+
+  As `jax.debug.inspect_array_sharding`, whose shardings have names of mesh axes: parts of an axis have none.
+  """
+  _observe_shards_p.bind(value, observer=observer)
+
+
+def _lower_observe_shards(context: Any, value: Any, *, observer: Callable[[int], None]) -> list[Any]:
+  def tell(sharding: Any) -> None:
+    dimensions = sharding.tile_assignment_dimensions()
+    is_whole = sharding.is_replicated() or sharding.is_manual() or not dimensions
+    observer(1 if is_whole else math.prod(dimensions[: len(value.type.shape)]))
+
+  context.module_context.add_keepalive(tell)
+  hlo.CustomCallOp(
+    [value.type],
+    [value],
+    call_target_name=ir.StringAttr.get("InspectSharding"),
+    has_side_effect=ir.BoolAttr.get(True),
+    api_version=mlir.i32_attr(1),
+    called_computations=ir.ArrayAttr.get([]),
+    backend_config=ir.StringAttr.get(xla_client.encode_inspect_sharding_callback(tell)),
+    operand_layouts=None,
+    result_layouts=None,
+  )
+  return []
+
+
+mlir.register_lowering(_observe_shards_p, _lower_observe_shards)
 
 
 def axes_size(equation: core.JaxprEqn, names: Sequence[Any]) -> int:

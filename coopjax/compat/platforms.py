@@ -47,14 +47,6 @@ def hlo_proto_of_text(text: str) -> bytes:
   return _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
 
 
-def result_shapes(module_bytes: bytes) -> list[tuple[int, ...]]:
-  """Of the arrays that a serialized ``HloModuleProto`` returns as a flat tuple."""
-  from jaxlib import _hlo  # pyright: ignore[reportAttributeAccessIssue]
-
-  result = _hlo.XlaComputation(module_bytes).program_shape().result_shape()
-  return [tuple(shape.dimensions()) for shape in (result.tuple_shapes() if result.is_tuple() else [result])]
-
-
 @dataclasses.dataclass(frozen=True)
 class _WithText:
   """A hook of the cache's keys: what the former one says, and a text."""

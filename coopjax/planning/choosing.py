@@ -195,7 +195,7 @@ class Case:
               hlo_share_of=trials.hlo_share,
               below_flops=below_flops,
               compile_whole=trials.compile_whole,
-              result_shapes=trials.result_shapes,
+              partition=trials.partition,
             )
           )
       best = found[-1] if found[-1].is_feasible else min(found, key=lambda plan: plan.smallest_bytes)

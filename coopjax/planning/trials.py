@@ -11,7 +11,7 @@ from coopjax.memory_profile import MemoryProfile
 from coopjax.planning.request import Request
 from coopjax.policy_engine.predictions import HloEngineShare
 from coopjax.xla.buffer_assignment import Sizes
-from coopjax.xla.compile import Compilable, OversizedProgram, compile_trial, fits, measure, module_of, temp_bytes_of
+from coopjax.xla.compile import Compilable, OversizedProgram, compile_trial, fits, measure, temp_bytes_of
 from coopjax.xla.module import predict_memory
 
 _SCHEDULED_TRIALS = 12  # about two compiles' work on a CPU, half of one for a TPU
@@ -88,10 +88,9 @@ class Trials:
       self._profiles[profile.temp_bytes] = profile
     return compiled
 
-  def result_shapes(self, fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct]) -> list[tuple[int, ...]]:
-    """What one device has of each result of a function of flat arrays."""
-    compiled = self._scheduled(fn, avals)
-    return compat.result_shapes(compiled if isinstance(compiled, bytes) else module_of(compiled))
+  def partition(self, fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct]) -> None:
+    """Compiles a function of flat arrays as far as it takes for XLA to partition it."""
+    self._scheduled(fn, avals)
 
   def _scheduled(self, fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct]) -> bytes | Compiled:
     """The function's schedule; the whole program where that is no less work."""

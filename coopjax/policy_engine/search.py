@@ -47,7 +47,7 @@ from coopjax.policy_engine.predictions import (
   predicted_bytes,
 )
 from coopjax.policy_engine.rewrite import rewrite
-from coopjax.policy_engine.shards import ShapesFn, shards_of
+from coopjax.policy_engine.shards import Partition, shards_of
 from coopjax.xla.compile import OversizedProgram, temp_bytes_of
 
 _MARGIN = 0.02  # of the budget: how far predictions err, once there has been a compile
@@ -83,7 +83,7 @@ def plan_policy(
   hlo_share_of: Callable[[], HloEngineShare | None] = lambda: None,
   below_flops: float = math.inf,
   compile_whole: CompileFn | None = None,
-  result_shapes: ShapesFn | None = None,
+  partition: Partition | None = None,
 ) -> PolicyPlan[PolicyDecisions]:
   """Finds checkpoint segments and saved values that make fn and its gradient fit.
 
@@ -100,7 +100,7 @@ def plan_policy(
     planner: "coop" and "segments" say how saved values are found (`candidates.Candidates`).
     hlo_share_of: as for `search`.
     below_flops: as for `search`.
-    result_shapes: as for `shards.shards_of`; without, a program that is spread is planned as a whole.
+    partition: as for `shards.shards_of`; without, a program that is spread is planned as a whole.
     compile_whole: where `compile_fn` ends at the schedule, and buffers are assigned otherwise later.
 
   Returns:
@@ -114,7 +114,7 @@ def plan_policy(
   def temp_bytes_by(compile_fn: CompileFn) -> Callable[[PolicyDecisions], int]:
     return lambda decisions: temp_bytes_of(compile_fn(*fn_and_gradient(traced, rewrite(traced, decisions, mark))))
 
-  shards = shards_of(traced, result_shapes) if result_shapes else None
+  shards = shards_of(traced, partition) if partition else None
   space = Candidates(traced, only_scans, profile, link, shards=shards, planner=planner)
   return search(
     space,

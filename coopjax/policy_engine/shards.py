@@ -1,15 +1,15 @@
 """What one device holds of each value of a program that XLA will partition.
 
 Weights and batches are spread by the caller, everything between them by the partitioner: a product's columns lie apart,
-the sum over them whole on every device. What saving a value costs follows from that, so the partitioner is asked: the
-forward pass with all of its values as results, those of scan bodies stacked, is partitioned, and its results' shapes
-are read. Values of derivative rules, which only the differentiated pass has, are shared as values of their shape are.
+the sum over them whole on every device. What saving a value costs follows from that, so the partitioner is asked, with
+the forward pass. Values of derivative rules, which only the differentiated pass has, are taken to be shared as others
+of their shape are.
 
 The partitioner may decide otherwise where it sees the backward pass, too: compiles say how far that is off.
 """
 
 import dataclasses
-import math
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,9 +23,7 @@ from coopjax.jaxpr.tags import EquationInfo, tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn
 
 Shape = tuple[int, ...]
-ShapesFn = Callable[[Callable[..., list[jax.Array]], Sequence[jax.ShapeDtypeStruct]], Sequence[Shape]]
-_Key = tuple[int, int, int]  # region, position, output
-_TOP = -1  # the region of no scan
+Partition = Callable[[Callable[..., list[jax.Array]], Sequence[jax.ShapeDtypeStruct]], object]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,75 +50,59 @@ class Shards:
 WHOLE = Shards({}, {})  # on every device
 
 
-def shards_of(traced: TracedFn, result_shapes: ShapesFn) -> dict[int | None, Shards]:
+def shards_of(traced: TracedFn, partition: Partition) -> dict[int | None, Shards]:
   """How values are shared, by the scan whose body holds them, None for the top; empty for a program of one device.
 
   Args:
     traced: the function.
-    result_shapes: partitions a function of flat arrays: what one device holds of each of its results.
+    partition: compiles a function of flat arrays until XLA has partitioned it, at least.
   """
   if not (traced.placement.is_spread and traced.placement.is_known):
     return {}
   _, table = tag_jaxpr(traced.inlined)
-  program = _Probe(table)
-
-  def values(*inputs):
-    _, kept = program.evaluate(traced.inlined, _TOP, inputs)
-    return [kept[key] for key in program.shapes]
-
-  shapes = result_shapes(values, traced.in_avals)
-  found: dict[int, dict[tuple[int, Shape], int]] = {}
-  for (region, position, _), whole, part in zip(program.shapes, program.shapes.values(), shapes, strict=True):
-    held = math.prod(part[len(part) - len(whole) :])
-    found.setdefault(region, {})[position, whole] = max(1, math.prod(whole) // max(held, 1))
-  lengths = {info.id: info.equation.params["length"] for info in table if info.primitive == "scan"}
-  parents = {info.id: _TOP if info.parent_id is None else info.parent_id for info in table}
-  anywhere = {region: _fewest((shape, num) for (_, shape), num in at.items()) for region, at in found.items()}
-  for scan in sorted(anywhere.keys() - {_TOP}, reverse=True):  # what a body saves is stacked outside of it
-    outside = anywhere.setdefault(parents[scan], {})
-    stacked = {(lengths[scan], *shape): num for shape, num in anywhere[scan].items()}
-    outside.update({shape: num for shape, num in stacked.items() if shape not in outside})
-  return {
-    None if region == _TOP else region: Shards(found.get(region, {}), by_shape) for region, by_shape in anywhere.items()
-  }
+  observed = _Observed(table)
+  partition(lambda *inputs: observed.evaluate(traced.inlined, None, inputs), traced.in_avals)
+  anywhere = {region: _fewest(at) for region, at in observed.at.items()}
+  for info in sorted(table, key=lambda info: -info.id):  # what a body saves is stacked outside of it
+    for shape, num in anywhere.get(info.id, {}).items():
+      anywhere.setdefault(info.parent_id, {}).setdefault((info.equation.params["length"], *shape), num)
+  return {region: Shards(observed.at.get(region, {}), by_shape) for region, by_shape in anywhere.items()}
 
 
-def _fewest(found: Any) -> dict[Shape, int]:
+def _fewest(at: Mapping[tuple[int, Shape], int]) -> dict[Shape, int]:
   fewest: dict[Shape, int] = {}
-  for shape, num in found:
+  for (_, shape), num in at.items():
     fewest[shape] = min(fewest.get(shape, num), num)
   return fewest
 
 
-class _Probe:
-  """Evaluates a jaxpr, and keeps every array on the way.
+class _Observed:
+  """Evaluates a jaxpr for the partitioner to tell how it cuts each array.
 
   Attributes:
-    shapes: of what is kept, whole, in the order of the results.
+    at: by region, the parts that a position's values of a shape are cut into.
   """
 
   def __init__(self, table: Sequence[EquationInfo]):
-    self.shapes: dict[_Key, Shape] = {}
-    self._ids: dict[int, list[int]] = {}
+    self.at: dict[int | None, dict[tuple[int, Shape], int]] = {}
+    self._ids: dict[int | None, list[int]] = {}
     for info in table:
-      self._ids.setdefault(_TOP if info.parent_id is None else info.parent_id, []).append(info.id)
+      self._ids.setdefault(info.parent_id, []).append(info.id)
 
-  def evaluate(self, jaxpr: core.Jaxpr, region: int, inputs: Sequence[Any]) -> tuple[list[Any], dict[_Key, jax.Array]]:
-    """The outputs of a region, and what it makes, loops' values stacked."""
-    env, kept = dict(zip(jaxpr.invars, inputs, strict=True)), dict[_Key, jax.Array]()
+  def evaluate(self, jaxpr: core.Jaxpr, region: int | None, inputs: Sequence[Any]) -> list[Any]:
+    """The outputs of a region."""
+    env = dict(zip(jaxpr.invars, inputs, strict=True))
     read = lambda atom: atom.val if isinstance(atom, core.Literal) else env[atom]
     for position, (equation, equation_id) in enumerate(zip(jaxpr.eqns, self._ids.get(region, ()), strict=True)):
       arguments = [read(atom) for atom in equation.invars]
       if equation.primitive.name == "scan":
-        outputs, inside = compat.scan_keeping(
-          equation, arguments, lambda body, values, scan=equation_id: self.evaluate(body, scan, values)
-        )
-        kept |= inside
+        inside = lambda body, values, scan=equation_id: self.evaluate(body, scan, values)
+        outputs = compat.bind_scan(equation, arguments, inside)
       else:
         outputs = compat.bind(equation, arguments)
-      for index, (var, out) in enumerate(zip(equation.outvars, outputs, strict=True)):
+      for var, out in zip(equation.outvars, outputs, strict=True):
         env[var] = out
         if isinstance(out, jax.Array) and out.ndim and not jnp.issubdtype(out.dtype, jax.dtypes.extended):
-          kept[region, position, index] = out
-          self.shapes[region, position, index] = out.shape
-    return [read(atom) for atom in jaxpr.outvars], kept
+          at = self.at.setdefault(region, {})
+          compat.observe_shards(out, functools.partial(at.__setitem__, (position, out.shape)))
+    return [read(atom) for atom in jaxpr.outvars]
