@@ -31,7 +31,6 @@ from coopjax.planning.trials import Trials
 from coopjax.policy_engine import rewrite, search
 from coopjax.policy_engine.compiled_profile import CompiledProfile, profile_of, profile_of_module
 from coopjax.policy_engine.decisions import PolicyDecisions
-from coopjax.policy_engine.policy_plan import PolicyPlan
 from coopjax.xla.compile import compile_abstract, compile_trial, measure, module_of
 from coopjax.xla.module import predict_memory
 
@@ -55,7 +54,7 @@ class Chosen:
 
   choice: Choice
   outcome: hook.Outcome | None = None
-  policy_plan: PolicyPlan[PolicyDecisions] | None = None
+  policy_plan: search.PolicyPlan[PolicyDecisions] | None = None
   is_certain: bool = True
   before: MemoryProfile | None = None
   measured: MemoryProfile | None = None
@@ -171,7 +170,7 @@ class Case:
     is_known, is_spread = traced.placement.is_known, traced.placement.is_spread
     on_trial = request.for_trials() if before is None else request  # elsewhere a trial's compile is the plan's
     mark, trial_mark = (outcome and each.mark(self.fingerprint, Budget(budget_bytes)) for each in (request, on_trial))
-    trials, found = Trials(request, trial_mark), list[PolicyPlan[PolicyDecisions]]()
+    trials, found = Trials(request, trial_mark), list[search.PolicyPlan[PolicyDecisions]]()
     below_flops = rival.outcome.recompute_flops if rival and rival.outcome else math.inf
     link = host_offload.link(request.budget, request.device)
     with warnings.catch_warnings():
@@ -194,7 +193,6 @@ class Case:
               planner=request.planner,
               hlo_share_of=trials.hlo_share,
               below_flops=below_flops,
-              compile_whole=trials.compile_whole,
               partition=trials.partition,
             )
           )
@@ -202,7 +200,7 @@ class Case:
       if rival and not (best.is_feasible and best.recompute_flops < below_flops):
         return rival
       if trials.smallest is None and not best.is_feasible:
-        trials.compile(*fn_and_gradient(traced, tagged_fn(traced, trial_mark)), whole=request.platform != "cpu")
+        trials.compile(*fn_and_gradient(traced, tagged_fn(traced, trial_mark)))
     if not is_known and (mark or is_spread):
       return self._carry_over(outcome, best if best.is_feasible else found[0])
     if not best.is_feasible:
@@ -215,7 +213,7 @@ class Case:
     measured = trials.measured(best.temp_bytes) if mark == trial_mark else None
     return Chosen(Choice(mark, best.decisions), outcome, best, before=before, measured=measured)
 
-  def _carry_over(self, outcome: hook.Outcome | None, found: PolicyPlan[PolicyDecisions]) -> Chosen:
+  def _carry_over(self, outcome: hook.Outcome | None, found: search.PolicyPlan[PolicyDecisions]) -> Chosen:
     """The choice for a program whose partitioning the trace does not show, from a plan for all devices together.
 
     One device's program is no larger, so bytes that all hold together each one holds, and what can't be reached here

@@ -1,7 +1,6 @@
 """Plans whole steps: decides for all regions together, on compiles of the whole step, and reports what was compiled."""
 
 import dataclasses
-import functools
 import math
 import time
 import warnings
@@ -32,7 +31,7 @@ from coopjax.planning.steps import Step
 from coopjax.planning.trials import Trials
 from coopjax.policy_engine import search
 from coopjax.policy_engine.division import Division, Share
-from coopjax.policy_engine.policy_plan import PolicyPlan
+from coopjax.policy_engine.search import PolicyPlan
 from coopjax.program import explain
 from coopjax.xla.compile import compile_scheduled, compile_trial, measure, module_of, num_devices
 from coopjax.xla.targets import Target
@@ -159,7 +158,7 @@ class _Planning:
 
   def _try_hlo(self, outcome: hook.Outcome) -> None:
     choices = marked(self._step, self._mark)
-    measured = self._measured(choices, whole=self._request.platform != "cpu")
+    measured = self._measured(choices)
     if measured.temp_bytes < self.best.temp_bytes:
       self._choices, self.best, self._found = choices, measured, None
       self._outcome = self._trials.outcome or outcome  # none of a program that JAX's compilation cache kept
@@ -173,8 +172,8 @@ class _Planning:
     below_flops = self._outcome.recompute_flops if self.holds and self._outcome else math.inf
     trial_mark = mark and self._request.for_trials().mark(self._step.fingerprint, Budget(self.budget_bytes))
 
-    def temp_bytes_of(shares: tuple[Share, ...], whole: bool = False) -> int:
-      tried[shares] = self._measured(_choices(shares, trial_mark), whole=whole), self._trials.outcome
+    def temp_bytes_of(shares: tuple[Share, ...]) -> int:
+      tried[shares] = self._measured(_choices(shares, trial_mark)), self._trials.outcome
       return tried[shares][0].temp_bytes
 
     for only_scans in (True, False) if mark else (False,):
@@ -185,7 +184,6 @@ class _Planning:
         self.before.temp_bytes,
         hlo_share_of=self._trials.hlo_share,
         below_flops=below_flops,
-        compiled_bytes_of=functools.partial(temp_bytes_of, whole=True) if self._trials.compile_whole else None,
       )
       is_better = found.temp_bytes < self.best.temp_bytes
       if self.holds:

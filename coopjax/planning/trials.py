@@ -1,7 +1,6 @@
 """The compiles that answering a request takes."""
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 
@@ -14,10 +13,8 @@ from coopjax.xla.buffer_assignment import Sizes
 from coopjax.xla.compile import Compilable, OversizedProgram, compile_trial, fits, measure, temp_bytes_of
 from coopjax.xla.module import predict_memory
 
-_SCHEDULED_TRIALS = 12  # about two compiles' work on a CPU, half of one for a TPU
+_SCHEDULED_TRIALS = 12  # about two compiles' work
 _COMPILED_TRIALS = 6
-
-type Compiled = jax.stages.Compiled | OversizedProgram
 
 
 class Trials:
@@ -33,22 +30,17 @@ class Trials:
     outcome: of the HLO engine on the last program, if there is one.
   """
 
-  def __init__(self, request: Request, mark: str | None = None, smallest: Compiled | None = None):
+  def __init__(
+    self, request: Request, mark: str | None = None, smallest: jax.stages.Compiled | OversizedProgram | None = None
+  ):
     self._request, self._mark, self.smallest = request, mark, smallest
     self.outcome: hook.Outcome | None = None
     self._profiles: dict[int, MemoryProfile] = {}
-    platform = compat.hook_platform(request.platform)
-    self._scheduled_by = platform if platform in ("cpu", "tpu") else None  # XLA:GPU schedules last of all
 
   @property
   def max_rounds(self) -> int:
     """Trials that a search may make."""
-    return _SCHEDULED_TRIALS if self._scheduled_by else _COMPILED_TRIALS
-
-  @property
-  def compile_whole(self) -> Callable[[Compilable, Sequence[jax.ShapeDtypeStruct]], Compiled] | None:
-    """`compile`, whole, where it ends at a schedule that does not settle what buffers take."""
-    return functools.partial(self.compile, whole=True) if self._scheduled_by == "tpu" else None
+    return _SCHEDULED_TRIALS if self._request.platform == "cpu" else _COMPILED_TRIALS
 
   def hlo_share(self) -> HloEngineShare | None:
     """What the HLO engine did in the last program."""
@@ -61,26 +53,24 @@ class Trials:
     mark: str | None = None,
     *,
     whole: bool = False,
-  ) -> Compiled:
-    """The function compiled for the device, whether it fits or not; or as far as its schedule.
+  ) -> jax.stages.Compiled | OversizedProgram:
+    """The function compiled for the device, whether it fits or not; on a CPU, as far as its buffers are known.
 
-    Generating code takes four fifths of a compile on a CPU, and nearly all of it for a TPU. XLA:CPU assigns buffers to
-    the scheduled module as `predict_memory` does, to the byte. XLA:TPU moves some to vector memory first: what is
-    predicted is too much, and no program that anybody could run.
+    XLA:CPU assigns buffers to the scheduled module as `predict_memory` does, to the byte, and generating code takes
+    four fifths of a compile.
 
     Args:
       fn: of flat arrays, or with its arguments in it.
       avals: their types.
       mark: that the program carries, if not that of all trials.
-      whole: wherever it is compiled for.
+      whole: on a CPU, too.
     """
     with hook.outcomes(mark or self._mark) as made:
-      compiled = compile_trial(fn, avals, self._request.device) if whole else self._scheduled(fn, avals)
+      is_scheduled = self._request.platform == "cpu" and not whole
+      compiled = self._scheduled(fn, avals) if is_scheduled else compile_trial(fn, avals, self._request.device)
       if isinstance(compiled, bytes):
         compiled = _oversized(compiled)
     self.outcome = max(made, key=lambda outcome: outcome.baseline.temp_bytes, default=None)
-    if self._scheduled_by == "tpu" and not whole:
-      return compiled
     if self.smallest is None or temp_bytes_of(compiled) < temp_bytes_of(self.smallest):
       self.smallest = compiled
     if fits(compiled, self._request.device):
@@ -92,9 +82,11 @@ class Trials:
     """Compiles a function of flat arrays as far as it takes for XLA to partition it."""
     self._scheduled(fn, avals)
 
-  def _scheduled(self, fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct]) -> bytes | Compiled:
-    """The function's schedule; the whole program where that is no less work."""
-    device, platform = self._request.device, self._scheduled_by
+  def _scheduled(
+    self, fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct]
+  ) -> bytes | jax.stages.Compiled | OversizedProgram:
+    """The function's scheduled module; the whole program where no hook runs."""
+    device, platform = self._request.device, compat.hook_platform(self._request.platform)
     if platform is None:
       return compile_trial(fn, avals, device)
     if device is not None:

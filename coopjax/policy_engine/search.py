@@ -17,10 +17,6 @@ Where the HLO engine works under the checkpoints (`HloEngineShare`), the curve i
 repeats counts like the rest. How far it helps is seen from compile to compile: once a plan holds, candidates that need
 somewhat more bytes than it does are worth a try, too.
 
-XLA:TPU schedules a program in a fiftieth of the time that compiling it takes, and then moves to vector memory what
-fits there. There trials end at the schedule, whose bytes are too high by much the same for all candidates: what the
-search comes to is compiled, and if that takes more or less than thought, the search goes on with another limit.
-
 Known weaknesses: a `shard_map` or a user's own checkpoint is one equation that is not cut (put the remat inside it);
 the gradient is taken with respect to every floating argument, and one output less is scratch space less for XLA.
 """
@@ -37,7 +33,6 @@ from coopjax.policy_engine.candidates import Candidates
 from coopjax.policy_engine.compiled_profile import CompiledProfile
 from coopjax.policy_engine.decisions import PolicyDecisions
 from coopjax.policy_engine.offload import HostLink
-from coopjax.policy_engine.policy_plan import PolicyPlan, PolicyRound
 from coopjax.policy_engine.predictions import (
   HloEngineShare,
   SearchCandidate,
@@ -58,14 +53,52 @@ _MAX_BARE = 3  # tries at the least memory before the budget counts as out of re
 _WITHIN_REACH = 1.1  # of the budget: worth more tries
 _AIDED_MARGIN = 0.25  # of what the best plan takes unaided: the HLO engine may help out with more
 _MAX_AIDED_MISSES = 3  # tries at that
-_MAX_COMPILED = 3  # of what trials to the schedule come to
-_MAX_UNFIT = 6  # while none of them holds the budget
-_ROUNDS_AFTER = 4  # trials that may follow each such compile
 _TOLERANCE = 0.03  # of the forward FLOPs: what is no reason to prefer a candidate, or to compile once more
 _LOOP_TOLERANCE = 0.003  # the same where scan bodies are decided on, whose layers need no rule to be alike; or
 _LOOP_SHARE = 0.02  # of the FLOPs that are repeated, if that is less
 
 CompileFn = Callable[[Callable, Sequence[jax.ShapeDtypeStruct]], jax.stages.Compiled | OversizedProgram]
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyRound:
+  """One compile of the verify-and-replan loop: what was tried, bytes estimated and compiled, and FLOPs repeated."""
+
+  summary: str
+  estimated_bytes: int
+  temp_bytes: int
+  recompute_flops: float
+
+  def __str__(self) -> str:
+    return (
+      f"{self.summary}: {self.temp_bytes:,} bytes compiled, {self.estimated_bytes:,} estimated, "
+      f"{self.recompute_flops:.3g} FLOPs repeated"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyPlan[Decisions]:
+  """The outcome.
+
+  Attributes:
+    decisions: of the best candidate that holds the budget; of the smallest one if none does.
+    rounds: the compiles made, in order.
+    temp_bytes: compiled temporaries of fn and its gradient under `decisions`.
+    recompute_flops: work repeated, modelled; what the HLO engine repeats included.
+    forward_flops: forward work, modelled.
+    is_feasible: `temp_bytes` is within the budget.
+    smallest_bytes: the smallest compiled temporaries seen.
+    waiting_flops: what could be computed while transfers to and from the host are waited for, modelled.
+  """
+
+  decisions: Decisions
+  rounds: tuple[PolicyRound, ...]
+  temp_bytes: int
+  recompute_flops: float
+  forward_flops: float
+  is_feasible: bool
+  smallest_bytes: int
+  waiting_flops: float = 0.0
 
 
 def plan_policy(
@@ -82,7 +115,6 @@ def plan_policy(
   planner: str = "auto",
   hlo_share_of: Callable[[], HloEngineShare | None] = lambda: None,
   below_flops: float = math.inf,
-  compile_whole: CompileFn | None = None,
   partition: Partition | None = None,
 ) -> PolicyPlan[PolicyDecisions]:
   """Finds checkpoint segments and saved values that make fn and its gradient fit.
@@ -101,7 +133,6 @@ def plan_policy(
     hlo_share_of: as for `search`.
     below_flops: as for `search`.
     partition: as for `shards.shards_of`; without, a program that is spread is planned as a whole.
-    compile_whole: where `compile_fn` ends at the schedule, and buffers are assigned otherwise later.
 
   Returns:
     The plan; without decisions if the function fits as it is or nothing can be decided.
@@ -111,20 +142,20 @@ def plan_policy(
   """
   fn_and_gradient(traced)  # raises here, with the function's name, rather than inside the planner
 
-  def temp_bytes_by(compile_fn: CompileFn) -> Callable[[PolicyDecisions], int]:
-    return lambda decisions: temp_bytes_of(compile_fn(*fn_and_gradient(traced, rewrite(traced, decisions, mark))))
+  def temp_bytes_with(decisions: PolicyDecisions) -> int:
+    fn, avals = fn_and_gradient(traced, rewrite(traced, decisions, mark))
+    return temp_bytes_of(compile_fn(fn, avals))
 
   shards = shards_of(traced, partition) if partition else None
   space = Candidates(traced, only_scans, profile, link, shards=shards, planner=planner)
   return search(
     space,
     budget_bytes,
-    temp_bytes_by(compile_fn),
+    temp_bytes_with,
     baseline_temp_bytes,
     max_rounds,
     hlo_share_of=hlo_share_of,
     below_flops=below_flops,
-    compiled_bytes_of=compile_whole and temp_bytes_by(compile_whole),
   )
 
 
@@ -152,7 +183,6 @@ def search[Decisions: Hashable](
   *,
   hlo_share_of: Callable[[], HloEngineShare | None] = lambda: None,
   below_flops: float = math.inf,
-  compiled_bytes_of: Callable[[Decisions], int] | None = None,
 ) -> PolicyPlan[Decisions]:
   """The verify-and-replan loop: the least recompute whose compiled temporaries hold the budget.
 
@@ -161,10 +191,9 @@ def search[Decisions: Hashable](
     budget_bytes: for the temporaries.
     temp_bytes_of: compiles the program with a candidate's decisions.
     baseline_temp_bytes: compiled temporaries of the program as it is.
-    max_rounds: such compiles at most.
+    max_rounds: compiles at most.
     hlo_share_of: what the HLO engine did in the last compile; None where it was not at work.
     below_flops: that a plan at hand repeats: others are only of interest if they repeat less.
-    compiled_bytes_of: compiles the program whole, where `temp_bytes_of` ends at the schedule and is too high.
 
   Returns:
     The plan; without decisions if the program fits as it is or nothing can be decided.
@@ -179,85 +208,23 @@ def search[Decisions: Hashable](
       baseline_temp_bytes <= budget_bytes,
       baseline_temp_bytes,
     )
-
-  def try_out(progress: _Search[Decisions], max_rounds: int) -> None:
-    for rounds_left in range(max_rounds, 0, -1):
-      candidate = progress.next_candidate(is_last=rounds_left == 1)
-      if candidate is None:
-        break
-      progress.record(Trial(candidate, temp_bytes_of(candidate.decisions), hlo_share_of()))
-
-  if compiled_bytes_of is None:
-    progress = _Search(space, budget_bytes, baseline_temp_bytes, below_flops)
-    try_out(progress, max_rounds)
-    return _plan_of(space, progress.tried, budget_bytes, baseline_temp_bytes)
-  scheduled_bytes = temp_bytes_of(space.undecided)
-  progress = _Search(space, budget_bytes, scheduled_bytes, below_flops)
-  progress.allow(budget_bytes + max(scheduled_bytes - baseline_temp_bytes, 0))
-  try_out(progress, max_rounds)
-  compiled, least_flops = dict[Trial[Decisions], Trial[Decisions]](), math.inf
-  while (trial := progress.taken) and trial not in compiled and trial.flops < least_flops:
-    compiled[trial] = dataclasses.replace(trial, temp_bytes=compiled_bytes_of(trial.candidate.decisions))
-    if compiled[trial].temp_bytes <= budget_bytes:
-      least_flops = trial.flops
-    if len(compiled) >= (_MAX_COMPILED if least_flops < math.inf else _MAX_UNFIT):
+  progress = _Search(space, budget_bytes, baseline_temp_bytes, below_flops)
+  for rounds_left in range(max_rounds, 0, -1):
+    candidate = progress.next_candidate(is_last=rounds_left == 1)
+    if candidate is None:
       break
-    progress.allow(budget_bytes + trial.temp_bytes - compiled[trial].temp_bytes)
-    try_out(progress, _ROUNDS_AFTER)
-  return _plan_of(space, list(compiled.values()), budget_bytes, baseline_temp_bytes)
-
-
-def _plan_of[Decisions: Hashable](
-  space: SearchSpace[Decisions], tried: Sequence[Trial[Decisions]], budget_bytes: int, baseline_temp_bytes: int
-) -> PolicyPlan[Decisions]:
-  """The cheapest of what was compiled and holds the budget; the smallest where nothing does."""
-  rounds = tuple(
-    PolicyRound(
-      trial.candidate.summary,
-      int(trial.candidate.estimated_bytes),
-      trial.temp_bytes,
-      trial.flops - trial.candidate.waiting_flops,
-    )
-    for trial in tried
-  )
-  if not tried:
-    return PolicyPlan(space.undecided, (), baseline_temp_bytes, 0.0, space.forward_flops, False, baseline_temp_bytes)
-  taken, smallest = _taken(tried, budget_bytes), _smallest(tried)
-  waiting_flops = taken.candidate.waiting_flops
-  return PolicyPlan(
-    taken.candidate.decisions,
-    rounds,
-    taken.temp_bytes,
-    taken.flops - waiting_flops,
-    space.forward_flops,
-    taken.temp_bytes <= budget_bytes,
-    smallest.temp_bytes,
-    waiting_flops,
-  )
-
-
-def _taken[Decisions: Hashable](tried: Sequence[Trial[Decisions]], budget_bytes: int) -> Trial[Decisions]:
-  """The cheapest that holds the budget; the smallest where nothing does."""
-  holding = [trial for trial in tried if trial.temp_bytes <= budget_bytes]
-  return min(holding, key=lambda trial: trial.flops) if holding else _smallest(tried)
-
-
-def _smallest[Decisions: Hashable](tried: Sequence[Trial[Decisions]]) -> Trial[Decisions]:
-  return min(tried, key=lambda trial: trial.temp_bytes)
+    progress.record(Trial(candidate, temp_bytes_of(candidate.decisions), hlo_share_of()))
+  return progress.result()
 
 
 class _Search[Decisions: Hashable]:
-  """Chooses what to compile next, from the compiles so far.
-
-  Attributes:
-    tried: so far.
-  """
+  """Chooses what to compile next, from the compiles so far."""
 
   def __init__(self, space: SearchSpace[Decisions], budget_bytes: int, baseline_temp_bytes: int, below_flops: float):
     self._space = space
     self._budget = budget_bytes
     self._below_flops = below_flops
-    self.tried = list[Trial[Decisions]]()
+    self._tried: list[Trial[Decisions]] = []
     self._misses = 0  # since a plan holds: tries that made nothing better
     self._passed: set[SearchCandidate[Decisions]] = set()
     self._baseline = float(baseline_temp_bytes)
@@ -268,17 +235,8 @@ class _Search[Decisions: Hashable]:
 
   def record(self, trial: Trial[Decisions]) -> None:
     is_first = not self._holds
-    self.tried.append(trial)
+    self._tried.append(trial)
     self._misses += not is_first and self._best() is not trial
-
-  def allow(self, budget_bytes: int) -> None:
-    """Goes on with another budget."""
-    self._budget = budget_bytes
-
-  @property
-  def taken(self) -> Trial[Decisions] | None:
-    """What the trials come to."""
-    return _taken(self.tried, self._budget) if self.tried else None
 
   def next_candidate(self, is_last: bool) -> SearchCandidate[Decisions] | None:
     """The cheapest candidate that should fit; before the first that does, and on the last try, the smallest."""
@@ -301,11 +259,11 @@ class _Search[Decisions: Hashable]:
         return found
       fitting = [candidate for candidate in fitting if candidate not in self._passed]
     bare = [candidate for candidate in untried if candidate.is_bare]
-    bare_tried = [trial for trial in self.tried if trial.candidate.is_bare]
+    bare_tried = [trial for trial in self._tried if trial.candidate.is_bare]
     is_hopeless = len(bare_tried) >= _MAX_BARE and (
       min(trial.temp_bytes for trial in bare_tried) > _WITHIN_REACH * self._budget
     )
-    if self._feasible() or (self._holds and self.tried):
+    if self._feasible() or (self._holds and self._tried):
       # What a person would try of loops is tried, too, where it might fit.
       near = [c for c in untried if c.has_loops and (c.is_by_hand or c.is_bare)]
       near = [c for c in near if self._predict(c) <= _NEARBY * self._budget]
@@ -325,18 +283,18 @@ class _Search[Decisions: Hashable]:
     return self._below_flops < math.inf or bool(self._feasible())
 
   def _feasible(self) -> list[Trial[Decisions]]:
-    return [trial for trial in self.tried if trial.temp_bytes <= self._budget]
+    return [trial for trial in self._tried if trial.temp_bytes <= self._budget]
 
   def _limit(self, is_looped: bool) -> float:
     """What a prediction may use: cautious before a plan holds, then as much as might just fit, less for each miss.
 
     Nothing was tried where a plan is at hand: the HLO engine's alone, which will work under the first try, too.
     """
-    if is_looped and in_loops(self.tried):
+    if is_looped and in_loops(self._tried):
       return self._budget  # the prediction has learned what the HLO engine spares, and its doubt is the margin
     if not self._holds:
-      return self._budget * (1 - _MARGIN * bool(self.tried))
-    if any(trial.hlo_share for trial in self.tried) or not self.tried:
+      return self._budget * (1 - _MARGIN * bool(self._tried))
+    if any(trial.hlo_share for trial in self._tried) or not self._tried:
       best = self._best()
       reach = max(self._budget, best.unaided_bytes if best else 0)
       return reach * (1 + _AIDED_MARGIN) if self._misses < _MAX_AIDED_MISSES else 0.0
@@ -351,23 +309,51 @@ class _Search[Decisions: Hashable]:
     self, candidates: Sequence[SearchCandidate[Decisions]], key: Callable
   ) -> SearchCandidate[Decisions] | None:
     """The first by `key` that decides something, and something new: different ladders share rungs."""
-    tried = {trial.candidate.decisions for trial in self.tried} | {self._space.undecided}
+    tried = {trial.candidate.decisions for trial in self._tried} | {self._space.undecided}
     for candidate in sorted(candidates, key=key):
       self._passed.add(candidate)
       if candidate.decisions not in tried:
         return candidate
     return None
 
+  def result(self) -> PolicyPlan[Decisions]:
+    rounds = tuple(
+      PolicyRound(
+        trial.candidate.summary,
+        int(trial.candidate.estimated_bytes),
+        trial.temp_bytes,
+        trial.flops - trial.candidate.waiting_flops,
+      )
+      for trial in self._tried
+    )
+    if not self._tried:
+      return PolicyPlan(
+        self._space.undecided, (), int(self._baseline), 0.0, self._space.forward_flops, False, int(self._baseline)
+      )
+    smallest = min(self._tried, key=lambda trial: trial.temp_bytes)
+    taken = self._best() or smallest
+    waiting_flops = taken.candidate.waiting_flops
+    return PolicyPlan(
+      taken.candidate.decisions,
+      rounds,
+      taken.temp_bytes,
+      taken.flops - waiting_flops,
+      self._space.forward_flops,
+      taken.temp_bytes <= self._budget,
+      smallest.temp_bytes,
+      waiting_flops,
+    )
+
   def _best(self) -> Trial[Decisions] | None:
     return min(self._feasible(), key=lambda trial: trial.flops, default=None)
 
   def _predict(self, candidate: SearchCandidate[Decisions]) -> float:
-    return predicted_bytes(candidate, self.tried, self._ratio, self._num_shards)
+    return predicted_bytes(candidate, self._tried, self._ratio, self._num_shards)
 
   def _hoped(self, candidate: SearchCandidate[Decisions]) -> float:
     """The prediction, less what it may be too high by once a plan holds: the more tries missed, the less."""
     boldness = max(0.0, 1 - self._misses / _MAX_BOLD_MISSES) if self._feasible() else 0.0
-    doubt = doubted_bytes(candidate, self.tried, _DOUBT * self._budget, self._num_shards)
+    doubt = doubted_bytes(candidate, self._tried, _DOUBT * self._budget, self._num_shards)
     return self._predict(candidate) - boldness * doubt
 
   def _tolerance(self, candidate: SearchCandidate[Decisions], least_flops: float) -> float:
