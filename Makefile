@@ -25,7 +25,7 @@ FIX ?=
 # What comes out the same on any JAX, and the benchmarks, which we run on the newest: `test-jax` leaves them out.
 WITHOUT_JAX := tests/planners $(addprefix tests/house/,test_benchmarks.py test_build.py test_cpp.py test_cpp_layers.py \
   test_hlo_pass_benchmark.py test_layers.py test_planned_modules.py test_rooms.py)
-PYTEST = $(VENV)/bin/python -m pytest -n $(JOBS) --dist=loadgroup --durations=30 -m "not browser and not targets and not native"
+PYTEST = $(VENV)/bin/python -m pytest -n $(JOBS) --durations=30 -m "not browser and not targets and not native"
 
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 # Rebuilt when the C++ or the package's own description changes; Python files are used where they lie.
@@ -59,7 +59,7 @@ lint: $(INSTALLED)
 
 test-targets: $(INSTALLED)
 	.ci/install-targets '$(VENV)'
-	JAX_PLATFORMS=cpu $(VENV)/bin/python -m pytest -n $(JOBS) --dist=loadgroup -m targets
+	JAX_PLATFORMS=cpu $(VENV)/bin/python -m pytest -n $(JOBS) -m targets
 
 cc-test: $(INSTALLED)
 	cmake -S xla_pass -B build/cc -G Ninja -DCOOPJAX_PYTHON=OFF && \

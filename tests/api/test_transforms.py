@@ -173,16 +173,11 @@ def plans_are_made_by_one_compile(monkeypatch):
   monkeypatch.setattr(choosing.search, "plan_policy", at_once)
 
 
-def of_kind(kind):
-  """One worker runs all tests of a kind: it compiles it under `jax.checkpoint` once."""
-  return pytest.param(kind, marks=pytest.mark.xdist_group(f"transforms of {kind}"))
-
-
 LEFT_AS_IS = pytest.mark.filterwarnings("ignore::coopjax.BudgetExceededWarning", "ignore::coopjax.RematNoEffectWarning")
 
 
 @LEFT_AS_IS
-@pytest.mark.parametrize("kind", [of_kind(kind) for kind in KINDS])
+@pytest.mark.parametrize("kind", KINDS)
 def test_goes_wherever_checkpoint_goes(kind):
   """One test a kind, which is compiled as one program; it names the transformations that fail."""
   expected, faults = cells(kind, "checkpoint"), {}
@@ -204,9 +199,7 @@ FLAG_TRANSFORMS = ("value_and_grad_aux", "hessian", "vmap_of_grad", "in_checkpoi
 
 @LEFT_AS_IS
 @pytest.mark.parametrize("no_cotangents", [False, True])
-@pytest.mark.parametrize(
-  "kind", [of_kind(kind) for kind in ("scan", "switch", "custom_jvp", "user_checkpoint", "user_names", "typed_key")]
-)
+@pytest.mark.parametrize("kind", ["scan", "switch", "custom_jvp", "user_checkpoint", "user_names", "typed_key"])
 def test_under_the_new_implementation_of_checkpoint(kind, no_cotangents):
   with flags(jax_remat3=True, jax_remat_barrier_no_cotangents=no_cotangents):
     actual = cells.__wrapped__(kind, "policy", FLAG_TRANSFORMS)
