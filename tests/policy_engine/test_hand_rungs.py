@@ -12,6 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 import coopjax
 from coopjax.jaxpr import cost
+from tests.support import models
 from tests.support.checks import assert_close
 
 BATCH, LENGTH, WIDTH, HEADS, LAYERS = 4, 64, 64, 4, 4
@@ -53,12 +54,12 @@ def arguments(num_scans):
   shapes |= {"up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}
   stacks = [
     {
-      name: jax.random.normal(jax.random.key(i + 10 * scan), (LAYERS, *shape)) / 8
+      name: models.normal(i + 10 * scan, LAYERS, *shape, scale=0.125)
       for i, (name, shape) in enumerate(shapes.items())
     }
     for scan in range(num_scans)
   ]
-  return stacks, jax.random.normal(jax.random.key(99), (BATCH, LENGTH, WIDTH))
+  return stacks, models.normal(99, BATCH, LENGTH, WIDTH, scale=1.0)
 
 
 def compiled(fn, args):
