@@ -113,7 +113,7 @@ TRANSFORMS = {
   "in_checkpoint": lambda fn, x, rest: jax.grad(loss(jax.checkpoint(fn), rest))(x),
 }
 # Made of others that run for every kind: these run for kinds with a structure or rules of their own.
-COMPOSED = {"jit", "grad_of_jit", "jacfwd", "jacrev", "grad_of_vmap"}
+COMPOSED = {"jit", "grad_of_jit", "vjp", "jacfwd", "jacrev", "grad_of_vmap", "scan_over_gradient"}
 COMPOSED_KINDS = set(
   "scan while_loop switch nested_jit custom_jvp custom_vjp user_checkpoint typed_key complex_input pytrees".split()
 )

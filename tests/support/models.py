@@ -50,7 +50,7 @@ def cross_entropy(logits, targets):
   return -jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], -1).mean()
 
 
-def gpt(depth: int = 4, width: int = 64, batch: int = 4, length: int = 64, scan: bool = False):
+def gpt(depth: int = 3, width: int = 64, batch: int = 4, length: int = 64, scan: bool = False):
   """``(loss, params, ids)`` of a decoder; with ``scan`` its blocks are stacked and scanned over."""
   blocks = [
     {
