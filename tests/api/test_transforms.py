@@ -115,8 +115,10 @@ TRANSFORMS = {
 # Made of others that run for every kind: these run for kinds with a structure or rules of their own.
 COMPOSED = {"jit", "grad_of_jit", "vjp", "jacfwd", "jacrev", "grad_of_vmap", "scan_over_gradient"}
 COMPOSED_KINDS = set(
-  "scan while_loop switch nested_jit custom_jvp custom_vjp user_checkpoint typed_key complex_input pytrees".split()
+  "scan while_loop switch nested_jit custom_jvp custom_vjp user_checkpoint complex_input pytrees".split()
 )
+# A generator of random numbers is a large program, and twice that in a loop: of these kinds, what is made of others.
+SPARED = {"key_residual": {"linearize", "vmap", "gradient_of_scan_over"}, "typed_key": {"gradient_of_scan_over"}}
 # What is wrapped is another program: each is planned anew, so these run for some kinds only.
 REWRAPPED = {
   "wrapped_twice": lambda wrap, fn, x, rest: jax.grad(loss(wrap(wrap(fn)), rest))(x),
@@ -139,7 +141,7 @@ def transforms_of(kind):
   applied = {
     name: lambda wrap, fn, x, rest, transform=transform: transform(wrap(fn), x, rest)
     for name, transform in TRANSFORMS.items()
-    if name not in COMPOSED or kind in COMPOSED_KINDS
+    if (name not in COMPOSED or kind in COMPOSED_KINDS) and name not in SPARED.get(kind, ())
   }
   return applied | (REWRAPPED if kind in REWRAPPED_KINDS else {})
 

@@ -170,7 +170,7 @@ def debug_print():
 def typed_key():
   def fn(x, w, key):
     first, second = jax.random.split(key)
-    x = layer(x + jax.random.normal(first, x.shape), w[0])
+    x = layer(x + jax.random.uniform(first, x.shape), w[0])
     return layer(jnp.where(jax.random.bernoulli(second, 0.5, x.shape), x, 0.0), w[1])
 
   return fn, (X, W, jax.random.key(3))
