@@ -53,10 +53,7 @@ def arguments(num_scans):
   shapes = dict.fromkeys(("query", "key", "value", "out"), (WIDTH, WIDTH))
   shapes |= {"up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}
   stacks = [
-    {
-      name: models.normal(i + 10 * scan, LAYERS, *shape, scale=0.125)
-      for i, (name, shape) in enumerate(shapes.items())
-    }
+    {name: models.normal(i + 10 * scan, LAYERS, *shape, scale=0.125) for i, (name, shape) in enumerate(shapes.items())}
     for scan in range(num_scans)
   ]
   return stacks, models.normal(99, BATCH, LENGTH, WIDTH, scale=1.0)
@@ -78,7 +75,8 @@ def plain(num_scans):
 
 
 @pytest.mark.parametrize(
-  ("rung", "num_scans"), [*((rung, 1) for rung in RUNGS), *((rung, 2) for rung in ("nothing", "queries", "with_context"))]
+  ("rung", "num_scans"),
+  [*((rung, 1) for rung in RUNGS), *((rung, 2) for rung in ("nothing", "queries", "with_context"))],
 )
 def test_a_plan_repeats_no_more_than_the_hand_at_its_bytes(rung, num_scans):
   args, hand = arguments(num_scans), by_hand(RUNGS[rung])
