@@ -26,8 +26,7 @@ def test_the_scheduler_asks_for_groups(pytestconfig, monkeypatch):
   monkeypatch.setattr(pytestconfig.option, "loadscopereorder", False)
   scheduler = pytest_xdist_make_scheduler(pytestconfig, None)
   scheduler.add_node(worker)
-  scheduler.add_node_collection(
-    worker, [f"tests/api/test_{'remat' if i % 2 else 'nnx'}.py::test_{i}" for i in range(9)]
-  )
+  paths = "tests/api/test_nnx.py", "tests/api/test_remat.py"
+  scheduler.add_node_collection(worker, [f"{paths[i % 2]}::test_{i}" for i in range(9)])
   scheduler.schedule()
   assert sent == [0, 2, 4, 6, 8]
