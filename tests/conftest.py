@@ -2,7 +2,9 @@
 one test enables, the next one does not have; and no more compiling and planning than it takes
 (`tests/support/quick.py`)."""
 
+import gc
 import os
+import re
 import tempfile
 
 import pytest
@@ -14,13 +16,34 @@ settings.load_profile("fixed")
 
 # Of these, tests share nothing, and are long: they fill up whichever worker is free.
 _APART = {"test_docs", "test_examples", "test_meshes"}
+_BY_FIRST_PARAMETER = {"test_transforms"}
 
 
-def pytest_collection_modifyitems(items):
+def group_of(nodeid):
   """Workers share no memory: a module's tests, which share what was compiled once, are run by one of them."""
-  for item in items:
-    if item.path.stem not in _APART and not item.get_closest_marker("xdist_group"):
-      item.add_marker(pytest.mark.xdist_group(item.path.stem))
+  path, _, name = nodeid.partition("::")
+  module = os.path.basename(path).removesuffix(".py")
+  if module in _BY_FIRST_PARAMETER and (parameter := re.search(r"\[\w+", name)):
+    return path + parameter[0]
+  return nodeid if module in _APART else path
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+  """By `group_of`: marks and ``--dist=loadgroup`` would want ids that can be changed, which pytest 9.2 has no more."""
+  from xdist.scheduler import LoadScopeScheduling
+
+  class Scheduling(LoadScopeScheduling):
+    def _split_scope(self, nodeid):
+      return group_of(nodeid)
+
+  return Scheduling(config, log)
+
+
+def pytest_collection_finish():
+  """What was imported lives as long as the process: the collector need not look at it again and again."""
+  gc.collect()
+  gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -17,10 +17,10 @@ GROUPS = {
     "inside_shard_map",
     "collectives_run_once",
     "infeasible_over_auto_axes",
+    "keys",
   ),
   "plans": ("plans_of_shapes", "plans_of_steps", "plans_of_steps_elsewhere", "plans_of_other_meshes"),
   "scans": ("scan_over_auto_axes", "scan_over_explicit_axes"),
-  "keys": ("keys",),
 }
 
 

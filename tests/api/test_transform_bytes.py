@@ -4,6 +4,8 @@
 are compared with those under `jax.checkpoint`, the compiled temporaries with a share of those without either.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -150,13 +152,17 @@ SHARES = {
 }
 
 
+@functools.cache
+def plain_bytes(fn):
+  return temp_bytes(step(fn).lower(X, WEIGHTS).compile())
+
+
 @pytest.mark.parametrize("fn", SHARES, ids=lambda fn: fn.__name__)
 def test_fits_its_budget_by_recomputing(fn):
-  plain = step(fn).lower(X, WEIGHTS).compile()
   expected = step(jax.checkpoint(fn))(X, WEIGHTS)
   for engine, share in SHARES[fn].items():
     fitted = step(fn, remat(share, engine)).lower(X, WEIGHTS).compile()
-    assert_recomputes_within(share * temp_bytes(plain), fitted)
+    assert_recomputes_within(share * plain_bytes(fn), fitted)
     assert_same(fitted(X, WEIGHTS), expected, rtol=2e-2 if fn is bfloat16 else 1e-4, atol=1e-6)
 
 
@@ -269,13 +275,11 @@ def test_forward_mode_keeps_nothing(engine):
 
 
 @pytest.mark.parametrize(("remat3", "no_cotangents"), [(True, False), (False, True), (True, True)])
-@pytest.mark.parametrize(
-  ("fn", "engine", "share"), [(layers, "hlo", 0.6), (layers, "policy", 0.7), (scanned, "auto", 0.7)]
-)
-def test_fits_its_budget_with_the_new_flags(fn, engine, share, remat3, no_cotangents):
-  plain = step(fn).lower(X, WEIGHTS).compile()
+@pytest.mark.parametrize(("fn", "engines"), [(layers, STRAIGHT), (scanned, STACKED)])
+def test_fits_its_budget_with_the_new_flags(fn, engines, remat3, no_cotangents):
   with flags(jax_remat3=remat3, jax_remat_barrier_no_cotangents=no_cotangents):
-    fitted = step(fn, remat(share, engine)).lower(X, WEIGHTS).compile()
+    fitted = {engine: step(fn, remat(share, engine)).lower(X, WEIGHTS).compile() for engine, share in engines.items()}
     expected = step(jax.checkpoint(fn))(X, WEIGHTS)
-  assert_recomputes_within(share * temp_bytes(plain), fitted)
-  assert_same(fitted(X, WEIGHTS), expected, rtol=1e-4, atol=1e-6)
+  for engine, share in engines.items():
+    assert_recomputes_within(share * plain_bytes(fn), fitted[engine])
+    assert_same(fitted[engine](X, WEIGHTS), expected, rtol=1e-4, atol=1e-6)

@@ -42,7 +42,7 @@ def test_every_table_runs(benchmark, monkeypatch, tmp_path, capsys):
   monkeypatch.setattr(
     sys,
     "argv",
-    ["planners.py", "--models", "tiny", "--steps", "200000000", "--exact-steps", "200000000", "--out", str(tmp_path)],
+    ["planners.py", "--models", "tiny", "--steps", "50000000", "--exact-steps", "50000000", "--out", str(tmp_path)],
   )
   benchmark.main()
   shown = capsys.readouterr().out

@@ -3,41 +3,58 @@
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 
+import pytest
+
+from coopjax.cli import main
 from tests.support import ROOT
 
 DOCS = ROOT / "docs"
 _BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def run_page(page, directory):
+@pytest.fixture
+def run_page(tmp_path, monkeypatch, capsys):
   """Runs a page: the python block is ``train.py``, sh blocks are run. Returns what the commands printed, one by one."""
   scripts = pathlib.Path(sys.executable).parent
   environment = {**os.environ, "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}", "JAX_PLATFORMS": "cpu"}
-  printed = []
-  for language, text in _BLOCK.findall((DOCS / page).read_text()):
-    if language == "python":
-      (directory / "train.py").write_text(text)
-      continue
-    for command in text.splitlines():
-      done = subprocess.run(command, shell=True, cwd=directory, env=environment, capture_output=True, text=True)
-      assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-      printed.append(done.stdout)
-  return printed
+  monkeypatch.chdir(tmp_path)
+
+  def run(command):
+    if command.startswith("coopjax "):  # in this process, which has JAX: most of such a command's time is its import
+      status = main.main(shlex.split(command)[1:])
+      return status, *capsys.readouterr()
+    done = subprocess.run(command, shell=True, env=environment, capture_output=True, text=True)
+    return done.returncode, done.stdout, done.stderr
+
+  def run_page(page):
+    printed = []
+    for language, text in _BLOCK.findall((DOCS / page).read_text()):
+      if language == "python":
+        (tmp_path / "train.py").write_text(text)
+        continue
+      for command in text.splitlines():
+        status, out, err = run(command)
+        assert status == 0, f"{command}\n{out}\n{err}"
+        printed.append(out)
+    return printed
+
+  return run_page
 
 
-def test_from_an_out_of_memory_error_to_the_lines(tmp_path):
-  _, lines, _, _, _, diff, check = run_page("out_of_memory.md", tmp_path)
+def test_from_an_out_of_memory_error_to_the_lines(run_page, tmp_path):
+  _, lines, _, _, _, diff, check = run_page("out_of_memory.md")
   rows = [line for line in lines.splitlines() if "train.py:" in line]
   assert [row.rpartition(":")[2] for row in rows] == ["10", "6", "9"]  # gelu, softmax, projections
   assert (tmp_path / "report.html").stat().st_size > 10_000
   assert "train.py:6" in diff and "fits" in check
 
 
-def test_reading_a_dump(tmp_path):
-  printed = run_page("reading_a_dump.md", tmp_path)
+def test_reading_a_dump(run_page, tmp_path):
+  printed = run_page("reading_a_dump.md")
   _, headline, lines, scopes, ops, dtypes, costs, _, frontier, plan, explained, _ = printed
   page = (DOCS / "reading_a_dump.md").read_text()
   shown = "\n".join(headline.splitlines()[:3])
@@ -48,8 +65,8 @@ def test_reading_a_dump(tmp_path):
   assert '"frontier":{' in data and '"decisions":[' in data
 
 
-def test_how_the_hlo_pass_works(tmp_path):
-  run, _, clones = run_page("how_the_hlo_pass_works.md", tmp_path)
+def test_how_the_hlo_pass_works(run_page):
+  run, _, clones = run_page("how_the_hlo_pass_works.md")
   before, after = map(int, re.search(r"temporaries (\d+) -> (\d+)", run).groups())
   assert after <= 0.5 * before
   assert int(clones.rpartition(":")[2]) > 0

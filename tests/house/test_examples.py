@@ -14,7 +14,7 @@ from tests.support import ROOT
 
 SMALL = [
   "--num-layers",
-  "4",
+  "3",
   "--width",
   "64",
   "--num-heads",
@@ -68,7 +68,7 @@ def test_demo_fails_with_a_message_on_a_budget_that_cannot_be_held(tmp_path, bud
 
 
 def test_llama_holds_a_budget_on_each_of_eight_devices(tmp_path):
-  small = ["--layers", "4", "--width", "32", "--context", "32", "--batch", "8", "--heads", "4", "--key-heads", "2"]
+  small = ["--layers", "2", "--width", "32", "--context", "32", "--batch", "8", "--heads", "4", "--key-heads", "2"]
   done = run_example("scan_llama.py", tmp_path, *small, "--steps", "2", "--budget", "0.5")
   assert done.returncode == 0, done.stdout + done.stderr
   plain, checkpointed, fitted = (line.rsplit("  ", 1)[0].split() for line in done.stdout.splitlines()[-3:])
@@ -90,7 +90,7 @@ def test_batches_are_excerpts_of_the_corpus_and_repeat(scripts):
 def test_benchmark_measures_every_variant_of_a_model(scripts, monkeypatch):
   models, bench = importlib.import_module("models"), importlib.import_module("gpt_budget")
   monkeypatch.setattr(bench, "BUDGETS", (0.5, 0.12))
-  model = models.decoder(num_layers=3, width=64, context=64, batch_size=4, num_heads=2, vocab_size=64)
+  model = models.decoder(num_layers=2, width=64, context=64, batch_size=4, num_heads=2, vocab_size=64)
   with rich.progress.Progress(disable=True) as progress:
     rows = bench.measure(bench.gradient_case(model), rounds=1, progress=progress)
   plain = rows[0]

@@ -2,12 +2,18 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 VOCABULARY = 64
 
 
-def normal(seed: int, *shape: int) -> jax.Array:
-  return 0.05 * jax.random.normal(jax.random.key(seed), shape)
+def normal(seed: int, *shape: int, scale: float = 0.05) -> jax.Array:
+  """By NumPy: JAX's generator is compiled for every shape."""
+  return jnp.asarray(scale * np.random.default_rng(seed).standard_normal(shape, np.float32))
+
+
+def token_ids(*shape: int) -> jax.Array:
+  return jnp.asarray(np.random.default_rng(7).integers(VOCABULARY, size=shape, dtype=np.int32))
 
 
 def mlp(depth: int = 12, width: int = 64, batch: int = 1024):
@@ -44,7 +50,7 @@ def cross_entropy(logits, targets):
   return -jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], -1).mean()
 
 
-def gpt(depth: int = 4, width: int = 64, batch: int = 4, length: int = 64, scan: bool = False):
+def gpt(depth: int = 3, width: int = 64, batch: int = 4, length: int = 64, scan: bool = False):
   """``(loss, params, ids)`` of a decoder; with ``scan`` its blocks are stacked and scanned over."""
   blocks = [
     {
@@ -68,4 +74,4 @@ def gpt(depth: int = 4, width: int = 64, batch: int = 4, length: int = 64, scan:
         x = gpt_block(weights, x)
     return cross_entropy(x @ params["embed"].T, jnp.roll(ids, -1, 1))
 
-  return loss, params, jax.random.randint(jax.random.key(7), (batch, length), 0, VOCABULARY)
+  return loss, params, token_ids(batch, length)

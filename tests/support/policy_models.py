@@ -79,7 +79,7 @@ def decoder(depth=4, width=64, batch=8, length=64, form="unrolled"):
         x = run(weights, x)
     return models.cross_entropy(x @ params["embed"].T, jnp.roll(ids, -1, 1))
 
-  return loss, params, jax.random.randint(jax.random.key(7), (batch, length), 0, models.VOCABULARY)
+  return loss, params, models.token_ids(batch, length)
 
 
 def checkpointed_mlp(depth=24, width=64, batch=1024):

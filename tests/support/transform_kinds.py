@@ -170,10 +170,10 @@ def debug_print():
 def typed_key():
   def fn(x, w, key):
     first, second = jax.random.split(key)
-    x = layer(x + jax.random.normal(first, x.shape), w[0])
+    x = layer(x + jax.random.uniform(first, x.shape), w[0])
     return layer(jnp.where(jax.random.bernoulli(second, 0.5, x.shape), x, 0.0), w[1])
 
-  return fn, (X, W, jax.random.key(3, impl="rbg"))
+  return fn, (X, W, jax.random.key(3))
 
 
 def raw_key():
@@ -189,7 +189,7 @@ def key_residual():
       key, sub = jax.random.split(key)
       return (layer(x * jax.random.uniform(sub, x.shape), w), key), None
 
-    (x, key), _ = jax.lax.scan(body, (x, jax.random.key(seed, impl="rbg")), w)
+    (x, key), _ = jax.lax.scan(body, (x, jax.random.key(seed)), w)
     return x, jax.random.key_data(key)
 
   return fn, (X, W, jnp.uint32(1))
