@@ -22,6 +22,7 @@ from coopjax.jaxpr.trace import trace
 from coopjax.planning import kept
 from coopjax.xla.compile import module_of
 from coopjax.xla.module import parse_module, read_step_program
+from tests.policy_engine import test_hand_rungs
 from tests.support import checks, models, quick
 from tests.support.checks import assert_same_bits, temp_bytes
 
@@ -277,6 +278,28 @@ def scan_over_explicit_axes():
     raise AssertionError("1 KiB was reached")
 
 
+def rungs_by_hand():
+  """At the bytes of policies over names, plans repeat no more: what a device holds of a value decides what it costs."""
+  stacks, x = test_hand_rungs.arguments(1)
+  for split_in, split_out, rows in ((None, "model", None), ("data", None, "data")):
+    spec = lambda name: P(None, *((split_out, split_in) if name in ("out", "down") else (split_in, split_out)))
+    place = lambda value, spec: jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=NamedSharding(AUTO, spec))
+    placed = [{name: place(value, spec(name)) for name, value in stacks[0].items()}], place(x, P(rows))
+    for rung in ("queries", "with_context"):
+      hand = test_hand_rungs.by_hand(test_hand_rungs.RUNGS[rung])
+      hand_bytes = temp_bytes(test_hand_rungs.compiled(hand, placed))
+      plan = coopjax.plan(test_hand_rungs.loss, *placed, budget=hand_bytes, engine="policy")
+      fns = test_hand_rungs.loss, hand, plan.apply(test_hand_rungs.loss)
+      plain, by_hand, ours = (test_hand_rungs.flops(fn, placed) for fn in fns)
+      print(
+        f"{split_in} {split_out} {rung}: {plan.measured.temp_bytes} of {hand_bytes} bytes,",
+        ours - plain,
+        by_hand - plain,
+      )
+      assert temp_bytes(test_hand_rungs.compiled(fns[2], placed)) <= hand_bytes
+      assert ours - plain <= by_hand - plain
+
+
 def infeasible_over_auto_axes():
   """What the trace can't know is not an error there; the compile warns."""
   with warnings.catch_warnings(record=True) as caught:
@@ -335,6 +358,7 @@ CASES = {f"hlo_engine {place}": functools.partial(hlo_engine, place) for place i
     plans_of_other_meshes,
     scan_over_auto_axes,
     scan_over_explicit_axes,
+    rungs_by_hand,
     infeasible_over_auto_axes,
     keys,
   )
