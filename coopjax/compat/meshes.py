@@ -11,7 +11,7 @@ import jax
 from jax._src import config, debugging
 from jax._src import core as core_internals
 from jax._src import mesh as mesh_lib
-from jax._src.interpreters import mlir
+from jax._src.interpreters import ad, batching, mlir
 from jax._src.lib import xla_client
 from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import hlo
@@ -144,6 +144,11 @@ def _lower_observe_shards(context: Any, value: Any, *, observer: Callable[[int],
 
 
 mlir.register_lowering(_observe_shards_p, _lower_observe_shards)
+ad.primitive_jvps[_observe_shards_p] = lambda primals, _, **params: (_observe_shards_p.bind(*primals, **params), [])
+batching.primitive_batchers[_observe_shards_p] = lambda values, _, **params: (
+  _observe_shards_p.bind(*values, **params),
+  [],
+)
 
 
 def axes_size(equation: core.JaxprEqn, names: Sequence[Any]) -> int:

@@ -25,6 +25,7 @@ from coopjax.jaxpr.fingerprint import fingerprint_of
 from coopjax.jaxpr.placement import Spread
 from coopjax.jaxpr.trace import TracedFn, split_arguments, trace
 from coopjax.planning.choice import Choice
+from coopjax.policy_engine.shards import Observed
 
 _REGION = re.compile(r"\bcoopregion(\d+)(?:_(\d+))?\b")
 _KEPT_DIGESTS = 4096
@@ -106,13 +107,13 @@ class Directions:
   Attributes:
     step: the step's name.
     choices: by fingerprint, in the order in which the step meets the regions: a `Choice` each or, while what people do
-      by hand is measured, what has its `flat_fn`.
+      by hand is measured or the partitioner watched, what has its `flat_fn`.
     spread: of the arguments that they were made for; None while they are being made.
     digest: of the choices.
   """
 
   step: str = dataclasses.field(compare=False)
-  choices: tuple[tuple[str, Choice], ...] = dataclasses.field(compare=False)
+  choices: tuple[tuple[str, Choice | Observed], ...] = dataclasses.field(compare=False)
   spread: Spread | None = dataclasses.field(default=None, compare=False)
   digest: str = dataclasses.field(init=False)
 
@@ -125,7 +126,9 @@ class Directions:
     for index, (known, choice) in enumerate(self.choices):
       if known == fingerprint:
         _met.note(self.digest)
-        if self.spread is not None:  # a finished plan's, in a call that is made now; before that, all is compiled
+        if self.spread is not None and isinstance(
+          choice, Choice
+        ):  # a finished plan's, in a call that is made now; before that, all is compiled
           choice = choice.here(traced.name)
         return _scoped(choice.flat_fn(traced), f"coopregion{index}")
     raise PlanMismatchError(

@@ -32,6 +32,7 @@ from coopjax.planning.trials import Trials
 from coopjax.policy_engine import search
 from coopjax.policy_engine.division import Division, Share
 from coopjax.policy_engine.search import PolicyPlan
+from coopjax.policy_engine.shards import Observed, Shards
 from coopjax.program import explain
 from coopjax.xla.compile import compile_scheduled, compile_trial, measure, module_of, num_devices
 from coopjax.xla.targets import Target
@@ -176,9 +177,10 @@ class _Planning:
       tried[shares] = self._measured(_choices(shares, trial_mark)), self._trials.outcome
       return tried[shares][0].temp_bytes
 
+    link, shards = host_offload.link(self._request.budget, self._request.device), self._shards()
     for only_scans in (True, False) if mark else (False,):
       found = search.search(
-        Division(self._step.members, only_scans, host_offload.link(self._request.budget, self._request.device)),
+        Division(self._step.members, only_scans, link, shards),
         self.budget_bytes,
         temp_bytes_of,
         self.before.temp_bytes,
@@ -194,6 +196,13 @@ class _Planning:
         if found.is_feasible:
           self._spend_all_effort(found, _choices(found.decisions, mark))
           return
+
+  def _shards(self) -> dict[str, dict[int | None, Shards]]:
+    """How devices share the values of each region; empty on one device."""
+    observed = {member.key: Observed() for member in self._step.members}
+    if self._spread.num_devices > 1:
+      self._trials.partition(self._step.program(tuple(observed.values())), ())
+    return {key: each.shards for key, each in observed.items()}
 
   def _spend_all_effort(self, found: PolicyPlan[tuple[Share, ...]], choices: tuple[Choice, ...]) -> None:
     """The trial that was taken, with all of the effort for the HLO engine, where that repeats less for it."""

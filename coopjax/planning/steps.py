@@ -26,6 +26,7 @@ from coopjax.jaxpr.trace import explained
 from coopjax.planning import regions
 from coopjax.planning.choice import Choice
 from coopjax.policy_engine.division import Member
+from coopjax.policy_engine.shards import Observed
 from coopjax.xla.targets import Target
 
 
@@ -72,8 +73,8 @@ class Step:
         found.append((math.prod(shape) * value.dtype.itemsize, f"{value.dtype.name}{list(shape)}", path_name(path)))
     return tuple(sorted(found, key=lambda entry: -entry[0])[:top])
 
-  def program(self, choices: Sequence[Choice]) -> "Program":
-    """The step with a choice per region."""
+  def program(self, choices: Sequence[Choice | Observed]) -> "Program":
+    """The step with a choice per region, or with what watches it."""
     keys = [member.key for member in self.members]
     return Program(self, regions.Directions(self.name, tuple(zip(keys, choices, strict=True))))
 

@@ -17,7 +17,7 @@ estimates know nothing of the rest of the step, so the search over T goes by com
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from coopjax.policy_engine.candidates import Candidates
 from coopjax.policy_engine.decisions import PolicyDecisions, Region
 from coopjax.policy_engine.ladders import Traits, summary_of, traits_of
 from coopjax.policy_engine.offload import HostLink
+from coopjax.policy_engine.shards import Shards
 
 _NUM_PEAKS = 64
 _GRID = 512  # steps from nothing to the peak
@@ -143,18 +144,31 @@ class JointCandidate:
 class Division:
   """All joint candidates for some regions.
 
+  Args:
+    members: the regions.
+    only_scans: decide on scan bodies alone.
+    link: to the host, if values may be offloaded.
+    shards: how devices share values, by the region's key.
+
   Attributes:
     found: the candidates.
     forward_flops: of all runs of the regions, modelled.
     baseline_bytes: what the regions keep as they are.
     undecided: the decisions that leave them so.
-    is_spread: a device holds a part of what is counted here.
+    is_spread: a device holds a part of what is counted here, and which is not known.
   """
 
   undecided: tuple[Share, ...] = ()
 
-  def __init__(self, members: Sequence[Member], only_scans: bool, link: HostLink | None = None):
-    self.is_spread = any(member.traced.placement.is_spread for member in members)
+  def __init__(
+    self,
+    members: Sequence[Member],
+    only_scans: bool,
+    link: HostLink | None = None,
+    shards: Mapping[str, Mapping[int | None, Shards]] | None = None,
+  ):
+    shards = shards or {}
+    self.is_spread = any(member.traced.placement.is_spread and not shards.get(member.key) for member in members)
     self.forward_flops, self.baseline_bytes, ladders = 0.0, 0.0, []
     for i, member in enumerate(members):
       try:
@@ -163,7 +177,8 @@ class Division:
         ladders.append([Rung(0.0, 0.0, 0.0, True, PolicyDecisions)])  # it keeps nothing
         continue
       ends_forward = i == len(members) - 1 and member.num_kept == 1
-      space = Candidates(member.traced, only_scans, link=link, ends_forward=ends_forward)
+      shared = shards.get(member.key)
+      space = Candidates(member.traced, only_scans, link=link, shards=shared, ends_forward=ends_forward)
       self.forward_flops += member.num_runs * space.forward_flops
       self.baseline_bytes += member.num_kept * space.baseline_bytes
       ladders.append(_rungs(member, space))

@@ -59,14 +59,9 @@ def shards_of(traced: TracedFn, partition: Partition) -> dict[int | None, Shards
   """
   if not (traced.placement.is_spread and traced.placement.is_known):
     return {}
-  _, table = tag_jaxpr(traced.inlined)
-  observed = _Observed(table)
-  partition(lambda *inputs: observed.evaluate(traced.inlined, None, inputs), traced.in_avals)
-  anywhere = {region: _fewest(at) for region, at in observed.at.items()}
-  for info in sorted(table, key=lambda info: -info.id):  # what a body saves is stacked outside of it
-    for shape, num in anywhere.get(info.id, {}).items():
-      anywhere.setdefault(info.parent_id, {}).setdefault((info.equation.params["length"], *shape), num)
-  return {region: Shards(observed.at.get(region, {}), by_shape) for region, by_shape in anywhere.items()}
+  observed = Observed()
+  partition(observed.flat_fn(traced), traced.in_avals)
+  return observed.shards
 
 
 def _fewest(at: Mapping[tuple[int, Shape], int]) -> dict[Shape, int]:
@@ -76,33 +71,45 @@ def _fewest(at: Mapping[tuple[int, Shape], int]) -> dict[Shape, int]:
   return fewest
 
 
-class _Observed:
-  """Evaluates a jaxpr for the partitioner to tell how it cuts each array.
+class Observed:
+  """A way to carry a function out: as it is, with the partitioner telling how it cuts each array."""
 
-  Attributes:
-    at: by region, the parts that a position's values of a shape are cut into.
-  """
-
-  def __init__(self, table: Sequence[EquationInfo]):
-    self.at: dict[int | None, dict[tuple[int, Shape], int]] = {}
+  def __init__(self):
+    self._at: dict[int | None, dict[tuple[int, Shape], int]] = {}  # by region, of a position's values of a shape
+    self._table: tuple[EquationInfo, ...] = ()
     self._ids: dict[int | None, list[int]] = {}
-    for info in table:
-      self._ids.setdefault(info.parent_id, []).append(info.id)
 
-  def evaluate(self, jaxpr: core.Jaxpr, region: int | None, inputs: Sequence[Any]) -> list[Any]:
+  def flat_fn(self, traced: TracedFn) -> Callable[..., list[Any]]:
+    """The function, in place of ``traced.evaluate``."""
+    _, self._table = tag_jaxpr(traced.inlined)
+    self._ids = {}
+    for info in self._table:
+      self._ids.setdefault(info.parent_id, []).append(info.id)
+    return lambda *inputs: self._evaluate(traced.inlined, None, inputs)
+
+  @property
+  def shards(self) -> dict[int | None, Shards]:
+    """What the partitioner told, as from `shards_of`; empty if it was not asked."""
+    anywhere = {region: _fewest(at) for region, at in self._at.items()}
+    for info in sorted(self._table, key=lambda info: -info.id):  # what a body saves is stacked outside of it
+      for shape, num in anywhere.get(info.id, {}).items():
+        anywhere.setdefault(info.parent_id, {}).setdefault((info.equation.params["length"], *shape), num)
+    return {region: Shards(self._at.get(region, {}), by_shape) for region, by_shape in anywhere.items()}
+
+  def _evaluate(self, jaxpr: core.Jaxpr, region: int | None, inputs: Sequence[Any]) -> list[Any]:
     """The outputs of a region."""
     env = dict(zip(jaxpr.invars, inputs, strict=True))
     read = lambda atom: atom.val if isinstance(atom, core.Literal) else env[atom]
     for position, (equation, equation_id) in enumerate(zip(jaxpr.eqns, self._ids.get(region, ()), strict=True)):
       arguments = [read(atom) for atom in equation.invars]
       if equation.primitive.name == "scan":
-        inside = lambda body, values, scan=equation_id: self.evaluate(body, scan, values)
+        inside = lambda body, values, scan=equation_id: self._evaluate(body, scan, values)
         outputs = compat.bind_scan(equation, arguments, inside)
       else:
         outputs = compat.bind(equation, arguments)
       for var, out in zip(equation.outvars, outputs, strict=True):
         env[var] = out
         if isinstance(out, jax.Array) and out.ndim and not jnp.issubdtype(out.dtype, jax.dtypes.extended):
-          at = self.at.setdefault(region, {})
+          at = self._at.setdefault(region, {})
           compat.observe_shards(out, functools.partial(at.__setitem__, (position, out.shape)))
     return [read(atom) for atom in jaxpr.outvars]
