@@ -3,75 +3,11 @@
 The oracle is JAX's own checkpoint around the layer, compiled and counted like the plan.
 """
 
-import functools
-
-import jax
-import jax.numpy as jnp
 import pytest
-from jax.ad_checkpoint import checkpoint_name
 
 import coopjax
-from coopjax.jaxpr import cost
-from tests.support import models
 from tests.support.checks import assert_close, num_dots
-
-BATCH, LENGTH, WIDTH, HEADS, LAYERS = 4, 64, 64, 4, 4
-RUNGS = {
-  "nothing": (),
-  "out": ("out",),
-  "queries": ("query", "key", "value"),
-  "products": ("query", "key", "value", "out", "up"),
-  "with_context": ("query", "key", "value", "context", "out", "up"),
-}
-
-
-def layer(x, weights):
-  def heads(name, y):
-    return checkpoint_name((y @ weights[name]).reshape(BATCH, LENGTH, HEADS, -1), name)
-
-  y = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-6)
-  query, key, value = (heads(name, y) for name in ("query", "key", "value"))
-  scores = jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", query, key) / 4)
-  context = checkpoint_name(jnp.einsum("bhqk,bkhd->bqhd", scores, value).reshape(x.shape), "context")
-  x = x + checkpoint_name(context @ weights["out"], "out")
-  up = checkpoint_name(x @ weights["up"], "up")
-  return x + jax.nn.silu(up) @ weights["down"]
-
-
-def loss(stacks, x, wrapped=layer):
-  for stack in stacks:
-    x, _ = jax.lax.scan(lambda x, weights: (wrapped(x, weights), None), x, stack)
-  return jnp.square(x).mean()
-
-
-def by_hand(names):
-  policy = jax.checkpoint_policies.save_only_these_names(*names)
-  return functools.partial(loss, wrapped=jax.checkpoint(layer, policy=policy, prevent_cse=False))
-
-
-def arguments(num_scans):
-  shapes = dict.fromkeys(("query", "key", "value", "out"), (WIDTH, WIDTH))
-  shapes |= {"up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}
-  stacks = [
-    {name: models.normal(i + 10 * scan, LAYERS, *shape, scale=0.125) for i, (name, shape) in enumerate(shapes.items())}
-    for scan in range(num_scans)
-  ]
-  return stacks, models.normal(99, BATCH, LENGTH, WIDTH, scale=1.0)
-
-
-def compiled(fn, args):
-  return jax.jit(jax.value_and_grad(fn, argnums=(0, 1))).lower(*args).compile()
-
-
-def flops(fn, args):
-  return cost.jaxpr_flops(jax.make_jaxpr(jax.value_and_grad(fn, argnums=(0, 1)))(*args).jaxpr)
-
-
-@functools.cache
-def plain(num_scans):
-  """The program without remat, and its FLOPs."""
-  args = arguments(num_scans)
-  return compiled(loss, args), flops(loss, args)
+from tests.support.hand_rungs import RUNGS, arguments, by_hand, compiled, flops, loss, plain
 
 
 @pytest.mark.parametrize(

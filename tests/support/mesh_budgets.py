@@ -22,8 +22,7 @@ from coopjax.jaxpr.trace import trace
 from coopjax.planning import kept
 from coopjax.xla.compile import module_of
 from coopjax.xla.module import parse_module, read_step_program
-from tests.policy_engine import test_hand_rungs
-from tests.support import checks, models, quick
+from tests.support import checks, hand_rungs, models, quick
 from tests.support.checks import assert_same_bits, temp_bytes
 
 # Wherever numbers of partitioned programs may differ by rounding.
@@ -280,23 +279,23 @@ def scan_over_explicit_axes():
 
 def rungs_by_hand():
   """At the bytes of policies over names, plans repeat no more: what a device holds of a value decides what it costs."""
-  stacks, x = test_hand_rungs.arguments(1)
+  stacks, x = hand_rungs.arguments(1)
   for split_in, split_out, rows in ((None, "model", None), ("data", None, "data")):
     spec = lambda name: P(None, *((split_out, split_in) if name in ("out", "down") else (split_in, split_out)))
     place = lambda value, spec: jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=NamedSharding(AUTO, spec))
     placed = [{name: place(value, spec(name)) for name, value in stacks[0].items()}], place(x, P(rows))
     for rung in ("queries", "with_context"):
-      hand = test_hand_rungs.by_hand(test_hand_rungs.RUNGS[rung])
-      hand_bytes = temp_bytes(test_hand_rungs.compiled(hand, placed))
-      plan = coopjax.plan(test_hand_rungs.loss, *placed, budget=hand_bytes, engine="policy")
-      fns = test_hand_rungs.loss, hand, plan.apply(test_hand_rungs.loss)
-      plain, by_hand, ours = (test_hand_rungs.flops(fn, placed) for fn in fns)
+      hand = hand_rungs.by_hand(hand_rungs.RUNGS[rung])
+      hand_bytes = temp_bytes(hand_rungs.compiled(hand, placed))
+      plan = coopjax.plan(hand_rungs.loss, *placed, budget=hand_bytes, engine="policy")
+      fns = hand_rungs.loss, hand, plan.apply(hand_rungs.loss)
+      plain, by_hand, ours = (hand_rungs.flops(fn, placed) for fn in fns)
       print(
         f"{split_in} {split_out} {rung}: {plan.measured.temp_bytes} of {hand_bytes} bytes,",
         ours - plain,
         by_hand - plain,
       )
-      assert temp_bytes(test_hand_rungs.compiled(fns[2], placed)) <= hand_bytes
+      assert temp_bytes(hand_rungs.compiled(fns[2], placed)) <= hand_bytes
       assert ours - plain <= by_hand - plain
 
 
