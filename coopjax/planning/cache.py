@@ -26,8 +26,7 @@ from typing import Any
 
 import jax
 
-import coopjax
-from coopjax import _core
+from coopjax import contexts
 from coopjax.errors import CacheWarning
 
 FORMAT_VERSION = 1
@@ -69,7 +68,7 @@ def environment() -> str:
   device = jax.devices()[0]
   return json.dumps(
     {
-      "coopjax": _code_digest(),
+      "coopjax": contexts.code_digest(),
       "packages": _package_versions(),
       "settings": {name: str(getattr(jax.config, name, None)) for name in _SETTINGS},
       "variables": {name: os.environ.get(name, "") for name in _VARIABLES},
@@ -78,15 +77,6 @@ def environment() -> str:
       "num_devices": jax.device_count(),
     }
   )
-
-
-@functools.cache
-def _code_digest() -> str:
-  """Of this package's files: a change to a planner makes a new version, released or not."""
-  digest = hashlib.sha256()
-  for path in (*sorted(pathlib.Path(coopjax.__file__).parent.rglob("*.py")), pathlib.Path(_core.__file__)):
-    digest.update(path.read_bytes())
-  return digest.hexdigest()[:16]
 
 
 @functools.cache

@@ -192,7 +192,7 @@ def test_only_what_holds_its_budget_is_kept(home):
   "change",
   [
     lambda patch: patch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", "") + " --xla_cpu_enable_fast_math=false"),
-    lambda patch: patch.setattr(cache, "_code_digest", lambda: "another version"),
+    lambda patch: patch.setattr(cache.contexts, "code_digest", lambda: "another version"),
     lambda patch: patch.setattr(cache, "_package_versions", lambda: {"jax": "1.0"}),
     lambda patch: patch.setattr(jax, "device_count", lambda: 8),
     lambda patch: patch.setattr(cache, "FORMAT_VERSION", 2),
