@@ -1,7 +1,7 @@
 """What one process of a job plans and the others follow: choices for functions and finished plans, as JSON.
 
-An infeasible budget is an answer, too: all processes raise the error of the one that has searched. Any other error means
-that a process can't plan, and the next one is asked (`coopjax.job`).
+An infeasible budget is an answer, too: all processes raise the error of the one that has searched. Any other error
+means that a process can't plan, and the next one is asked (`coopjax.job`).
 """
 
 import dataclasses
