@@ -1,4 +1,4 @@
-"""What every program of the process passes: JAX's compile-or-take-from-the-cache, the cache's door, the first run.
+"""What every program of the process passes: JAX's compile, its cache's door, the first run, the export.
 
 JAX has no public place for this. Its HLO hooks see what is compiled, not what the persistent compilation cache gave;
 and a processes' agreement is needed for both, before the program runs.
@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from jax._src import compiler
+from jax._src.export import _export
 from jax._src.interpreters import pxla
 
 _POINTERS = re.compile(r'(@CustomSPMDPartitioning\([^\n]*?backend_config = )"[^"]*"')  # differ between processes
@@ -44,6 +45,11 @@ class ProgramToCompile:
     program = _POINTERS.sub(r'\1""', self._module.operation.get_asm(enable_debug_info=False))
     return f"{program}\n{[device.id for device in self._devices.flat]}"
 
+  @property
+  def platform(self) -> str:
+    """Of its devices: "cpu", "gpu" or "tpu"."""
+    return self._devices.flat[0].platform
+
   def processes(self) -> tuple[int, ...]:
     """Of its devices, ascending."""
     return tuple(sorted({device.process_index for device in self._devices.flat}))
@@ -60,6 +66,10 @@ class CompileWatcher(Protocol):
     """Whether what this thread has just compiled may be put into the persistent compilation cache."""
     ...
 
+  def exported(self, name: str, program: bytes) -> None:
+    """Told of a program that `jax.export` has written."""
+    ...
+
   def before_run(self, executable: Any) -> None:
     """Called before a run that goes through Python, as the first one of every executable does; may raise."""
     ...
@@ -74,6 +84,7 @@ def watch_compiles(watcher: CompileWatcher) -> None:
     return
   _watchers.append(watcher)
   compile_it, write, run = compiler.compile_or_get_cached, compiler._cache_write, pxla.ExecuteReplicated.__call__
+  export = _export._export_lowered
 
   @functools.wraps(compile_it)
   def compile_or_get_cached(backend, computation, devices, *args, **kwargs):
@@ -90,6 +101,13 @@ def watch_compiles(watcher: CompileWatcher) -> None:
     watcher.before_run(self.xla_executable)
     return run(self, *args)
 
+  @functools.wraps(export)
+  def export_lowered(*args, **kwargs):
+    exported = export(*args, **kwargs)
+    watcher.exported(exported.fun_name, exported.mlir_module_serialized)
+    return exported
+
+  _export._export_lowered = export_lowered
   compiler.compile_or_get_cached, compiler._cache_write = compile_or_get_cached, cache_write
   pxla.ExecuteReplicated.__call__ = call
 

@@ -92,20 +92,32 @@ class Compile:
     self.story = f"left as it came, since {type(error).__name__}: {error}"
 
 
-class _Watcher:
-  """What JAX asks about every program (`compat.CompileWatcher`)."""
+class Watcher:
+  """What JAX asks about every program (`compat.CompileWatcher`), once it has begun.
 
-  def __init__(self):
+  Args:
+    install: installs the hook for a platform.
+  """
+
+  def __init__(self, install: Callable[[str], None]):
+    self._install = install
     self._lock = threading.Lock()
     self._thread = threading.local()  # .compile: that is in progress in it
     self._active: list[Compile] = []
     # By address: programs that several processes run and that have not run yet. An executable is held until it has.
     self._to_settle: dict[int, tuple[Any, Callable[[], None]]] = {}
 
+  def begin(self) -> None:
+    """Has JAX ask from now on."""
+    compat.add_to_cache_key("hook", self.cache_key)
+    compat.watch_compiles(self)
+
   def around(self, program: compat.ProgramToCompile, compile_it: Callable[[], Any]) -> Any:
     asked = standing.current()
     if asked is None and not is_marked(program.bytecode):
       return compile_it()
+    if platform := compat.hook_platform(program.platform):  # the mark may come from an exported program
+      self._install(platform)
     with self._entered(Compile(program, asked)) as entered:
       executable = compile_it()
     if not entered.is_planned and entered.keys:
@@ -124,6 +136,14 @@ class _Watcher:
     settle = lambda: job.agree(entered.about, entered.processes, digest, program.name)
     with self._lock:
       self._to_settle[id(executable)] = executable, settle
+
+  def exported(self, name: str, program: bytes) -> None:
+    if marks_in(program):
+      _log.warning(
+        "%s is exported with a mark for coopjax: a process that imports coopjax plans it when it compiles it, others "
+        "run it without remat. What engine='policy' decides is in the program itself",
+        name,
+      )
 
   def may_keep(self) -> bool:
     entered = getattr(self._thread, "compile", None)
@@ -160,16 +180,6 @@ class _Watcher:
       self._thread.compile = outer
       with self._lock:
         self._active = [each for each in self._active if each is not entered]
-
-
-_watcher = _Watcher()
-of = _watcher.of
-
-
-def watch() -> None:
-  """Has JAX ask about all programs from now on."""
-  compat.add_to_cache_key("hook", _watcher.cache_key)
-  compat.watch_compiles(_watcher)
 
 
 def warn(message: str) -> None:

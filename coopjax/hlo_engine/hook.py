@@ -63,6 +63,7 @@ class _Hook:
     self._platforms: set[str] = set()
     self._watches: list[_Watch] = []
     self._recorders: list[tuple[str | None, list[Outcome]]] = []
+    self.watcher = compiles.Watcher(self.install)
     self._scheduling = threading.local()  # .module: None while a module is waited for
 
   def install(self, platform: str) -> None:
@@ -72,7 +73,7 @@ class _Hook:
         stage, callback = jax_xla.PipelineStage.POST_SCHEDULER, functools.partial(self._callback, platform)
         jax_xla.register_hlo_module_transformation(callback, name="coopjax", stage=stage, platforms=platform)
         self._platforms.add(platform)
-        compiles.watch()
+        self.watcher.begin()
 
   def capture(self, program: str, compile_marked: Callable[[str], object]) -> bytes:
     """The module that a compile reaches POST_SCHEDULER with; code generation is skipped.
@@ -161,7 +162,7 @@ class _Hook:
       asked_of_all = standing_mark(platform)
       if not marks and asked_of_all is None:
         return None
-      compiling = compiles.of(marks)
+      compiling = self.watcher.of(marks)
       planned = self._planned(module_bytes, marks, asked_of_all, compiling)
       if hasattr(self._scheduling, "module"):
         self._scheduling.module = planned or bytes(module_bytes)
@@ -245,6 +246,7 @@ class _CapturedError(Exception):
 
 
 _hook = _Hook()
+watch = _hook.watcher.begin
 install, capture, observe, schedule, outcomes = (
   _hook.install,
   _hook.capture,

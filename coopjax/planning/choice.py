@@ -11,7 +11,7 @@ import jax
 import coopjax
 from coopjax import compat, contexts
 from coopjax.errors import RematNoEffectWarning
-from coopjax.hlo_engine import compiles
+from coopjax.hlo_engine import hook
 from coopjax.hlo_engine.mark import CHOICE
 from coopjax.jaxpr.tags import tagged_fn
 from coopjax.jaxpr.trace import TracedFn
@@ -71,5 +71,5 @@ def _noted(traced: TracedFn) -> str | None:
   """What tells that the processes of a job have to agree on a program without a mark, if they have to."""
   if not traced.placement.processes:
     return None
-  compiles.watch()
+  hook.watch()
   return CHOICE
