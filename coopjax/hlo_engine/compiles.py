@@ -30,6 +30,7 @@ from coopjax.xla.module import parse_module
 from coopjax.xla.module_fields import with_plan_of
 
 _log = logging.getLogger("coopjax.hook")
+_ATTRIBUTES = re.compile(r', frontend_attributes=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}')
 _KEY = re.compile(r";key=[0-9a-f]*")  # of a mark: differs between versions of coopjax, which may follow each other
 
 
@@ -131,7 +132,7 @@ class Watcher:
     if not entered.is_planned:
       job.decline(f"{entered.about}/module", entered.story)
     _log.info("%s of processes %s: %s", program.name, list(entered.processes), entered.story)
-    digest = hashlib.sha256(compat.instructions_of(executable).encode()).hexdigest()[:16]
+    digest = digest_of(executable)
     job.tell(entered.about, digest, entered.story)
     settle = lambda: job.agree(entered.about, entered.processes, digest, program.name)
     with self._lock:
@@ -180,6 +181,11 @@ class Watcher:
       self._thread.compile = outer
       with self._lock:
         self._active = [each for each in self._active if each is not entered]
+
+
+def digest_of(executable: Any) -> str:
+  """Of the instructions of a loaded executable in their order; without marks, which name versions."""
+  return hashlib.sha256(_ATTRIBUTES.sub("", compat.instructions_of(executable)).encode()).hexdigest()[:16]
 
 
 def warn(message: str) -> None:
