@@ -201,5 +201,5 @@ def _warn_if_over_budget(name: str, executable: Any) -> None:
   module_bytes = compat.module_bytes_of(executable)
   if is_over_budget(module_bytes):
     budgets = " and ".join(sorted({str(mark.budget) for mark in marks_in(module_bytes)}))
-    temporaries = format_bytes(compat.temp_bytes_of(executable))
-    warn(f"the program {name}, from JAX's compilation cache, needs {temporaries} of temporaries, over {budgets}")
+    needed = f"needs {format_bytes(compat.temp_bytes_of(executable))} of temporaries"
+    warn(f"the program {name}, from JAX's compilation cache, {needed}, over its budget of {budgets}")
