@@ -57,7 +57,8 @@ def train(rank: int, budget: float, steps: int) -> None:
     return value, [weight - 0.1 * grad for weight, grad in zip(weights, grads)]
 
   step = step.lower(weights, x).compile()  # one process plans here, the other one follows
-  module = "\n".join(line.partition(", metadata=")[0] for line in step.as_text().splitlines())
+  lines = (line.strip().partition(", metadata=")[0] for line in step.as_text().splitlines())
+  module = "\n".join(line for line in lines if line.startswith(("%", "ROOT ")))  # not the paths of source files
   digest, num_recomputed = hashlib.sha256(module.encode()).hexdigest()[:16], module.count("coop_remat")
   temp_bytes = step.memory_analysis().temp_size_in_bytes
   losses = []

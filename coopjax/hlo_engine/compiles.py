@@ -27,7 +27,7 @@ from coopjax.errors import BudgetExceededWarning, InvalidProgramError
 from coopjax.hlo_engine.mark import Mark, is_marked, is_over_budget, marks_in, over_budget
 from coopjax.xla import standing
 from coopjax.xla.module import parse_module
-from coopjax.xla.module_fields import with_plan_of
+from coopjax.xla.module_fields import with_plan_of, without_labels
 
 _log = logging.getLogger("coopjax.hook")
 _ATTRIBUTES = re.compile(r', frontend_attributes=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}')
@@ -72,7 +72,7 @@ class Compile:
     told, _, planned = zlib.decompress(decided).partition(b"\n")
     if planned and process != jax.process_index():
       planned = with_plan_of(module_bytes, planned)
-      wrong = _core.verify_transform(parse_module(module_bytes), parse_module(planned))
+      wrong = _core.verify_transform(*(parse_module(without_labels(each)) for each in (module_bytes, planned)))
       if wrong:
         raise InvalidProgramError(f"the plan of process {process} is for another module: {wrong}")
     return self._finished(module_bytes, planned or None, json.loads(told))
