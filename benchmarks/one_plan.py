@@ -3,8 +3,8 @@
 Every process plans every request by itself, with nothing agreed and nothing kept on disk, so that what could make plans
 differ has its chance: processes have other priorities, hash seeds and directories, and a busy loop beside them.
 Programs are from the corpus, planned by the HLO engine as XLA schedules them, and small losses, for which
-`coopjax.remat` chooses by each engine. A request holds if all processes of the job have one digest for it: of the planned
-module, or of the choice.
+`coopjax.remat` chooses by each engine. A request holds if all processes of the job have one digest for it: of the
+planned module, or of the choice.
 
   python benchmarks/one_plan.py                                   # 1,008 plans: 72 requests in 14 processes
   python benchmarks/one_plan.py --processes 2 --requests 12
