@@ -198,7 +198,7 @@ def main() -> None:
       progress.update(bar, description=f"{num_processes} processes")
       rows.extend(job(num_processes, arguments.requests))
       progress.advance(bar)
-  tables.write(arguments.out, rows=rows)
+      tables.write(arguments.out, rows=rows)
   console = tables.console()
   console.print(tables.table(rows, COLUMNS, "one plan in every process"))
   plans, requested, alike = (sum(row[name] for row in rows) for name in ("plans", "requests", "num_alike"))

@@ -24,14 +24,15 @@ import jax
 from coopjax import _core, compat, contexts, job
 from coopjax.budget import format_bytes
 from coopjax.errors import BudgetExceededWarning, InvalidProgramError
-from coopjax.hlo_engine.mark import Mark, is_marked, is_over_budget, marks_in, over_budget
+from coopjax.hlo_engine.mark import Mark, is_chosen, is_marked, is_over_budget, marks_in, over_budget
 from coopjax.xla import standing
 from coopjax.xla.module import parse_module
 from coopjax.xla.module_fields import with_plan_of, without_labels
 
 _log = logging.getLogger("coopjax.hook")
 _ATTRIBUTES = re.compile(r', frontend_attributes=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}')
-_KEY = re.compile(r";key=[0-9a-f]*")  # of a mark: differs between versions of coopjax, which may follow each other
+_KEYS = re.compile(rb";key=([0-9a-f]+)")  # of marks; nothing else is read here, where an error would fail a compile
+_KEY = re.compile(r";key=[0-9a-f]*")  # differs between versions of coopjax, which may follow each other
 
 
 class Compile:
@@ -47,7 +48,7 @@ class Compile:
   """
 
   def __init__(self, program: compat.ProgramToCompile, asked: standing.Standing | None):
-    self.keys = {mark.key for mark in marks_in(program.bytecode)}
+    self.keys = {key.decode() for key in _KEYS.findall(program.bytecode)}
     self.processes = () if standing.is_suspended() else job.spanned(program.processes())
     self.about = job.topic("program", _KEY.sub("", program.text()), str(asked)) if self.processes else ""
     self.is_planned, self.may_keep, self.story = False, True, "seen by no hook, or taken from JAX's compilation cache"
@@ -115,7 +116,7 @@ class Watcher:
 
   def around(self, program: compat.ProgramToCompile, compile_it: Callable[[], Any]) -> Any:
     asked = standing.current()
-    if asked is None and not is_marked(program.bytecode):
+    if asked is None and not is_marked(program.bytecode) and not is_chosen(program.bytecode):
       return compile_it()
     if platform := compat.hook_platform(program.platform):  # the mark may come from an exported program
       self._install(platform)
@@ -139,7 +140,7 @@ class Watcher:
       self._to_settle[id(executable)] = executable, settle
 
   def exported(self, name: str, program: bytes) -> None:
-    if marks_in(program):
+    if is_marked(program):
       _log.warning(
         "%s is exported with a mark for coopjax: a process that imports coopjax plans it when it compiles it, others "
         "run it without remat. What engine='policy' decides is in the program itself",

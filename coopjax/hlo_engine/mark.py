@@ -69,8 +69,13 @@ def marks_in(module_bytes: bytes) -> set[Mark]:
 
 
 def is_marked(program: bytes) -> bool:
-  """Whether a program, in any form, carries a mark or a choice of the policy engine's."""
-  return _MARK in program or CHOICE.encode() in program
+  """Whether a program, in any form, carries a mark."""
+  return _MARK in program
+
+
+def is_chosen(program: bytes) -> bool:
+  """Whether it carries `CHOICE`."""
+  return CHOICE.encode() in program
 
 
 def over_budget(module_bytes: bytes) -> bytes:
