@@ -24,7 +24,7 @@ FUZZ_RUNS ?= 4000
 FIX ?=
 # What comes out the same on any JAX, and the benchmarks, which we run on the newest: `test-jax` leaves them out.
 WITHOUT_JAX := tests/planners $(addprefix tests/house/,test_benchmarks.py test_build.py test_cpp.py test_cpp_layers.py \
-  test_hlo_pass_benchmark.py test_layers.py test_planned_modules.py test_rooms.py)
+  test_hlo_pass_benchmark.py test_layers.py test_one_plan_benchmark.py test_planned_modules.py test_rooms.py)
 PYTEST = $(VENV)/bin/python -m pytest -n $(JOBS) --dist=loadgroup --durations=30 -m "not browser and not targets and not native"
 
 export PATH := $(abspath $(VENV))/bin:$(PATH)

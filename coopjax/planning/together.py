@@ -37,7 +37,7 @@ def _agreed(about: str, processes: Sequence[int], make: Callable[[], Any], **opt
       return json.dumps({"made": make()}).encode()
     except BudgetInfeasibleError as error:
       own_error.append(error)
-      return json.dumps({"infeasible": [str(error), vars(error)]}).encode()
+      return json.dumps({"infeasible": [str(error), vars(error)]}, default=int).encode()  # sizes may be NumPy's
 
   _, decided = job.one_decides(about, processes, decide, **options)
   fields = json.loads(decided)
