@@ -1,9 +1,11 @@
 """coopjax: a memory budget in, a JAX training step that fits it out.
 
-Public names are loaded when first used, so that ``coopjax.program`` and ``coopjax.planners`` work without JAX.
+Public names are loaded when first used, so that ``coopjax.program`` and ``coopjax.planners`` work without JAX. Where
+it is there, programs that `jax.export` has written with a mark for coopjax are planned from the import on.
 """
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
@@ -141,3 +143,7 @@ else:
 
   def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, *_MODULES})
+
+
+if importlib.util.find_spec("jax"):
+  importlib.import_module("coopjax.hlo_engine.hook").watch()

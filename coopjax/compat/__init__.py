@@ -4,6 +4,14 @@ This is the list of all that is taken from there. The rest of the project says `
 over ``jax.extend.core`` types. Supported: JAX 0.11.2 and newer.
 """
 
+from coopjax.compat.compiles import (
+  CompileWatcher,
+  ProgramToCompile,
+  instructions_of,
+  module_bytes_of,
+  temp_bytes_of,
+  watch_compiles,
+)
 from coopjax.compat.jaxprs import (
   SourceLine,
   as_policies_see,
@@ -27,6 +35,7 @@ from coopjax.compat.jaxprs import (
   source_line,
   sub_jaxprs,
 )
+from coopjax.compat.jobs import is_job, put_value, value_of
 from coopjax.compat.meshes import (
   axes_in_scope,
   axes_size,
@@ -55,6 +64,8 @@ from coopjax.compat.traces import (
 )
 
 __all__ = [
+  "CompileWatcher",
+  "ProgramToCompile",
   "SourceLine",
   "add_to_cache_key",
   "as_policies_see",
@@ -71,8 +82,10 @@ __all__ = [
   "hlo_proto_of_text",
   "hook_platform",
   "inlined",
+  "instructions_of",
   "is_batched",
   "is_eager",
+  "is_job",
   "is_on_one_device",
   "is_plain_jit",
   "loaded_hook_platforms",
@@ -80,12 +93,14 @@ __all__ = [
   "manual_axes",
   "map_sub_jaxprs",
   "may_repeat",
+  "module_bytes_of",
   "name_scopes",
   "no_trace",
   "num_shards",
   "observe_shards",
   "open_constants",
   "pinned_checkpoint",
+  "put_value",
   "rebuild",
   "relabel",
   "scan_carries",
@@ -94,6 +109,9 @@ __all__ = [
   "source_line",
   "stated_sharding",
   "sub_jaxprs",
+  "temp_bytes_of",
+  "value_of",
   "vary",
+  "watch_compiles",
   "without_xla_remat",
 ]

@@ -48,21 +48,21 @@ def hlo_proto_of_text(text: str) -> bytes:
 
 
 @dataclasses.dataclass(frozen=True)
-class _WithText:
-  """A hook of the cache's keys: what the former one says, and a text."""
+class _WithTexts:
+  """A hook of the cache's keys: what the former one says, and texts, in an order that no order of calls decides."""
 
   former: Callable[[], str]
-  text: Callable[[], str]
+  texts: dict[str, Callable[[], str]]
 
   def __call__(self) -> str:
-    return self.former() + self.text()
+    return self.former() + "".join(self.texts[name]() for name in sorted(self.texts))
 
 
-def add_to_cache_key(text: Callable[[], str]) -> None:
-  """Has the keys of JAX's persistent compilation cache hash what `text` returns at the time, once per function."""
-  former = cache_key.custom_hook
-  if not isinstance(former, _WithText) or former.text is not text:
-    cache_key.custom_hook = _WithText(former, text)
+def add_to_cache_key(name: str, text: Callable[[], str]) -> None:
+  """Has the keys of JAX's persistent compilation cache hash what `text` returns at the time, once per name."""
+  if not isinstance(cache_key.custom_hook, _WithTexts):
+    cache_key.custom_hook = _WithTexts(cache_key.custom_hook, {})
+  cache_key.custom_hook.texts[name] = text
 
 
 def log_as_jax_does(name: str) -> None:

@@ -14,7 +14,6 @@ import functools
 import hashlib
 import logging
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,7 +22,8 @@ from jax.extend import xla as jax_xla
 
 from coopjax import compat
 from coopjax.budget import Budget, format_bytes
-from coopjax.errors import BudgetExceededWarning, InvalidProgramError
+from coopjax.errors import InvalidProgramError
+from coopjax.hlo_engine import compiles
 from coopjax.hlo_engine.mark import Mark, marks_in
 from coopjax.hlo_engine.module_plan import Outcome, plan_module
 from coopjax.xla import standing, targets
@@ -63,6 +63,7 @@ class _Hook:
     self._platforms: set[str] = set()
     self._watches: list[_Watch] = []
     self._recorders: list[tuple[str | None, list[Outcome]]] = []
+    self.watcher = compiles.Watcher(self.install)
     self._scheduling = threading.local()  # .module: None while a module is waited for
 
   def install(self, platform: str) -> None:
@@ -72,6 +73,7 @@ class _Hook:
         stage, callback = jax_xla.PipelineStage.POST_SCHEDULER, functools.partial(self._callback, platform)
         jax_xla.register_hlo_module_transformation(callback, name="coopjax", stage=stage, platforms=platform)
         self._platforms.add(platform)
+        self.watcher.begin()
 
   def capture(self, program: str, compile_marked: Callable[[str], object]) -> bytes:
     """The module that a compile reaches POST_SCHEDULER with; code generation is skipped.
@@ -150,6 +152,7 @@ class _Hook:
         self._watches = [each for each in self._watches if each is not watch]
 
   def _callback(self, platform: str, module_bytes: bytes) -> bytes | None:
+    compiling: compiles.Compile | None = None
     try:
       if module_bytes.find(_EXTRACTED, 0, _HEAD_BYTES) >= 0:
         return None
@@ -162,11 +165,10 @@ class _Hook:
         if all(watch.goes_on for watch in watches):
           return None
         raise _CapturedError
-      outcome = _plan(module_bytes, marks, standing_mark(platform))
-      for key, made in self._recorders:
-        if outcome is not None and key in keys:
-          made.append(outcome)
-      planned = outcome and outcome.module_bytes
+      asked_of_all, planned = standing_mark(platform), None
+      if marks or asked_of_all is not None:
+        compiling = self.watcher.of(marks)
+        planned = self._planned(module_bytes, marks, asked_of_all, compiling)
       if self.is_scheduling:
         self._scheduling.module = planned or bytes(module_bytes)
         raise _CapturedError
@@ -175,9 +177,34 @@ class _Hook:
       raise
     except InvalidProgramError as error:
       _log.info("a program on %s is left as it came: its module can't be read: %s", platform, error)
-    except Exception:  # the compile must stand whatever happens in here
+      if compiling is not None:
+        compiling.fail(error, is_lasting=True)
+    except Exception as error:  # the compile must stand whatever happens in here
       _log.exception("planning failed; a program on %s is compiled as it came", platform)
+      if compiling is not None:
+        compiling.fail(error)
     return None
+
+  def _planned(
+    self, module_bytes: bytes, marks: set[Mark], asked_of_all: Mark | None, compiling: compiles.Compile | None
+  ) -> bytes | None:
+    """What to compile in place of a module, None for the module itself; by another process of the job, maybe."""
+
+    def plan() -> tuple[bytes | None, str]:
+      outcome = _plan(module_bytes, marks, asked_of_all)
+      for key, made in self._recorders:
+        if any(key == mark.key for mark in marks):
+          made.append(outcome)
+      if compiling is not None and outcome.is_cut_short:
+        compiling.may_keep = False  # another process may find more
+      return outcome.module_bytes, "" if outcome.fits else _over_budget(outcome)
+
+    if compiling is not None:
+      return compiling.planned(module_bytes, plan)
+    planned, warning = plan()
+    if warning:
+      compiles.warn(warning)
+    return planned
 
 
 def standing_mark(platform: str) -> Mark | None:
@@ -199,31 +226,24 @@ def _device(platform: str) -> targets.Target | None:
   return targets.running() if compat.hook_platform(jax.default_backend()) == platform else None
 
 
-def _plan(module_bytes: bytes, marks: set[Mark], asked_of_all: Mark | None) -> Outcome | None:
-  """The planned module, if it is to be planned; what a mark asks goes before what is asked of every program."""
+def _plan(module_bytes: bytes, marks: set[Mark], asked_of_all: Mark | None) -> Outcome:
+  """The planned module; what a mark asks goes before what is asked of every program."""
   if not marks:
-    if asked_of_all is None:
-      return None
+    assert asked_of_all is not None  # else there is nothing to plan
     marks = {asked_of_all}
   outcome = plan_module(module_bytes, marks, reorders=asked_of_all is not None)
   for line in outcome.rounds:
     _log.debug("%s: %s", outcome.name, line)
   _log.info("%s", outcome)
-  if not outcome.fits:
-    _warn_over_budget(outcome)
   return outcome
 
 
-def _warn_over_budget(outcome: Outcome) -> None:
+def _over_budget(outcome: Outcome) -> str:
   assert outcome.budget_bytes is not None  # without a budget, everything fits
-  message = (
+  return (
     f"the program {outcome.name} needs {format_bytes(outcome.predicted.temp_bytes)} of temporaries, over its budget of "
     f"{format_bytes(outcome.budget_bytes)}. {outcome.reason}"
   ).rstrip()
-  try:
-    warnings.warn(message, BudgetExceededWarning, stacklevel=2)
-  except BudgetExceededWarning:  # warnings are errors here, but an error in the callback would fail the compile
-    _log.warning(message)
 
 
 def _schedule_key() -> str:
@@ -236,6 +256,7 @@ class _CapturedError(Exception):
 
 
 _hook = _Hook()
+watch = _hook.watcher.begin
 install, capture, observe, schedule, outcomes = (
   _hook.install,
   _hook.capture,

@@ -7,7 +7,9 @@ import re
 from coopjax import __version__
 from coopjax.budget import Budget
 
-_TEXT = re.compile(rb"coopjax-mark\([^()]*\)")
+_TEXT = re.compile(rb"coopjax-(?:mark|over)\([^()]*\)")
+_MARK, _OVER = b"coopjax-mark(", b"coopjax-over("  # of one length: in a module, one can take the other's place
+CHOICE = "coopjax-choice()"  # on programs that the policy engine alone has planned, where processes have to agree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Mark:
   @classmethod
   def from_text(cls, text: str) -> "Mark":
     """Reads what :meth:`to_text` wrote."""
-    parts = (field.partition("=") for field in text[len("coopjax-mark(") : -1].split(";"))
+    parts = (field.partition("=") for field in text[len(_MARK) : -1].split(";"))
     fields = {name: value for name, _, value in parts}
     share, limit_bytes = fields.get("share"), fields.get("bytes")
     budget = Budget(int(limit_bytes) if limit_bytes else None, float(share) if share else None, "total" in fields)
@@ -64,3 +66,23 @@ def keyed(mark: Mark, *program: str) -> Mark:
 def marks_in(module_bytes: bytes) -> set[Mark]:
   """The marks that a serialized module carries, each once."""
   return {Mark.from_text(match.decode()) for match in set(_TEXT.findall(module_bytes))}
+
+
+def is_marked(program: bytes) -> bool:
+  """Whether a program, in any form, carries a mark."""
+  return _MARK in program
+
+
+def is_chosen(program: bytes) -> bool:
+  """Whether it carries `CHOICE`."""
+  return CHOICE.encode() in program
+
+
+def over_budget(module_bytes: bytes) -> bytes:
+  """The module with marks that say, wherever the compiled program comes from, that it is over its budget."""
+  return module_bytes.replace(_MARK, _OVER)
+
+
+def is_over_budget(module_bytes: bytes) -> bool:
+  """Whether marks say so."""
+  return _OVER in module_bytes

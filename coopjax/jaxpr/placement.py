@@ -15,7 +15,7 @@ import jax
 import jax.core
 from jax.sharding import AxisType, NamedSharding
 
-from coopjax import compat
+from coopjax import compat, job
 from coopjax.errors import PlanMismatchError
 
 
@@ -30,6 +30,8 @@ class Placement:
       for one example.
     is_spread: inputs lie on a mesh, or one is set: the program will be partitioned.
     is_batched: a `vmap` is around: the program will be one of many examples.
+    processes: of a job, that the devices belong to and that have to agree on a plan; () for one process's own program,
+      or where the trace does not show the devices.
   """
 
   shardings: tuple[jax.sharding.Sharding | None, ...]
@@ -37,6 +39,7 @@ class Placement:
   is_known: bool
   is_spread: bool
   is_batched: bool
+  processes: tuple[int, ...] = ()
 
   def key(self) -> str:
     """Tells placements apart, the mesh and the named axes in scope here included; the same in every process."""
@@ -102,10 +105,11 @@ def path_name(path: Any) -> str:
 
 def place(values: Sequence[Any]) -> Placement:
   """Where values lie: arrays, tracers, abstract values or Python scalars."""
-  shardings, meshes = [], set()
+  shardings, meshes, seen = [], set(), []
   has_tracers = is_placed = has_auto = False
   for value in values:
     sharding = getattr(jax.typeof(value), "sharding", None) if isinstance(value, jax.core.Tracer) else _own(value)
+    seen.append(sharding)
     if isinstance(sharding, NamedSharding) and not sharding.mesh.empty:
       meshes.add(_mesh_text(sharding.mesh))
     if isinstance(value, jax.core.Tracer):
@@ -120,7 +124,14 @@ def place(values: Sequence[Any]) -> Placement:
   is_batched = any(map(compat.is_batched, values))
   is_known = (jax.device_count() == 1 or is_partitioned) and not is_batched
   mesh, current = " and ".join(sorted(meshes - {""})), jax.sharding.get_abstract_mesh()
-  return Placement(tuple(shardings), mesh, is_known, is_spread=bool(mesh or _mesh_text(current)), is_batched=is_batched)
+  return Placement(
+    tuple(shardings),
+    mesh,
+    is_known,
+    is_spread=bool(mesh or _mesh_text(current)),
+    is_batched=is_batched,
+    processes=job.spanned_by([*seen, jax.sharding.NamedSharding(current, jax.sharding.PartitionSpec())]),
+  )
 
 
 def _own(value: Any) -> jax.sharding.Sharding | None:

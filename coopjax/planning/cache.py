@@ -1,9 +1,10 @@
 """Decisions and plans kept on disk, so that a program is planned once per machine and not once per process.
 
-An entry is one small JSON file, named by a hash of everything that the decision depends on, the versions and flags of
-the compiler included (`Key`). Entries are written to a temporary file and renamed, so that processes which share the
-directory see the old entry, the new one or none. What can't be read, or was made for another key, is ignored with a
-`CacheWarning`, and planned anew. The oldest entries go when the directory holds too many; a hit makes an entry new.
+An entry is one small JSON file with a checksum, named by a hash of everything that the decision depends on, the
+versions and flags of the compiler included (`Key`). Entries are written aside and renamed, so that processes which
+share the directory see the old entry, the new one or none, and have the rights that the umask gives, so that a team can
+share it. What can't be read, or was made for another key, is ignored with a `CacheWarning`, and planned anew. The
+oldest entries go when the directory holds too many; a hit makes an entry new.
 
 The directory is ``COOPJAX_CACHE_DIR`` (empty: nothing is kept), else ``coopjax`` under ``XDG_CACHE_HOME`` or
 ``~/.cache``.
@@ -17,7 +18,7 @@ import json
 import os
 import pathlib
 import re
-import tempfile
+import shutil
 import threading
 import warnings
 from collections.abc import Callable
@@ -26,13 +27,15 @@ from typing import Any
 
 import jax
 
-import coopjax
-from coopjax import _core
+from coopjax import contexts
 from coopjax.errors import CacheWarning
+from coopjax.planning import files
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MAX_ENTRIES = 4096
 _OURS = re.compile(r"coopjax-v\d+-[0-9a-f]{32}\.json|\.coopjax-\w+\.tmp")
+# Whatever parsing raises on data that somebody else has written: deep nesting, huge numbers, wrong types.
+_UNREADABLE = (OSError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 _PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
 _SETTINGS = (
   "jax_remat3",
@@ -69,7 +72,7 @@ def environment() -> str:
   device = jax.devices()[0]
   return json.dumps(
     {
-      "coopjax": _code_digest(),
+      "coopjax": contexts.code_digest(),
       "packages": _package_versions(),
       "settings": {name: str(getattr(jax.config, name, None)) for name in _SETTINGS},
       "variables": {name: os.environ.get(name, "") for name in _VARIABLES},
@@ -78,15 +81,6 @@ def environment() -> str:
       "num_devices": jax.device_count(),
     }
   )
-
-
-@functools.cache
-def _code_digest() -> str:
-  """Of this package's files: a change to a planner makes a new version, released or not."""
-  digest = hashlib.sha256()
-  for path in (*sorted(pathlib.Path(coopjax.__file__).parent.rglob("*.py")), pathlib.Path(_core.__file__)):
-    digest.update(path.read_bytes())
-  return digest.hexdigest()[:16]
 
 
 @functools.cache
@@ -115,22 +109,24 @@ def load[T](key: Key, parse: Callable[[dict[str, Any]], T]) -> T | None:
 
   Args:
     key: what it was stored under.
-    parse: from the stored fields to what they stand for; a `KeyError`, `TypeError` or `ValueError` in it means that
-      the entry is corrupt.
+    parse: from the stored fields to what they stand for; where it fails on them, the entry is corrupt.
   """
   if (home := directory()) is None:
     return None
   path = home / _name(key)
   try:
-    entry = json.loads(path.read_bytes())
+    entry = json.loads(files.read_regular(path))
     if entry["format"] != FORMAT_VERSION or entry["key"] != dataclasses.asdict(key):
       raise ValueError("made for another program or by another version")
+    if entry["checksum"] != _checksum(entry["fields"]):
+      raise ValueError("its checksum is wrong")
     found = parse(entry["fields"])
   except FileNotFoundError:
     return None
-  except (OSError, KeyError, TypeError, ValueError) as error:
+  except _UNREADABLE as error:
     warnings.warn(
-      f"ignoring {path}, which is not a decision that coopjax kept for this program: {error}; it is planned anew",
+      f"ignoring {path}, which is not a decision that coopjax kept for this program: {type(error).__name__}: {error}; "
+      "it is planned anew",
       CacheWarning,
       stacklevel=4,
     )
@@ -144,36 +140,28 @@ def store(key: Key, fields: dict[str, Any]) -> None:
   """Keeps JSON fields under a key; where that is impossible, one warning per directory says so."""
   if (home := directory()) is None:
     return
-  entry = {"format": FORMAT_VERSION, "key": dataclasses.asdict(key), "fields": fields}
+  entry = {"format": FORMAT_VERSION, "key": dataclasses.asdict(key), "checksum": _checksum(fields), "fields": fields}
   try:
     home.mkdir(parents=True, exist_ok=True)
-    _write(home / _name(key), json.dumps(entry))
+    files.write_whole(home / _name(key), json.dumps(entry))
     _prune(home)
   except OSError as error:
     _warn_once(home, error)
+
+
+def _checksum(fields: Any) -> str:
+  """Of fields as they are in JSON, or will be."""
+  return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
 
 
 def _name(key: Key) -> str:
   return f"coopjax-v{FORMAT_VERSION}-{key.digest()}.json"
 
 
-def _write(path: pathlib.Path, text: str) -> None:
-  """Writes a file as a whole: a reader sees what was there before or all of `text`."""
-  file, temporary = tempfile.mkstemp(dir=path.parent, prefix=".coopjax-", suffix=".tmp")
-  try:
-    with os.fdopen(file, "w") as out:
-      out.write(text)
-    os.replace(temporary, path)
-  except BaseException:
-    with contextlib.suppress(OSError):
-      os.unlink(temporary)
-    raise
-
-
 def _prune(home: pathlib.Path) -> None:
   """Removes the entries used longest ago, if there are too many; another process may be doing the same."""
-  with os.scandir(home) as files:
-    names = [file.name for file in files if _OURS.fullmatch(file.name)]
+  with os.scandir(home) as found:
+    names = [file.name for file in found if _OURS.fullmatch(file.name)]
   if len(names) <= MAX_ENTRIES:
     return
   ages = []
@@ -181,6 +169,9 @@ def _prune(home: pathlib.Path) -> None:
     with contextlib.suppress(FileNotFoundError):
       ages.append((os.stat(home / name).st_mtime_ns, name))
   for _, name in sorted(ages)[: len(ages) - MAX_ENTRIES]:
+    if name.endswith(".tmp"):  # of a process that was killed while it wrote
+      shutil.rmtree(home / name, ignore_errors=True)
+      continue
     with contextlib.suppress(FileNotFoundError):
       os.unlink(home / name)
 

@@ -11,6 +11,8 @@ import jax
 import coopjax
 from coopjax import compat, contexts
 from coopjax.errors import RematNoEffectWarning
+from coopjax.hlo_engine import hook
+from coopjax.hlo_engine.mark import CHOICE
 from coopjax.jaxpr.tags import tagged_fn
 from coopjax.jaxpr.trace import TracedFn
 from coopjax.policy_engine import rewrite
@@ -44,7 +46,7 @@ class Choice:
   def flat_fn(self, traced: TracedFn) -> Callable[..., list[Any]]:
     """The function carried out this way, in place of ``traced.evaluate``."""
     if self.decisions is not None:
-      return rewrite.rewrite(traced, self.decisions, self.mark)
+      return rewrite.rewrite(traced, self.decisions, self.mark or _noted(traced))
     return tagged_fn(traced, self.mark) if self.mark else traced.evaluate
 
   def here(self, name: str) -> "Choice":
@@ -63,3 +65,11 @@ class Choice:
         skip_file_prefixes=LIBRARIES,
       )
     return dataclasses.replace(self, mark=None) if contexts.one_by_one.value or compat.is_eager() else self
+
+
+def _noted(traced: TracedFn) -> str | None:
+  """What tells that the processes of a job have to agree on a program without a mark, if they have to."""
+  if not traced.placement.processes:
+    return None
+  hook.watch()
+  return CHOICE

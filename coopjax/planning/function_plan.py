@@ -19,7 +19,7 @@ from coopjax.jaxpr.fingerprint import fingerprint_of
 from coopjax.jaxpr.placement import Spread
 from coopjax.jaxpr.trace import TracedFn, differentiable, fn_and_gradient
 from coopjax.memory_profile import MemoryProfile
-from coopjax.planning import host_offload
+from coopjax.planning import host_offload, together
 from coopjax.planning.assemble import assemble
 from coopjax.planning.baseline import Baseline
 from coopjax.planning.choice import LIBRARIES, Choice
@@ -42,11 +42,24 @@ def choose(traced: TracedFn, request: Request) -> Choice:
   fingerprint, key = fingerprint_of(traced), key_of(traced, request)
   if traced.has_symbolic_sizes:
     return _choose_for_any_size(traced, request, fingerprint)
+  if processes := traced.placement.processes:
+    choice = _choices.remembered(key) or together.agreed_choice(
+      key, processes, lambda: _choose_here(traced, request, fingerprint)
+    )
+    _choices.remember(key, choice)
+  else:
+    choice = _choose_here(traced, request, fingerprint)
+  if choice.mark is not None:
+    platform = compat.hook_platform(request.platform)
+    assert platform is not None  # else there would be no mark
+    hook.install(platform)
+  return choice
+
+
+def _choose_here(traced: TracedFn, request: Request, fingerprint: str) -> Choice:
+  """The choice that this process remembers, has kept on disk or makes."""
+  key = key_of(traced, request)
   if choice := _choices.get(key):
-    if choice.mark is not None:
-      platform = compat.hook_platform(request.platform)
-      assert platform is not None  # else there would be no mark
-      hook.install(platform)
     return choice
   if request.engine == "auto" and (device := request.device) and not device.is_running:
     request = dataclasses.replace(request, engine="policy")  # no hook of the running backend plans for another

@@ -36,18 +36,23 @@ class KeptChoices:
     self._lock = threading.Lock()
 
   def get(self, key: tuple[str, Request]) -> Choice | None:
-    with self._lock:
-      found = self._choices.get(key)
+    found = self.remembered(key)
     if found is None and (found := cache.load(_cache_key(key), Choice.from_json)):
-      self._remember(key, found)
+      self.remember(key, found)
     return found
 
+  def remembered(self, key: tuple[str, Request]) -> Choice | None:
+    """As :meth:`get`, in memory alone."""
+    with self._lock:
+      return self._choices.get(key)
+
   def put(self, key: tuple[str, Request], choice: Choice, holds_budget: bool) -> None:
-    self._remember(key, choice)
+    self.remember(key, choice)
     if holds_budget:
       cache.store(_cache_key(key), dataclasses.asdict(choice))
 
-  def _remember(self, key: tuple[str, Request], choice: Choice) -> None:
+  def remember(self, key: tuple[str, Request], choice: Choice) -> None:
+    """Keeps it in memory alone."""
     with self._lock:
       self._choices[key] = choice
       while len(self._choices) > _KEPT_CHOICES:

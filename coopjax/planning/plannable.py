@@ -5,9 +5,12 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+
+from coopjax import job
 from coopjax.jaxpr.trace import TracedFn, differentiable, fn_and_gradient, trace
 from coopjax.memory_profile import MemoryProfile
-from coopjax.planning import following, kept, steps
+from coopjax.planning import following, kept, steps, together
 from coopjax.planning.baseline import Baseline
 from coopjax.planning.choice import Choice
 from coopjax.planning.function_plan import plan_function
@@ -26,24 +29,34 @@ class Plannable:
     program: what is planned.
     baseline: it, compiled as it is.
     target: what it is compiled for, None for the default backend.
+    processes: of a job, that run it together; () for this one's own program.
   """
 
   program: TracedFn | steps.Step
   baseline: Baseline
   target: Target | None
+  processes: tuple[int, ...] = ()
 
   @classmethod
   def of(cls, fn: Callable, args: Sequence[Any], kwargs: dict[str, Any], target: Target | None) -> "Plannable":
     """What `coopjax.plan` makes of a function and its arguments."""
+    processes = (
+      () if target else job.spanned_by(getattr(leaf, "sharding", None) for leaf in jax.tree.leaves((args, kwargs)))
+    )
     if step := steps.find_step(fn, args, kwargs, target):
-      return cls(step, baseline_of(step, target), target)
+      return cls(step, baseline_of(step, target), target, processes)
     traced = differentiable(trace(fn, args, kwargs))
     if traced.has_symbolic_sizes:
       raise ValueError(f"{traced.name} is traced for symbolic sizes: what it takes is known for sizes that are numbers")
-    return cls(traced, Baseline.of(traced, target), target)
+    return cls(traced, Baseline.of(traced, target), target, processes)
 
   def plan(self, request: Request) -> RematPlan:
-    """The plan for one request: the one that is kept on disk, if there is one."""
+    """The plan for one request: the one that is kept on disk, if there is one. In a job, one process's for all."""
+    if self.processes and (program := self._program_key):
+      return together.agreed_plan(program, request, self.processes, lambda: self._planned_here(request))
+    return self._planned_here(request)
+
+  def _planned_here(self, request: Request) -> RematPlan:
     return kept.kept_or_made(
       self._key,
       request,
@@ -71,13 +84,15 @@ class Plannable:
   @functools.cached_property
   def _key(self) -> str | None:
     """What plans are kept under; None where the compiled program is not the one that will run."""
+    key = self._program_key
+    return key and f"{key} {kept.origin_of(*self.functions)}"
+
+  @functools.cached_property
+  def _program_key(self) -> str | None:
+    """As `_key`, without the source lines, which differ between checkouts."""
     if isinstance(self.program, steps.Step):
-      key = self.program.key
-    elif self.program.placement.is_known:
-      key = kept.program_key(self.program)
-    else:
-      return None
-    return f"{key} {kept.origin_of(*self.functions)}"
+      return self.program.key
+    return kept.program_key(self.program) if self.program.placement.is_known else None
 
   def measure_with(self, choices: Sequence[Any]) -> MemoryProfile:
     """Memory of the program with a choice for each of `functions`: a `Choice`, what has its `flat_fn`, or None.

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import pathlib
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ from coopjax import display
 from coopjax.budget import Budget, format_bytes
 from coopjax.errors import InvalidPlanError
 from coopjax.memory_profile import MemoryProfile
+from coopjax.planning import files
 from coopjax.policy_engine.decisions import PolicyDecisions
 
 FORMAT_VERSION = 3
@@ -250,10 +250,7 @@ class RematPlan:
 
   def save(self, path: str | os.PathLike) -> None:
     """Writes the plan as JSON, atomically: a reader sees the old file or the new one."""
-    path = pathlib.Path(path)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
-      file.write(self.to_json())
-    os.replace(file.name, path)
+    files.write_whole(pathlib.Path(path), self.to_json())
 
   @classmethod
   def load(cls, path: str | os.PathLike) -> "RematPlan":
@@ -273,13 +270,13 @@ class RematPlan:
     try:
       fields = json.loads(text)
       version = fields.pop("coopjax_plan")
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
       raise InvalidPlanError("not a coopjax plan: expected JSON with a 'coopjax_plan' field") from error
     if version != FORMAT_VERSION:
       raise InvalidPlanError(f"a plan of format {version}; this coopjax reads format {FORMAT_VERSION}")
     try:
       return cls._from_fields(fields)
-    except (TypeError, KeyError, AttributeError) as error:
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
       raise InvalidPlanError(f"a coopjax plan with missing or unknown fields: {error}") from error
 
   @classmethod

@@ -7,12 +7,15 @@ Neither knows of hooks, so a plan would else be skipped without a word.
 
 import contextlib
 import dataclasses
+import threading
+from collections.abc import Iterator
 from typing import Final, Literal
 
 from coopjax import __version__, compat, contexts
 from coopjax.budget import Budget
 from coopjax.xla import targets
 
+_thread = threading.local()
 DEVICE: Final = "device"  # as a budget: the memory of the device that a program is compiled for
 
 
@@ -41,13 +44,24 @@ def current() -> Standing | None:
 
 def change(standing: Standing | None) -> None:
   """Asks it of every program from now on, in all threads."""
-  compat.add_to_cache_key(_cache_key)
+  compat.add_to_cache_key("standing", _cache_key)
   contexts.standing.set_global(standing)
 
 
-def suspended() -> contextlib.AbstractContextManager:
+@contextlib.contextmanager
+def suspended() -> Iterator[None]:
   """Nothing is asked of what this thread compiles inside: planning's own compiles, which plans are measured by."""
-  return contextlib.nullcontext() if current() is None else contexts.standing(None)
+  outer, _thread.is_suspended = is_suspended(), True
+  try:
+    with contextlib.nullcontext() if current() is None else contexts.standing(None):
+      yield
+  finally:
+    _thread.is_suspended = outer
+
+
+def is_suspended() -> bool:
+  """Whether this thread compiles to plan: such a program never runs, and no other process knows of it."""
+  return getattr(_thread, "is_suspended", False)
 
 
 def _cache_key() -> str:

@@ -77,6 +77,14 @@ def test_llama_holds_a_budget_on_each_of_eight_devices(tmp_path):
   assert "on each device of data=4,model=2" in done.stdout and "recomputed" in done.stdout
 
 
+def test_two_hosts_hold_one_plan(tmp_path):
+  done = run_example("two_hosts.py", tmp_path, "--steps", "2")
+  assert done.returncode == 0, done.stdout + done.stderr
+  stories = dict(line.split(": ", 1) for line in done.stdout.splitlines() if line.startswith("process"))
+  assert stories.keys() == {"process 0", "process 1"} and len(set(stories.values())) == 1
+  assert " 0 clones" not in done.stdout
+
+
 def test_batches_are_excerpts_of_the_corpus_and_repeat(scripts):
   gpt = importlib.import_module("gpt")
   config = gpt.GPTConfig(num_layers=1, width=32, num_heads=2, context=16, batch_size=2)

@@ -24,7 +24,7 @@ FLOORS = (
   "xla",
   "planners jaxpr memory_profile",
   "program",
-  "budget display",
+  "budget display job",
   "errors compat contexts",
   "coopjax _core",
 )

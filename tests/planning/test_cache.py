@@ -1,5 +1,6 @@
 """Decisions kept on disk: found by the next process, never trusted blindly, never in the way."""
 
+import gzip
 import json
 import os
 import pathlib
@@ -12,7 +13,7 @@ import jax
 import pytest
 
 import coopjax
-from coopjax.planning import cache, function_plan
+from coopjax.planning import cache, files, function_plan
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
 from tests.support import ROOT, models
 from tests.support.checks import assert_same_bits, compile_step, temp_bytes
@@ -31,6 +32,17 @@ def home(tmp_path, monkeypatch):
 def entry_of(home):
   (path,) = home.iterdir()
   return path
+
+
+def altered(path, **changes):
+  """Changes an entry as somebody does who knows of the checksum."""
+  entry = {**json.loads(path.read_text()), **changes}
+  path.write_text(json.dumps({**entry, "checksum": cache._checksum(entry["fields"])}))
+
+
+def as_pipe(path):
+  path.unlink()
+  os.mkfifo(path)
 
 
 def run_python(code, **environment):
@@ -118,10 +130,10 @@ def test_a_kept_plan_that_no_longer_holds_is_made_anew(home):
   first = plan(0.7)
   entry = json.loads(entry_of(home).read_text())
   entry["fields"]["policy"]["regions"] = []
-  entry_of(home).write_text(json.dumps(entry))
+  altered(entry_of(home), fields=entry["fields"])
   assert plan(0.7) == first
   assert json.loads(entry_of(home).read_text())["fields"]["policy"]["regions"]
-  entry_of(home).write_text(json.dumps({**entry, "fields": {**entry["fields"], "decisions": None}}))
+  altered(entry_of(home), fields={**entry["fields"], "decisions": None})
   with pytest.warns(coopjax.CacheWarning, match="planned anew"):
     assert plan(0.7) == first
 
@@ -135,14 +147,16 @@ def test_a_kept_plan_that_no_longer_holds_is_made_anew(home):
     lambda path: path.write_text("[1, 2]"),
     lambda path: path.write_text("{}"),
     lambda path: path.write_text(path.read_text().replace('"environment"', '"elsewhere"')),
-    lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99})),
-    lambda path: path.write_text(
-      json.dumps({**json.loads(path.read_text()), "fields": {"mark": 3, "decisions": None}})
-    ),
-    lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "fields": {"mark": None}})),
-    lambda path: path.write_text(
-      json.dumps({**json.loads(path.read_text()), "fields": {"mark": None, "decisions": {"regions": [{}]}}})
-    ),
+    lambda path: path.write_text(path.read_text().replace('"mark": "m"', '"mark": "n"')),  # the checksum tells
+    lambda path: path.write_text("[" * 100_000),
+    lambda path: path.write_bytes(gzip.compress(bytes(10_000_000))),
+    lambda path: os.truncate(path, files.MAX_BYTES + 1),  # no bytes on the disk
+    as_pipe,  # nobody writes to it
+    lambda path: altered(path, format=99),
+    lambda path: altered(path, fields={"mark": 3, "decisions": None}),
+    lambda path: altered(path, fields={"mark": None}),
+    lambda path: altered(path, fields={"mark": None, "decisions": {"regions": [{}]}}),
+    lambda path: altered(path, fields={"mark": None, "decisions": "none"}),
   ],
 )
 def test_corrupt_entries_are_ignored_with_a_warning(home, spoil):
@@ -153,6 +167,17 @@ def test_corrupt_entries_are_ignored_with_a_warning(home, spoil):
     assert cache.load(KEY, function_plan.Choice.from_json) is None
   cache.store(KEY, {"mark": "m", "decisions": None})
   assert cache.load(KEY, function_plan.Choice.from_json) == function_plan.Choice("m")
+
+
+def test_a_team_can_read_entries_and_plans(home, tmp_path):
+  outer = os.umask(0o027)
+  try:
+    cache.store(KEY, {"mark": "m", "decisions": None})
+    loss, params, x = models.mlp(depth=4, batch=256)
+    coopjax.plan(loss, params, x, budget=0.9, engine="policy").save(tmp_path / "plan.json")
+  finally:
+    os.umask(outer)
+  assert {path.stat().st_mode & 0o777 for path in (*home.iterdir(), tmp_path / "plan.json")} == {0o640}
 
 
 def test_a_corrupt_entry_costs_a_plan_and_nothing_else(home, monkeypatch):
@@ -192,10 +217,10 @@ def test_only_what_holds_its_budget_is_kept(home):
   "change",
   [
     lambda patch: patch.setenv("XLA_FLAGS", os.environ.get("XLA_FLAGS", "") + " --xla_cpu_enable_fast_math=false"),
-    lambda patch: patch.setattr(cache, "_code_digest", lambda: "another version"),
+    lambda patch: patch.setattr(cache.contexts, "code_digest", lambda: "another version"),
     lambda patch: patch.setattr(cache, "_package_versions", lambda: {"jax": "1.0"}),
     lambda patch: patch.setattr(jax, "device_count", lambda: 8),
-    lambda patch: patch.setattr(cache, "FORMAT_VERSION", 2),
+    lambda patch: patch.setattr(cache, "FORMAT_VERSION", 99),
   ],
 )
 def test_another_version_flag_or_device_is_another_key(monkeypatch, change):

@@ -1,0 +1,132 @@
+"""What every program of the process passes: JAX's compile, its cache's door, the first run, the export.
+
+JAX has no public place for this. Its HLO hooks see what is compiled, not what the persistent compilation cache gave;
+and a processes' agreement is needed for both, before the program runs.
+"""
+
+# pyright: reportPrivateImportUsage=false
+
+import dataclasses
+import functools
+import io
+import re
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+from jax._src import compiler
+from jax._src.export import _export
+from jax._src.interpreters import pxla
+
+_POINTERS = re.compile(r'(@CustomSPMDPartitioning\([^\n]*?backend_config = )"[^"]*"')  # differ between processes
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ProgramToCompile:
+  """A program on its way to XLA, or to the persistent compilation cache."""
+
+  _module: Any
+  _devices: np.ndarray
+
+  @functools.cached_property
+  def bytecode(self) -> bytes:
+    """It, as MLIR writes it: the text of attributes stands there as it is."""
+    written = io.BytesIO()
+    self._module.operation.write_bytecode(file=written)
+    return written.getvalue()
+
+  @property
+  def name(self) -> str:
+    """Of its module."""
+    return self._module.operation.attributes["sym_name"].value
+
+  def text(self) -> str:
+    """The program and the devices that it is for: the same in every process that compiles it."""
+    program = _POINTERS.sub(r'\1""', self._module.operation.get_asm(enable_debug_info=False))
+    return f"{program}\n{[device.id for device in self._devices.flat]}"
+
+  @property
+  def platform(self) -> str:
+    """Of its devices: "cpu", "gpu" or "tpu"."""
+    return self._devices.flat[0].platform
+
+  def processes(self) -> tuple[int, ...]:
+    """Of its devices, ascending."""
+    return tuple(sorted({device.process_index for device in self._devices.flat}))
+
+
+class CompileWatcher(Protocol):
+  """Who is asked about all programs of the process."""
+
+  def around(self, program: ProgramToCompile, compile_it: Callable[[], Any]) -> Any:
+    """Has the executable made, by the cache or by XLA, and returns it."""
+    ...
+
+  def may_keep(self) -> bool:
+    """Whether what this thread has just compiled may be put into the persistent compilation cache."""
+    ...
+
+  def exported(self, name: str, program: bytes) -> None:
+    """Told of a program that `jax.export` has written."""
+    ...
+
+  def before_run(self, executable: Any) -> None:
+    """Called before a run that goes through Python, as the first one of every executable does; may raise."""
+    ...
+
+
+_watchers: list[CompileWatcher] = []
+
+
+def watch_compiles(watcher: CompileWatcher) -> None:
+  """Asks a watcher about all programs from now on; the one watcher of the process."""
+  if _watchers:
+    return
+  _watchers.append(watcher)
+  compile_it, write, run = compiler.compile_or_get_cached, compiler._cache_write, pxla.ExecuteReplicated.__call__
+  export = _export._export_lowered
+
+  @functools.wraps(compile_it)
+  def compile_or_get_cached(backend, computation, devices, *args, **kwargs):
+    program = ProgramToCompile(computation, devices)
+    return watcher.around(program, lambda: compile_it(backend, computation, devices, *args, **kwargs))
+
+  @functools.wraps(write)
+  def cache_write(*args, **kwargs):
+    if watcher.may_keep():
+      write(*args, **kwargs)
+
+  @functools.wraps(run)
+  def call(self, *args):
+    watcher.before_run(self.xla_executable)
+    return run(self, *args)
+
+  @functools.wraps(export)
+  def export_lowered(*args, **kwargs):
+    exported = export(*args, **kwargs)
+    watcher.exported(exported.fun_name, exported.mlir_module_serialized)
+    return exported
+
+  _export._export_lowered = export_lowered
+  compiler.compile_or_get_cached, compiler._cache_write = compile_or_get_cached, cache_write
+  pxla.ExecuteReplicated.__call__ = call
+
+
+def module_bytes_of(executable: Any) -> bytes:
+  """The module that a loaded executable runs, a serialized ``HloModuleProto``."""
+  return executable.hlo_modules()[0].as_serialized_hlo_module_proto()
+
+
+def instructions_of(executable: Any) -> str:
+  """The instructions of a loaded executable in their order, without what tells of source files or of tuning."""
+  # jaxlib has no stub for its printer.
+  from jaxlib import _hlo  # pyright: ignore[reportAttributeAccessIssue]
+
+  options = _hlo.HloPrintOptions()
+  options.print_metadata = options.print_backend_config = False
+  return executable.hlo_modules()[0].to_string(options)
+
+
+def temp_bytes_of(executable: Any) -> int:
+  """Temporaries of a loaded executable."""
+  return executable.get_compiled_memory_stats().temp_size_in_bytes

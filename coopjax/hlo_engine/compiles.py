@@ -1,0 +1,206 @@
+"""Programs that coopjax plans, seen from outside of their compile: JAX's compilation cache, other processes of a job.
+
+XLA's persistent compilation cache gives a program without asking the hook, so what the hook does is a part of the keys
+of what it plans, and a plan that failed or was cut short is not kept. That a program is over its budget is written into
+it (`over_budget`), and read where the cache gives it.
+
+Where a program's devices are those of several processes, these agree (`coopjax.job`): one plans the module and hands
+it to the others, which prove that it is a plan of theirs; before the first run all compare what they hold.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import re
+import threading
+import warnings
+import zlib
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import jax
+
+from coopjax import _core, compat, contexts, job
+from coopjax.budget import format_bytes
+from coopjax.errors import BudgetExceededWarning, InvalidProgramError
+from coopjax.hlo_engine.mark import Mark, is_chosen, is_marked, is_over_budget, marks_in, over_budget
+from coopjax.xla import standing
+from coopjax.xla.module import parse_module
+from coopjax.xla.module_fields import with_plan_of, without_labels
+
+_log = logging.getLogger("coopjax.hook")
+_ATTRIBUTES = re.compile(r', frontend_attributes=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}')
+_KEYS = re.compile(rb";key=([0-9a-f]+)")  # of marks; nothing else is read here, where an error would fail a compile
+_KEY = re.compile(r";key=[0-9a-f]*")  # differs between versions of coopjax, which may follow each other
+
+
+class Compile:
+  """One program that coopjax plans, from when JAX asks for it until it is there.
+
+  Attributes:
+    keys: of its marks.
+    about: what the processes of a job know it by; "" where this process decides alone.
+    processes: that take part.
+    is_planned: the hook has seen it.
+    may_keep: whether it may be put into the persistent compilation cache.
+    story: what was done, in a line.
+  """
+
+  def __init__(self, program: compat.ProgramToCompile, asked: standing.Standing | None):
+    self.keys = {key.decode() for key in _KEYS.findall(program.bytecode)}
+    self.processes = () if standing.is_suspended() else job.spanned(program.processes())
+    self.about = job.topic("program", _KEY.sub("", program.text()), str(asked)) if self.processes else ""
+    self.is_planned, self.may_keep, self.story = False, True, "seen by no hook, or taken from JAX's compilation cache"
+
+  def planned(self, module_bytes: bytes, plan: Callable[[], tuple[bytes | None, str]]) -> bytes | None:
+    """The module to compile in place of the one that reached the hook, or None to leave it.
+
+    Args:
+      module_bytes: as it came.
+      plan: plans it: the rewritten bytes if there are any, and what there is to warn of, or "".
+    """
+    self.is_planned = True
+    if not self.about:
+      return self._finished(module_bytes, *plan())
+
+    def decide() -> bytes:
+      planned, warning = plan()
+      return zlib.compress(json.dumps(warning).encode() + b"\n" + (planned or b""))
+
+    process, decided = job.one_decides(f"{self.about}/module", self.processes, decide)
+    self.story = f"planned by process {process}"
+    told, _, planned = zlib.decompress(decided).partition(b"\n")
+    if planned and process != jax.process_index():
+      planned = with_plan_of(module_bytes, planned)
+      wrong = _core.verify_transform(*(parse_module(without_labels(each)) for each in (module_bytes, planned)))
+      if wrong:
+        raise InvalidProgramError(f"the plan of process {process} is for another module: {wrong}")
+    return self._finished(module_bytes, planned or None, json.loads(told))
+
+  def _finished(self, module_bytes: bytes, planned: bytes | None, warning: str) -> bytes | None:
+    """What to compile; where it is over its budget, that is warned of, and written into it."""
+    if not warning:
+      return planned
+    warn(warning)
+    if not self.keys:
+      self.may_keep = False  # the cache would give it without a word
+      return planned
+    return over_budget(planned or module_bytes)
+
+  def fail(self, error: Exception, *, is_lasting: bool = False) -> None:
+    """Planning failed: the program is compiled as it came, and kept only where it would fail again."""
+    self.may_keep = is_lasting and not self.about
+    self.story = f"left as it came, since {type(error).__name__}: {error}"
+
+
+class Watcher:
+  """What JAX asks about every program (`compat.CompileWatcher`), once it has begun.
+
+  Args:
+    install: installs the hook for a platform.
+  """
+
+  def __init__(self, install: Callable[[str], None]):
+    self._install = install
+    self._lock = threading.Lock()
+    self._thread = threading.local()  # .compile: that is in progress in it
+    self._active: list[Compile] = []
+    # By address: programs that several processes run and that have not run yet. An executable is held until it has.
+    self._to_settle: dict[int, tuple[Any, Callable[[], None]]] = {}
+
+  def begin(self) -> None:
+    """Has JAX ask from now on."""
+    compat.add_to_cache_key("hook", self.cache_key)
+    compat.watch_compiles(self)
+
+  def around(self, program: compat.ProgramToCompile, compile_it: Callable[[], Any]) -> Any:
+    asked = standing.current()
+    if asked is None and not is_marked(program.bytecode) and not is_chosen(program.bytecode):
+      return compile_it()
+    if platform := compat.hook_platform(program.platform):  # the mark may come from an exported program
+      self._install(platform)
+    with self._entered(Compile(program, asked)) as entered:
+      executable = compile_it()
+    if not entered.is_planned and entered.keys:
+      _warn_if_over_budget(program.name, executable)
+    if entered.about:
+      self._tell(entered, program, executable)
+    return executable
+
+  def _tell(self, entered: Compile, program: compat.ProgramToCompile, executable: Any) -> None:
+    """Says what this process holds, and has it compared before the first run."""
+    if not entered.is_planned:
+      job.decline(f"{entered.about}/module", entered.story)
+    _log.info("%s of processes %s: %s", program.name, list(entered.processes), entered.story)
+    digest = digest_of(executable)
+    job.tell(entered.about, digest, entered.story)
+    settle = lambda: job.agree(entered.about, entered.processes, digest, program.name)
+    with self._lock:
+      self._to_settle[id(executable)] = executable, settle
+
+  def exported(self, name: str, program: bytes) -> None:
+    if is_marked(program):
+      _log.warning(
+        "%s is exported with a mark for coopjax: a process that imports coopjax plans it when it compiles it, others "
+        "run it without remat. What engine='policy' decides is in the program itself",
+        name,
+      )
+
+  def may_keep(self) -> bool:
+    entered = getattr(self._thread, "compile", None)
+    return entered is None or entered.may_keep
+
+  def before_run(self, executable: Any) -> None:
+    if id(executable) in self._to_settle:
+      self._to_settle[id(executable)][1]()
+      with self._lock:
+        self._to_settle.pop(id(executable), None)
+
+  def cache_key(self) -> str:
+    entered = getattr(self._thread, "compile", None)
+    return "" if entered is None else f"coopjax hook {contexts.code_digest()}"
+
+  def of(self, marks: Collection[Mark]) -> Compile | None:
+    """The compile that a module with these marks belongs to: this thread's, or where XLA calls from its own threads,
+    one that carries them.
+    """
+    if (entered := getattr(self._thread, "compile", None)) is not None:
+      return entered
+    keys = {mark.key for mark in marks}
+    return next((each for each in self._active if keys & each.keys), None)
+
+  @contextlib.contextmanager
+  def _entered(self, entered: Compile) -> Iterator[Compile]:
+    outer = getattr(self._thread, "compile", None)
+    self._thread.compile = entered
+    with self._lock:
+      self._active.append(entered)
+    try:
+      yield entered
+    finally:
+      self._thread.compile = outer
+      with self._lock:
+        self._active = [each for each in self._active if each is not entered]
+
+
+def digest_of(executable: Any) -> str:
+  """Of the instructions of a loaded executable in their order; without marks, which name versions."""
+  return hashlib.sha256(_ATTRIBUTES.sub("", compat.instructions_of(executable)).encode()).hexdigest()[:16]
+
+
+def warn(message: str) -> None:
+  """Warns of a program over its budget; where warnings are errors, which would fail the compile, the log is told."""
+  try:
+    warnings.warn(message, BudgetExceededWarning, stacklevel=2)
+  except BudgetExceededWarning:
+    _log.warning(message)
+
+
+def _warn_if_over_budget(name: str, executable: Any) -> None:
+  """Warns of a program from JAX's compilation cache that was over its budget when it was put there."""
+  module_bytes = compat.module_bytes_of(executable)
+  if is_over_budget(module_bytes):
+    budgets = " and ".join(sorted({str(mark.budget) for mark in marks_in(module_bytes)}))
+    needed = f"needs {format_bytes(compat.temp_bytes_of(executable))} of temporaries"
+    warn(f"the program {name}, from JAX's compilation cache, {needed}, over its budget of {budgets}")

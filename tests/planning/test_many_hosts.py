@@ -1,0 +1,214 @@
+"""Jobs of several processes: one plan in all of them, or one error in all of them, in bounded time."""
+
+import contextlib
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.jobs import Job
+
+MODEL = """
+  import hashlib, threading
+  from coopjax.errors import PlanMismatchError
+  from coopjax.hlo_engine import compiles
+  from tests.support import quick
+
+  quick.be_quick()
+
+  def model(depth):
+    '''Small whole numbers: their sums are exact, in whatever order processes add them up.'''
+    rng = np.random.default_rng(depth)
+    weights = [put(rng.integers(-1, 2, (32, 32))) for _ in range(depth)]
+    def loss(weights, x):
+      for weight in weights:
+        x = jnp.clip(x @ weight, -2, 2)
+      return jnp.sum(x)
+    return loss, weights, put(rng.integers(-1, 2, (1024, 32)), P("data"))
+
+  def step_of(loss):
+    return jax.jit(lambda weights, x: jax.value_and_grad(loss)(weights, x))
+
+  def digest(compiled):
+    return compiles.digest_of(compiled.runtime_executable()), compiled.as_text().count("coop_remat")
+
+  def bits(values):
+    shards = [np.asarray(each.addressable_shards[0].data) for each in jax.tree.leaves(values)]
+    return hashlib.sha256(b"".join(each.tobytes() for each in shards)).hexdigest()
+
+  def run(depth, budget=0.7, **options):
+    '''Module and bits of a planned step, and of the same without a plan; or the error.'''
+    loss, weights, x = model(depth)
+    planned = step_of(coopjax.remat(loss, budget=budget, on_infeasible="best_effort", **options))
+    try:
+      compiled = planned.lower(weights, x).compile()
+      found = bits(compiled(weights, x))
+    except PlanMismatchError as error:
+      return str(error)
+    return digest(compiled), found == bits(step_of(loss)(weights, x)), found
+
+  def failing(*_, **__):
+    raise MemoryError("no room to plan")
+"""
+
+# One program for each way that things can go.
+TWO = (
+  MODEL
+  + """
+  plan_module, choose_anew, make_plan = hook.plan_module, function_plan.choose_anew, function_plan.plan_function
+
+  story["hlo"] = run(5, engine="hlo")
+  story["policy"] = run(6, engine="policy")
+
+  for failed in range(num_processes):
+    if rank == failed:
+      hook.plan_module = function_plan.choose_anew = failing
+    story[f"process {failed} fails"] = run(7 + failed, engine="hlo")
+    hook.plan_module, function_plan.choose_anew = plan_module, choose_anew
+
+  # Both compile before either runs; then one runs first what the other compiles first.
+  def other_order(depths, is_lazy):
+    models = [model(depth) for depth in depths]
+    steps = [(step_of(coopjax.remat(loss, budget=0.7, engine="hlo")), *arguments) for loss, *arguments in models]
+    compiled = {}
+    for i in reversed(range(len(steps))) if rank else range(len(steps)):
+      step, weights, x = steps[i]
+      if rank or not is_lazy:
+        compiled[i] = step.lower(weights, x).compile()
+    for i, (step, weights, x) in enumerate(steps):
+      compiled.setdefault(i, step)(weights, x)
+    return [digest(step.lower(weights, x).compile()) for step, weights, x in steps]
+
+  story["other order"] = other_order((9, 10), False)
+  os.environ["COOPJAX_AGREEMENT_TIMEOUT_S"] = "30"  # a fifth of that, and they are freed
+  story["other order, lazily"] = other_order((11, 12), True)
+  del os.environ["COOPJAX_AGREEMENT_TIMEOUT_S"]
+
+  # In threads; programs of the process's own wait for nobody.
+  loss, weights, x = model(13)
+  own = [np.asarray(weight.addressable_shards[0].data) for weight in weights], np.ones((1024, 32), np.float32)
+  if rank == 0:
+    story["own"] = digest(step_of(coopjax.remat(loss, budget=0.7, engine="hlo")).lower(*own).compile())[1] > 0
+  found = {}
+  steps = {share: step_of(coopjax.remat(loss, budget=share, engine="hlo")) for share in (0.9, 0.7)}
+  compile_one = lambda share: found.update({share: digest(steps[share].lower(weights, x).compile())})
+  threads = [threading.Thread(target=compile_one, args=(share,)) for share in sorted(steps, reverse=bool(rank))]
+  for thread in threads: thread.start()
+  for thread in threads: thread.join()
+  story["threads"] = [found[0.7], found[0.9]]
+
+  with coopjax.enable(0.8, planner="peak"):
+    loss, weights, x = model(14)
+    compiled = step_of(loss).lower(weights, x).compile()
+    compiled(weights, x)
+    story["enable"] = digest(compiled)
+
+  # One process plans, the others follow; the same of an error.
+  calls = []
+  function_plan.choose_anew = lambda *args, **kwargs: calls.append(1) or choose_anew(*args, **kwargs)
+  shapes = [jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=each.sharding) for each in (*weights, x)]
+  plan = coopjax.plan(loss, shapes[:-1], shapes[-1], budget=0.8, engine="hlo")
+  step = step_of(plan.apply(loss))
+  story["plan"] = plan.to_json(), digest(step.lower(weights, x).compile())
+  step(weights, x)
+  try:
+    coopjax.plan(loss, shapes[:-1], shapes[-1], budget="1 KiB")
+  except coopjax.BudgetInfeasibleError as error:
+    story["infeasible"] = str(error), error.smallest_bytes, error.largest, error.__notes__
+  story["num_planned"] = len(calls)
+
+  # What can't be applied ends the same everywhere.
+  if rank == 1:
+    compiles.with_plan_of = failing
+  story["cannot follow"] = run(15, engine="hlo")
+"""
+)
+
+FOUR = (
+  MODEL
+  + """
+  if rank == 1:
+    hook.plan_module = function_plan.choose_anew = failing
+  story["hlo"] = run(5, engine="hlo")
+  story["policy"] = run(6, engine="policy")
+"""
+)
+
+CACHED = (
+  MODEL
+  + """
+  hits = []
+  jax.monitoring.register_event_listener(lambda event, **_: hits.append(event.endswith("cache_hits")))
+  loss, weights, x = model(5)
+  step = step_of(coopjax.remat(loss, budget=0.7, engine="hlo"))
+  compiled = step.lower(weights, x).compile()
+  compiled(weights, x)
+  story.update(hits=sum(hits) > 0, module=digest(compiled))
+"""
+)
+
+
+ALONE = (
+  MODEL
+  + """
+  for num_devices in (4, 8):
+    mesh = jax.make_mesh((num_devices,), ("data",), axis_types=mesh.axis_types, devices=jax.devices()[:num_devices])
+    story[num_devices] = {engine: run(depth, engine=engine) for engine, depth in (("hlo", 5), ("policy", 6))}
+"""
+)
+
+
+@contextlib.contextmanager
+def busy():
+  with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as loop:
+    try:
+      yield
+    finally:
+      loop.kill()
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+  """What one process compiles for the devices that two have, and for those of four."""
+  (story,) = Job(tmp_path_factory.mktemp("alone"), ALONE, [{}]).stories(300)
+  return story
+
+
+def test_two_processes(tmp_path, alone):
+  first, second = Job(tmp_path, TWO, [{}] * 2).stories(300)
+  assert first.pop("own")
+  assert (first.pop("num_planned"), second.pop("num_planned")) == (2, 0)
+  mismatch = first.pop("cannot follow")
+  assert mismatch == second.pop("cannot follow")
+  assert "process 0: planned by process 0" in mismatch
+  assert "process 1: left as it came, since MemoryError: no room to plan" in mismatch
+  assert first == second
+  assert {engine: first[engine] for engine in ("hlo", "policy")} == alone["4"]
+  for name in ("hlo", "process 0 fails", "process 1 fails"):
+    assert len(first[name]) == 3, first[name]  # no error's text
+    (_, num_recomputed), is_same, _ = first[name]
+    assert num_recomputed and is_same, name
+  assert all(num_recomputed for _, num_recomputed in first["threads"] + first["other order"])
+  assert "no plan brings loss" in first["infeasible"][0]
+
+
+def test_four_processes_one_starved_one_without_a_cache_one_that_cannot_plan(tmp_path, alone):
+  environments = [{"COOPJAX_CACHE_DIR": str(tmp_path / f"kept{rank}")} for rank in range(4)]
+  environments[2]["COOPJAX_CACHE_DIR"] = ""
+  with busy():
+    stories = Job(tmp_path, FOUR, environments, starved=3).stories(300)
+  assert all(story == alone["8"] for story in stories)
+  (_, num_recomputed), is_same, _ = stories[0]["hlo"]
+  assert num_recomputed and is_same
+
+
+def test_a_process_that_finds_the_program_in_jaxs_cache(tmp_path):
+  """Process 0 alone writes there: at the second start it finds what the other compiles."""
+  environments = [
+    {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / f"programs{rank}"), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    for rank in range(2)
+  ]
+  once = Job(tmp_path, CACHED, environments).stories(300)
+  again = Job(tmp_path, CACHED, environments).stories(300)
+  assert [story["hits"] for story in once + again] == [False, False, True, False]
+  assert len({tuple(story["module"]) for story in once + again}) == 1
