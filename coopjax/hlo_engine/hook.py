@@ -112,7 +112,7 @@ class _Hook:
     Returns:
       The serialized module; what `compile_program` returns where no hook runs. None comes from JAX's compilation cache.
     """
-    compat.add_to_cache_key(_schedule_key)
+    compat.add_to_cache_key("schedule", _schedule_key)
     self._scheduling.module = None
     try:
       return compile_program()
