@@ -5,7 +5,6 @@ planned and rewritten, and the outcome is verified; on any doubt the module stay
 """
 
 import dataclasses
-import time
 from collections.abc import Collection
 
 import numpy as np
@@ -26,6 +25,7 @@ from coopjax.planners.base import PlannerResult
 from coopjax.program.cost import Roofline
 from coopjax.program.scopes import KEPT_SCOPE
 from coopjax.program.step_program import StepProgram
+from coopjax.program.stopwatch import Stopwatch
 from coopjax.xla import targets
 from coopjax.xla.module import HeapResult, parse_module, predict_memory, read_step_program
 
@@ -132,7 +132,7 @@ def plan_module(module_bytes: bytes, marks: Collection[Mark], *, reorders: bool 
   Raises:
     coopjax.errors.InvalidProgramError: the bytes can't be read as a scheduled module.
   """
-  start = time.perf_counter()
+  stopwatch = Stopwatch()
   module = parse_module(module_bytes)
   baseline = predict_memory(module)
   roofline = targets.resolve(min(mark.target for mark in marks)).roofline
@@ -158,7 +158,7 @@ def plan_module(module_bytes: bytes, marks: Collection[Mark], *, reorders: bool 
       Outcome(module.name, mark, found.program, bound_program, baseline, budget_bytes, None, baseline), found
     )
     outcome = dataclasses.replace(outcome, is_cut_short=is_cut_short)
-  return dataclasses.replace(outcome, seconds=time.perf_counter() - start)
+  return dataclasses.replace(outcome, seconds=stopwatch.seconds)
 
 
 def _strictest(marks: Collection[Mark], baseline: HeapResult) -> tuple[Mark, int | None]:

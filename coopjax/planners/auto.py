@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -16,6 +15,7 @@ from coopjax.planners.fastsa import FastSAPlanner
 from coopjax.planners.peak import PeakPlanner
 from coopjax.planners.segments import SegmentPlanner
 from coopjax.program.step_program import StepProgram
+from coopjax.program.stopwatch import Stopwatch
 from coopjax.program.validate import validate
 
 _log = logging.getLogger("coopjax.planners")
@@ -91,7 +91,7 @@ class AutoPlanner:
     order: np.ndarray | None = None,
   ) -> PlannerResult:
     """See :class:`coopjax.planners.base.Planner`. The first planner runs whatever the allowance."""
-    start = time.perf_counter()
+    stopwatch = Stopwatch()
     default = _core.schedule_for_memory(program.core) if order is None else order
     search = _Search(program, budget_bytes, Allowance(max_steps), self.least_gap)
     self._start(search, default)
@@ -100,7 +100,7 @@ class AutoPlanner:
     is_small = program.num_ops <= self.large_ops
     if is_small and not search.best.is_feasible and not search.allowance.is_over:
       self._settle(search, default, fixes_order=order is not None)
-    return dataclasses.replace(search.validated(), seconds=time.perf_counter() - start)
+    return dataclasses.replace(search.validated(), seconds=stopwatch.seconds)
 
   def _start(self, search: "_Search", default: np.ndarray) -> None:
     segments = search.run(SegmentPlanner(), default)
@@ -223,7 +223,7 @@ class _Search:
 
   def improve(self, improver: Callable[..., "_core.SearchResult"], result: PlannerResult, max_work: int) -> None:
     """Runs one of the core's searches from a plan on."""
-    start = time.perf_counter()
+    stopwatch = Stopwatch()
     found = improver(
       self.program.core,
       result.schedule,
@@ -232,7 +232,7 @@ class _Search:
       stop_at_cost_s=self.bound_s,
       max_steps=self.allowance.left,
     )
-    seconds = time.perf_counter() - start
+    seconds = stopwatch.seconds
     self._keep(
       PlannerResult.of(
         self.program, found["schedule"], "auto", self.budget_bytes, seconds, result.order, **counters_of(found)

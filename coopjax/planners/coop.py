@@ -7,7 +7,6 @@ paper with one mechanism changed each.
 """
 
 import dataclasses
-import time
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -18,6 +17,7 @@ from coopjax.errors import InvalidProgramError
 from coopjax.planners.base import PlannerResult, counters_of
 from coopjax.planners.effort import DEFAULT_STEPS
 from coopjax.program.step_program import StepProgram
+from coopjax.program.stopwatch import Stopwatch
 
 EVICTIONS = ("window", "dtr", "dte")
 COSTS = ("own", "neighbours", "chain")
@@ -124,14 +124,12 @@ class CoopPlanner:
     Raises:
       InvalidProgramError: the program is malformed, or ``partition`` is ``"op_list"`` and it has no ``op_kinds``.
     """
-    start = time.perf_counter()
+    stopwatch = Stopwatch()
     order = _core.schedule_for_memory(program.core) if order is None else order
     found = _core.plan_coop(program.core, order, budget_bytes, self._options(program))
     counted, placements = counters_of(found), found["placements"].reshape(-1, 3)
     is_placed = counted.pop("is_feasible")
-    result = PlannerResult.of(
-      program, found["schedule"], "coop", budget_bytes, time.perf_counter() - start, order, **counted
-    )
+    result = PlannerResult.of(program, found["schedule"], "coop", budget_bytes, stopwatch.seconds, order, **counted)
     heap_bytes = found["heap_bytes"]
     lost_share = (heap_bytes - result.peak_live_bytes) / heap_bytes if is_placed and heap_bytes else 0.0
     counters = MappingProxyType({**result.counters, "heap_fragmentation": lost_share})

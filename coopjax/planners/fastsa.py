@@ -4,7 +4,6 @@ The annealer is in ``xla_pass/planners/fastsa/anneal.h``, which says what the pa
 """
 
 import dataclasses
-import time
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from coopjax import _core
 from coopjax.planners.base import PlannerResult, counters_of
 from coopjax.planners.effort import DEFAULT_STEPS
 from coopjax.program.step_program import StepProgram
+from coopjax.program.stopwatch import Stopwatch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,9 +55,9 @@ class FastSAPlanner:
 
     It may have repeats: then it is a plan to improve, and stage 2 alone runs.
     """
-    start = time.perf_counter()
+    stopwatch = Stopwatch()
     order = program.schedule if order is None else order
     found = _core.plan_fastsa(program.core, order, budget_bytes, max_steps=max_steps, **dataclasses.asdict(self))
     return PlannerResult.of(
-      program, found["schedule"], "fastsa", budget_bytes, time.perf_counter() - start, order, **counters_of(found)
+      program, found["schedule"], "fastsa", budget_bytes, stopwatch.seconds, order, **counters_of(found)
     )

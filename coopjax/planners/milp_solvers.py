@@ -9,13 +9,13 @@ the problem. SciPy's takes a limit of nodes alone, so problems whose root would 
 
 import dataclasses
 import importlib.util
-import time
 from typing import Protocol
 
 import numpy as np
 
 from coopjax import _core
 from coopjax.planners.milp import Milp
+from coopjax.program.stopwatch import Stopwatch
 
 _SEED = 0
 _STEPS_PER_ENTRY = 2_000  # of a round of cuts, a heuristic or a node, per coefficient
@@ -134,7 +134,7 @@ class _Outcome:
 
 def _solve(search, problem: Milp, max_steps: int, relative_gap: float, start: np.ndarray | None) -> MilpResult:
   """Everything around a search: the start is checked and never lost, integers are rounded, the gap is computed."""
-  began = time.perf_counter()
+  stopwatch = Stopwatch()
   if start is not None and (fault := problem.fault_of(start)):
     raise ValueError(f"the start is not feasible: {fault}")
   if problem.num_variables == 0:
@@ -145,16 +145,16 @@ def _solve(search, problem: Milp, max_steps: int, relative_gap: float, start: np
   else:
     found = search(problem, max_steps, relative_gap, start)
   if found.is_infeasible and start is None:
-    return MilpResult("infeasible", None, np.inf, np.inf, np.inf, time.perf_counter() - began)
+    return MilpResult("infeasible", None, np.inf, np.inf, np.inf, stopwatch.seconds)
   points = [np.where(problem.is_integer, np.round(x), x) for x in (found.x, start) if x is not None]
   if not points:
-    return MilpResult("cut_short", None, np.inf, found.bound, np.inf, time.perf_counter() - began)
+    return MilpResult("cut_short", None, np.inf, found.bound, np.inf, stopwatch.seconds)
   x = min(points, key=lambda point: float(problem.costs @ point))
   objective = float(problem.costs @ x)
   bound = min(found.bound, objective)
   gap = 0.0 if bound == objective else (objective - bound) / abs(objective) if objective else np.inf
   is_optimal = found.is_optimal or gap <= relative_gap
-  return MilpResult("optimal" if is_optimal else "feasible", x, objective, bound, gap, time.perf_counter() - began)
+  return MilpResult("optimal" if is_optimal else "feasible", x, objective, bound, gap, stopwatch.seconds)
 
 
 def _search_highs(problem: Milp, max_steps: int, relative_gap: float, start: np.ndarray | None) -> _Outcome:

@@ -19,7 +19,6 @@ import csv
 import dataclasses
 import os
 import pathlib
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -28,6 +27,7 @@ from numpy.typing import ArrayLike
 from coopjax import _core
 from coopjax.errors import InvalidProgramError
 from coopjax.program.step_program import StepProgram
+from coopjax.program.stopwatch import Stopwatch
 
 METHODS = ("best_fit", "first_fit", "search")
 ORDERS = ("size", "duration", "area", "lower", "pressure")
@@ -117,7 +117,7 @@ def pack(
 
 
 def _solve(problem: _core.PackingProblem, method: str, order: str | None, effort: int) -> Packing:
-  start = time.perf_counter()
+  stopwatch = Stopwatch()
   if method == "search":
     found = problem.search(effort=effort)
   elif method == "best_fit" and order is None:
@@ -132,7 +132,7 @@ def _solve(problem: _core.PackingProblem, method: str, order: str | None, effort
     found["peak_live_bytes"],
     found["lower_bound_bytes"],
     STATUSES[found["status"]],
-    time.perf_counter() - start,
+    stopwatch.seconds,
     found["effort"],
   )
 
@@ -213,7 +213,7 @@ def pack_schedule(
   Raises:
     InvalidProgramError: the program or the schedule is malformed.
   """
-  start = time.perf_counter()
+  stopwatch = Stopwatch()
   schedule = np.ascontiguousarray(schedule, np.int32)
   if fault := _core.check_schedule(program.core, schedule):
     raise InvalidProgramError(fault)
@@ -234,7 +234,7 @@ def pack_schedule(
     best,
     lower_bound_bytes=bound,
     status=_joint_status(best.heap_bytes, bound, capacity, packings),
-    seconds=time.perf_counter() - start,
+    seconds=stopwatch.seconds,
     effort=sum(packing.effort for packing in packings),
   )
   rows = np.stack([values, steps, best.offsets], axis=1).astype(np.int64)

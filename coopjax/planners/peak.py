@@ -1,7 +1,6 @@
 """Rematerialization on an exact model of live bytes; the algorithm is in ``xla_pass/planners/peak/planner.h``."""
 
 import dataclasses
-import time
 
 import numpy as np
 
@@ -9,6 +8,7 @@ from coopjax import _core
 from coopjax.planners.base import PlannerResult, counters_of
 from coopjax.planners.effort import DEFAULT_STEPS
 from coopjax.program.step_program import StepProgram
+from coopjax.program.stopwatch import Stopwatch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,9 +49,9 @@ class PeakPlanner:
 
     It may have repeats: then it is a plan to lower further or to clean up, and no proposals are made.
     """
-    start = time.perf_counter()
+    stopwatch = Stopwatch()
     order = _core.schedule_for_memory(program.core) if order is None else order
     found = _core.plan_peak(program.core, order, budget_bytes, max_steps=max_steps, **dataclasses.asdict(self))
     return PlannerResult.of(
-      program, found["schedule"], "peak", budget_bytes, time.perf_counter() - start, order, **counters_of(found)
+      program, found["schedule"], "peak", budget_bytes, stopwatch.seconds, order, **counters_of(found)
     )

@@ -1,7 +1,6 @@
 """Rematerialization of large programs in near-linear time: see ``xla_pass/planners/segments/planner.h``."""
 
 import dataclasses
-import time
 
 import numpy as np
 
@@ -9,6 +8,7 @@ from coopjax import _core
 from coopjax.planners.base import PlannerResult, counters_of
 from coopjax.planners.effort import DEFAULT_STEPS
 from coopjax.program.step_program import StepProgram
+from coopjax.program.stopwatch import Stopwatch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,10 +41,10 @@ class SegmentPlanner:
     order: np.ndarray | None = None,
   ) -> PlannerResult:
     """See :class:`coopjax.planners.base.Planner`; ``order`` has no repeats."""
-    start = time.perf_counter()
+    stopwatch = Stopwatch()
     order = _core.schedule_for_memory(program.core) if order is None else order
     options = dataclasses.asdict(self)
     found = _core.plan_segments(program.core, order, budget_bytes, max_steps=max_steps, **options)
     return PlannerResult.of(
-      program, found["schedule"], "segments", budget_bytes, time.perf_counter() - start, order, **counters_of(found)
+      program, found["schedule"], "segments", budget_bytes, stopwatch.seconds, order, **counters_of(found)
     )

@@ -1,7 +1,6 @@
 """Plans functions: chooses how each is carried out, once per program and request, on the module that XLA schedules."""
 
 import dataclasses
-import time
 import warnings
 from collections.abc import Sequence
 
@@ -27,6 +26,7 @@ from coopjax.planning.choosing import Case, Chosen
 from coopjax.planning.kept import KeptChoices, key_of
 from coopjax.planning.remat_plan import RematPlan
 from coopjax.planning.request import Request
+from coopjax.program.stopwatch import Stopwatch
 from coopjax.xla.compile import compile_abstract, measure
 from coopjax.xla.module import HeapResult
 
@@ -89,10 +89,10 @@ def _choose_here(traced: TracedFn, request: Request, fingerprint: str) -> Choice
 
 def plan_function(traced: TracedFn, request: Request, baseline: Baseline) -> RematPlan:
   """Plans a function with its gradient, compiles it with and without the plan, and reads the compiler's numbers."""
-  start = time.perf_counter()
+  stopwatch = Stopwatch()
   fingerprint = fingerprint_of(traced)
   chosen = choose_anew(traced, baseline, request, fingerprint, planners=(request.planner,))
-  planning_s = time.perf_counter() - start
+  planning_s = stopwatch.seconds
   choice, outcome, found = chosen.choice, chosen.outcome, chosen.policy_plan
   measured = before = chosen.before or baseline.profile
   is_planned = found is not None or (outcome is not None and outcome.module_bytes is not None)

@@ -10,7 +10,6 @@ import dataclasses
 import hashlib
 import json
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +21,7 @@ from coopjax.planning import cache
 from coopjax.planning.choice import Choice
 from coopjax.planning.remat_plan import RematPlan
 from coopjax.planning.request import Request
+from coopjax.program.stopwatch import Stopwatch
 
 _KEPT_CHOICES = 256
 
@@ -86,9 +86,9 @@ def kept_or_made(
   """
   if program is None:
     return make()
-  start, key = time.perf_counter(), cache.Key(program, f"plan {request!r}", cache.environment())
+  stopwatch, key = Stopwatch(), cache.Key(program, f"plan {request!r}", cache.environment())
   if plan := cache.load(key, _parse):
-    planning_s = time.perf_counter() - start
+    planning_s = stopwatch.seconds
     plan = dataclasses.replace(plan, measured=measure(plan), planning_s=planning_s)
     if plan.fits:
       return plan

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import time
 import warnings
 from typing import Any
 
@@ -34,6 +33,7 @@ from coopjax.policy_engine.division import Division, Share
 from coopjax.policy_engine.search import PolicyPlan
 from coopjax.policy_engine.shards import Observed, Shards
 from coopjax.program import explain
+from coopjax.program.stopwatch import Stopwatch
 from coopjax.xla.compile import compile_scheduled, compile_trial, measure, module_of, num_devices
 from coopjax.xla.targets import Target
 
@@ -72,7 +72,7 @@ def plan_step(step: Step, request: Request, baseline: Baseline) -> RematPlan:
       "planner='coop' looks at one function's buffers, and engine='policy' divides a step between its "
       "regions: use planner='auto'"
     )
-  start = time.perf_counter()
+  stopwatch = Stopwatch()
   planning = _Planning(step, request, baseline)
   if planning.holds:
     warnings.warn(
@@ -81,14 +81,14 @@ def plan_step(step: Step, request: Request, baseline: Baseline) -> RematPlan:
       RematNoEffectWarning,
       skip_file_prefixes=LIBRARIES,
     )
-    return planning.plan(time.perf_counter() - start)
+    return planning.plan(stopwatch.seconds)
   planning.search()
   if not planning.holds:
     error = planning.infeasible()
     if request.on_infeasible == "error":
       raise error
     warnings.warn(str(error), BudgetExceededWarning, skip_file_prefixes=LIBRARIES)
-  return planning.plan(time.perf_counter() - start)
+  return planning.plan(stopwatch.seconds)
 
 
 class _Planning:

@@ -4,15 +4,6 @@ import re
 
 from tests.support import ROOT
 
-# Seconds that are shown: they end in fields of results.
-SHOWS_SECONDS = {
-  "cli/progress.py",
-  "hlo_engine/module_plan.py",
-  "planning/function_plan.py",
-  "planning/kept.py",
-  "planning/step_plan.py",
-}
-
 
 def files_with(pattern, folder, *suffixes):
   paths = (path for path in (ROOT / folder).rglob("*") if path.suffix in suffixes)
@@ -26,10 +17,8 @@ def test_one_header_of_the_core_looks_at_a_clock():
   }
 
 
-def test_python_looks_at_a_clock_to_show_seconds_alone():
-  found = files_with(r"^ *(import|from) time\b", "coopjax", ".py")
-  assert {path for path in found if not path.startswith("planners/")} <= SHOWS_SECONDS
-  assert not files_with(r"\btime\.(time|monotonic|process_time|sleep)\b", "coopjax", ".py") - SHOWS_SECONDS
+def test_one_module_of_the_package_looks_at_a_clock():
+  assert files_with(r"^ *(import|from) time\b", "coopjax", ".py") == {"program/stopwatch.py"}
 
 
 def test_nothing_is_drawn_from_the_process():

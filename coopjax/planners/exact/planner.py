@@ -18,7 +18,6 @@ with a gap although no more steps are left to watch.
 
 import dataclasses
 import math
-import time
 
 import numpy as np
 
@@ -30,6 +29,7 @@ from coopjax.planners.exact.watched_model import OrderedProgram, Step, Stretch, 
 from coopjax.planners.milp_solvers import MilpSolver, default_solver
 from coopjax.planners.peak import PeakPlanner
 from coopjax.program.step_program import StepProgram
+from coopjax.program.stopwatch import Stopwatch
 
 STATUSES = ("optimal", "feasible", "infeasible", "unknown")
 
@@ -74,7 +74,7 @@ class ExactPlanner:
 
     ``order`` may have repeats: then it is the warm start, and its first runs are the order.
     """
-    start, allowance = time.perf_counter(), Allowance(max_steps)
+    stopwatch, allowance = Stopwatch(), Allowance(max_steps)
     if order is not None and len(order) > program.num_ops:
       warm = PlannerResult.of(program, order, "exact", budget_bytes, 0.0, order)
     else:
@@ -92,7 +92,7 @@ class ExactPlanner:
       best.schedule,
       "exact",
       budget_bytes,
-      time.perf_counter() - start,
+      stopwatch.seconds,
       order,
       status=STATUSES.index(search.status),
       is_cut_short=int(search.is_cut_short),

@@ -15,7 +15,6 @@ is optimal.
 """
 
 import dataclasses
-import time
 
 import numpy as np
 
@@ -26,6 +25,7 @@ from coopjax.planners.model.address_ilp import AddressOptions, plan_addresses
 from coopjax.planners.model.control_edges import add_control_edges
 from coopjax.planners.model.search import OrderOptions, OrderSearch
 from coopjax.program.step_program import StepProgram
+from coopjax.program.stopwatch import Stopwatch
 
 HORIZONS = ("pruned", "num_ops")
 _PART_OF_STEPS = 4  # of all of them, kept for addresses
@@ -92,7 +92,7 @@ class ModelPlanner:
     needed but none improved the best heuristic order; with ``places`` also ``heap_bytes``, ``fragmentation`` (heap over
     peak), ``address_ilps`` and ``address_cut_short``.
     """
-    began, allowance = time.perf_counter(), Allowance(max_steps)
+    stopwatch, allowance = Stopwatch(), Allowance(max_steps)
     restricted = add_control_edges(program, updates_early=self.updates_early, generators_late=self.generators_late)
     solver = self.solver or default_solver()
     options = OrderOptions(
@@ -113,7 +113,5 @@ class ModelPlanner:
       address_options = AddressOptions(self.alignment_bytes, self.preplaces, self.max_entries, allowance.left, solver)
       addresses = plan_addresses(program, search.order, address_options)
       placements, counters = addresses.placements, counters | addresses.counters
-    result = PlannerResult.of(
-      program, search.order, "model", budget_bytes, time.perf_counter() - began, search.order, **counters
-    )
+    result = PlannerResult.of(program, search.order, "model", budget_bytes, stopwatch.seconds, search.order, **counters)
     return dataclasses.replace(result, placements=placements)
