@@ -1,6 +1,7 @@
 # make demo    the main job: train a GPT inside a byte budget, and show what it costs
 # make test    the whole suite, C++ and Python
 # make lint    formatting, lint and types, Python and C++; FIX=1 formats and mends first
+# make pytest  the Python tests alone
 # make test-jax  what of it depends on JAX, for another JAX than the one that all of it was run on
 # make oldest-test-jax  that on the oldest JAX that is supported; oldest- goes before any target with tests
 # make cc-test the C++ unit tests alone
@@ -55,8 +56,11 @@ test-browser: $(INSTALLED)
 	.ci/install-browser
 	$(VENV)/bin/python -m pytest -m browser
 
-# `cc-test` has run what test_cpp would run.
-test: $(INSTALLED) cc-test
+# The longest begins: `make --jobs` takes them in this order.
+test: pytest cc-test
+
+# `cc-test` runs what test_cpp would run.
+pytest: $(INSTALLED)
 	$(PYTEST) --ignore=tests/house/test_cpp.py
 
 test-jax: $(INSTALLED)

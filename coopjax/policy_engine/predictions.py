@@ -10,6 +10,10 @@ import numpy as np
 from coopjax.policy_engine.ladders import CUT_WEIGHT, Traits
 
 
+_SLOPE_DOUBT = 0.1  # of the estimates: nearer to each other, their errors show little of a slope
+_LEAST_SLOPE = -0.95  # of errors: more estimated bytes are more bytes
+
+
 @dataclasses.dataclass(frozen=True)
 class HloEngineShare:
   """What the HLO engine did to a program under checkpoints.
@@ -84,7 +88,9 @@ def predicted_bytes(
   """Compiled bytes, as trials let expect.
 
   What a turn of a loop needs beside what is saved depends on which values are saved, in ways that only compiles show,
-  and so does how far the HLO engine helps. So the errors of trials count, the more the more alike their bodies are.
+  and so does how far the HLO engine helps. So the errors of trials count, the more the more alike their bodies are; where
+  they grow or shrink with the bytes (XLA:TPU may count stacks twice, and of a partitioned program a device holds a
+  part), that is carried on.
 
   Without loops, bytes are unaided: between two compiled candidates by the line through them, beyond them byte for byte.
   Candidates of kin go by what was compiled of them, others by all.
@@ -100,7 +106,8 @@ def predicted_bytes(
   if alike and candidate.has_loops:
     weights = [(1 + _distance(candidate, trial)) ** -2.0 for trial in alike]
     errors = [trial.error_bytes(num_shards) for trial in alike]
-    return num_bytes / num_shards + float(np.average(errors, weights=weights))
+    estimates = [trial.candidate.estimated_bytes / num_shards for trial in alike]
+    return num_bytes / num_shards + _expected(num_bytes / num_shards, estimates, errors, weights)
   if not trials:
     return num_bytes * untried_ratio
   kin = [trial for trial in trials if trial.candidate.kin == candidate.kin]
@@ -111,6 +118,15 @@ def predicted_bytes(
   nearest = 0 if num_bytes <= estimated[0] else -1
   slope = 1.0 if kin and candidate.kin else min(1.0, compiled[nearest] / max(estimated[nearest], 1.0))
   return compiled[nearest] + slope * (num_bytes - estimated[nearest])
+
+
+def _expected(at: float, estimates: Sequence[float], errors: Sequence[float], weights: Sequence[float]) -> float:
+  """The error at an estimate: the weighted mean, and a slope as far as estimates are wide enough apart to show one."""
+  centre, level = (float(np.average(values, weights=weights)) for values in (estimates, errors))
+  away = np.array(estimates) - centre
+  spread = np.average(away**2, weights=weights) + (_SLOPE_DOUBT * centre) ** 2
+  slope = float(np.average(away * (np.array(errors) - level), weights=weights) / spread)
+  return level + max(slope, _LEAST_SLOPE) * (at - centre)
 
 
 def doubted_bytes(
