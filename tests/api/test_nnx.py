@@ -18,7 +18,7 @@ from tests.support.checks import assert_same_bits, temp_bytes
 WIDTH, BATCH = 32, 512
 HIDDEN_BYTES = 4 * BATCH * 4 * WIDTH
 X = models.normal(1, BATCH, WIDTH, scale=1.0)
-close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=2e-5)  # of sums over the batch
 
 
 def linear(inputs, outputs, rngs):

@@ -1,0 +1,45 @@
+"""What trials let expect of scan bodies: the errors of those alike, and their slope where estimates show one."""
+
+import types
+
+import numpy as np
+import pytest
+
+from coopjax.policy_engine.predictions import Trial, predicted_bytes
+
+
+def body(estimated, *saved):
+  return types.SimpleNamespace(
+    estimated_bytes=float(estimated), has_loops=True, traits=frozenset((0, i, 0) for i in saved)
+  )
+
+
+def tried(*pairs):
+  return [Trial(body(estimated, i), compiled, None) for i, (estimated, compiled) in enumerate(pairs)]
+
+
+@pytest.mark.parametrize("slope", [1 / 8, 1.0, 2.0])  # a device's part, the same, stacks that count twice
+def test_errors_that_grow_with_the_bytes_go_on_growing(slope):
+  trials = tried((800, slope * 800 + 50), (1200, slope * 1200 + 50))
+  for estimated in (600, 1000, 1600):
+    wanted = slope * estimated + 50
+    assert (
+      abs(predicted_bytes(body(estimated, 9), trials, 1.0) - wanted)
+      <= 0.25 * abs(1 - slope) * abs(estimated - 1000) + 1
+    )
+
+
+def test_estimates_that_lie_together_show_no_slope():
+  trials = tried((1000, 900), (1001, 930))
+  assert predicted_bytes(body(1500, 9), trials, 1.0) == pytest.approx(1500 - 85.5, abs=10)
+
+
+def test_bodies_alike_count_more():
+  trials = [Trial(body(100, 1, 2, 3), 100, None), Trial(body(100, 7), 160, None)]
+  assert predicted_bytes(body(100, 1, 2), trials, 1.0) < 115 < 145 < predicted_bytes(body(100, 7), trials, 1.0)
+
+
+def test_more_estimated_bytes_are_more_bytes():
+  trials = tried((1000, 900), (2000, 500))
+  found = [predicted_bytes(body(estimated, 9), trials, 1.0) for estimated in np.linspace(500, 3000, 10)]
+  assert found == sorted(found)
