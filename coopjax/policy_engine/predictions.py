@@ -9,7 +9,6 @@ import numpy as np
 
 from coopjax.policy_engine.ladders import CUT_WEIGHT, Traits
 
-
 _SLOPE_DOUBT = 0.1  # of the estimates: nearer to each other, their errors show little of a slope
 _LEAST_SLOPE = -0.95  # of errors: more estimated bytes are more bytes
 
