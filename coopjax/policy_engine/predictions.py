@@ -87,9 +87,9 @@ def predicted_bytes(
   """Compiled bytes, as trials let expect.
 
   What a turn of a loop needs beside what is saved depends on which values are saved, in ways that only compiles show,
-  and so does how far the HLO engine helps. So the errors of trials count, the more the more alike their bodies are; where
-  they grow or shrink with the bytes (XLA:TPU may count stacks twice, and of a partitioned program a device holds a
-  part), that is carried on.
+  and so does how far the HLO engine helps. So the errors of trials count, the more the more alike their bodies are; and
+  where errors grow or shrink with the bytes (XLA:TPU may count stacks twice, a device may hold a part of what is
+  estimated), they are taken to go on so.
 
   Without loops, bytes are unaided: between two compiled candidates by the line through them, beyond them byte for byte.
   Candidates of kin go by what was compiled of them, others by all.
