@@ -31,6 +31,7 @@ from coopjax.planning.trials import Trials
 from coopjax.policy_engine import rewrite, search
 from coopjax.policy_engine.compiled_profile import CompiledProfile, profile_of, profile_of_module
 from coopjax.policy_engine.decisions import PolicyDecisions
+from coopjax.policy_engine.shards import shards_of
 from coopjax.xla.compile import compile_abstract, compile_trial, measure, module_of
 from coopjax.xla.module import predict_memory
 
@@ -175,6 +176,7 @@ class Case:
     link = host_offload.link(request.budget, request.device)
     with warnings.catch_warnings():
       warnings.simplefilter("ignore", BudgetExceededWarning)  # trials may miss the budget
+      shards = shards_of(traced, trials.partition)
       # Straight-line code of a program that will be partitioned is left to the hook. One that will be batched is larger
       # than this: what the HLO engine can't do for one example, it can't for many.
       for only_scans in (False,) if not mark else (True, False) if is_known or not is_spread else (True,):
@@ -193,7 +195,7 @@ class Case:
               planner=request.planner,
               hlo_share_of=trials.hlo_share,
               below_flops=below_flops,
-              partition=trials.partition,
+              shards=shards,
             )
           )
       best = found[-1] if found[-1].is_feasible else min(found, key=lambda plan: plan.smallest_bytes)

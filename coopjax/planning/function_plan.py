@@ -44,11 +44,11 @@ def choose(traced: TracedFn, request: Request) -> Choice:
     return _choose_for_any_size(traced, request, fingerprint)
   if processes := traced.placement.processes:
     choice = _choices.remembered(key) or together.agreed_choice(
-      key, processes, lambda: _choose_here(traced, request, fingerprint)
+      key, processes, lambda: _choose_here(traced, request, fingerprint, key)
     )
     _choices.remember(key, choice)
   else:
-    choice = _choose_here(traced, request, fingerprint)
+    choice = _choose_here(traced, request, fingerprint, key)
   if choice.mark is not None:
     platform = compat.hook_platform(request.platform)
     assert platform is not None  # else there would be no mark
@@ -56,9 +56,8 @@ def choose(traced: TracedFn, request: Request) -> Choice:
   return choice
 
 
-def _choose_here(traced: TracedFn, request: Request, fingerprint: str) -> Choice:
+def _choose_here(traced: TracedFn, request: Request, fingerprint: str, key: tuple[str, Request]) -> Choice:
   """The choice that this process remembers, has kept on disk or makes."""
-  key = key_of(traced, request)
   if choice := _choices.get(key):
     return choice
   if request.engine == "auto" and (device := request.device) and not device.is_running:

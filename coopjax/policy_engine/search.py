@@ -23,7 +23,7 @@ the gradient is taken with respect to every floating argument, and one output le
 
 import dataclasses
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Protocol
 
 import jax
@@ -42,7 +42,7 @@ from coopjax.policy_engine.predictions import (
   predicted_bytes,
 )
 from coopjax.policy_engine.rewrite import rewrite
-from coopjax.policy_engine.shards import Partition, shards_of
+from coopjax.policy_engine.shards import Shards
 from coopjax.xla.compile import OversizedProgram, temp_bytes_of
 
 _MARGIN = 0.02  # of the budget: how far predictions err, once there has been a compile
@@ -115,7 +115,7 @@ def plan_policy(
   planner: str = "auto",
   hlo_share_of: Callable[[], HloEngineShare | None] = lambda: None,
   below_flops: float = math.inf,
-  partition: Partition | None = None,
+  shards: Mapping[int | None, Shards] | None = None,
 ) -> PolicyPlan[PolicyDecisions]:
   """Finds checkpoint segments and saved values that make fn and its gradient fit.
 
@@ -132,7 +132,7 @@ def plan_policy(
     planner: "coop" and "segments" say how saved values are found (`candidates.Candidates`).
     hlo_share_of: as for `search`.
     below_flops: as for `search`.
-    partition: as for `shards.shards_of`; without, a program that is spread is planned as a whole.
+    shards: from `shards.shards_of`; without, a program that is spread is planned as a whole.
 
   Returns:
     The plan; without decisions if the function fits as it is or nothing can be decided.
@@ -146,7 +146,6 @@ def plan_policy(
     fn, avals = fn_and_gradient(traced, rewrite(traced, decisions, mark))
     return temp_bytes_of(compile_fn(fn, avals))
 
-  shards = shards_of(traced, partition) if partition else None
   space = Candidates(traced, only_scans, profile, link, shards=shards, planner=planner)
   return search(
     space,

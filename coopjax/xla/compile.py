@@ -117,7 +117,7 @@ def module_of(compiled: jax.stages.Compiled | OversizedProgram) -> bytes:
     return compiled.module_bytes
   executable = compiled.runtime_executable()
   assert executable is not None  # XLA's backends all show it
-  return executable.hlo_modules()[0].as_serialized_hlo_module_proto()
+  return compat.module_bytes_of(executable)
 
 
 def temp_bytes_of(compiled: jax.stages.Compiled | OversizedProgram) -> int:
