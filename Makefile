@@ -46,7 +46,7 @@ $(INSTALLED): $(BUILD_INPUTS)
 	@rm -f $(VENV)/.installed-*
 	@touch $@
 
-# The environment alone. Two are made one after the other: they share the core, which is built by the first.
+# The environment alone. Those of several JAX versions share the core, which is built by the first.
 venv: $(INSTALLED)
 
 demo: $(INSTALLED)

@@ -31,6 +31,7 @@ from coopjax.planning.trials import Trials
 from coopjax.policy_engine import rewrite, search
 from coopjax.policy_engine.compiled_profile import CompiledProfile, profile_of, profile_of_module
 from coopjax.policy_engine.decisions import PolicyDecisions
+from coopjax.policy_engine.progress import PolicyPlan
 from coopjax.policy_engine.shards import shards_of
 from coopjax.xla.compile import compile_abstract, compile_trial, measure, module_of
 from coopjax.xla.module import predict_memory
@@ -55,7 +56,7 @@ class Chosen:
 
   choice: Choice
   outcome: hook.Outcome | None = None
-  policy_plan: search.PolicyPlan[PolicyDecisions] | None = None
+  policy_plan: PolicyPlan[PolicyDecisions] | None = None
   is_certain: bool = True
   before: MemoryProfile | None = None
   measured: MemoryProfile | None = None
@@ -170,8 +171,9 @@ class Case:
       return Chosen(Choice(), outcome, before=before)
     is_known, is_spread = traced.placement.is_known, traced.placement.is_spread
     on_trial = request.for_trials() if before is None else request  # elsewhere a trial's compile is the plan's
-    mark, trial_mark = (outcome and each.mark(self.fingerprint, Budget(budget_bytes)) for each in (request, on_trial))
-    trials, found = Trials(request, trial_mark), list[search.PolicyPlan[PolicyDecisions]]()
+    under = None if request.platform == "tpu" else outcome  # whose modules drafts tell nothing of
+    mark, trial_mark = (under and each.mark(self.fingerprint, Budget(budget_bytes)) for each in (request, on_trial))
+    trials, found = Trials(request, trial_mark), list[PolicyPlan[PolicyDecisions]]()
     below_flops = rival.outcome.recompute_flops if rival and rival.outcome else math.inf
     link = host_offload.link(request.budget, request.device)
     with warnings.catch_warnings():
@@ -196,6 +198,7 @@ class Case:
               hlo_share_of=trials.hlo_share,
               below_flops=below_flops,
               shards=shards,
+              draft_fn=trials.draft_bytes if trials.makes_drafts else None,
             )
           )
       best = found[-1] if found[-1].is_feasible else min(found, key=lambda plan: plan.smallest_bytes)
@@ -215,7 +218,7 @@ class Case:
     measured = trials.measured(best.temp_bytes) if mark == trial_mark else None
     return Chosen(Choice(mark, best.decisions), outcome, best, before=before, measured=measured)
 
-  def _carry_over(self, outcome: hook.Outcome | None, found: search.PolicyPlan[PolicyDecisions]) -> Chosen:
+  def _carry_over(self, outcome: hook.Outcome | None, found: PolicyPlan[PolicyDecisions]) -> Chosen:
     """The choice for a program whose partitioning the trace does not show, from a plan for all devices together.
 
     One device's program is no larger, so bytes that all hold together each one holds, and what can't be reached here

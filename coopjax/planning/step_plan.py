@@ -30,7 +30,7 @@ from coopjax.planning.steps import Step
 from coopjax.planning.trials import Trials
 from coopjax.policy_engine import search
 from coopjax.policy_engine.division import Division, Share
-from coopjax.policy_engine.search import PolicyPlan
+from coopjax.policy_engine.progress import PolicyPlan
 from coopjax.policy_engine.shards import Observed, Shards
 from coopjax.program import explain
 from coopjax.program.stopwatch import Stopwatch
@@ -177,6 +177,9 @@ class _Planning:
       tried[shares] = self._measured(_choices(shares, trial_mark)), self._trials.outcome
       return tried[shares][0].temp_bytes
 
+    def draft_of(shares: tuple[Share, ...]) -> int:
+      return self._trials.draft_bytes(self._step.program(_choices(shares, None)), ())
+
     link, shards = host_offload.link(self._request.budget, self._request.device), self._shards()
     for only_scans in (True, False) if mark else (False,):
       found = search.search(
@@ -184,6 +187,7 @@ class _Planning:
         self.budget_bytes,
         temp_bytes_of,
         self.before.temp_bytes,
+        draft_of=draft_of if mark is None and self._trials.makes_drafts else None,
         hlo_share_of=self._trials.hlo_share,
         below_flops=below_flops,
       )

@@ -10,7 +10,7 @@ from coopjax.memory_profile import MemoryProfile
 from coopjax.planning.request import Request
 from coopjax.policy_engine.predictions import HloEngineShare
 from coopjax.xla.buffer_assignment import Sizes
-from coopjax.xla.compile import Compilable, OversizedProgram, compile_trial, fits, measure, temp_bytes_of
+from coopjax.xla.compile import Compilable, OversizedProgram, compile_trial, fits, makes_drafts, measure, temp_bytes_of
 from coopjax.xla.module import predict_memory
 
 _SCHEDULED_TRIALS = 12  # about two compiles' work
@@ -41,6 +41,15 @@ class Trials:
   def max_rounds(self) -> int:
     """Trials that a search may make."""
     return _SCHEDULED_TRIALS if self._request.platform == "cpu" else _COMPILED_TRIALS
+
+  @property
+  def makes_drafts(self) -> bool:
+    """Whether there are cheaper compiles for a search; the HLO engine would plan another module there."""
+    return self._mark is None and makes_drafts(self._request.device)
+
+  def draft_bytes(self, fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct]) -> int:
+    """Temporaries of a function in a draft, which differ from the program's."""
+    return temp_bytes_of(compile_trial(fn, avals, self._request.device, draft=True))
 
   def hlo_share(self) -> HloEngineShare | None:
     """What the HLO engine did in the last program."""

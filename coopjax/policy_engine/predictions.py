@@ -57,11 +57,19 @@ class SearchCandidate[Decisions: Hashable](Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trial[Decisions: Hashable]:
-  """A candidate, compiled: its temporaries, and the HLO engine's part in them."""
+  """A candidate, compiled: its temporaries, and the HLO engine's part in them.
+
+  Attributes:
+    candidate: that was compiled.
+    temp_bytes: of the program; of a draft, as far as it tells them.
+    hlo_share: what the HLO engine did, if it was at work.
+    is_draft: compiled for less, which tells it from other drafts.
+  """
 
   candidate: SearchCandidate[Decisions]
   temp_bytes: int
   hlo_share: HloEngineShare | None
+  is_draft: bool = False
 
   @property
   def unaided_bytes(self) -> int:

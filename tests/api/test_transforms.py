@@ -113,12 +113,13 @@ TRANSFORMS = {
   "in_checkpoint": lambda fn, x, rest: jax.grad(loss(jax.checkpoint(fn), rest))(x),
 }
 # Made of others that run for every kind: these run for kinds with a structure or rules of their own.
-COMPOSED = {"jit", "grad_of_jit", "vjp", "jacfwd", "jacrev", "grad_of_vmap", "scan_over_gradient"}
+COMPOSED = {"jit", "make_jaxpr", "vmap", "grad_of_jit", "value_and_grad_aux", "vjp", "linearize", "jacfwd", "jacrev"}
+COMPOSED |= {"grad_of_vmap", "scan_over_gradient"}
 COMPOSED_KINDS = set(
   "scan while_loop switch nested_jit custom_jvp custom_vjp user_checkpoint complex_input pytrees".split()
 )
 # A generator of random numbers is a large program, and twice that in a loop: of these kinds, what is made of others.
-SPARED = {"key_residual": {"linearize", "vmap", "gradient_of_scan_over"}, "typed_key": {"gradient_of_scan_over"}}
+SPARED = {kind: {"gradient_of_scan_over"} for kind in ("key_residual", "typed_key")}
 # What is wrapped is another program: each is planned anew, so these run for some kinds only.
 REWRAPPED = {
   "wrapped_twice": lambda wrap, fn, x, rest: jax.grad(loss(wrap(wrap(fn)), rest))(x),
@@ -196,12 +197,14 @@ def test_goes_wherever_checkpoint_goes(kind):
   assert not faults, "\n".join(f"{engine} under {name}: {fault}" for (engine, name), fault in faults.items())
 
 
-FLAG_TRANSFORMS = ("value_and_grad_aux", "hessian", "vmap_of_grad", "in_checkpoint")
+FLAG_TRANSFORMS = ("grad_of_all", "hessian", "vmap_of_grad", "in_checkpoint")
+FLAG_KINDS = ["scan", "switch", "custom_jvp", "user_checkpoint", "user_names", "typed_key"]
 
 
 @LEFT_AS_IS
-@pytest.mark.parametrize("no_cotangents", [False, True])
-@pytest.mark.parametrize("kind", ["scan", "switch", "custom_jvp", "user_checkpoint", "user_names", "typed_key"])
+@pytest.mark.parametrize(
+  "kind, no_cotangents", [(kind, True) for kind in FLAG_KINDS] + [("scan", False), ("user_checkpoint", False)]
+)
 def test_under_the_new_implementation_of_checkpoint(kind, no_cotangents):
   with flags(jax_remat3=True, jax_remat_barrier_no_cotangents=no_cotangents):
     actual = cells.__wrapped__(kind, "policy", FLAG_TRANSFORMS)

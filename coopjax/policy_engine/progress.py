@@ -1,0 +1,262 @@
+"""What a search compiles next, and what it ends with.
+
+Each compile is a point on a curve from estimated to compiled bytes, and the next try is the cheapest candidate that the
+curve puts inside the budget, or the most finely cut of those that cost nearly as little: a rule that similar models
+follow alike. (Under checkpoints around checkpoints, the least finely cut: their pieces are small, and XLA does not fuse
+across a cut.) Once a plan holds, a cheaper one that might just fit is compiled, too; of those that hold, the one that
+repeats least is taken.
+
+What a turn of a loop needs beside what it saves depends on which values are saved: of scan bodies the errors of all
+trials count, the more the more alike the bodies are (`predictions`); candidates unlike all tried get the benefit of the
+doubt, and those that a person would pick are tried if they might fit.
+
+Where the HLO engine works under the checkpoints (`HloEngineShare`), the curve is of bytes without its help, and what it
+repeats counts like the rest. How far it helps is seen from compile to compile: once a plan holds, candidates that need
+somewhat more bytes than it does are worth a try, too.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import Protocol
+
+from coopjax.policy_engine.predictions import SearchCandidate, Trial, doubted_bytes, in_loops, predicted_bytes
+
+_MARGIN = 0.02  # of the budget: how far predictions err, once there has been a compile
+_DOUBT = 0.1  # of the budget: how far the prediction of a scan body unlike those tried may err, at least
+_NEARBY = 1.15  # of the budget: predictions within that may be wrong
+_MAX_BOLD_MISSES = 10
+_MAX_BARE = 3  # tries at the least memory before the budget counts as out of reach
+_WITHIN_REACH = 1.1  # of the budget: worth more tries
+_AIDED_MARGIN = 0.25  # of what the best plan takes unaided: the HLO engine may help out with more
+_MAX_AIDED_MISSES = 3  # tries at that
+_TOLERANCE = 0.03  # of the forward FLOPs: what is no reason to prefer a candidate, or to compile once more
+_LOOP_TOLERANCE = 0.003  # the same where scan bodies are decided on, whose layers need no rule to be alike; or
+_LOOP_SHARE = 0.02  # of the FLOPs that are repeated, if that is less
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyRound:
+  """One compile of the verify-and-replan loop: what was tried, bytes estimated and compiled, and FLOPs repeated."""
+
+  summary: str
+  estimated_bytes: int
+  temp_bytes: int
+  recompute_flops: float
+  is_draft: bool = False
+
+  def __str__(self) -> str:
+    return (
+      f"{self.summary}: {self.temp_bytes:,} bytes {'drafted' if self.is_draft else 'compiled'}, "
+      f"{self.estimated_bytes:,} estimated, {self.recompute_flops:.3g} FLOPs repeated"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyPlan[Decisions]:
+  """The outcome.
+
+  Attributes:
+    decisions: of the best candidate that holds the budget; of the smallest one if none does.
+    rounds: the compiles made, in order.
+    temp_bytes: compiled temporaries of fn and its gradient under `decisions`.
+    recompute_flops: work repeated, modelled; what the HLO engine repeats included.
+    forward_flops: forward work, modelled.
+    is_feasible: `temp_bytes` is within the budget.
+    smallest_bytes: the smallest compiled temporaries seen.
+    waiting_flops: what could be computed while transfers to and from the host are waited for, modelled.
+  """
+
+  decisions: Decisions
+  rounds: tuple[PolicyRound, ...]
+  temp_bytes: int
+  recompute_flops: float
+  forward_flops: float
+  is_feasible: bool
+  smallest_bytes: int
+  waiting_flops: float = 0.0
+
+
+class SearchSpace[Decisions: Hashable](Protocol):
+  """What is searched: the candidates, what the forward pass takes, and the decisions that leave everything as it is."""
+
+  @property
+  def found(self) -> Sequence[SearchCandidate[Decisions]]: ...
+  @property
+  def forward_flops(self) -> float: ...
+  @property
+  def baseline_bytes(self) -> float: ...
+  @property
+  def is_spread(self) -> bool: ...
+  @property
+  def undecided(self) -> Decisions: ...
+
+
+class Progress[Decisions: Hashable]:
+  """Chooses what to compile next, from the compiles so far."""
+
+  def __init__(self, space: SearchSpace[Decisions], budget_bytes: int, baseline_temp_bytes: int, below_flops: float):
+    self._space = space
+    self._budget = budget_bytes
+    self._below_flops = below_flops
+    self._tried: list[Trial[Decisions]] = []
+    self._misses = 0  # since a plan holds: tries that made nothing better
+    self._passed: set[SearchCandidate[Decisions]] = set()
+    self._baseline = float(baseline_temp_bytes)
+    # The program without checkpoints is scheduled differently, so it lends its ratio only until there is a trial.
+    self._ratio = self._baseline / max(space.baseline_bytes, 1.0)
+    undone = min((candidate.estimated_bytes for candidate in space.found if not candidate.flops), default=0.0)
+    self._num_shards = max(1, round(undone / max(self._baseline, 1.0))) if space.is_spread else 1
+
+  def record(self, trial: Trial[Decisions]) -> None:
+    is_first = not self._holds
+    self._tried.append(trial)
+    self._misses += not is_first and self._best() is not trial
+
+  def to_compile(self) -> Trial[Decisions] | None:
+    """The draft that would be taken; where there is no plan, else the smallest; None where that is no draft."""
+    taken = self._best()
+    if taken is None and not self._holds:
+      taken = min(self._tried, key=lambda trial: trial.temp_bytes, default=None)
+    return taken if taken and taken.is_draft else None
+
+  def compiled(self, draft: Trial[Decisions], temp_bytes: int) -> None:
+    """What a draft takes when it is compiled whole; the others are taken to be off by as much."""
+    by_bytes = temp_bytes - draft.temp_bytes
+    self._tried = [
+      dataclasses.replace(trial, temp_bytes=trial.temp_bytes + by_bytes, is_draft=trial is not draft)
+      if trial.is_draft
+      else trial
+      for trial in self._tried
+    ]
+
+  @property
+  def has_plan(self) -> bool:
+    """A plan that holds the budget was compiled whole."""
+    return not all(trial.is_draft for trial in self._feasible())
+
+  def next_candidate(self, is_last: bool) -> SearchCandidate[Decisions] | None:
+    """The cheapest candidate that should fit; before the first that does, and on the last try, the smallest."""
+    untried = [candidate for candidate in self._space.found if candidate not in self._passed]
+    if self._holds:
+      least = min([self._below_flops, *(trial.flops for trial in self._feasible())])
+      untried = [c for c in untried if c.flops < least - self._tolerance(c, least)]
+    fitting = [c for c in untried if self._hoped(c) <= self._limit(is_looped=c.has_loops)]
+    while fitting and (self._holds or not is_last):
+      found = self._first(
+        self._nearly_cheapest(fitting),
+        lambda candidate: (
+          self._hoped(candidate) if candidate.has_loops else 0,
+          candidate.num_segments if candidate.kin else -candidate.num_segments,
+          candidate.flops,
+          candidate.estimated_bytes,
+        ),
+      )
+      if found is not None:
+        return found
+      fitting = [candidate for candidate in fitting if candidate not in self._passed]
+    bare = [candidate for candidate in untried if candidate.is_bare]
+    bare_tried = [trial for trial in self._tried if trial.candidate.is_bare]
+    is_hopeless = len(bare_tried) >= _MAX_BARE and (
+      min(trial.temp_bytes for trial in bare_tried) > _WITHIN_REACH * self._budget
+    )
+    if self._feasible() or (self._holds and self._tried):
+      # What a person would try of loops is tried, too, where it might fit.
+      near = [c for c in untried if c.has_loops and (c.is_by_hand or c.is_bare)]
+      near = [c for c in near if self._predict(c) <= _NEARBY * self._budget]
+      return self._first(near, lambda candidate: (self._predict(candidate), candidate.flops))
+    if is_hopeless:
+      return None
+    # Those that cut scans alike compile alike, and so do kin.
+    seen = {(trial.candidate.scan_bodies, trial.candidate.kin) for trial in bare_tried}
+    return self._first(
+      bare,
+      lambda candidate: ((candidate.scan_bodies, candidate.kin) in seen, candidate.estimated_bytes, candidate.flops),
+    )
+
+  @property
+  def _holds(self) -> bool:
+    """There is a plan within the budget, of these or at hand."""
+    return self._below_flops < math.inf or bool(self._feasible())
+
+  def _feasible(self) -> list[Trial[Decisions]]:
+    return [trial for trial in self._tried if trial.temp_bytes <= self._budget]
+
+  def _limit(self, is_looped: bool) -> float:
+    """What a prediction may use: cautious before a plan holds, then as much as might just fit, less for each miss.
+
+    Nothing was tried where a plan is at hand: the HLO engine's alone, which will work under the first try, too.
+    """
+    if is_looped and in_loops(self._tried):
+      return self._budget  # the prediction has learned what the HLO engine spares, and its doubt is the margin
+    if not self._holds:
+      return self._budget * (1 - _MARGIN * bool(self._tried))
+    if any(trial.hlo_share for trial in self._tried) or not self._tried:
+      best = self._best()
+      reach = max(self._budget, best.unaided_bytes if best else 0)
+      return reach * (1 + _AIDED_MARGIN) if self._misses < _MAX_AIDED_MISSES else 0.0
+    return self._budget * (1 + _MARGIN * max(1 - self._misses, 0))
+
+  def _nearly_cheapest(self, candidates: Sequence[SearchCandidate[Decisions]]) -> list[SearchCandidate[Decisions]]:
+    """Those not worth telling apart from the cheapest: among them decides a rule that similar models follow alike."""
+    least = min(candidate.flops for candidate in candidates)
+    return [c for c in candidates if c.flops <= least + self._tolerance(c, least)]
+
+  def _first(
+    self, candidates: Sequence[SearchCandidate[Decisions]], key: Callable
+  ) -> SearchCandidate[Decisions] | None:
+    """The first by `key` that decides something, and something new: different ladders share rungs."""
+    tried = {trial.candidate.decisions for trial in self._tried} | {self._space.undecided}
+    for candidate in sorted(candidates, key=key):
+      self._passed.add(candidate)
+      if candidate.decisions not in tried:
+        return candidate
+    return None
+
+  def result(self) -> PolicyPlan[Decisions]:
+    rounds = tuple(
+      PolicyRound(
+        trial.candidate.summary,
+        int(trial.candidate.estimated_bytes),
+        trial.temp_bytes,
+        trial.flops - trial.candidate.waiting_flops,
+        trial.is_draft,
+      )
+      for trial in self._tried
+    )
+    self._tried = [trial for trial in self._tried if not trial.is_draft]
+    if not self._tried:
+      return PolicyPlan(
+        self._space.undecided, (), int(self._baseline), 0.0, self._space.forward_flops, False, int(self._baseline)
+      )
+    smallest = min(self._tried, key=lambda trial: trial.temp_bytes)
+    taken = self._best() or smallest
+    waiting_flops = taken.candidate.waiting_flops
+    return PolicyPlan(
+      taken.candidate.decisions,
+      rounds,
+      taken.temp_bytes,
+      taken.flops - waiting_flops,
+      self._space.forward_flops,
+      taken.temp_bytes <= self._budget,
+      smallest.temp_bytes,
+      waiting_flops,
+    )
+
+  def _best(self) -> Trial[Decisions] | None:
+    return min(self._feasible(), key=lambda trial: trial.flops, default=None)
+
+  def _predict(self, candidate: SearchCandidate[Decisions]) -> float:
+    return predicted_bytes(candidate, self._tried, self._ratio, self._num_shards)
+
+  def _hoped(self, candidate: SearchCandidate[Decisions]) -> float:
+    """The prediction, less what it may be too high by once a plan holds: the more tries missed, the less."""
+    boldness = max(0.0, 1 - self._misses / _MAX_BOLD_MISSES) if self._feasible() else 0.0
+    doubt = doubted_bytes(candidate, self._tried, _DOUBT * self._budget, self._num_shards)
+    return self._predict(candidate) - boldness * doubt
+
+  def _tolerance(self, candidate: SearchCandidate[Decisions], least_flops: float) -> float:
+    """FLOPs that are no reason to prefer a candidate to one that repeats so many, or to compile once more."""
+    if not candidate.has_loops:
+      return _TOLERANCE * self._space.forward_flops
+    return min(_LOOP_TOLERANCE * self._space.forward_flops, _LOOP_SHARE * least_flops)
