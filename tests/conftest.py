@@ -17,12 +17,17 @@ settings.load_profile("fixed")
 # Of these, tests share nothing, and are long: they fill up whichever worker is free.
 _APART = {"test_docs", "test_examples", "test_meshes"}
 _BY_FIRST_PARAMETER = {"test_transforms"}
+_FIRST = {*_APART, *_BY_FIRST_PARAMETER, "test_many_hosts"}  # at the end, a worker would wait for one of them
+
+
+def module_of(nodeid):
+  return os.path.basename(nodeid.partition("::")[0]).removesuffix(".py")
 
 
 def group_of(nodeid):
   """Workers share no memory: a module's tests, which share what was compiled once, are run by one of them."""
   path, _, name = nodeid.partition("::")
-  module = os.path.basename(path).removesuffix(".py")
+  module = module_of(nodeid)
   if module in _BY_FIRST_PARAMETER and (parameter := re.search(r"\[\w+", name)):
     return path + parameter[0]
   return nodeid if module in _APART else path
@@ -37,7 +42,12 @@ def pytest_xdist_make_scheduler(config, log):
     def _split_scope(self, nodeid):
       return group_of(nodeid)
 
+  config.option.loadscopereorder = False  # groups of many tests are not the long ones
   return Scheduling(config, log)
+
+
+def pytest_collection_modifyitems(items):
+  items.sort(key=lambda item: module_of(item.nodeid) not in _FIRST)
 
 
 def pytest_collection_finish():

@@ -2,7 +2,7 @@
 
 from unittest import mock
 
-from tests.conftest import group_of, pytest_xdist_make_scheduler
+from tests.conftest import group_of, module_of, pytest_collection_modifyitems, pytest_xdist_make_scheduler
 
 
 def test_a_module_is_one_group():
@@ -23,10 +23,16 @@ def test_the_scheduler_asks_for_groups(pytestconfig, monkeypatch):
   sent = []
   worker = mock.Mock(shutting_down=False, send_runtest_some=sent.extend)
   monkeypatch.setattr(pytestconfig.option, "tx", ["popen"])
-  monkeypatch.setattr(pytestconfig.option, "loadscopereorder", False)
+  monkeypatch.setattr(pytestconfig.option, "loadscopereorder", True)
   scheduler = pytest_xdist_make_scheduler(pytestconfig, None)
   scheduler.add_node(worker)
   paths = "tests/api/test_nnx.py", "tests/api/test_remat.py"
-  scheduler.add_node_collection(worker, [f"{paths[i % 2]}::test_{i}" for i in range(9)])
+  scheduler.add_node_collection(worker, [f"{paths[i % 3 > 0]}::test_{i}" for i in range(9)])
   scheduler.schedule()
-  assert sent == [0, 2, 4, 6, 8]
+  assert sent == [0, 3, 6]  # in the order of collection, and not the group of most tests first
+
+
+def test_long_tests_begin():
+  items = [mock.Mock(nodeid=f"tests/{path}.py::test") for path in ("api/test_nnx", "planning/test_many_hosts")]
+  pytest_collection_modifyitems(items)
+  assert [module_of(item.nodeid) for item in items] == ["test_many_hosts", "test_nnx"]
