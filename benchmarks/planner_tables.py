@@ -14,6 +14,7 @@ from coopjax.jaxpr.step_program import ProgramOptions, persistent_bytes
 from coopjax.planners.auto import AutoPlanner
 from coopjax.planners.base import Planner, PlannerResult
 from coopjax.planners.coop import ABLATIONS, CoopPlanner
+from coopjax.planners.effort import steps_of
 from coopjax.planners.exact.planner import STATUSES, ExactPlanner
 from coopjax.planners.fastsa import FastSAPlanner
 from coopjax.planners.model.planner import ModelPlanner
@@ -39,12 +40,18 @@ class Settings:
     max_steps: of one plan.
     exact_steps: of one exact plan.
     announce: told what is under way.
+    effort: in place of `max_steps`, as many as a request of this effort gets.
   """
 
   models: tuple[str, ...] | None
   max_steps: int
   exact_steps: int
   announce: Callable[[str], None]
+  effort: str | None = None
+
+  def steps_for(self, program: StepProgram) -> int:
+    """Steps that one plan of a program may take."""
+    return steps_of(self.effort, program.num_ops) if self.effort else self.max_steps
 
   def of(self, paper: str) -> list[tuple[str, int]]:
     """A paper's models and batches."""
@@ -94,7 +101,7 @@ def fastsa(settings: Settings) -> Iterator[Row]:
       budget_bytes = math.floor(share * whole_bytes) - inputs_bytes
       for label, planner in planners.items():
         settings.announce(f"{name} at {share:.0%}: {label}")
-        result = plan(planner, program, budget_bytes, settings.max_steps)
+        result = plan(planner, program, budget_bytes, settings.steps_for(program))
         yield {
           "model": name,
           "batch": batch,
@@ -144,7 +151,7 @@ def exact(settings: Settings) -> Iterator[Row]:
       }
       for label, planner in heuristics.items():
         settings.announce(f"{name} at {share:.0%}: {label}")
-        result = plan(planner, program, budget_bytes, settings.max_steps, **order)
+        result = plan(planner, program, budget_bytes, settings.steps_for(program), **order)
         yield {
           **common,
           "planner": label,
@@ -167,7 +174,8 @@ def coop(settings: Settings) -> Iterator[Row]:
     for share in _COOP_SHARES:
       for label, planner in {**ABLATIONS, "greedy": GREEDY}.items():
         settings.announce(f"{name} at {share:.0%}: {label}")
-        result = plan(planner, program, math.floor(share * peak_bytes), settings.max_steps, order=program.schedule)
+        budget_bytes = math.floor(share * peak_bytes)
+        result = plan(planner, program, budget_bytes, settings.steps_for(program), order=program.schedule)
         counted = result.counters
         yield {
           "model": name,
@@ -194,7 +202,7 @@ def model(settings: Settings) -> Iterator[Row]:
     given_bytes = peak_of(program, program.schedule)
     greedy_bytes = peak_of(program, _core.schedule_by_rule(program.core, 1))
     settings.announce(f"{name}, batch {batch}: planning")
-    result = plan(ModelPlanner(), program, 0, settings.max_steps)
+    result = plan(ModelPlanner(), program, 0, settings.steps_for(program))
     counted = result.counters
     yield {
       "model": name,
@@ -246,7 +254,7 @@ def packing(settings: Settings) -> Iterator[Row]:
       settings.announce(f"{name} at {share:.0%}: planning")
       schedule = program.schedule
       if share < 1:
-        schedule = plan(PeakPlanner(), program, math.floor(share * peak_bytes), settings.max_steps).schedule
+        schedule = plan(PeakPlanner(), program, math.floor(share * peak_bytes), settings.steps_for(program)).schedule
       problem = lifetimes(program, schedule)
       row = {"model": name, "share": share, "buffers": len(problem[0])}
       for label, how in (

@@ -29,7 +29,7 @@ import zoo
 from planner_tables import Settings, mean
 from tables import Row
 
-from coopjax.planners.effort import DEFAULT_STEPS
+from coopjax.planners.effort import DEFAULT_STEPS, EFFORTS
 
 RESULTS = tables.RESULTS / "planners"
 SCALES = (1_000, 10_000, 100_000, 1_000_000)
@@ -235,6 +235,7 @@ def main() -> None:
   parser.add_argument("tables", nargs="*", choices=[*TABLES, []], metavar="TABLE", help=f"of {', '.join(TABLES)}")
   parser.add_argument("--models", nargs="+", choices=zoo.MODELS, metavar="MODEL", help="of the zoo; by default all")
   parser.add_argument("--steps", type=int, default=6 * DEFAULT_STEPS, help="of one plan; of about 10 ns")
+  parser.add_argument("--effort", choices=EFFORTS, help="in place of --steps, as many as requests get")
   parser.add_argument("--exact-steps", type=int, default=90 * DEFAULT_STEPS, help="of one exact plan")
   parser.add_argument("--out", type=pathlib.Path, default=RESULTS, help="folder for the JSON")
   arguments = parser.parse_args()
@@ -248,6 +249,7 @@ def main() -> None:
         arguments.steps,
         arguments.exact_steps,
         announce=lambda text: progress.update(bar, description=f"{name}: {text}"),
+        effort=arguments.effort,
       )
       rows = []
       for row in TABLES[name].rows(settings):
