@@ -40,6 +40,7 @@ from hlo_pass_corpus import corpus_rows
 
 from coopjax import _core
 from coopjax.hlo_engine.recompute_order import Changes, RecomputeOrderResult, recompute_order
+from coopjax.planners.effort import steps_of
 from coopjax.xla import targets
 from coopjax.xla.module import parse_module, predict_memory, read_step_program
 
@@ -99,7 +100,8 @@ COLUMNS = {
     "largest\nop": "{largest_mib:.1f}",
     "bound": "{bound_mib:.1f}",
     "recompute": "{overhead:+.1%}",
-    "s": "{seconds:.2f}",
+    "CPU\ns": "{cpu_s:.2f}",
+    "of a\ncompile": "{compile_cpu_s:.2f}",
   },
   "speed": {
     "program": "{program}",
@@ -223,12 +225,14 @@ def largest_op_bytes(module: bytes) -> int:
 
 def network_rows(names: list[str]) -> Iterator[tables.Row]:
   for name in names:
-    module = capture(NETWORKS[name]())
+    lowered = NETWORKS[name]()
+    module, compile_s = capture(lowered), cpu_seconds(lowered.compile)
     program, _ = read_step_program(module)
     order_bytes, before = order_only(module).after.temp_bytes, predict_memory(module).temp_bytes
     for share in NETWORK_BUDGETS:
-      start = time.perf_counter()
-      result = recompute_order(module, int(share * before))
+      start, start_cpu = time.perf_counter(), time.process_time()
+      max_steps = steps_of("normal", parse_module(module).num_instructions)
+      result = recompute_order(module, int(share * before), max_steps=max_steps)
       yield {
         "part": "networks",
         "program": name,
@@ -241,7 +245,15 @@ def network_rows(names: list[str]) -> Iterator[tables.Row]:
         "bound_mib": _core.lower_bound(program.core)[0] / MIB,
         "overhead": result.recompute_cost_s / float(program.op_cost_s.sum()),
         "seconds": time.perf_counter() - start,
+        "cpu_s": time.process_time() - start_cpu,
+        "compile_cpu_s": compile_s,
       }
+
+
+def cpu_seconds(work: Callable[[], Any]) -> float:
+  start = time.process_time()
+  work()
+  return time.process_time() - start
 
 
 def speed_rows(num_layers: int) -> Iterator[tables.Row]:
