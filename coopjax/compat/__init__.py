@@ -4,6 +4,7 @@ This is the list of all that is taken from there. The rest of the project says `
 over ``jax.extend.core`` types. Supported: JAX 0.11.2 and newer.
 """
 
+from coopjax.compat.calls import folded_by_jax, is_opened_by_jax, keep_calls
 from coopjax.compat.compiles import (
   CompileWatcher,
   ProgramToCompile,
@@ -77,6 +78,7 @@ __all__ = [
   "bind_scan",
   "call_body",
   "dce",
+  "folded_by_jax",
   "has_backward_outside",
   "has_ordered_effects",
   "hlo_proto_of_text",
@@ -87,7 +89,9 @@ __all__ = [
   "is_eager",
   "is_job",
   "is_on_one_device",
+  "is_opened_by_jax",
   "is_plain_jit",
+  "keep_calls",
   "loaded_hook_platforms",
   "log_as_jax_does",
   "manual_axes",

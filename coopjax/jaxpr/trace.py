@@ -22,7 +22,7 @@ from jax.extend import core
 from coopjax import compat
 from coopjax.errors import LostUpdateWarning, NotDifferentiableError, OrderedEffectError
 from coopjax.jaxpr import non_arrays, user_policy
-from coopjax.jaxpr.inline import inline_jits
+from coopjax.jaxpr.inline import inline_as_jax_does, inline_jits
 from coopjax.jaxpr.placement import Placement, path_name, place
 
 _LEAF = re.compile(r"\bleaves\[(\d+)\]")
@@ -34,8 +34,9 @@ class TracedFn:
 
   Attributes:
     name: the function's name, for reports.
-    jaxpr: inputs are `consts`, then the leaves of the dynamic arguments; no attached constants, and nested jits
-      that ask for nothing but a trace are inlined.
+    jaxpr: inputs are `consts`, then the leaves of the dynamic arguments; no attached constants.
+    as_called: the same with calls in it that JAX opens up where it traces, and so did in `jaxpr` (`compat.keep_calls`):
+      what stands in for the function under transformations, with the bits of the function.
     consts: the arrays (or outer tracers) that the function closes over.
     in_avals: shape, dtype, weak type and, where known, sharding of every input of `jaxpr`.
     in_names: a readable path for every input of `jaxpr`, "params['w']" for one.
@@ -50,6 +51,7 @@ class TracedFn:
 
   name: str
   jaxpr: core.Jaxpr
+  as_called: core.Jaxpr
   consts: tuple[Any, ...]
   in_avals: tuple[jax.ShapeDtypeStruct, ...]
   in_names: tuple[str, ...]
@@ -84,7 +86,7 @@ class TracedFn:
 
   def evaluate(self, *inputs: Any) -> list[Any]:
     """The flat outputs for the flat inputs of `jaxpr`, unchanged from what the user wrote."""
-    return jax.core.eval_jaxpr(self.jaxpr, (), *inputs)
+    return jax.core.eval_jaxpr(self.as_called, (), *inputs)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -176,6 +178,7 @@ def trace(
   name = getattr(fn, "__name__", type(fn).__name__)
 
   def flat_fn(*leaves):
+    compat.keep_calls()
     merged_args, merged_kwargs = split.merged(leaves)
     given = jax.tree.leaves((merged_args, merged_kwargs))
     outputs = fn(*merged_args, **merged_kwargs)
@@ -186,9 +189,11 @@ def trace(
   with explained(name, split):
     closed, out_shapes = jax.make_jaxpr(flat_fn, return_shape=True)(*split.leaves)
   consts = tuple(closed.consts)
-  jaxpr = compat.open_constants(closed)
+  as_called = compat.open_constants(closed)
+  jaxpr = inline_as_jax_does(as_called)
   _refuse_ordered_effects(name, jaxpr)
-  jaxpr = jaxpr if policy is None else user_policy.with_names(jaxpr, policy)
+  if policy is not None:
+    jaxpr, as_called = (user_policy.with_names(form, policy) for form in (jaxpr, as_called))
   out_tree = jax.tree.structure(out_shapes)
   placement = place((*consts, *split.leaves))
   in_avals = tuple(
@@ -199,6 +204,7 @@ def trace(
   return TracedFn(
     name=name,
     jaxpr=jaxpr,
+    as_called=as_called,
     consts=consts,
     in_avals=in_avals,
     in_names=_names(consts, split),
