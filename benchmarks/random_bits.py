@@ -14,6 +14,8 @@ asks for nothing, and of 0.7, at which programs recompute and are ordered as far
 import argparse
 import collections
 import dataclasses
+import functools
+import hashlib
 import itertools
 import os
 import pathlib
@@ -50,6 +52,7 @@ COLUMNS = {
 _MARK = r"mhlo\.frontend_attributes = \{[^{}]*\}"
 _ATTRIBUTES = re.compile(f"{_MARK}, |(?:, )?{_MARK}")
 _EMPTY = re.compile(r" (?:attributes )?\{\}")
+_FUNCTION, _CALLED = re.compile(r"@(\w+)"), re.compile(r"call @(\w+)")
 _MODULE_NAME = re.compile(r"@jit_\w+")
 
 
@@ -309,8 +312,23 @@ def within(program: RandomProgram, budget: float) -> Callable:
 
 
 def unmarked(text: str) -> str:
-  """A program's text without frontend attributes and the module's name."""
-  return _EMPTY.sub("", _MODULE_NAME.sub("", _ATTRIBUTES.sub("", text)))
+  """A program's text without frontend attributes, each function with a digest of what it is in place of its name.
+
+  Under a mark, each call of a nested jit has a function of its own, whose lines are those of the call.
+  """
+  head, *functions = _EMPTY.sub("", _ATTRIBUTES.sub("", text)).split("func.func ")
+  bodies = {_FUNCTION.search(function)[1]: function for function in functions}
+
+  @functools.cache
+  def digest(name: str) -> str:
+    return hashlib.sha256(_resolved(bodies[name], digest).encode()).hexdigest()[:16]
+
+  return _MODULE_NAME.sub("", head) + _resolved(bodies["main"], digest)
+
+
+def _resolved(function: str, digest: Callable[[str], str]) -> str:
+  body = _FUNCTION.sub("", function, count=1).rstrip("} \n")  # the last one's ends with the module's, too
+  return _CALLED.sub(lambda found: f"call {digest(found[1])}", body)
 
 
 def _executed(lowered: jax.stages.Lowered, arguments: Sequence[np.ndarray]) -> tuple[list[bytes], int]:

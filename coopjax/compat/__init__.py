@@ -59,6 +59,7 @@ from coopjax.compat.platforms import (
 from coopjax.compat.traces import (
   has_backward_outside,
   is_batched,
+  is_differentiated,
   is_eager,
   no_trace,
   pinned_checkpoint,
@@ -86,6 +87,7 @@ __all__ = [
   "inlined",
   "instructions_of",
   "is_batched",
+  "is_differentiated",
   "is_eager",
   "is_job",
   "is_on_one_device",

@@ -44,7 +44,8 @@ class TracedFn:
     out_avals: of the flat outputs.
     out_tree: of the user's return value.
     is_differentiable: per input of `jaxpr`: floating or complex, and an argument or a tracer (a constant array
-      that nobody can differentiate has no gradient).
+      that nobody can differentiate has no gradient). Where traces around show what a gradient is taken with respect
+      to, that alone.
     placement: of the inputs on devices.
     policy: of `jax.checkpoint`: what it saves is not recomputed, nor what those of regions inside save.
   """
@@ -200,7 +201,9 @@ def trace(
     _abstract(var.aval, sharding) for var, sharding in zip(jaxpr.invars, placement.shardings, strict=True)
   )
   out_avals = tuple(_abstract(atom.aval, compat.stated_sharding(atom.aval)) for atom in jaxpr.outvars)
-  is_candidate = [isinstance(const, jax.core.Tracer) for const in consts] + [True] * len(split.leaves)
+  is_shown = [compat.is_differentiated(value) for value in (*consts, *split.leaves)]
+  if not any(is_shown):
+    is_shown = [isinstance(const, jax.core.Tracer) for const in consts] + [True] * len(split.leaves)
   return TracedFn(
     name=name,
     jaxpr=jaxpr,
@@ -211,7 +214,7 @@ def trace(
     in_tree=split.in_tree,
     out_avals=out_avals,
     out_tree=out_tree,
-    is_differentiable=tuple(ok and is_floating(aval) for ok, aval in zip(is_candidate, in_avals, strict=True)),
+    is_differentiable=tuple(ok and is_floating(aval) for ok, aval in zip(is_shown, in_avals, strict=True)),
     placement=placement,
     policy=user_policy.saving_names(jaxpr, policy),
   )
@@ -284,6 +287,21 @@ def _names(consts: Sequence[Any], split: SplitArguments) -> tuple[str, ...]:
 def is_floating(aval: Any) -> bool:
   """True for floating and complex types: what a gradient can flow through."""
   return jnp.issubdtype(aval.dtype, jnp.inexact)
+
+
+def with_respect_to(traced: TracedFn, argnums: int | Sequence[int]) -> TracedFn:
+  """The function as it is differentiated by some of its positional arguments, as `jax.grad` takes their numbers.
+
+  Raises:
+    ValueError: a number that is none of its arguments.
+  """
+  args, _ = jax.tree.unflatten(traced.in_tree, range(traced.in_tree.num_leaves))
+  numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+  if outside := [number for number in numbers if not -len(args) <= number < len(args)]:
+    raise ValueError(f"argnums={outside[0]}: {traced.name} is called with {len(args)} positional arguments")
+  chosen = {leaf + len(traced.consts) for number in numbers for leaf in jax.tree.leaves(args[number])}
+  flags = tuple(ok and i in chosen for i, ok in enumerate(traced.is_differentiable))
+  return dataclasses.replace(traced, is_differentiable=flags)
 
 
 def differentiable(traced: TracedFn) -> TracedFn:

@@ -211,7 +211,9 @@ class Case:
         self._report_missed(outcome)
         return Chosen(Choice(mark), outcome)
       assert trials.smallest is not None  # compiled above at the latest
-      self._report_infeasible(budget_bytes, best.smallest_bytes, module_of(trials.smallest))
+      self._report_infeasible(budget_bytes, min(best.smallest_bytes, baseline.temp_bytes), module_of(trials.smallest))
+      if best.smallest_bytes >= baseline.temp_bytes:  # no checkpoints are better than these
+        return Chosen(Choice(), before=before)
     measured = trials.measured(best.temp_bytes) if mark == trial_mark else None
     return Chosen(Choice(mark, best.decisions), outcome, best, before=before, measured=measured)
 

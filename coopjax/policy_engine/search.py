@@ -18,7 +18,8 @@ repeats counts like the rest. How far it helps is seen from compile to compile: 
 somewhat more bytes than it does are worth a try, too.
 
 Known weaknesses: a `shard_map` or a user's own checkpoint is one equation that is not cut (put the remat inside it);
-the gradient is taken with respect to every floating argument, and one output less is scratch space less for XLA.
+inside a jit that a gradient is taken of, it is planned with respect to every floating argument, and one output less is
+scratch space less for XLA.
 """
 
 import dataclasses
