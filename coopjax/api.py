@@ -152,6 +152,7 @@ def plan(
   effort: str = "normal",
   time_limit_s: float | None = None,
   on_infeasible: str = "error",
+  argnums: int | Sequence[int] | None = None,
   **kwargs: Any,
 ) -> RematPlan:
   """Plans ``fn`` with its gradient for a budget, compiles the plan, and reports the compiler's numbers.
@@ -176,6 +177,8 @@ def plan(
     effort: as for :func:`remat`.
     time_limit_s: as for :func:`remat`.
     on_infeasible: as for :func:`remat`.
+    argnums: positions of the arguments that the function is differentiated by, as for `jax.grad`; by default all. Not
+      for a step.
     **kwargs: keyword arguments of ``fn``.
 
   Returns:
@@ -183,6 +186,7 @@ def plan(
 
   Raises:
     InvalidBudgetError: the budget is not one.
+    ValueError: ``argnums`` names an argument that is not given, or ``fn`` is a step.
     NotDifferentiableError: ``fn`` has no floating input or output.
     BudgetInfeasibleError: no plan reaches the budget.
 
@@ -216,4 +220,4 @@ def plan(
     time_limit_s=time_limit_s,
     on_infeasible=on_infeasible,
   )
-  return Plannable.of(fn, args, kwargs, request.device).plan(request)
+  return Plannable.of(fn, args, kwargs, request.device, argnums).plan(request)

@@ -4,6 +4,7 @@ This is the list of all that is taken from there. The rest of the project says `
 over ``jax.extend.core`` types. Supported: JAX 0.11.2 and newer.
 """
 
+from coopjax.compat.calls import folded_by_jax, is_opened_by_jax, keep_calls
 from coopjax.compat.compiles import (
   CompileWatcher,
   ProgramToCompile,
@@ -58,6 +59,7 @@ from coopjax.compat.platforms import (
 from coopjax.compat.traces import (
   has_backward_outside,
   is_batched,
+  is_differentiated,
   is_eager,
   no_trace,
   pinned_checkpoint,
@@ -77,6 +79,7 @@ __all__ = [
   "bind_scan",
   "call_body",
   "dce",
+  "folded_by_jax",
   "has_backward_outside",
   "has_ordered_effects",
   "hlo_proto_of_text",
@@ -84,10 +87,13 @@ __all__ = [
   "inlined",
   "instructions_of",
   "is_batched",
+  "is_differentiated",
   "is_eager",
   "is_job",
   "is_on_one_device",
+  "is_opened_by_jax",
   "is_plain_jit",
+  "keep_calls",
   "loaded_hook_platforms",
   "log_as_jax_does",
   "manual_axes",

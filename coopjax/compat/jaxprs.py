@@ -21,6 +21,7 @@ from jax.extend import core
 from jax.extend.core import primitives
 
 import coopjax
+from coopjax.compat.calls import is_opened_by_jax
 
 # Primitives whose sub-jaxprs are ordinary JAX code. Others (reducers, scatter's update function, Pallas kernels)
 # keep theirs untouched.
@@ -101,9 +102,12 @@ def _call_name(call: core.JaxprEqn) -> str:
 
 def inlined(call: core.JaxprEqn, inner: core.JaxprEqn, invars: Sequence[Any], outvars: Sequence[Any]) -> core.JaxprEqn:
   """An equation of a call's body as it stands in the caller: other variables, the call's line and name scopes."""
-  inner = at_call_site(call, inner)
   name_stack = call.source_info.name_stack
-  if call.primitive.name == "jit":
+  if is_opened_by_jax(call):  # which gives it the call's line, and no scope
+    inner = inner.replace(source_info=inner.source_info.replace(traceback=call.source_info.traceback))
+  else:
+    inner = at_call_site(call, inner)
+  if call.primitive.name == "jit" and not is_opened_by_jax(call):
     name_stack = name_stack.extend(f"jit({_call_name(call)})")
   name_stack = name_stack + inner.source_info.name_stack
   return inner.replace(

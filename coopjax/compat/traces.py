@@ -39,6 +39,18 @@ def is_batched(value: Any) -> bool:
   return isinstance(value, batching.BatchTracer)
 
 
+def is_differentiated(value: Any) -> bool:
+  """Whether the traces in progress show that a reverse-mode gradient is taken with respect to a value.
+
+  One that is taken outside of a jit around is not shown by the values inside.
+  """
+  if isinstance(value, batching.BatchTracer):
+    return is_differentiated(value.val)
+  if isinstance(value, ad.JVPTracer):
+    return is_differentiated(value.primal) or is_differentiated(value.tangent)
+  return isinstance(value, ad.LinearizeTracer | partial_eval.JaxprTracer)
+
+
 def is_eager() -> bool:
   """Whether operations run one by one here, each a program of its own: nothing around is traced to be compiled."""
   return not any(isinstance(trace, partial_eval.DynamicJaxprTrace) for trace in _traces())

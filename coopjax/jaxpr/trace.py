@@ -22,7 +22,7 @@ from jax.extend import core
 from coopjax import compat
 from coopjax.errors import LostUpdateWarning, NotDifferentiableError, OrderedEffectError
 from coopjax.jaxpr import non_arrays, user_policy
-from coopjax.jaxpr.inline import inline_jits
+from coopjax.jaxpr.inline import inline_as_jax_does, inline_jits
 from coopjax.jaxpr.placement import Placement, path_name, place
 
 _LEAF = re.compile(r"\bleaves\[(\d+)\]")
@@ -34,8 +34,9 @@ class TracedFn:
 
   Attributes:
     name: the function's name, for reports.
-    jaxpr: inputs are `consts`, then the leaves of the dynamic arguments; no attached constants, and nested jits
-      that ask for nothing but a trace are inlined.
+    jaxpr: inputs are `consts`, then the leaves of the dynamic arguments; no attached constants.
+    as_called: the same with calls in it that JAX opens up where it traces, and so did in `jaxpr` (`compat.keep_calls`):
+      what stands in for the function under transformations, with the bits of the function.
     consts: the arrays (or outer tracers) that the function closes over.
     in_avals: shape, dtype, weak type and, where known, sharding of every input of `jaxpr`.
     in_names: a readable path for every input of `jaxpr`, "params['w']" for one.
@@ -43,13 +44,15 @@ class TracedFn:
     out_avals: of the flat outputs.
     out_tree: of the user's return value.
     is_differentiable: per input of `jaxpr`: floating or complex, and an argument or a tracer (a constant array
-      that nobody can differentiate has no gradient).
+      that nobody can differentiate has no gradient). Where traces around show what a gradient is taken with respect
+      to, that alone.
     placement: of the inputs on devices.
     policy: of `jax.checkpoint`: what it saves is not recomputed, nor what those of regions inside save.
   """
 
   name: str
   jaxpr: core.Jaxpr
+  as_called: core.Jaxpr
   consts: tuple[Any, ...]
   in_avals: tuple[jax.ShapeDtypeStruct, ...]
   in_names: tuple[str, ...]
@@ -84,7 +87,7 @@ class TracedFn:
 
   def evaluate(self, *inputs: Any) -> list[Any]:
     """The flat outputs for the flat inputs of `jaxpr`, unchanged from what the user wrote."""
-    return jax.core.eval_jaxpr(self.jaxpr, (), *inputs)
+    return jax.core.eval_jaxpr(self.as_called, (), *inputs)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -176,6 +179,7 @@ def trace(
   name = getattr(fn, "__name__", type(fn).__name__)
 
   def flat_fn(*leaves):
+    compat.keep_calls()
     merged_args, merged_kwargs = split.merged(leaves)
     given = jax.tree.leaves((merged_args, merged_kwargs))
     outputs = fn(*merged_args, **merged_kwargs)
@@ -186,26 +190,31 @@ def trace(
   with explained(name, split):
     closed, out_shapes = jax.make_jaxpr(flat_fn, return_shape=True)(*split.leaves)
   consts = tuple(closed.consts)
-  jaxpr = compat.open_constants(closed)
+  as_called = compat.open_constants(closed)
+  jaxpr = inline_as_jax_does(as_called)
   _refuse_ordered_effects(name, jaxpr)
-  jaxpr = jaxpr if policy is None else user_policy.with_names(jaxpr, policy)
+  if policy is not None:
+    jaxpr, as_called = (user_policy.with_names(form, policy) for form in (jaxpr, as_called))
   out_tree = jax.tree.structure(out_shapes)
   placement = place((*consts, *split.leaves))
   in_avals = tuple(
     _abstract(var.aval, sharding) for var, sharding in zip(jaxpr.invars, placement.shardings, strict=True)
   )
   out_avals = tuple(_abstract(atom.aval, compat.stated_sharding(atom.aval)) for atom in jaxpr.outvars)
-  is_candidate = [isinstance(const, jax.core.Tracer) for const in consts] + [True] * len(split.leaves)
+  is_shown = [compat.is_differentiated(value) for value in (*consts, *split.leaves)]
+  if not any(is_shown):
+    is_shown = [isinstance(const, jax.core.Tracer) for const in consts] + [True] * len(split.leaves)
   return TracedFn(
     name=name,
     jaxpr=jaxpr,
+    as_called=as_called,
     consts=consts,
     in_avals=in_avals,
     in_names=_names(consts, split),
     in_tree=split.in_tree,
     out_avals=out_avals,
     out_tree=out_tree,
-    is_differentiable=tuple(ok and is_floating(aval) for ok, aval in zip(is_candidate, in_avals, strict=True)),
+    is_differentiable=tuple(ok and is_floating(aval) for ok, aval in zip(is_shown, in_avals, strict=True)),
     placement=placement,
     policy=user_policy.saving_names(jaxpr, policy),
   )
@@ -278,6 +287,21 @@ def _names(consts: Sequence[Any], split: SplitArguments) -> tuple[str, ...]:
 def is_floating(aval: Any) -> bool:
   """True for floating and complex types: what a gradient can flow through."""
   return jnp.issubdtype(aval.dtype, jnp.inexact)
+
+
+def with_respect_to(traced: TracedFn, argnums: int | Sequence[int]) -> TracedFn:
+  """The function as it is differentiated by some of its positional arguments, as `jax.grad` takes their numbers.
+
+  Raises:
+    ValueError: a number that is none of its arguments.
+  """
+  args, _ = jax.tree.unflatten(traced.in_tree, range(traced.in_tree.num_leaves))
+  numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+  if outside := [number for number in numbers if not -len(args) <= number < len(args)]:
+    raise ValueError(f"argnums={outside[0]}: {traced.name} is called with {len(args)} positional arguments")
+  chosen = {leaf + len(traced.consts) for number in numbers for leaf in jax.tree.leaves(args[number])}
+  flags = tuple(ok and i in chosen for i, ok in enumerate(traced.is_differentiable))
+  return dataclasses.replace(traced, is_differentiable=flags)
 
 
 def differentiable(traced: TracedFn) -> TracedFn:

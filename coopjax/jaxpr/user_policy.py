@@ -62,6 +62,7 @@ def with_names(jaxpr: core.Jaxpr, policy: Callable) -> core.Jaxpr:
     return compat.rebuild(jaxpr, inner)
 
   def evaluate(*inputs):
+    compat.keep_calls()
     env = dict(zip(jaxpr.invars, inputs, strict=True))
     read = lambda atom: atom.val if isinstance(atom, core.Literal) else env[atom]
     for equation, is_named in zip(inner, is_saved, strict=True):

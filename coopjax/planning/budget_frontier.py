@@ -140,6 +140,7 @@ def frontier(
   target: str | None = None,
   effort: str = "normal",
   time_limit_s: float | None = None,
+  argnums: int | Sequence[int] | None = None,
   **kwargs: Any,
 ) -> Frontier:
   """Plans `fn` with its gradient, or a whole step, for several budgets, and compiles each plan.
@@ -157,6 +158,7 @@ def frontier(
     target: as for :func:`coopjax.remat`.
     effort: as for :func:`coopjax.remat`.
     time_limit_s: as for :func:`coopjax.remat`, for each budget.
+    argnums: as for :func:`coopjax.plan`.
     **kwargs: keyword arguments of ``fn``.
 
   Returns:
@@ -192,7 +194,7 @@ def frontier(
   ]
   if not requests:
     raise ValueError("budgets=[]: at least one budget, or None for shares from 1 down")
-  program = Plannable.of(fn, args, kwargs, requests[0].device)
+  program = Plannable.of(fn, args, kwargs, requests[0].device, argnums)
   with warnings.catch_warnings():
     warnings.simplefilter("ignore", BudgetExceededWarning)
     warnings.simplefilter("ignore", RematNoEffectWarning)

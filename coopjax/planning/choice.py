@@ -13,7 +13,7 @@ from coopjax import compat, contexts
 from coopjax.errors import RematNoEffectWarning
 from coopjax.hlo_engine import hook
 from coopjax.hlo_engine.mark import CHOICE
-from coopjax.jaxpr.tags import tagged_fn
+from coopjax.jaxpr.tags import marked_fn
 from coopjax.jaxpr.trace import TracedFn
 from coopjax.policy_engine import rewrite
 from coopjax.policy_engine.decisions import PolicyDecisions
@@ -47,7 +47,7 @@ class Choice:
     """The function carried out this way, in place of ``traced.evaluate``."""
     if self.decisions is not None:
       return rewrite.rewrite(traced, self.decisions, self.mark or _noted(traced))
-    return tagged_fn(traced, self.mark) if self.mark else traced.evaluate
+    return marked_fn(traced, self.mark)
 
   def here(self, name: str) -> "Choice":
     """The choice for a call that is made now: where operations run one by one, no mark asks anything of them.

@@ -19,7 +19,7 @@ from coopjax.errors import (
 from coopjax.hlo_engine import hook
 from coopjax.hlo_engine.mark import Mark
 from coopjax.jaxpr import cost
-from coopjax.jaxpr.tags import tagged_fn
+from coopjax.jaxpr.tags import marked_fn
 from coopjax.jaxpr.trace import TracedFn, fn_and_gradient
 from coopjax.memory_profile import MemoryProfile
 from coopjax.planning import host_offload
@@ -205,7 +205,7 @@ class Case:
       if rival and not (best.is_feasible and best.recompute_flops < below_flops):
         return rival
       if trials.smallest is None and not best.is_feasible:
-        trials.compile(*fn_and_gradient(traced, tagged_fn(traced, trial_mark)))
+        trials.compile(*fn_and_gradient(traced, marked_fn(traced, trial_mark)))
     if not is_known and (mark or is_spread):
       return self._carry_over(outcome, best if best.is_feasible else found[0])
     if not best.is_feasible:
@@ -214,7 +214,9 @@ class Case:
         self._report_missed(outcome)
         return Chosen(Choice(mark), outcome)
       assert trials.smallest is not None  # compiled above at the latest
-      self._report_infeasible(budget_bytes, best.smallest_bytes, module_of(trials.smallest))
+      self._report_infeasible(budget_bytes, min(best.smallest_bytes, baseline.temp_bytes), module_of(trials.smallest))
+      if best.smallest_bytes >= baseline.temp_bytes:  # no checkpoints are better than these
+        return Chosen(Choice(), before=before)
     measured = trials.measured(best.temp_bytes) if mark == trial_mark else None
     return Chosen(Choice(mark, best.decisions), outcome, best, before=before, measured=measured)
 
@@ -263,7 +265,7 @@ class Case:
 
   def _measure_marked(self, mark: str) -> MemoryProfile | None:
     """The program that the HLO engine makes, compiled; None where XLA does not take it."""
-    device, program = self.request.device, fn_and_gradient(self.traced, tagged_fn(self.traced, mark))
+    device, program = self.request.device, fn_and_gradient(self.traced, marked_fn(self.traced, mark))
     with warnings.catch_warnings():
       warnings.simplefilter("ignore", BudgetExceededWarning)  # what does not hold the budget is not taken
       try:

@@ -150,7 +150,11 @@ class Collector:
 
   def flat_fn(self, traced: TracedFn) -> FlatFn:
     fingerprint = fingerprint_of(traced)
-    self.regions.setdefault(fingerprint, dataclasses.replace(traced, consts=()))  # no tracer outlives its trace
+    flags = traced.is_differentiable
+    if known := self.regions.get(fingerprint):  # a first layer's inputs need no gradient, those of the next do
+      flags = tuple(map(max, flags, known.is_differentiable))
+    # No tracer outlives its trace.
+    self.regions[fingerprint] = dataclasses.replace(traced, consts=(), is_differentiable=flags)
     self._num_calls += 1
     return _scoped(traced.evaluate, f"coopregion{list(self.regions).index(fingerprint)}_{self._num_calls}")
 
