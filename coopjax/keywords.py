@@ -26,6 +26,7 @@ class RematKeywords(TypedDict, total=False):
   effort: str
   time_limit_s: float | None
   on_infeasible: str
+  prevent_cse: bool | Sequence[bool]
   plan: "RematPlan | None"
 
 

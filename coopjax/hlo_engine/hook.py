@@ -24,9 +24,10 @@ from coopjax import compat
 from coopjax.budget import Budget, format_bytes
 from coopjax.errors import InvalidProgramError
 from coopjax.hlo_engine import compiles
-from coopjax.hlo_engine.mark import Mark, marks_in
+from coopjax.hlo_engine.mark import Mark, is_marked, marks_in
 from coopjax.hlo_engine.module_plan import Outcome, plan_module
 from coopjax.xla import standing, targets
+from coopjax.xla.compile import module_of
 
 compat.log_as_jax_does("coopjax")
 _log = logging.getLogger("coopjax.hook")
@@ -75,7 +76,7 @@ class _Hook:
         self._platforms.add(platform)
         self.watcher.begin()
 
-  def capture(self, program: str, compile_marked: Callable[[str], object]) -> bytes:
+  def capture(self, program: str, compile_marked: Callable[[str], Any]) -> bytes:
     """The module that a compile reaches POST_SCHEDULER with; code generation is skipped.
 
     Args:
@@ -84,14 +85,20 @@ class _Hook:
 
     Returns:
       The serialized module.
+
+    Raises:
+      NothingToPlanError: nothing that is marked is left of the program when it is compiled.
     """
     with self._watching(f"capture {program}", goes_on=False) as watch:
+      compiled = None
       try:
-        compile_marked(watch.mark)
+        compiled = compile_marked(watch.mark)
       except jax.errors.JaxRuntimeError:
         if watch.module is None:
           raise
       if watch.module is None:
+        if compiled is not None and not is_marked(module_of(compiled)):
+          raise NothingToPlanError("XLA leaves nothing of the program")
         raise RuntimeError("the HLO hook did not run: the program was not compiled, or its mark was lost on the way")
       return watch.module
 
@@ -249,6 +256,10 @@ def _over_budget(outcome: Outcome) -> str:
 def _schedule_key() -> str:
   """Tells what is compiled to its schedule, which no cache ever holds, from the whole program, which one may."""
   return "coopjax schedule" if _hook.is_scheduling else ""
+
+
+class NothingToPlanError(RuntimeError):
+  """A program of which XLA leaves nothing that was marked: no operations, or none on anything but constants."""
 
 
 class _CapturedError(Exception):

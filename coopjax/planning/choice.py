@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.core
 
 import coopjax
 from coopjax import compat, contexts
@@ -43,11 +44,19 @@ class Choice:
       raise TypeError(f"a mark is text, not {mark!r}")
     return cls(mark, None if decisions is None else PolicyDecisions.from_json(decisions))
 
-  def flat_fn(self, traced: TracedFn) -> Callable[..., list[Any]]:
-    """The function carried out this way, in place of ``traced.evaluate``."""
+  def flat_fn(self, traced: TracedFn, prevent_cse: bool = True) -> Callable[..., list[Any]]:
+    """The function carried out this way, in place of ``traced.evaluate``; `prevent_cse` as for `jax.checkpoint`."""
     if self.decisions is not None:
-      return rewrite.rewrite(traced, self.decisions, self.mark or _noted(traced))
+      return rewrite.rewrite(traced, self.decisions, self.mark or _noted(traced), prevent_cse=prevent_cse)
     return tagged_fn(traced, self.mark) if self.mark else traced.evaluate
+
+  def carried_out(self, traced: TracedFn, prevent_cse: bool = True) -> Callable[..., list[Any]]:
+    """The same for any number of calls: what is rewritten is traced once, not at each of them."""
+    flat_fn = self.flat_fn(traced, prevent_cse)
+    if self.decisions is None:
+      return flat_fn
+    rewritten = jax.make_jaxpr(flat_fn)(*[var.aval for var in traced.jaxpr.invars])
+    return lambda *inputs: jax.core.eval_jaxpr(rewritten, rewritten.consts, *inputs)
 
   def here(self, name: str) -> "Choice":
     """The choice for a call that is made now: where operations run one by one, no mark asks anything of them.

@@ -111,6 +111,8 @@ class Case:
         request.device.load()
       hook.install(platform)
       module, before = self.baseline.observed
+    except hook.NothingToPlanError:
+      raise
     except RuntimeError:  # the hook did not run
       if request.engine == "hlo":
         raise

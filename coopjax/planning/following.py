@@ -34,6 +34,7 @@ def follow(
   policy: Callable | None = None,
   static_argnums: int | Sequence[int] = (),
   static_argnames: str | Sequence[str] = (),
+  prevent_cse: bool | Sequence[bool] = True,
 ) -> Callable:
   """The function that was planned, with its plan carried out; a whole step keeps its jit, donation and shardings.
 
@@ -43,6 +44,7 @@ def follow(
     policy: of a function, as for `coopjax.remat`.
     static_argnums: same.
     static_argnames: same.
+    prevent_cse: same.
 
   Raises:
     PlanMismatchError: when called with arguments that trace to another program, or lie on another mesh.
@@ -64,6 +66,7 @@ def follow(
     policy=policy,
     static_argnums=static_argnums,
     static_argnames=static_argnames,
+    prevent_cse=prevent_cse,
   )
 
 

@@ -166,10 +166,13 @@ def choose_anew(
   # What XLA:TPU moves to vector memory after the hook, no mark of a budget can foresee for the user's own program.
   if request.engine == "policy" or platform is None or (request.engine == "auto" and platform == "tpu"):
     return case.choose_by_policy()
-  if platform != "cpu":
-    return case.choose_by_compiles(platform)
-  hook.install(platform)
-  return case.choose_by_module()
+  try:
+    if platform != "cpu":
+      return case.choose_by_compiles(platform)
+    hook.install(platform)
+    return case.choose_by_module()
+  except hook.NothingToPlanError:
+    return Chosen(Choice())
 
 
 def warn_no_effect(

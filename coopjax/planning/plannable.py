@@ -45,7 +45,9 @@ class Plannable:
     )
     if step := steps.find_step(fn, args, kwargs, target):
       return cls(step, baseline_of(step, target), target, processes)
-    traced = differentiable(trace(fn, args, kwargs))
+    traced = trace(fn, args, kwargs)
+    traced.refuse_ordered_effects()
+    traced = differentiable(traced)
     if traced.has_symbolic_sizes:
       raise ValueError(f"{traced.name} is traced for symbolic sizes: what it takes is known for sizes that are numbers")
     return cls(traced, Baseline.of(traced, target), target, processes)

@@ -18,17 +18,21 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from coopjax import compat, contexts
-from coopjax.errors import PlanMismatchError, RematNoEffectWarning
+from coopjax.errors import OrderedEffectError, PlanMismatchError, RematNoEffectWarning
 from coopjax.jaxpr.fingerprint import fingerprint_of
 from coopjax.jaxpr.placement import Spread
-from coopjax.jaxpr.trace import TracedFn, split_arguments, trace
+from coopjax.jaxpr.trace import TracedFn
+from coopjax.jaxpr.traced_once import trace_once
 from coopjax.planning.choice import Choice
 from coopjax.policy_engine.shards import Observed
 
 _REGION = re.compile(r"\bcoopregion(\d+)(?:_(\d+))?\b")
 _KEPT_DIGESTS = 4096
+_PYTHON = (bool, int, float, complex, np.ndarray, np.generic)  # what operations run one by one make arrays of
 
 FlatFn = Callable[..., Sequence[Any]]
 
@@ -40,6 +44,7 @@ def region(
   policy: Callable | None = None,
   static_argnums: int | Sequence[int] = (),
   static_argnames: str | Sequence[str] = (),
+  prevent_cse: bool | Sequence[bool] = True,
   is_plain_when_eager: bool = False,
 ) -> Callable:
   """The function as a remat region.
@@ -50,21 +55,53 @@ def region(
     policy: as for `coopjax.remat`.
     static_argnums: same.
     static_argnames: same.
+    prevent_cse: same.
     is_plain_when_eager: leaves calls alone that run operation by operation and keep nothing for a backward pass.
   """
   static = {"static_argnums": static_argnums, "static_argnames": static_argnames}
+  prevents_cse = prevent_cse if isinstance(prevent_cse, bool) else any(prevent_cse)
 
   @functools.wraps(fn)
   def rematerialized(*args, **kwargs):
-    if is_plain_when_eager and not is_planned() and compat.is_eager() and not compat.has_backward_outside():
-      return fn(*args, **kwargs)
     with inside_region():
-      traced = trace(fn, args, kwargs, policy=policy, **static)
-    leaves = split_arguments(fn, args, kwargs, **static).leaves
-    flat_fn = directed(traced) or choose(traced).here(traced.name).flat_fn(traced)
+      traced, leaves = trace_once(fn, args, kwargs, policy=policy, **static)
+    is_eager = not is_planned() and compat.is_eager()
+    if is_eager:
+      leaves = [_as_array(leaf) for leaf in leaves]
+    if (flat_fn := directed(traced)) is None:
+      if traced.ordered_effect:
+        flat_fn = _in_order(traced)
+      elif is_plain_when_eager and is_eager and not compat.has_backward_outside():
+        flat_fn = traced.evaluate
+      else:
+        choice = choose(traced).here(traced.name)
+        flat_fn = traced.once((choice, prevents_cse), lambda: choice.carried_out(traced, prevents_cse))
     return traced.call(leaves, flat_fn)
 
   return rematerialized
+
+
+def _as_array(leaf: Any) -> Any:
+  """A number or an array of NumPy as JAX's operations take it, which an operation would do, and none may follow."""
+  is_foreign = isinstance(leaf, _PYTHON) and getattr(leaf, "dtype", None) != jax.dtypes.float0
+  return jnp.asarray(leaf) if is_foreign else leaf
+
+
+def _in_order(traced: TracedFn) -> FlatFn:
+  """A function with ordered effects, under a `jax.checkpoint` that keeps JAX from running them twice."""
+  checkpointed = traced.once("in order", lambda: jax.checkpoint(traced.evaluate))
+
+  def flat_fn(*inputs):
+    try:
+      return checkpointed(*inputs)
+    except NotImplementedError as error:
+      try:
+        traced.refuse_ordered_effects()
+      except OrderedEffectError as refusal:
+        raise refusal from error
+      raise
+
+  return flat_fn
 
 
 def check_function(fn: Any) -> None:
@@ -122,6 +159,7 @@ class Directions:
 
   def flat_fn(self, traced: TracedFn) -> FlatFn:
     """A region, carried out."""
+    traced.refuse_ordered_effects()
     fingerprint = fingerprint_of(traced)
     for index, (known, choice) in enumerate(self.choices):
       if known == fingerprint:
@@ -149,6 +187,7 @@ class Collector:
     self._num_calls = 0
 
   def flat_fn(self, traced: TracedFn) -> FlatFn:
+    traced.refuse_ordered_effects()
     fingerprint = fingerprint_of(traced)
     self.regions.setdefault(fingerprint, dataclasses.replace(traced, consts=()))  # no tracer outlives its trace
     self._num_calls += 1
