@@ -1,5 +1,26 @@
 """Errors and warnings, each with what was asked, what is reachable and what to try."""
 
+import functools
+import importlib.util
+import os
+import sys
+import warnings
+
+_LIBRARIES = ("jax", "flax", "equinox", "haliax")  # through which users' calls come here
+
+
+def warn(message: str, category: type[Warning]) -> None:
+  """Warns in the name of the user's line: the innermost that is neither ours nor of a library in between."""
+  warnings.warn(message, category, skip_file_prefixes=_prefixes(*(name for name in _LIBRARIES if name in sys.modules)))
+
+
+@functools.cache
+def _prefixes(*libraries: str) -> tuple[str, ...]:
+  """Where their files lie, and ours."""
+  specs = [spec for name in libraries if (spec := importlib.util.find_spec(name)) is not None]
+  homes = [os.path.dirname(__file__), *(os.path.dirname(spec.origin) for spec in specs if spec.origin)]
+  return tuple(home + os.sep for home in homes)
+
 
 class CoopjaxError(Exception):
   """Base of every error that coopjax raises."""

@@ -63,6 +63,7 @@ from coopjax.compat.traces import (
   is_batched,
   is_eager,
   no_trace,
+  num_gradients,
   pinned_checkpoint,
   trace_context,
 )
@@ -103,6 +104,7 @@ __all__ = [
   "name_scopes",
   "named",
   "no_trace",
+  "num_gradients",
   "num_shards",
   "observe_shards",
   "open_constants",

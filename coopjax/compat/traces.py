@@ -55,6 +55,11 @@ def trace_context() -> Hashable:
   return config.trace_context()
 
 
+def num_gradients() -> int:
+  """How many derivatives are being taken of what is traced here."""
+  return sum(isinstance(trace, ad.JVPTrace | ad.LinearizeTrace | partial_eval.JaxprTrace) for trace in _traces())
+
+
 def _traces() -> list[core_internals.Trace]:
   """The traces in progress here, the outermost first."""
   trace, found = core_internals.trace_ctx.trace, []

@@ -14,14 +14,13 @@ import json
 import logging
 import re
 import threading
-import warnings
 import zlib
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import jax
 
-from coopjax import _core, compat, contexts, job
+from coopjax import _core, compat, contexts, errors, job
 from coopjax.budget import format_bytes
 from coopjax.errors import BudgetExceededWarning, InvalidProgramError
 from coopjax.hlo_engine.mark import Mark, is_chosen, is_marked, is_over_budget, marks_in, over_budget
@@ -189,11 +188,11 @@ def digest_of(executable: Any) -> str:
   return hashlib.sha256(_ATTRIBUTES.sub("", compat.instructions_of(executable)).encode()).hexdigest()[:16]
 
 
-def warn(message: str) -> None:
-  """Warns of a program over its budget; where warnings are errors, which would fail the compile, the log is told."""
+def warn(message: str, category: type[Warning] = BudgetExceededWarning) -> None:
+  """Warns of a program; where warnings are errors, which would fail the compile, the log is told."""
   try:
-    warnings.warn(message, BudgetExceededWarning, stacklevel=2)
-  except BudgetExceededWarning:
+    errors.warn(message, category)
+  except category:
     _log.warning(message)
 
 

@@ -22,7 +22,7 @@ from jax.extend import xla as jax_xla
 
 from coopjax import compat
 from coopjax.budget import Budget, format_bytes
-from coopjax.errors import InvalidProgramError
+from coopjax.errors import InvalidProgramError, RematNoEffectWarning
 from coopjax.hlo_engine import compiles
 from coopjax.hlo_engine.mark import Mark, is_marked, marks_in
 from coopjax.hlo_engine.module_plan import Outcome, plan_module
@@ -34,6 +34,7 @@ _log = logging.getLogger("coopjax.hook")
 # XLA:GPU tunes single instructions in modules of their own; the second field of a serialized module names its entry.
 _EXTRACTED, _HEAD_BYTES = b"\x12\x11entry_computation", 4096
 # Whose speeds price recomputation: a module does not tell its device, and only how ops compare matters.
+_BACKWARD = b"transpose("  # in the names of instructions
 _SPEEDS = {"cpu": "cpu", "cuda": "gpu:h100", "tpu": "tpu:v5e:2x2"}
 
 
@@ -196,15 +197,18 @@ class _Hook:
     self, module_bytes: bytes, marks: set[Mark], asked_of_all: Mark | None, compiling: compiles.Compile | None
   ) -> bytes | None:
     """What to compile in place of a module, None for the module itself; by another process of the job, maybe."""
+    says_nothing_changed = asked_of_all is None and not standing.is_suspended()
 
     def plan() -> tuple[bytes | None, str]:
       outcome = _plan(module_bytes, marks, asked_of_all)
       for key, made in self._recorders:
         if any(key == mark.key for mark in marks):
           made.append(outcome)
+      if says_nothing_changed and (unchanged := _without_effect(module_bytes, outcome)):
+        compiles.warn(unchanged, RematNoEffectWarning)
       if compiling is not None and outcome.is_cut_short:
         compiling.may_keep = False  # another process may find more
-      return outcome.module_bytes, "" if outcome.fits else _over_budget(outcome)
+      return outcome.module_bytes, _over_budget(module_bytes, outcome)
 
     if compiling is not None:
       return compiling.planned(module_bytes, plan)
@@ -245,7 +249,26 @@ def _plan(module_bytes: bytes, marks: set[Mark], asked_of_all: Mark | None) -> O
   return outcome
 
 
-def _over_budget(outcome: Outcome) -> str:
+def _without_effect(module_bytes: bytes, outcome: Outcome) -> str:
+  """What to say of a program with a gradient that holds its budget, in bytes, as it is."""
+  if outcome.budget_bytes is None or _is_share(outcome) or not outcome.fits or outcome.module_bytes is not None:
+    return ""
+  if _BACKWARD not in module_bytes:
+    return ""
+  return (
+    f"the remat in the program {outcome.name} has no effect: it takes {format_bytes(outcome.baseline.temp_bytes)} of "
+    f"temporaries, within the budget of {format_bytes(outcome.budget_bytes)} as it is"
+  )
+
+
+def _is_share(outcome: Outcome) -> bool:
+  return outcome.mark.budget is not None and outcome.mark.budget.share is not None
+
+
+def _over_budget(module_bytes: bytes, outcome: Outcome) -> str:
+  """What to say of a program that misses its budget; a share is of a gradient, and without one nothing is promised."""
+  if outcome.fits or (_is_share(outcome) and _BACKWARD not in module_bytes):
+    return ""
   assert outcome.budget_bytes is not None  # without a budget, everything fits
   return (
     f"the program {outcome.name} needs {format_bytes(outcome.predicted.temp_bytes)} of temporaries, over its budget of "

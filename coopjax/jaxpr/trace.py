@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import inspect
 import re
-import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from coopjax import compat
-from coopjax.errors import LostUpdateWarning, NotDifferentiableError, OrderedEffectError
+from coopjax.errors import LostUpdateWarning, NotDifferentiableError, OrderedEffectError, warn
 from coopjax.jaxpr import non_arrays, user_policy
 from coopjax.jaxpr.arguments import SplitArguments, split_arguments
 from coopjax.jaxpr.inline import inline_jits
@@ -201,11 +200,10 @@ def _warn_of_changed_objects(name: str, given: Sequence[Any], arguments: Any) ->
   for path, leaf in jax.tree_util.tree_flatten_with_path(arguments)[0]:
     is_in_object = any(isinstance(key, jax.tree_util.GetAttrKey) for key in path)
     if is_in_object and isinstance(leaf, jax.core.Tracer) and id(leaf) not in is_known:
-      warnings.warn(
+      warn(
         f"{name} changes {path_name(path)} in place, which nobody will see: as under jax.checkpoint, the arguments are "
         "copies. Return the new value, or wrap functions of Flax NNX modules in coopjax.nnx.remat",
         LostUpdateWarning,
-        stacklevel=2,
       )
       return
 

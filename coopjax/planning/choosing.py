@@ -15,6 +15,7 @@ from coopjax.errors import (
   CompileMemoryError,
   InvalidProgramError,
   ShardingUnknownWarning,
+  warn,
 )
 from coopjax.hlo_engine import hook
 from coopjax.hlo_engine.mark import Mark
@@ -24,7 +25,7 @@ from coopjax.jaxpr.trace import TracedFn, fn_and_gradient
 from coopjax.memory_profile import MemoryProfile
 from coopjax.planning import host_offload
 from coopjax.planning.baseline import Baseline
-from coopjax.planning.choice import LIBRARIES, Choice
+from coopjax.planning.choice import Choice
 from coopjax.planning.infeasible import why_infeasible
 from coopjax.planning.request import Request
 from coopjax.planning.trials import Trials
@@ -232,12 +233,11 @@ class Case:
     mark = outcome and request.mark(self.fingerprint, budget)
     is_certain = budget.share is not None or not decisions or not traced.placement.is_spread
     if not is_certain:
-      warnings.warn(
+      warn(
         f"the sharding of {traced.name}'s arguments is not known while it is traced, so the policy engine planned for "
         f"all devices together: {budget} cost more recompute than one device needs. Plan the function or the whole "
         "step for shapes with shardings (coopjax.plan(step, *shapes, budget=...).apply(step)), or use Explicit axes",
         ShardingUnknownWarning,
-        skip_file_prefixes=LIBRARIES,
       )
     return Chosen(Choice(mark, decisions), outcome, found, is_certain)
 
@@ -297,4 +297,4 @@ class Case:
     error.add_note("try a larger budget, a smaller batch, or on_infeasible='best_effort'")
     if request.on_infeasible == "error":
       raise error
-    warnings.warn(str(error), BudgetExceededWarning, skip_file_prefixes=LIBRARIES)
+    warn(str(error), BudgetExceededWarning)

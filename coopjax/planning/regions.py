@@ -13,7 +13,6 @@ import functools
 import hashlib
 import re
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
@@ -22,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from coopjax import compat, contexts
-from coopjax.errors import OrderedEffectError, PlanMismatchError, RematNoEffectWarning
+from coopjax.errors import OrderedEffectError, PlanMismatchError, RematNoEffectWarning, warn
 from coopjax.jaxpr.fingerprint import fingerprint_of
 from coopjax.jaxpr.placement import Spread
 from coopjax.jaxpr.trace import TracedFn
@@ -74,8 +73,7 @@ def region(
       elif is_plain_when_eager and is_eager and not compat.has_backward_outside():
         flat_fn = traced.evaluate
       else:
-        choice = choose(traced).here(traced.name)
-        flat_fn = traced.once((choice, prevents_cse), lambda: choice.carried_out(traced, prevents_cse))
+        flat_fn = choose(traced).here(traced, prevents_cse)
     return traced.call(leaves, flat_fn)
 
   return rematerialized
@@ -164,11 +162,12 @@ class Directions:
     for index, (known, choice) in enumerate(self.choices):
       if known == fingerprint:
         _met.note(self.digest)
-        if self.spread is not None and isinstance(
-          choice, Choice
-        ):  # a finished plan's, in a call that is made now; before that, all is compiled
-          choice = choice.here(traced.name)
-        return _scoped(choice.flat_fn(traced), f"coopregion{index}")
+        # A finished plan's choices are for a call that is made now; before that, all is compiled.
+        if self.spread is not None and isinstance(choice, Choice):
+          flat_fn = choice.here(traced)
+        else:
+          flat_fn = choice.flat_fn(traced)
+        return _scoped(flat_fn, f"coopregion{index}")
     raise PlanMismatchError(
       f"the plan of {self.step} has no remat region {traced.name} with fingerprint {fingerprint}, as the step has it "
       "now: the plan was made for another step, for other shapes or dtypes, or with other versions of its libraries"
@@ -278,11 +277,7 @@ def _followed(fn: Callable, directions: Directions) -> Callable:
     with contexts.directions(directions):
       result = fn(*args, **kwargs)
     if directions.digest not in _met:
-      warnings.warn(
-        f"the plan of {directions.step} has no effect: none of its remat regions was met",
-        RematNoEffectWarning,
-        stacklevel=2,
-      )
+      warn(f"the plan of {directions.step} has no effect: none of its remat regions was met", RematNoEffectWarning)
     return result
 
   return followed
