@@ -43,10 +43,11 @@ _HOMES = {
   "coopjax.report.profile": ("inspect",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_MODULES = ("linen", "nnx")  # need Flax
+_MODULES = ("equinox", "linen", "nnx")  # need Equinox and Flax
 
 # _HOMES once more, as type checkers read it, to whom `as` makes a name public; tests/house/test_types.py compares them.
 if TYPE_CHECKING:
+  from coopjax import equinox as equinox
   from coopjax import linen as linen
   from coopjax import nnx as nnx
   from coopjax.api import plan as plan

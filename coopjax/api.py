@@ -124,7 +124,7 @@ def remat(
     time_limit_s=time_limit_s,
     on_infeasible=on_infeasible,
   )
-  _check_prevent_cse(prevent_cse)
+  regions.check_prevent_cse(prevent_cse)
   static = {"static_argnums": static_argnums, "static_argnames": static_argnames}
   if fn is None:
     return functools.partial(
@@ -151,12 +151,6 @@ def remat(
     is_plain_when_eager=True,
     **static,
   )
-
-
-def _check_prevent_cse(prevent_cse: Any) -> None:
-  each = prevent_cse if isinstance(prevent_cse, (tuple, list)) else (prevent_cse,)
-  if not all(isinstance(one, bool) for one in each):
-    raise TypeError(f"prevent_cse={prevent_cse!r}: a bool, or one for each argument")
 
 
 def plan(

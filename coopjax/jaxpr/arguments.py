@@ -19,11 +19,13 @@ class SplitArguments:
     leaves: of the dynamic ``(args, kwargs)`` that are arrays; others are hidden in the tree.
     in_tree: theirs.
     static: ``(position or name, value)`` of every static argument, sorted by `str` of the first.
+    is_filtered: all leaves that are no arrays are static, in results, too.
   """
 
   leaves: tuple[Any, ...]
   in_tree: Any
   static: tuple[tuple[int | str, Any], ...]
+  is_filtered: bool = False
 
   def merged(self, leaves: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
     """``(args, kwargs)`` of the user's function with other leaves."""
@@ -51,8 +53,11 @@ def split_arguments(
   *,
   static_argnums: int | Sequence[int] = (),
   static_argnames: str | Sequence[str] = (),
+  is_filtered: bool = False,
 ) -> SplitArguments:
   """Takes the static arguments out of a call, with the rules of `jax.jit`: a name also covers its position.
+
+  Where the call is filtered, all that is no array is static, as in Equinox.
 
   Raises:
     TypeError: a number is none.
@@ -70,8 +75,8 @@ def split_arguments(
   static += [(name, value) for name, value in kwargs.items() if name in names]
   dynamic_args = tuple(value for i, value in enumerate(args) if i not in numbers)
   dynamic_kwargs = {name: value for name, value in kwargs.items() if name not in names}
-  leaves, in_tree = compat.flatten(non_arrays.hidden((dynamic_args, dynamic_kwargs)))
-  return SplitArguments(tuple(leaves), in_tree, tuple(sorted(static, key=lambda item: str(item[0]))))
+  leaves, in_tree = compat.flatten(non_arrays.hidden((dynamic_args, dynamic_kwargs), is_filtered=is_filtered))
+  return SplitArguments(tuple(leaves), in_tree, tuple(sorted(static, key=lambda item: str(item[0]))), is_filtered)
 
 
 def _check_numbers(numbers: set[Any], num_args: int, num_parameters: int) -> None:

@@ -137,7 +137,7 @@ def trace(
     given = jax.tree.leaves((merged_args, merged_kwargs))
     outputs = fn(*merged_args, **merged_kwargs)
     _warn_of_changed_objects(name, given, (merged_args, merged_kwargs))
-    return non_arrays.hidden(outputs)
+    return non_arrays.hidden(outputs, is_filtered=split.is_filtered)
 
   flat_fn.__name__ = name
   parameters = [inspect.Parameter("leaves", inspect.Parameter.VAR_POSITIONAL)]
@@ -197,7 +197,11 @@ def _warn_of_changed_objects(name: str, given: Sequence[Any], arguments: Any) ->
   Flax NNX module.
   """
   is_known = set(map(id, given))
-  for path, leaf in jax.tree_util.tree_flatten_with_path(arguments)[0]:
+  try:
+    after = jax.tree_util.tree_flatten_with_path(arguments)[0]
+  except ValueError:  # Equinox's State, once there is a new one
+    return
+  for path, leaf in after:
     is_in_object = any(isinstance(key, jax.tree_util.GetAttrKey) for key in path)
     if is_in_object and isinstance(leaf, jax.core.Tracer) and id(leaf) not in is_known:
       warn(

@@ -62,9 +62,12 @@ def trace_once(
   policy: Callable | None,
   static_argnums: int | Sequence[int],
   static_argnames: str | Sequence[str],
+  is_filtered: bool = False,
 ) -> tuple[TracedFn, tuple[Any, ...]]:
   """The traced function (see `trace`) and the leaves to call it with."""
-  split = split_arguments(fn, args, kwargs, static_argnums=static_argnums, static_argnames=static_argnames)
+  split = split_arguments(
+    fn, args, kwargs, static_argnums=static_argnums, static_argnames=static_argnames, is_filtered=is_filtered
+  )
   key = _key(split, policy)
   if key is not None and (known := _kept.get(fn, key)) is not None:
     return known, split.leaves
@@ -79,7 +82,7 @@ def _key(split: SplitArguments, policy: Callable | None) -> Hashable | None:
   static = tuple((where, type(value), value) for where, value in split.static)
   try:
     types = tuple(map(jax.typeof, split.leaves))
-    key = (split.in_tree, types, static, policy, place(split.leaves), compat.trace_context())
+    key = (split.in_tree, split.is_filtered, types, static, policy, place(split.leaves), compat.trace_context())
     hash(key)
   except TypeError:
     return None

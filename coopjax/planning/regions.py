@@ -45,6 +45,7 @@ def region(
   static_argnames: str | Sequence[str] = (),
   prevent_cse: bool | Sequence[bool] = True,
   is_plain_when_eager: bool = False,
+  is_filtered: bool = False,
 ) -> Callable:
   """The function as a remat region.
 
@@ -56,8 +57,9 @@ def region(
     static_argnames: same.
     prevent_cse: same.
     is_plain_when_eager: leaves calls alone that run operation by operation and keep nothing for a backward pass.
+    is_filtered: all arguments and results that are no arrays are static, as in Equinox.
   """
-  static = {"static_argnums": static_argnums, "static_argnames": static_argnames}
+  static = {"static_argnums": static_argnums, "static_argnames": static_argnames, "is_filtered": is_filtered}
   prevents_cse = prevent_cse if isinstance(prevent_cse, bool) else any(prevent_cse)
 
   @functools.wraps(fn)
@@ -106,6 +108,13 @@ def check_function(fn: Any) -> None:
   """Raises TypeError for what is no function."""
   if not callable(fn):
     raise TypeError(f"remat takes a function, and then keywords: {fn!r} is none")
+
+
+def check_prevent_cse(prevent_cse: Any) -> None:
+  """Raises TypeError for what is neither a bool nor one for each argument."""
+  each = prevent_cse if isinstance(prevent_cse, (tuple, list)) else (prevent_cse,)
+  if not all(isinstance(one, bool) for one in each):
+    raise TypeError(f"prevent_cse={prevent_cse!r}: a bool, or one for each argument")
 
 
 class _Met:
