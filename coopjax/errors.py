@@ -1,10 +1,13 @@
 """Errors and warnings, each with what was asked, what is reachable and what to try."""
 
+import contextlib
 import functools
 import importlib.util
+import logging
 import os
 import sys
 import warnings
+from typing import Any
 
 _LIBRARIES = ("jax", "flax", "equinox", "haliax")  # through which users' calls come here
 
@@ -12,6 +15,12 @@ _LIBRARIES = ("jax", "flax", "equinox", "haliax")  # through which users' calls 
 def warn(message: str, category: type[Warning]) -> None:
   """Warns in the name of the user's line: the innermost that is neither ours nor of a library in between."""
   warnings.warn(message, category, skip_file_prefixes=_prefixes(*(name for name in _LIBRARIES if name in sys.modules)))
+
+
+def log(logger: logging.Logger, level: int, message: str, *args: Any, **options: Any) -> None:
+  """Logs; a handler of the user's that fails must not fail a plan or a compile."""
+  with contextlib.suppress(Exception):
+    logger.log(level, message, *args, **options)
 
 
 @functools.cache

@@ -22,7 +22,7 @@ from jax.extend import xla as jax_xla
 
 from coopjax import compat
 from coopjax.budget import Budget, format_bytes
-from coopjax.errors import InvalidProgramError, RematNoEffectWarning
+from coopjax.errors import InvalidProgramError, RematNoEffectWarning, log
 from coopjax.hlo_engine import compiles
 from coopjax.hlo_engine.mark import Mark, is_marked, marks_in
 from coopjax.hlo_engine.module_plan import Outcome, plan_module
@@ -183,12 +183,16 @@ class _Hook:
       return planned
     except _CapturedError:
       raise
+    except (KeyboardInterrupt, SystemExit) as error:
+      if compiling is not None:
+        compiling.interrupt = error
+      raise
     except InvalidProgramError as error:
-      _log.info("a program on %s is left as it came: its module can't be read: %s", platform, error)
+      log(_log, logging.INFO, "a program on %s is left as it came: its module can't be read: %s", platform, error)
       if compiling is not None:
         compiling.fail(error, is_lasting=True)
     except Exception as error:  # the compile must stand whatever happens in here
-      _log.exception("planning failed; a program on %s is compiled as it came", platform)
+      log(_log, logging.ERROR, "planning failed; a program on %s is compiled as it came", platform, exc_info=True)
       if compiling is not None:
         compiling.fail(error)
     return None
@@ -244,8 +248,8 @@ def _plan(module_bytes: bytes, marks: set[Mark], asked_of_all: Mark | None) -> O
     marks = {asked_of_all}
   outcome = plan_module(module_bytes, marks, reorders=asked_of_all is not None)
   for line in outcome.rounds:
-    _log.debug("%s: %s", outcome.name, line)
-  _log.info("%s", outcome)
+    log(_log, logging.DEBUG, "%s: %s", outcome.name, line)
+  log(_log, logging.INFO, "%s", outcome)
   return outcome
 
 

@@ -130,7 +130,7 @@ def trace(
   split = args
   if not isinstance(split, SplitArguments):
     split = split_arguments(fn, split, kwargs or {}, static_argnums=static_argnums, static_argnames=static_argnames)
-  name = getattr(fn, "__name__", type(fn).__name__)
+  name = "".join(c if c.isprintable() else "?" for c in getattr(fn, "__name__", type(fn).__name__))
 
   def flat_fn(*leaves):
     merged_args, merged_kwargs = split.merged(leaves)

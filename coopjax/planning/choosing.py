@@ -15,6 +15,7 @@ from coopjax.errors import (
   CompileMemoryError,
   InvalidProgramError,
   ShardingUnknownWarning,
+  log,
   warn,
 )
 from coopjax.hlo_engine import hook
@@ -268,7 +269,7 @@ class Case:
       try:
         return measure(compile_abstract(*program, device), device)
       except (jax.errors.JaxRuntimeError, CompileMemoryError) as error:
-        _log.info("the HLO engine's program for %s does not compile: %s", self.traced.name, error)
+        log(_log, logging.INFO, "the HLO engine's program for %s does not compile: %s", self.traced.name, error)
         return None
 
   def _report_missed(self, outcome: hook.Outcome) -> None:

@@ -76,7 +76,7 @@ def region(
         flat_fn = traced.evaluate
       else:
         flat_fn = choose(traced).here(traced, prevents_cse)
-    return traced.call(leaves, flat_fn)
+    return traced.call(leaves, _with_arrays(flat_fn) if is_eager else flat_fn)
 
   return rematerialized
 
@@ -85,6 +85,11 @@ def _as_array(leaf: Any) -> Any:
   """A number or an array of NumPy as JAX's operations take it, which an operation would do, and none may follow."""
   is_foreign = isinstance(leaf, _PYTHON) and getattr(leaf, "dtype", None) != jax.dtypes.float0
   return jnp.asarray(leaf) if is_foreign else leaf
+
+
+def _with_arrays(flat_fn: FlatFn) -> FlatFn:
+  """The function, for whose results the same goes: constants of it, and arguments that it hands on."""
+  return lambda *inputs: [_as_array(output) for output in flat_fn(*inputs)]
 
 
 def _in_order(traced: TracedFn) -> FlatFn:
