@@ -31,6 +31,7 @@ def remat(
   effort: str = "normal",
   time_limit_s: float | None = None,
   on_infeasible: str = "error",
+  prevent_cse: bool | Sequence[bool] = True,
   plan: RematPlan | None = None,
 ) -> Callable:
   """Makes ``fn`` train inside a memory budget: a drop-in for ``jax.checkpoint`` that takes a number.
@@ -79,6 +80,9 @@ def remat(
     time_limit_s: a fuse, seconds: when planning one program takes longer it ends with what it has. That may differ
       between hosts, so the plan says so (``is_cut_short``) and is not kept. None is no fuse.
     on_infeasible: ``"error"`` raises when no plan reaches the budget, ``"best_effort"`` warns and takes the smallest.
+    prevent_cse: as for ``jax.checkpoint``: False lets XLA merge what is recomputed with the forward pass, which is safe
+      where a loop stands between them (a function in the body of a ``scan``), and undoes a remat elsewhere. Of the
+      policy engine: what the HLO engine recomputes comes after XLA's merging.
     plan: a plan from :func:`coopjax.plan` to carry out, in place of ``budget``, ``planner`` and ``engine``.
 
   Returns:
@@ -120,6 +124,7 @@ def remat(
     time_limit_s=time_limit_s,
     on_infeasible=on_infeasible,
   )
+  regions.check_prevent_cse(prevent_cse)
   static = {"static_argnums": static_argnums, "static_argnames": static_argnames}
   if fn is None:
     return functools.partial(
@@ -133,12 +138,18 @@ def remat(
       time_limit_s=time_limit_s,
       on_infeasible=on_infeasible,
       plan=plan,
+      prevent_cse=prevent_cse,
       **static,
     )
   if plan is not None:
-    return following.follow(fn, plan, policy=policy, **static)
+    return following.follow(fn, plan, policy=policy, prevent_cse=prevent_cse, **static)
   return regions.region(
-    fn, functools.partial(choose, request=request), policy=policy, is_plain_when_eager=True, **static
+    fn,
+    functools.partial(choose, request=request),
+    policy=policy,
+    prevent_cse=prevent_cse,
+    is_plain_when_eager=True,
+    **static,
   )
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import jax
@@ -60,6 +60,16 @@ def has_backward_outside() -> bool:
   """Whether a reverse-mode gradient of what runs here is taken outside of all that is compiled as one program."""
   outside = itertools.takewhile(lambda trace: not isinstance(trace, partial_eval.DynamicJaxprTrace), _traces())
   return any(isinstance(trace, ad.LinearizeTrace | partial_eval.JaxprTrace) for trace in outside)
+
+
+def trace_context() -> Hashable:
+  """All settings that what is traced here may depend on: flags, meshes and named axes in scope, user contexts."""
+  return config.trace_context()
+
+
+def num_gradients() -> int:
+  """How many derivatives are being taken of what is traced here."""
+  return sum(isinstance(trace, ad.JVPTrace | ad.LinearizeTrace | partial_eval.JaxprTrace) for trace in _traces())
 
 
 def _traces() -> list[core_internals.Trace]:

@@ -14,16 +14,15 @@ import json
 import logging
 import re
 import threading
-import warnings
 import zlib
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import jax
 
-from coopjax import _core, compat, contexts, job
+from coopjax import _core, compat, contexts, errors, job
 from coopjax.budget import format_bytes
-from coopjax.errors import BudgetExceededWarning, InvalidProgramError
+from coopjax.errors import BudgetExceededWarning, InvalidProgramError, log
 from coopjax.hlo_engine.mark import Mark, is_chosen, is_marked, is_over_budget, marks_in, over_budget
 from coopjax.xla import standing
 from coopjax.xla.module import parse_module
@@ -45,12 +44,14 @@ class Compile:
     is_planned: the hook has seen it.
     may_keep: whether it may be put into the persistent compilation cache.
     story: what was done, in a line.
+    interrupt: what the user stopped planning with, which XLA turns into an error of its own.
   """
 
   def __init__(self, program: compat.ProgramToCompile, asked: standing.Standing | None):
     self.keys = {key.decode() for key in _KEYS.findall(program.bytecode)}
     self.processes = () if standing.is_suspended() else job.spanned(program.processes())
     self.about = job.topic("program", _KEY.sub("", program.text()), str(asked)) if self.processes else ""
+    self.interrupt: BaseException | None = None
     self.is_planned, self.may_keep, self.story = False, True, "seen by no hook, or taken from JAX's compilation cache"
 
   def planned(self, module_bytes: bytes, plan: Callable[[], tuple[bytes | None, str]]) -> bytes | None:
@@ -121,7 +122,12 @@ class Watcher:
     if platform := compat.hook_platform(program.platform):  # the mark may come from an exported program
       self._install(platform)
     with self._entered(Compile(program, asked)) as entered:
-      executable = compile_it()
+      try:
+        executable = compile_it()
+      except jax.errors.JaxRuntimeError:
+        if entered.interrupt is not None:
+          raise entered.interrupt from None
+        raise
     if not entered.is_planned and entered.keys:
       _warn_if_over_budget(program.name, executable)
     if entered.about:
@@ -132,7 +138,7 @@ class Watcher:
     """Says what this process holds, and has it compared before the first run."""
     if not entered.is_planned:
       job.decline(f"{entered.about}/module", entered.story)
-    _log.info("%s of processes %s: %s", program.name, list(entered.processes), entered.story)
+    log(_log, logging.INFO, "%s of processes %s: %s", program.name, list(entered.processes), entered.story)
     digest = digest_of(executable)
     job.tell(entered.about, digest, entered.story)
     settle = lambda: job.agree(entered.about, entered.processes, digest, program.name)
@@ -141,7 +147,9 @@ class Watcher:
 
   def exported(self, name: str, program: bytes) -> None:
     if is_marked(program):
-      _log.warning(
+      log(
+        _log,
+        logging.WARNING,
         "%s is exported with a mark for coopjax: a process that imports coopjax plans it when it compiles it, others "
         "run it without remat. What engine='policy' decides is in the program itself",
         name,
@@ -189,12 +197,12 @@ def digest_of(executable: Any) -> str:
   return hashlib.sha256(_ATTRIBUTES.sub("", compat.instructions_of(executable)).encode()).hexdigest()[:16]
 
 
-def warn(message: str) -> None:
-  """Warns of a program over its budget; where warnings are errors, which would fail the compile, the log is told."""
+def warn(message: str, category: type[Warning] = BudgetExceededWarning) -> None:
+  """Warns of a program; where warnings are errors, which would fail the compile, the log is told."""
   try:
-    warnings.warn(message, BudgetExceededWarning, stacklevel=2)
-  except BudgetExceededWarning:
-    _log.warning(message)
+    errors.warn(message, category)
+  except category:
+    log(_log, logging.WARNING, message)
 
 
 def _warn_if_over_budget(name: str, executable: Any) -> None:

@@ -15,6 +15,8 @@ from coopjax.errors import (
   CompileMemoryError,
   InvalidProgramError,
   ShardingUnknownWarning,
+  log,
+  warn,
 )
 from coopjax.hlo_engine import hook
 from coopjax.hlo_engine.mark import Mark
@@ -24,7 +26,7 @@ from coopjax.jaxpr.trace import TracedFn, fn_and_gradient
 from coopjax.memory_profile import MemoryProfile
 from coopjax.planning import host_offload
 from coopjax.planning.baseline import Baseline
-from coopjax.planning.choice import LIBRARIES, Choice
+from coopjax.planning.choice import Choice
 from coopjax.planning.infeasible import why_infeasible
 from coopjax.planning.request import Request
 from coopjax.planning.trials import Trials
@@ -112,6 +114,8 @@ class Case:
         request.device.load()
       hook.install(platform)
       module, before = self.baseline.observed
+    except hook.NothingToPlanError:
+      raise
     except RuntimeError:  # the hook did not run
       if request.engine == "hlo":
         raise
@@ -235,12 +239,11 @@ class Case:
     mark = outcome and request.mark(self.fingerprint, budget)
     is_certain = budget.share is not None or not decisions or not traced.placement.is_spread
     if not is_certain:
-      warnings.warn(
+      warn(
         f"the sharding of {traced.name}'s arguments is not known while it is traced, so the policy engine planned for "
         f"all devices together: {budget} cost more recompute than one device needs. Plan the function or the whole "
         "step for shapes with shardings (coopjax.plan(step, *shapes, budget=...).apply(step)), or use Explicit axes",
         ShardingUnknownWarning,
-        skip_file_prefixes=LIBRARIES,
       )
     return Chosen(Choice(mark, decisions), outcome, found, is_certain)
 
@@ -271,7 +274,7 @@ class Case:
       try:
         return measure(compile_abstract(*program, device), device)
       except (jax.errors.JaxRuntimeError, CompileMemoryError) as error:
-        _log.info("the HLO engine's program for %s does not compile: %s", self.traced.name, error)
+        log(_log, logging.INFO, "the HLO engine's program for %s does not compile: %s", self.traced.name, error)
         return None
 
   def _report_missed(self, outcome: hook.Outcome) -> None:
@@ -300,4 +303,4 @@ class Case:
     error.add_note("try a larger budget, a smaller batch, or on_infeasible='best_effort'")
     if request.on_infeasible == "error":
       raise error
-    warnings.warn(str(error), BudgetExceededWarning, skip_file_prefixes=LIBRARIES)
+    warn(str(error), BudgetExceededWarning)

@@ -55,6 +55,7 @@ class Plannable:
         raise ValueError(f"argnums={argnums}: {step.name} is a step, which takes the gradients that it takes")
       return cls(step, baseline_of(step, target), target, processes)
     traced = trace(fn, args, kwargs)
+    traced.refuse_ordered_effects()
     traced = differentiable(traced if argnums is None else with_respect_to(traced, argnums))
     if traced.has_symbolic_sizes:
       raise ValueError(f"{traced.name} is traced for symbolic sizes: what it takes is known for sizes that are numbers")

@@ -10,8 +10,9 @@ import pytest
 
 import coopjax
 from coopjax.errors import NotDifferentiableError
+from coopjax.jaxpr.arguments import split_arguments
 from coopjax.jaxpr.tags import parse_tag, tag_jaxpr, tagged_fn
-from coopjax.jaxpr.trace import fn_and_gradient, split_arguments, trace
+from coopjax.jaxpr.trace import fn_and_gradient, trace
 from coopjax.xla.compile import compile_abstract
 from tests.support import models
 from tests.support.checks import assert_close, assert_same_bits, temp_bytes
