@@ -239,3 +239,61 @@ def scalar_function(remat):
 def constant_folded(remat):
   g = remat(lambda x: jnp.zeros(3) + 2.0)
   return jax.jit(jax.grad(lambda x: g(x).sum() + x.sum()))(X)
+
+
+@program
+def unhashable_static(remat):
+  class A:
+    __hash__ = None
+
+    def __eq__(s, o):
+      return False
+
+  g = remat(lambda x, a: jnp.sin(x), static_argnums=1)
+  return jax.jit(jax.grad(lambda x: g(x, A())))(1.0), jax.grad(lambda x: g(x, A()))(1.0)
+
+
+@program
+def default_args(remat):
+  return jax.jit(jax.grad(remat(lambda x, y=2.0, *, z=3.0: x * y * z)))(1.0)
+
+
+@program
+def varargs_static(remat):
+  return jax.jit(jax.grad(lambda x: remat(lambda *a: jnp.sin(a[0]) * a[2], static_argnums=(2,))(x, x, 3)))(1.0)
+
+
+@program
+def exception_then_ok(remat):
+  flag = [True]
+
+  def g(x):
+    if flag[0]:
+      raise ValueError("first")
+    return jnp.sin(x)
+
+  h = remat(g)
+  try:
+    jax.jit(jax.grad(h))(1.0)
+  except ValueError:
+    flag[0] = False
+  return jax.jit(jax.grad(h))(1.0)
+
+
+@program
+def closure_changes_under_jit(remat):
+  def outer(x, k):
+    h = lambda y: jnp.sin(y * k)
+    return remat(h)(x)
+
+  return jax.jit(jax.grad(outer), static_argnums=1)(1.0, 2), jax.jit(jax.grad(outer), static_argnums=1)(1.0, 3)
+
+
+@program
+def compile_time_eval(remat):
+  def g(x):
+    with jax.ensure_compile_time_eval():
+      n = int(jnp.sum(jnp.arange(3)))
+    return jnp.sin(x) * n
+
+  return jax.jit(jax.grad(remat(g)))(1.0)

@@ -223,3 +223,37 @@ def grad_accum_ref(remat):
     return r[...]
 
   return jax.jit(h)(X)
+
+
+@program
+def ref_multiple(remat):
+  def h(x):
+    a, b = jax.new_ref(x), jax.new_ref(x * 2)
+
+    def g(x):
+      t = a[...]
+      a[...] = b[...] + x
+      b[...] = t
+      return jnp.sin(x).sum()
+
+    y = remat(g)(x)
+    return y, a[...], b[...]
+
+  return jax.jit(h)(X)
+
+
+@program
+def ref_aliased(remat):
+  def h(x):
+    a = jax.new_ref(x)
+    remat(lambda a, b: a[...].sum() + b[...].sum())(a, a)
+
+  return jax.jit(h)(X)
+
+
+@program
+def ref_returned(remat):
+  def h(x):
+    return remat(lambda x: jax.new_ref(x))(x)[...]
+
+  return jax.jit(h)(X)

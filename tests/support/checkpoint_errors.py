@@ -1,6 +1,7 @@
 """Errors, settings, counts of traces, meshes and threads under `jax.checkpoint`, or what stands in its place."""
 
 import concurrent.futures
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -354,3 +355,33 @@ def unhashable_callable(remat):
       return jnp.sin(x).sum()
 
   return jax.jit(jax.grad(remat(C())))(X)
+
+
+@program
+def retracing_of_new_remats(remat):
+  n = [0]
+
+  def h(x):
+    n[0] += 1
+    return jnp.sin(x)
+
+  def loss(x):
+    return remat(h)(remat(h)(x))
+
+  jax.jit(jax.grad(loss))(1.0)
+  return n[0]
+
+
+@program
+def fwd_caching_static(remat):
+  n = [0]
+
+  @functools.partial(jax.jit, static_argnums=(0,))
+  def inner(k, x):
+    n[0] += 1
+    return 2 * x if k else x
+
+  g = remat(inner, static_argnums=(0,))
+  for _ in range(5):
+    jax.vjp(functools.partial(g, True), 1.0)
+  return n[0]

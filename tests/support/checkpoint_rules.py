@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from tests.support.checkpoint_common import W, X, f, program, scanned
 
@@ -129,3 +130,45 @@ def custom_batching(remat):
     return jnp.cos(x), True
 
   return jax.jit(jax.vmap(remat(lambda x: c(x) * 2)))(X)
+
+
+@program
+def optimize_remat(remat):
+  @jax.custom_vjp
+  def c(x):
+    return jnp.sin(x) * 2
+
+  c.defvjp(lambda x: (jnp.sin(x) * 2, x), lambda x, g: (jnp.cos(x) * g * 3,), optimize_remat=True)
+  return (
+    jax.jit(jax.grad(remat(lambda x: c(c(x) @ W).sum())))(X),
+    jax.jit(jax.grad(remat(lambda x: c(c(x) @ W).sum(), policy=jax.checkpoint_policies.dots_saveable)))(X),
+    jax.jit(remat(c))(X),
+  )
+
+
+@program
+def policy_cond_jit_scan_const(remat):
+  w = jnp.asarray(W)
+  br = jax.jit(lambda x: jnp.sin(x @ w))
+  g = lambda x: lax.scan(lambda c, _: (lax.cond(c.sum() > 0, br, lambda x: x @ w, c), None), x, None, length=2)[0].sum()
+  return jax.jit(jax.grad(remat(g, policy=jax.checkpoint_policies.everything_saveable)))(X)
+
+
+@program
+def inner_policy_outer_policy(remat):
+  a = remat(
+    lambda x: jnp.sin(checkpoint_name(jnp.sin(x), "a") @ W), policy=jax.checkpoint_policies.save_only_these_names("a")
+  )
+  return jax.jit(jax.grad(remat(lambda x: a(a(x)).sum(), policy=jax.checkpoint_policies.dots_saveable)))(X)
+
+
+@program
+def name_pytree(remat):
+  return jax.jit(
+    jax.grad(
+      remat(
+        lambda x: sum(map(jnp.sum, jax.tree.leaves(checkpoint_name({"a": jnp.sin(x), "b": x}, "n")))),
+        policy=jax.checkpoint_policies.save_only_these_names("n"),
+      )
+    )
+  )(X)

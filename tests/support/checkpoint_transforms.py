@@ -295,3 +295,18 @@ def wraps_metadata(remat):
 
   g = remat(name_of_it)
   return g.__name__, g.__doc__
+
+
+@program
+def recursion(remat):
+  def rec(n, x):
+    return x if n == 0 else remat(functools.partial(rec, n - 1))(jnp.sin(x))
+
+  return jax.jit(jax.grad(functools.partial(rec, 4)))(1.0)
+
+
+@program
+def no_barrier(remat):
+  g = remat(lambda x: jnp.sin(jnp.sin(x)), prevent_cse=False)
+  t = jax.jit(jax.grad(lambda x: g(g(x)))).lower(2.0).as_text("hlo")
+  return "opt-barrier" in t
