@@ -11,7 +11,7 @@ to be differentiated in place of its function needs them.
 from collections.abc import Sequence
 from typing import Any
 
-from jax._src import core, linear_util, source_info_util
+from jax._src import config, core, linear_util, source_info_util
 from jax._src.api import Inline
 from jax._src.interpreters import partial_eval
 from jax._src.pjit import jit_p
@@ -61,7 +61,8 @@ class _CallKeepingTrace(partial_eval.DynamicJaxprTrace):
   __slots__ = ()
 
   def process_primitive(self, primitive, tracers, params, /):
-    if primitive is not jit_p or not _is_opened(params):
+    is_folded = config.eager_constant_folding.value  # `jax.ensure_compile_time_eval`
+    if primitive is not jit_p or is_folded or not _is_opened(params):
       return super().process_primitive(primitive, tracers, params)
     source_info = source_info_util.current()
     arguments = [self.to_jaxpr_tracer(x, source_info=source_info) for x in tracers]
