@@ -50,7 +50,7 @@ def remat(
   shardings. The policy engine plans in the trace, which shows them inside a ``shard_map`` and over Explicit mesh axes.
   Over Auto axes JAX traces once for all shardings. There, budgets in bytes are held by a plan for all devices together,
   with more recompute than one of them needs (``ShardingUnknownWarning``), shares are carried over in proportion, and an
-  infeasible budget is a ``BudgetExceededWarning`` of the compile. A plan of the function, or of the whole step, for
+  infeasible budget is an error of the compile. A plan of the function, or of the whole step, for
   abstract values with shardings is exact: ``coopjax.plan(step, *shapes, budget=...).apply(step)``. Under a ``vmap``
   the HLO engine sees all examples, the policy engine one: put the remat around the ``vmap``.
 
@@ -90,7 +90,8 @@ def remat(
 
   Raises:
     InvalidBudgetError: the budget is not one; raised here, not when the function is called.
-    BudgetInfeasibleError: when the function is traced, if no plan reaches the budget.
+    BudgetInfeasibleError: when the function is traced, if no plan reaches the budget; when a program with its gradient
+      is compiled, if what the HLO engine makes of that one stays over it.
     PlanMismatchError: when the function is traced, if ``plan`` was made for another program or another mesh.
 
   Example:

