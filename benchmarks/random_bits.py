@@ -317,7 +317,7 @@ def unmarked(text: str) -> str:
   Under a mark, each call of a nested jit has a function of its own, whose lines are those of the call.
   """
   head, *functions = _EMPTY.sub("", _ATTRIBUTES.sub("", text)).split("func.func ")
-  bodies = {_FUNCTION.search(function)[1]: function for function in functions}
+  bodies = {_FUNCTION.findall(function)[0]: function for function in functions}
 
   @functools.cache
   def digest(name: str) -> str:

@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import hashlib
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -35,6 +36,7 @@ compat.log_as_jax_does("coopjax")
 _log = logging.getLogger("coopjax.hook")
 # XLA:GPU tunes single instructions in modules of their own; the second field of a serialized module names its entry.
 _EXTRACTED, _HEAD_BYTES = b"\x12\x11entry_computation", 4096
+_FORWARD = re.compile(rb"(?<!transpose\()jvp\(")  # in the names of instructions
 # Whose speeds price recomputation: a module does not tell its device, and only how ops compare matters.
 _BACKWARD = b"transpose("  # in the names of instructions
 _SPEEDS = {"cpu": "cpu", "cuda": "gpu:h100", "tpu": "tpu:v5e:2x2"}
@@ -285,8 +287,8 @@ def _excess(outcome: Outcome, module_bytes: bytes) -> compiles.Excess | None:
   ).rstrip()
   # A budget is of a function with its gradient: an evaluation, or a backward pass that is compiled by itself, is only
   # told of a share of what it takes alone.
-  passes = {"transpose(" in scope for scope in outcome.program.op_scopes if "jvp(" in scope}
-  if not (outcome.mark.refuses and len(passes) == 2):
+  has_both_passes = _FORWARD.search(module_bytes) and b"transpose(jvp(" in module_bytes
+  if not (outcome.mark.refuses and has_both_passes):
     return compiles.Excess(message, budget_bytes, smallest_bytes)
   schedule = None if outcome.result is None else outcome.result.schedule
   error = why_infeasible(
