@@ -39,6 +39,7 @@ _EXTRACTED, _HEAD_BYTES = b"\x12\x11entry_computation", 4096
 _FORWARD = re.compile(rb"(?<!transpose\()jvp\(")  # in the names of instructions
 # Whose speeds price recomputation: a module does not tell its device, and only how ops compare matters.
 _BACKWARD = b"transpose("  # in the names of instructions
+_CHECKPOINTED = b"rematted_computation"
 _SPEEDS = {"cpu": "cpu", "cuda": "gpu:h100", "tpu": "tpu:v5e:2x2"}
 
 
@@ -258,10 +259,10 @@ def _plan(module_bytes: bytes, marks: set[Mark], asked_of_all: Mark | None) -> O
 
 
 def _without_effect(module_bytes: bytes, outcome: Outcome) -> str:
-  """What to say of a program with a gradient that holds its budget, in bytes, as it is."""
+  """What to say of a program with a gradient, and no checkpoints, that holds its budget, in bytes, as it is."""
   if outcome.budget_bytes is None or _is_share(outcome) or not outcome.fits or outcome.module_bytes is not None:
     return ""
-  if _BACKWARD not in module_bytes:
+  if _BACKWARD not in module_bytes or _CHECKPOINTED in module_bytes:
     return ""
   return (
     f"the remat in the program {outcome.name} has no effect: it takes {format_bytes(outcome.baseline.temp_bytes)} of "

@@ -44,8 +44,8 @@ class TracedFn:
     out_avals: of the flat outputs.
     out_tree: of the user's return value.
     is_differentiable: per input of `jaxpr`: floating or complex, and an argument or a tracer (a constant array
-      that nobody can differentiate has no gradient). Where traces around show what a gradient is taken with respect
-      to, that alone.
+      that nobody can differentiate has no gradient). Of a loss, whose first output is a scalar, where traces
+      around show what a gradient is taken with respect to, that alone.
     placement: of the inputs on devices.
     policy: of `jax.checkpoint`: what it saves is not recomputed, nor what those of regions inside save.
     ordered_effect: where the function has an effect that must not happen twice, or in another order; "" for none.
@@ -90,7 +90,7 @@ class TracedFn:
 
   def called_with(self, leaves: Sequence[Any]) -> "TracedFn":
     """The function as it is differentiated where it is called with these leaves."""
-    is_differentiable = _differentiable(self.consts, leaves, self.in_avals)
+    is_differentiable = _differentiable(self.consts, leaves, self.in_avals, self.out_avals)
     if is_differentiable == self.is_differentiable:
       return self
     return dataclasses.replace(self, is_differentiable=is_differentiable)
@@ -179,17 +179,23 @@ def trace(
     in_tree=split.in_tree,
     out_avals=out_avals,
     out_tree=out_tree,
-    is_differentiable=_differentiable(consts, split.leaves, in_avals),
+    is_differentiable=_differentiable(consts, split.leaves, in_avals, out_avals),
     placement=placement,
     policy=user_policy.saving_names(jaxpr, policy),
     ordered_effect=ordered_effect,
   )
 
 
-def _differentiable(consts: Sequence[Any], leaves: Sequence[Any], in_avals: Sequence[Any]) -> tuple[bool, ...]:
-  """`TracedFn.is_differentiable` of a call."""
+def _differentiable(
+  consts: Sequence[Any], leaves: Sequence[Any], in_avals: Sequence[Any], out_avals: Sequence[Any]
+) -> tuple[bool, ...]:
+  """`TracedFn.is_differentiable` of a call.
+
+  A layer is called in many places, the first of them with inputs that need no gradient: it has one plan for all.
+  """
+  is_loss = any(aval.shape == () and is_floating(aval) for aval in out_avals[:1])
   is_shown = [compat.is_differentiated(value) for value in (*consts, *leaves)]
-  if not any(is_shown):
+  if not (is_loss and any(is_shown)):
     is_shown = [isinstance(const, jax.core.Tracer) for const in consts] + [True] * len(leaves)
   return tuple(ok and is_floating(aval) for ok, aval in zip(is_shown, in_avals, strict=True))
 
