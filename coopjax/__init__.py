@@ -5,6 +5,7 @@ it is there, programs that `jax.export` has written with a mark for coopjax are 
 """
 
 import importlib
+import importlib.metadata
 import importlib.util
 from typing import TYPE_CHECKING
 
@@ -43,10 +44,11 @@ _HOMES = {
   "coopjax.report.profile": ("inspect",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_MODULES = ("linen", "nnx")  # need Flax
+_MODULES = ("equinox", "linen", "nnx")  # need Equinox and Flax
 
 # _HOMES once more, as type checkers read it, to whom `as` makes a name public; tests/house/test_types.py compares them.
 if TYPE_CHECKING:
+  from coopjax import equinox as equinox
   from coopjax import linen as linen
   from coopjax import nnx as nnx
   from coopjax.api import plan as plan
@@ -145,5 +147,23 @@ else:
     return sorted({*globals(), *__all__, *_MODULES})
 
 
+def _watch() -> None:
+  """Plans from now on what carries a mark; one error where this is no JAX that the private parts are known of.
+
+  It is asked here, and not in `coopjax.compat`, which can't be imported then.
+  """
+  version = importlib.metadata.version("jax")
+  release = tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
+  asked = f"coopjax {__version__} is made for JAX 0.11.2 to 0.12, and this is JAX {version}"
+  if release < (0, 11, 2):
+    raise ImportError(f"{asked}: pip install 'jax>=0.11.2'")
+  try:
+    importlib.import_module("coopjax.hlo_engine.hook").watch()
+  except (ImportError, AttributeError, TypeError) as error:
+    if release < (0, 13):
+      raise
+    raise ImportError(f"{asked}, which it does not know yet ({error}): pip install 'jax<0.13'") from error
+
+
 if importlib.util.find_spec("jax"):
-  importlib.import_module("coopjax.hlo_engine.hook").watch()
+  _watch()

@@ -31,6 +31,7 @@ def remat(
   effort: str = "normal",
   time_limit_s: float | None = None,
   on_infeasible: str = "error",
+  prevent_cse: bool | Sequence[bool] = True,
   plan: RematPlan | None = None,
 ) -> Callable:
   """Makes ``fn`` train inside a memory budget: a drop-in for ``jax.checkpoint`` that takes a number.
@@ -49,7 +50,7 @@ def remat(
   shardings. The policy engine plans in the trace, which shows them inside a ``shard_map`` and over Explicit mesh axes.
   Over Auto axes JAX traces once for all shardings. There, budgets in bytes are held by a plan for all devices together,
   with more recompute than one of them needs (``ShardingUnknownWarning``), shares are carried over in proportion, and an
-  infeasible budget is a ``BudgetExceededWarning`` of the compile. A plan of the function, or of the whole step, for
+  infeasible budget is an error of the compile. A plan of the function, or of the whole step, for
   abstract values with shardings is exact: ``coopjax.plan(step, *shapes, budget=...).apply(step)``. Under a ``vmap``
   the HLO engine sees all examples, the policy engine one: put the remat around the ``vmap``.
 
@@ -79,6 +80,9 @@ def remat(
     time_limit_s: a fuse, seconds: when planning one program takes longer it ends with what it has. That may differ
       between hosts, so the plan says so (``is_cut_short``) and is not kept. None is no fuse.
     on_infeasible: ``"error"`` raises when no plan reaches the budget, ``"best_effort"`` warns and takes the smallest.
+    prevent_cse: as for ``jax.checkpoint``: False lets XLA merge what is recomputed with the forward pass, which is safe
+      where a loop stands between them (a function in the body of a ``scan``), and undoes a remat elsewhere. Of the
+      policy engine: what the HLO engine recomputes comes after XLA's merging.
     plan: a plan from :func:`coopjax.plan` to carry out, in place of ``budget``, ``planner`` and ``engine``.
 
   Returns:
@@ -86,7 +90,8 @@ def remat(
 
   Raises:
     InvalidBudgetError: the budget is not one; raised here, not when the function is called.
-    BudgetInfeasibleError: when the function is traced, if no plan reaches the budget.
+    BudgetInfeasibleError: when the function is traced, if no plan reaches the budget; when a program with its gradient
+      is compiled, if what the HLO engine makes of that one stays over it.
     PlanMismatchError: when the function is traced, if ``plan`` was made for another program or another mesh.
 
   Example:
@@ -120,6 +125,7 @@ def remat(
     time_limit_s=time_limit_s,
     on_infeasible=on_infeasible,
   )
+  regions.check_prevent_cse(prevent_cse)
   static = {"static_argnums": static_argnums, "static_argnames": static_argnames}
   if fn is None:
     return functools.partial(
@@ -133,12 +139,18 @@ def remat(
       time_limit_s=time_limit_s,
       on_infeasible=on_infeasible,
       plan=plan,
+      prevent_cse=prevent_cse,
       **static,
     )
   if plan is not None:
-    return following.follow(fn, plan, policy=policy, **static)
+    return following.follow(fn, plan, policy=policy, prevent_cse=prevent_cse, **static)
   return regions.region(
-    fn, functools.partial(choose, request=request), policy=policy, is_plain_when_eager=True, **static
+    fn,
+    functools.partial(choose, request=request),
+    policy=policy,
+    prevent_cse=prevent_cse,
+    is_plain_when_eager=True,
+    **static,
   )
 
 
@@ -152,6 +164,7 @@ def plan(
   effort: str = "normal",
   time_limit_s: float | None = None,
   on_infeasible: str = "error",
+  argnums: int | Sequence[int] | None = None,
   **kwargs: Any,
 ) -> RematPlan:
   """Plans ``fn`` with its gradient for a budget, compiles the plan, and reports the compiler's numbers.
@@ -176,6 +189,8 @@ def plan(
     effort: as for :func:`remat`.
     time_limit_s: as for :func:`remat`.
     on_infeasible: as for :func:`remat`.
+    argnums: positions of the arguments that the function is differentiated by, as for `jax.grad`; by default all. Not
+      for a step.
     **kwargs: keyword arguments of ``fn``.
 
   Returns:
@@ -183,6 +198,7 @@ def plan(
 
   Raises:
     InvalidBudgetError: the budget is not one.
+    ValueError: ``argnums`` names an argument that is not given, or ``fn`` is a step.
     NotDifferentiableError: ``fn`` has no floating input or output.
     BudgetInfeasibleError: no plan reaches the budget.
 
@@ -216,4 +232,4 @@ def plan(
     time_limit_s=time_limit_s,
     on_infeasible=on_infeasible,
   )
-  return Plannable.of(fn, args, kwargs, request.device).plan(request)
+  return Plannable.of(fn, args, kwargs, request.device, argnums).plan(request)

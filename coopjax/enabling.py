@@ -1,12 +1,10 @@
 """Every program of the process through the HLO engine, with no change in the user's code."""
 
-import warnings
-
 import jax
 
 from coopjax import compat
 from coopjax.budget import Budget, BudgetLike
-from coopjax.errors import RematNoEffectWarning
+from coopjax.errors import RematNoEffectWarning, warn
 from coopjax.hlo_engine import hook
 from coopjax.planners.base import get_planner
 from coopjax.planners.effort import check_effort, check_fuse
@@ -93,10 +91,9 @@ def enable(
   for platform in platforms:
     hook.install(platform)
   if compat.hook_platform(jax.default_backend()) not in platforms:
-    warnings.warn(
+    warn(
       f"coopjax.enable changes nothing on {jax.default_backend()}: JAX {jax.__version__} runs no hooks there",
       RematNoEffectWarning,
-      stacklevel=2,
     )
   former = standing.current()
   standing.change(standing.Standing(budget, planner, effort, time_limit_s))

@@ -1,5 +1,35 @@
 """Errors and warnings, each with what was asked, what is reachable and what to try."""
 
+import contextlib
+import functools
+import importlib.util
+import logging
+import os
+import sys
+import warnings
+from typing import Any
+
+_LIBRARIES = ("jax", "flax", "equinox", "haliax")  # through which users' calls come here
+
+
+def warn(message: str, category: type[Warning]) -> None:
+  """Warns in the name of the user's line: the innermost that is neither ours nor of a library in between."""
+  warnings.warn(message, category, skip_file_prefixes=_prefixes(*(name for name in _LIBRARIES if name in sys.modules)))
+
+
+def log(logger: logging.Logger, level: int, message: str, *args: Any, **options: Any) -> None:
+  """Logs; a handler of the user's that fails must not fail a plan or a compile."""
+  with contextlib.suppress(Exception):
+    logger.log(level, message, *args, **options)
+
+
+@functools.cache
+def _prefixes(*libraries: str) -> tuple[str, ...]:
+  """Where their files lie, and ours."""
+  specs = [spec for name in libraries if (spec := importlib.util.find_spec(name)) is not None]
+  homes = [os.path.dirname(__file__), *(os.path.dirname(spec.origin) for spec in specs if spec.origin)]
+  return tuple(home + os.sep for home in homes)
+
 
 class CoopjaxError(Exception):
   """Base of every error that coopjax raises."""

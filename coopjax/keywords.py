@@ -1,7 +1,7 @@
-"""What type checkers are told of the three remats: their keywords, and that what they wrap keeps its signature.
+"""What type checkers are told of the four remats: their keywords, and that what they wrap keeps its signature.
 
-The keywords stand once more in ``api``, ``linen`` and ``nnx``, with their defaults, where people read them;
-tests/house/test_types.py compares.
+The keywords stand once more in ``api``, ``linen``, ``nnx`` and ``equinox``, with their defaults, where people read
+them; tests/house/test_types.py compares.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,22 @@ class RematKeywords(TypedDict, total=False):
   effort: str
   time_limit_s: float | None
   on_infeasible: str
+  prevent_cse: bool | Sequence[bool]
   plan: "RematPlan | None"
+
+
+class EquinoxKeywords(TypedDict, total=False):
+  """Of :func:`coopjax.equinox.remat`."""
+
+  budget: Required[BudgetLike]
+  planner: str
+  engine: str
+  policy: Callable[..., Any] | None
+  target: str | None
+  effort: str
+  time_limit_s: float | None
+  on_infeasible: str
+  prevent_cse: bool | Sequence[bool]
 
 
 class BlockKeywords(TypedDict, total=False):

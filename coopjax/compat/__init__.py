@@ -4,6 +4,7 @@ This is the list of all that is taken from there. The rest of the project says `
 over ``jax.extend.core`` types. Supported: JAX 0.11.2 and newer.
 """
 
+from coopjax.compat.calls import folded_by_jax, is_opened_by_jax, keep_calls
 from coopjax.compat.compiles import (
   CompileWatcher,
   ProgramToCompile,
@@ -20,12 +21,15 @@ from coopjax.compat.jaxprs import (
   bind_scan,
   call_body,
   dce,
+  environment,
+  flatten,
   has_ordered_effects,
   inlined,
   is_plain_jit,
   map_sub_jaxprs,
   may_repeat,
   name_scopes,
+  named,
   open_constants,
   rebuild,
   relabel,
@@ -58,9 +62,12 @@ from coopjax.compat.platforms import (
 from coopjax.compat.traces import (
   has_backward_outside,
   is_batched,
+  is_differentiated,
   is_eager,
   no_trace,
+  num_gradients,
   pinned_checkpoint,
+  trace_context,
 )
 
 __all__ = [
@@ -77,6 +84,9 @@ __all__ = [
   "bind_scan",
   "call_body",
   "dce",
+  "environment",
+  "flatten",
+  "folded_by_jax",
   "has_backward_outside",
   "has_ordered_effects",
   "hlo_proto_of_text",
@@ -84,10 +94,13 @@ __all__ = [
   "inlined",
   "instructions_of",
   "is_batched",
+  "is_differentiated",
   "is_eager",
   "is_job",
   "is_on_one_device",
+  "is_opened_by_jax",
   "is_plain_jit",
+  "keep_calls",
   "loaded_hook_platforms",
   "log_as_jax_does",
   "manual_axes",
@@ -95,7 +108,9 @@ __all__ = [
   "may_repeat",
   "module_bytes_of",
   "name_scopes",
+  "named",
   "no_trace",
+  "num_gradients",
   "num_shards",
   "observe_shards",
   "open_constants",
@@ -110,6 +125,7 @@ __all__ = [
   "stated_sharding",
   "sub_jaxprs",
   "temp_bytes_of",
+  "trace_context",
   "value_of",
   "vary",
   "watch_compiles",

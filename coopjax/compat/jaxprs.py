@@ -7,20 +7,24 @@ From JAX 0.11.2 on ``Jaxpr`` and ``ClosedJaxpr`` are one class, and a jaxpr carr
 # JAX exports none of what this package is there to touch.
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import jax
 from jax import lax
 from jax._src import effects, linear_util, source_info_util
 from jax._src.ad_checkpoint import RematTraced
 from jax._src.core import JaxprEqnContext
 from jax._src.interpreters import partial_eval
 from jax._src.sharding_impls import UnspecifiedValue
+from jax._src.tree_util import tracing_registry
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend import core
 from jax.extend.core import primitives
 
 import coopjax
+from coopjax.compat.calls import is_opened_by_jax
 
 # Primitives whose sub-jaxprs are ordinary JAX code. Others (reducers, scatter's update function, Pallas kernels)
 # keep theirs untouched.
@@ -58,6 +62,11 @@ def source_line(equation: core.JaxprEqn) -> SourceLine | None:
   return None if frame is None else SourceLine(frame.file_name, frame.start_line, frame.function_name)
 
 
+def flatten(tree: Any) -> tuple[list[Any], Any]:
+  """Leaves and structure, as JAX's transformations see them: a view of a reference is that, and its indices."""
+  return tracing_registry.flatten(tree)
+
+
 def open_constants(closed: core.Jaxpr) -> core.Jaxpr:
   """The same jaxpr with its constants as leading inputs instead of attached values."""
   return closed.replace(constvars=(), invars=[*closed.constvars, *closed.invars])
@@ -67,6 +76,26 @@ def rebuild(jaxpr: core.Jaxpr, equations: Sequence[core.JaxprEqn], outvars: Sequ
   """`jaxpr` with other equations (and outputs, if given); argument names and effects are kept."""
   outvars = jaxpr.outvars if outvars is None else list(outvars)
   return jaxpr.replace(eqns=list(equations), outvars=outvars, debug_info=jaxpr.debug_info)
+
+
+def environment(jaxpr: core.Jaxpr, inputs: Sequence[Any]) -> dict[core.Var, Any]:
+  """What a jaxpr's variables stand for before its first equation: its attached constants and its inputs."""
+  consts = zip(jaxpr.constvars, getattr(jaxpr, "consts", ()), strict=True)
+  return dict(consts) | dict(zip(jaxpr.invars, inputs, strict=True))
+
+
+def named(equation: core.JaxprEqn, outvars: Collection[core.Var], name: str) -> list[core.JaxprEqn]:
+  """The equation, and behind it one for each of these outputs that gives it a `checkpoint_name`.
+
+  Whoever reads the outputs reads the named values: the variables stay.
+  """
+  unnamed = {var: core.Var(var.aval) for var in outvars}
+  equations = [equation.replace(outvars=[unnamed.get(var, var) for var in equation.outvars])]
+  for var, inner in unnamed.items():
+    with equation.ctx.manager:
+      naming = jax.make_jaxpr(lambda value: checkpoint_name(value, name))(var.aval).eqns[-1]
+    equations.append(naming.replace(invars=[inner], outvars=[var], source_info=equation.source_info, ctx=equation.ctx))
+  return equations
 
 
 def bind(equation: core.JaxprEqn, values: Sequence[Any]) -> list[Any]:
@@ -101,9 +130,12 @@ def _call_name(call: core.JaxprEqn) -> str:
 
 def inlined(call: core.JaxprEqn, inner: core.JaxprEqn, invars: Sequence[Any], outvars: Sequence[Any]) -> core.JaxprEqn:
   """An equation of a call's body as it stands in the caller: other variables, the call's line and name scopes."""
-  inner = at_call_site(call, inner)
   name_stack = call.source_info.name_stack
-  if call.primitive.name == "jit":
+  if is_opened_by_jax(call):  # which gives it the call's line, and no scope
+    inner = inner.replace(source_info=inner.source_info.replace(traceback=call.source_info.traceback))
+  else:
+    inner = at_call_site(call, inner)
+  if call.primitive.name == "jit" and not is_opened_by_jax(call):
     name_stack = name_stack.extend(f"jit({_call_name(call)})")
   name_stack = name_stack + inner.source_info.name_stack
   return inner.replace(

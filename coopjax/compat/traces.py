@@ -2,7 +2,7 @@
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import jax
@@ -39,6 +39,18 @@ def is_batched(value: Any) -> bool:
   return isinstance(value, batching.BatchTracer)
 
 
+def is_differentiated(value: Any) -> bool:
+  """Whether the traces in progress show that a reverse-mode gradient is taken with respect to a value.
+
+  One that is taken outside of a jit around is not shown by the values inside.
+  """
+  if isinstance(value, batching.BatchTracer):
+    return is_differentiated(value.val)
+  if isinstance(value, ad.JVPTracer):
+    return is_differentiated(value.primal) or is_differentiated(value.tangent)
+  return isinstance(value, ad.LinearizeTracer | partial_eval.JaxprTracer)
+
+
 def is_eager() -> bool:
   """Whether operations run one by one here, each a program of its own: nothing around is traced to be compiled."""
   return not any(isinstance(trace, partial_eval.DynamicJaxprTrace) for trace in _traces())
@@ -48,6 +60,16 @@ def has_backward_outside() -> bool:
   """Whether a reverse-mode gradient of what runs here is taken outside of all that is compiled as one program."""
   outside = itertools.takewhile(lambda trace: not isinstance(trace, partial_eval.DynamicJaxprTrace), _traces())
   return any(isinstance(trace, ad.LinearizeTrace | partial_eval.JaxprTrace) for trace in outside)
+
+
+def trace_context() -> Hashable:
+  """All settings that what is traced here may depend on: flags, meshes and named axes in scope, user contexts."""
+  return config.trace_context()
+
+
+def num_gradients() -> int:
+  """How many derivatives are being taken of what is traced here."""
+  return sum(isinstance(trace, ad.JVPTrace | ad.LinearizeTrace | partial_eval.JaxprTrace) for trace in _traces())
 
 
 def _traces() -> list[core_internals.Trace]:

@@ -14,16 +14,15 @@ import json
 import logging
 import re
 import threading
-import warnings
 import zlib
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
-from coopjax import _core, compat, contexts, job
+from coopjax import _core, compat, contexts, errors, job
 from coopjax.budget import format_bytes
-from coopjax.errors import BudgetExceededWarning, InvalidProgramError
+from coopjax.errors import BudgetExceededWarning, BudgetInfeasibleError, InvalidProgramError, log
 from coopjax.hlo_engine.mark import Mark, is_chosen, is_marked, is_over_budget, marks_in, over_budget
 from coopjax.xla import standing
 from coopjax.xla.module import parse_module
@@ -33,6 +32,35 @@ _log = logging.getLogger("coopjax.hook")
 _ATTRIBUTES = re.compile(r', frontend_attributes=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}')
 _KEYS = re.compile(rb";key=([0-9a-f]+)")  # of marks; nothing else is read here, where an error would fail a compile
 _KEY = re.compile(r";key=[0-9a-f]*")  # differs between versions of coopjax, which may follow each other
+
+
+class Excess(NamedTuple):
+  """What there is to say of a program over its budget.
+
+  Attributes:
+    message: with all of it.
+    budget_bytes: allowed temporaries.
+    smallest_bytes: reached.
+    op: the op that forces it.
+    largest: the largest values live there.
+    is_refused: it is an error.
+  """
+
+  message: str
+  budget_bytes: int
+  smallest_bytes: int
+  op: str = ""
+  largest: tuple[tuple[int, str, str], ...] = ()
+  is_refused: bool = False
+
+  def error(self) -> BudgetInfeasibleError:
+    return BudgetInfeasibleError(
+      self.message,
+      budget_bytes=self.budget_bytes,
+      smallest_bytes=self.smallest_bytes,
+      op=self.op,
+      largest=tuple(map(tuple, self.largest)),
+    )
 
 
 class Compile:
@@ -45,28 +73,33 @@ class Compile:
     is_planned: the hook has seen it.
     may_keep: whether it may be put into the persistent compilation cache.
     story: what was done, in a line.
+    interrupt: what the user stopped planning with, which XLA turns into an error of its own.
+    refused: what there is to say of it if it is over a budget that it has to hold.
   """
 
   def __init__(self, program: compat.ProgramToCompile, asked: standing.Standing | None):
     self.keys = {key.decode() for key in _KEYS.findall(program.bytecode)}
     self.processes = () if standing.is_suspended() else job.spanned(program.processes())
     self.about = job.topic("program", _KEY.sub("", program.text()), str(asked)) if self.processes else ""
+    self.interrupt: BaseException | None = None
     self.is_planned, self.may_keep, self.story = False, True, "seen by no hook, or taken from JAX's compilation cache"
+    self.refused: Excess | None = None
+    self._is_trial = standing.is_suspended()
 
-  def planned(self, module_bytes: bytes, plan: Callable[[], tuple[bytes | None, str]]) -> bytes | None:
+  def planned(self, module_bytes: bytes, plan: Callable[[], tuple[bytes | None, Excess | None]]) -> bytes | None:
     """The module to compile in place of the one that reached the hook, or None to leave it.
 
     Args:
       module_bytes: as it came.
-      plan: plans it: the rewritten bytes if there are any, and what there is to warn of, or "".
+      plan: plans it: the rewritten bytes if there are any, and what there is to say where they are over the budget.
     """
     self.is_planned = True
     if not self.about:
       return self._finished(module_bytes, *plan())
 
     def decide() -> bytes:
-      planned, warning = plan()
-      return zlib.compress(json.dumps(warning).encode() + b"\n" + (planned or b""))
+      planned, excess = plan()
+      return zlib.compress(json.dumps(excess).encode() + b"\n" + (planned or b""))
 
     process, decided = job.one_decides(f"{self.about}/module", self.processes, decide)
     self.story = f"planned by process {process}"
@@ -76,13 +109,17 @@ class Compile:
       wrong = _core.verify_transform(*(parse_module(without_labels(each)) for each in (module_bytes, planned)))
       if wrong:
         raise InvalidProgramError(f"the plan of process {process} is for another module: {wrong}")
-    return self._finished(module_bytes, planned or None, json.loads(told))
+    excess = json.loads(told)
+    return self._finished(module_bytes, planned or None, excess and Excess(*excess))
 
-  def _finished(self, module_bytes: bytes, planned: bytes | None, warning: str) -> bytes | None:
-    """What to compile; where it is over its budget, that is warned of, and written into it."""
-    if not warning:
+  def _finished(self, module_bytes: bytes, planned: bytes | None, excess: Excess | None) -> bytes | None:
+    """What to compile; where it is over its budget, that is refused, or warned of and written into it."""
+    if excess is None:
       return planned
-    warn(warning)
+    if excess.is_refused and not self._is_trial:
+      self.refused, self.may_keep = excess, False
+      return planned
+    warn(excess.message)
     if not self.keys:
       self.may_keep = False  # the cache would give it without a word
       return planned
@@ -121,7 +158,14 @@ class Watcher:
     if platform := compat.hook_platform(program.platform):  # the mark may come from an exported program
       self._install(platform)
     with self._entered(Compile(program, asked)) as entered:
-      executable = compile_it()
+      try:
+        executable = compile_it()
+      except jax.errors.JaxRuntimeError:
+        if entered.interrupt is not None:
+          raise entered.interrupt from None
+        raise
+    if entered.refused is not None:
+      raise entered.refused.error()
     if not entered.is_planned and entered.keys:
       _warn_if_over_budget(program.name, executable)
     if entered.about:
@@ -132,7 +176,7 @@ class Watcher:
     """Says what this process holds, and has it compared before the first run."""
     if not entered.is_planned:
       job.decline(f"{entered.about}/module", entered.story)
-    _log.info("%s of processes %s: %s", program.name, list(entered.processes), entered.story)
+    log(_log, logging.INFO, "%s of processes %s: %s", program.name, list(entered.processes), entered.story)
     digest = digest_of(executable)
     job.tell(entered.about, digest, entered.story)
     settle = lambda: job.agree(entered.about, entered.processes, digest, program.name)
@@ -141,7 +185,9 @@ class Watcher:
 
   def exported(self, name: str, program: bytes) -> None:
     if is_marked(program):
-      _log.warning(
+      log(
+        _log,
+        logging.WARNING,
         "%s is exported with a mark for coopjax: a process that imports coopjax plans it when it compiles it, others "
         "run it without remat. What engine='policy' decides is in the program itself",
         name,
@@ -189,12 +235,12 @@ def digest_of(executable: Any) -> str:
   return hashlib.sha256(_ATTRIBUTES.sub("", compat.instructions_of(executable)).encode()).hexdigest()[:16]
 
 
-def warn(message: str) -> None:
-  """Warns of a program over its budget; where warnings are errors, which would fail the compile, the log is told."""
+def warn(message: str, category: type[Warning] = BudgetExceededWarning) -> None:
+  """Warns of a program; where warnings are errors, which would fail the compile, the log is told."""
   try:
-    warnings.warn(message, BudgetExceededWarning, stacklevel=2)
-  except BudgetExceededWarning:
-    _log.warning(message)
+    errors.warn(message, category)
+  except category:
+    log(_log, logging.WARNING, message)
 
 
 def _warn_if_over_budget(name: str, executable: Any) -> None:

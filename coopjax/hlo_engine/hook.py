@@ -5,7 +5,8 @@ every program that contains them. There the hook has the module planned (`coopja
 the rewritten bytes back. While `coopjax.enable` is in force, so are modules without a mark
 (`coopjax.xla.standing`); else they are left alone after one search for the mark's bytes.
 
-The hook never fails a user's compile: on any doubt it returns None, and says why in the log.
+The hook never fails a user's compile: on any doubt it returns None, and says why in the log. A program that stays
+over a budget that it has to hold is refused after its compile (`coopjax.hlo_engine.compiles`).
 """
 
 import contextlib
@@ -13,6 +14,7 @@ import dataclasses
 import functools
 import hashlib
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,17 +24,22 @@ from jax.extend import xla as jax_xla
 
 from coopjax import compat
 from coopjax.budget import Budget, format_bytes
-from coopjax.errors import InvalidProgramError
+from coopjax.errors import InvalidProgramError, RematNoEffectWarning, log
 from coopjax.hlo_engine import compiles
-from coopjax.hlo_engine.mark import Mark, marks_in
+from coopjax.hlo_engine.infeasible import why_infeasible
+from coopjax.hlo_engine.mark import Mark, is_marked, marks_in
 from coopjax.hlo_engine.module_plan import Outcome, plan_module
 from coopjax.xla import standing, targets
+from coopjax.xla.compile import module_of
 
 compat.log_as_jax_does("coopjax")
 _log = logging.getLogger("coopjax.hook")
 # XLA:GPU tunes single instructions in modules of their own; the second field of a serialized module names its entry.
 _EXTRACTED, _HEAD_BYTES = b"\x12\x11entry_computation", 4096
+_FORWARD = re.compile(rb"(?<!transpose\()jvp\(")  # in the names of instructions
 # Whose speeds price recomputation: a module does not tell its device, and only how ops compare matters.
+_BACKWARD = b"transpose("  # in the names of instructions
+_CHECKPOINTED = b"rematted_computation"
 _SPEEDS = {"cpu": "cpu", "cuda": "gpu:h100", "tpu": "tpu:v5e:2x2"}
 
 
@@ -75,7 +82,7 @@ class _Hook:
         self._platforms.add(platform)
         self.watcher.begin()
 
-  def capture(self, program: str, compile_marked: Callable[[str], object]) -> bytes:
+  def capture(self, program: str, compile_marked: Callable[[str], Any]) -> bytes:
     """The module that a compile reaches POST_SCHEDULER with; code generation is skipped.
 
     Args:
@@ -84,14 +91,20 @@ class _Hook:
 
     Returns:
       The serialized module.
+
+    Raises:
+      NothingToPlanError: nothing that is marked is left of the program when it is compiled.
     """
     with self._watching(f"capture {program}", goes_on=False) as watch:
+      compiled = None
       try:
-        compile_marked(watch.mark)
+        compiled = compile_marked(watch.mark)
       except jax.errors.JaxRuntimeError:
         if watch.module is None:
           raise
       if watch.module is None:
+        if compiled is not None and not is_marked(module_of(compiled)):
+          raise NothingToPlanError("XLA leaves nothing of the program")
         raise RuntimeError("the HLO hook did not run: the program was not compiled, or its mark was lost on the way")
       return watch.module
 
@@ -175,12 +188,16 @@ class _Hook:
       return planned
     except _CapturedError:
       raise
+    except (KeyboardInterrupt, SystemExit) as error:
+      if compiling is not None:
+        compiling.interrupt = error
+      raise
     except InvalidProgramError as error:
-      _log.info("a program on %s is left as it came: its module can't be read: %s", platform, error)
+      log(_log, logging.INFO, "a program on %s is left as it came: its module can't be read: %s", platform, error)
       if compiling is not None:
         compiling.fail(error, is_lasting=True)
     except Exception as error:  # the compile must stand whatever happens in here
-      _log.exception("planning failed; a program on %s is compiled as it came", platform)
+      log(_log, logging.ERROR, "planning failed; a program on %s is compiled as it came", platform, exc_info=True)
       if compiling is not None:
         compiling.fail(error)
     return None
@@ -189,21 +206,24 @@ class _Hook:
     self, module_bytes: bytes, marks: set[Mark], asked_of_all: Mark | None, compiling: compiles.Compile | None
   ) -> bytes | None:
     """What to compile in place of a module, None for the module itself; by another process of the job, maybe."""
+    says_nothing_changed = asked_of_all is None and not standing.is_suspended()
 
-    def plan() -> tuple[bytes | None, str]:
+    def plan() -> tuple[bytes | None, compiles.Excess | None]:
       outcome = _plan(module_bytes, marks, asked_of_all)
       for key, made in self._recorders:
         if any(key == mark.key for mark in marks):
           made.append(outcome)
+      if says_nothing_changed and (unchanged := _without_effect(module_bytes, outcome)):
+        compiles.warn(unchanged, RematNoEffectWarning)
       if compiling is not None and outcome.is_cut_short:
         compiling.may_keep = False  # another process may find more
-      return outcome.module_bytes, "" if outcome.fits else _over_budget(outcome)
+      return outcome.module_bytes, _excess(outcome, module_bytes)
 
     if compiling is not None:
       return compiling.planned(module_bytes, plan)
-    planned, warning = plan()
-    if warning:
-      compiles.warn(warning)
+    planned, excess = plan()
+    if excess is not None:
+      compiles.warn(excess.message)
     return planned
 
 
@@ -233,22 +253,58 @@ def _plan(module_bytes: bytes, marks: set[Mark], asked_of_all: Mark | None) -> O
     marks = {asked_of_all}
   outcome = plan_module(module_bytes, marks, reorders=asked_of_all is not None)
   for line in outcome.rounds:
-    _log.debug("%s: %s", outcome.name, line)
-  _log.info("%s", outcome)
+    log(_log, logging.DEBUG, "%s: %s", outcome.name, line)
+  log(_log, logging.INFO, "%s", outcome)
   return outcome
 
 
-def _over_budget(outcome: Outcome) -> str:
-  assert outcome.budget_bytes is not None  # without a budget, everything fits
+def _without_effect(module_bytes: bytes, outcome: Outcome) -> str:
+  """What to say of a program with a gradient, and no checkpoints, that holds its budget, in bytes, as it is."""
+  if outcome.budget_bytes is None or _is_share(outcome) or not outcome.fits or outcome.module_bytes is not None:
+    return ""
+  if _BACKWARD not in module_bytes or _CHECKPOINTED in module_bytes:
+    return ""
   return (
-    f"the program {outcome.name} needs {format_bytes(outcome.predicted.temp_bytes)} of temporaries, over its budget of "
-    f"{format_bytes(outcome.budget_bytes)}. {outcome.reason}"
+    f"the remat in the program {outcome.name} has no effect: it takes {format_bytes(outcome.baseline.temp_bytes)} of "
+    f"temporaries, within the budget of {format_bytes(outcome.budget_bytes)} as it is"
+  )
+
+
+def _is_share(outcome: Outcome) -> bool:
+  return outcome.mark.budget is not None and outcome.mark.budget.share is not None
+
+
+def _excess(outcome: Outcome, module_bytes: bytes) -> compiles.Excess | None:
+  """What there is to say of a program over its budget, with what forces it where that is an error; None if there is
+  nothing: a share is of a gradient, and without one nothing is promised.
+  """
+  if outcome.fits or (_is_share(outcome) and _BACKWARD not in module_bytes):
+    return None
+  assert outcome.budget_bytes is not None  # without a budget, everything fits
+  budget_bytes, smallest_bytes = outcome.budget_bytes, outcome.predicted.temp_bytes
+  message = (
+    f"the program {outcome.name} needs {format_bytes(smallest_bytes)} of temporaries, over its budget of "
+    f"{format_bytes(budget_bytes)}. {outcome.reason}"
   ).rstrip()
+  # A budget is of a function with its gradient: an evaluation, or a backward pass that is compiled by itself, is only
+  # told of a share of what it takes alone.
+  has_both_passes = _FORWARD.search(module_bytes) and b"transpose(jvp(" in module_bytes
+  if not (outcome.mark.refuses and has_both_passes):
+    return compiles.Excess(message, budget_bytes, smallest_bytes)
+  schedule = None if outcome.result is None else outcome.result.schedule
+  error = why_infeasible(
+    module_bytes, message, schedule=schedule, budget_bytes=budget_bytes, smallest_bytes=smallest_bytes
+  )
+  return compiles.Excess(str(error), budget_bytes, smallest_bytes, error.op, error.largest, is_refused=True)
 
 
 def _schedule_key() -> str:
   """Tells what is compiled to its schedule, which no cache ever holds, from the whole program, which one may."""
   return "coopjax schedule" if _hook.is_scheduling else ""
+
+
+class NothingToPlanError(RuntimeError):
+  """A program of which XLA leaves nothing that was marked: no operations, or none on anything but constants."""
 
 
 class _CapturedError(Exception):

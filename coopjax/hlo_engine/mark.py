@@ -24,6 +24,7 @@ class Mark:
     time_limit_s: a fuse: seconds after which planning ends with what it has; None for none.
     key: identifies program and request, so that compilation caches tell them apart.
     target: whose speeds give ops their modelled seconds (`coopjax.xla.targets`); a CPU's by default.
+    refuses: whether a program that stays over the budget is an error, not a warning.
   """
 
   budget: Budget | None
@@ -32,6 +33,7 @@ class Mark:
   time_limit_s: float | None = None
   key: str = ""
   target: str = "cpu"
+  refuses: bool = False
 
   def to_text(self) -> str:
     """The value of a frontend attribute; a function of the mark alone, so caches may key on it."""
@@ -40,7 +42,8 @@ class Mark:
     total = ";total" if self.budget.is_total else ""
     target = "" if self.target == "cpu" else f";target={self.target}"
     fuse = "" if self.time_limit_s is None else f";fuse={self.time_limit_s!r}"
-    asked = f"planner={self.planner};effort={self.effort}{fuse}"
+    refuses = ";refuses" if self.refuses else ""
+    asked = f"planner={self.planner};effort={self.effort}{fuse}{refuses}"
     return f"coopjax-mark({limit}{total};{asked};key={self.key}{target})"
 
   @classmethod
@@ -51,7 +54,8 @@ class Mark:
     share, limit_bytes = fields.get("share"), fields.get("bytes")
     budget = Budget(int(limit_bytes) if limit_bytes else None, float(share) if share else None, "total" in fields)
     fuse_s = float(fields["fuse"]) if "fuse" in fields else None
-    return cls(budget, fields["planner"], fields["effort"], fuse_s, fields["key"], fields.get("target", "cpu"))
+    target, refuses = fields.get("target", "cpu"), "refuses" in fields
+    return cls(budget, fields["planner"], fields["effort"], fuse_s, fields["key"], target, refuses)
 
 
 def keyed(mark: Mark, *program: str) -> Mark:

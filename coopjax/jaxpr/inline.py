@@ -1,4 +1,4 @@
-"""A jaxpr with calls in it opened up: nested jits alone, or all of them."""
+"""A jaxpr with calls in it opened up: what JAX opens up itself, nested jits alone, or all of them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +16,12 @@ def inline_jits(jaxpr: core.Jaxpr) -> core.Jaxpr:
   return _inline(jaxpr, lambda equation: equation.params["jaxpr"] if compat.is_plain_jit(equation) else None)
 
 
+def inline_as_jax_does(jaxpr: core.Jaxpr) -> core.Jaxpr:
+  """The jaxpr with those calls opened up that JAX itself opens up where it traces (see `compat.keep_calls`)."""
+  body_of = lambda equation: equation.params["jaxpr"] if compat.is_opened_by_jax(equation) else None
+  return _inline(jaxpr, body_of, is_deep=False)
+
+
 def inline_calls(jaxpr: core.Jaxpr) -> core.Jaxpr:
   """The jaxpr with all calls opened up, at every depth: plain jits, custom derivative rules and checkpoints.
 
@@ -24,18 +30,21 @@ def inline_calls(jaxpr: core.Jaxpr) -> core.Jaxpr:
   return _inline(jaxpr, compat.call_body)
 
 
-def _inline(jaxpr: core.Jaxpr, body_of: Callable[[core.JaxprEqn], core.Jaxpr | None]) -> core.Jaxpr:
-  """The jaxpr with the equations opened up for which `body_of` has a jaxpr."""
+def _inline(
+  jaxpr: core.Jaxpr, body_of: Callable[[core.JaxprEqn], core.Jaxpr | None], *, is_deep: bool = True
+) -> core.Jaxpr:
+  """The jaxpr with the equations opened up for which `body_of` has a jaxpr, those in loops and rules, too, if deep."""
   substitute: dict[core.Var, Any] = {}
   read = lambda atom: atom if isinstance(atom, core.Literal) else substitute.get(atom, atom)
   equations: list[core.JaxprEqn] = []
   for equation in jaxpr.eqns:
     invars = [read(atom) for atom in equation.invars]
     if (body := body_of(equation)) is not None:
-      outputs = _inline_call(equation, _inline(body, body_of), invars, equations)
+      outputs = _inline_call(equation, _inline(body, body_of) if is_deep else body, invars, equations)
       substitute.update(zip(equation.outvars, outputs, strict=True))
     else:
-      equation = compat.map_sub_jaxprs(equation, lambda inner: _inline(inner, body_of), lambda rule: rule)
+      if is_deep:
+        equation = compat.map_sub_jaxprs(equation, lambda inner: _inline(inner, body_of), lambda rule: rule)
       equations.append(equation.replace(invars=invars))
   return compat.rebuild(jaxpr, equations, [read(atom) for atom in jaxpr.outvars])
 
@@ -46,7 +55,11 @@ def _inline_call(
   """Appends the equations of a call's body, with fresh variables, and returns what stands for its outputs."""
   substitute = dict(zip(body.invars, arguments, strict=True))
   read = lambda atom: atom if isinstance(atom, core.Literal) else substitute[atom]
+  is_opened_by_jax = compat.is_opened_by_jax(call)
   for inner in body.eqns:
+    if is_opened_by_jax and (known := compat.folded_by_jax(inner, list(map(read, inner.invars)))):
+      substitute.update(zip(inner.outvars, known, strict=True))
+      continue
     outvars = [var if isinstance(var, core.DropVar) else core.Var(var.aval) for var in inner.outvars]
     equations.append(compat.inlined(call, inner, [read(atom) for atom in inner.invars], outvars))
     substitute.update(zip(inner.outvars, outvars, strict=True))

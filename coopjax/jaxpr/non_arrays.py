@@ -5,10 +5,13 @@ are.
 """
 
 import dataclasses
+import sys
 from typing import Any
 
 import jax
 import numpy as np
+
+_NUMBERS = (bool, int, float, complex)
 
 
 @jax.tree_util.register_static
@@ -19,11 +22,22 @@ class NonArray:
   value: Any
 
 
-def hidden(tree: Any) -> Any:
-  """The tree with `NonArray` in place of leaves that are no arrays; itself if it has none."""
-  if all(map(_is_array, jax.tree.leaves(tree))):
+def hidden(tree: Any, *, is_filtered: bool = False) -> Any:
+  """The tree with `NonArray` in place of leaves that are no arrays; itself if it has none.
+
+  Numbers and flags of Python are arrays, as for `jax.checkpoint`, but not those in Equinox modules, whose code asks for
+  their values; nor any of them where the tree is filtered, as Equinox does it.
+  """
+  module = getattr(sys.modules.get("equinox"), "Module", ())
+  is_module = lambda node: isinstance(node, module)
+  hide_numbers = lambda leaf: leaf if _is_array(leaf) and not isinstance(leaf, _NUMBERS) else NonArray(leaf)
+  hide = hide_numbers if is_filtered else lambda leaf: leaf if _is_array(leaf) else NonArray(leaf)
+  nodes = jax.tree.leaves(tree, is_leaf=is_module)
+  if not is_filtered and all(_is_array(node) and not is_module(node) for node in nodes):
     return tree
-  return jax.tree.map(lambda leaf: leaf if _is_array(leaf) else NonArray(leaf), tree)
+  return jax.tree.map(
+    lambda node: jax.tree.map(hide_numbers, node) if is_module(node) else hide(node), tree, is_leaf=is_module
+  )
 
 
 def shown(tree: Any) -> Any:

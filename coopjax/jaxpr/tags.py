@@ -12,7 +12,7 @@ Tagging rebuilds the jaxpr with other labels and evaluates nothing, so it can't 
 
 import dataclasses
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -87,11 +87,21 @@ def tag_jaxpr(
 
 
 def tagged_fn(traced: TracedFn, mark: str | None = None) -> Callable[..., list[Any]]:
-  """The traced function, tagged, from the flat inputs of its jaxpr to its flat outputs.
-
-  Use it like `traced.evaluate`: ``traced.call(leaves, tagged_fn(traced, mark))`` in place of the user's function.
+  """The traced function, tagged, from the flat inputs of its jaxpr to its flat outputs: what is compiled to be looked
+  at. It differs by rounding from what the user wrote (see `compat.keep_calls`).
   """
   jaxpr, _ = tag_jaxpr(traced.jaxpr, mark, traced.policy)
+  return lambda *inputs: jax.core.eval_jaxpr(jaxpr, (), *inputs)
+
+
+def marked_fn(traced: TracedFn, mark: str | None) -> Callable[..., list[Any]]:
+  """The traced function under a mark alone, with the bits of what the user wrote, however it is transformed.
+
+  Use it like `traced.evaluate`: ``traced.call(leaves, marked_fn(traced, mark))`` in place of the user's function.
+  """
+  if mark is None:
+    return traced.evaluate
+  jaxpr = _Marker({MARK_ATTRIBUTE: mark}, traced.policy).mark(traced.as_called)
   return lambda *inputs: jax.core.eval_jaxpr(jaxpr, (), *inputs)
 
 
@@ -121,11 +131,48 @@ class _Tagger:
     equation_id = len(self.table)
     source = compat.source_line(equation)
     self.table.append(EquationInfo(equation_id, equation.primitive.name, source, parent_id, equation, is_kept))
-    equation = compat.map_sub_jaxprs(equation, lambda inner: self.tag(inner, equation_id, call), self._mark)
+    in_rule = _Marker(self._metadata).mark  # equations of a rule already run under the tag of the call that owns it
+    equation = compat.map_sub_jaxprs(equation, lambda inner: self.tag(inner, equation_id, call), in_rule)
     scopes = (f"coop{equation_id}", KEPT_SCOPE) if is_kept else (f"coop{equation_id}",)
     return compat.relabel(equation, scopes, self._metadata)
 
-  def _mark(self, jaxpr: core.Jaxpr) -> core.Jaxpr:
-    """Marks a custom rule's jaxpr; its equations already run under the tag of the call that owns the rule."""
-    equations = [compat.map_sub_jaxprs(equation, self._mark, self._mark) for equation in jaxpr.eqns]
-    return compat.rebuild(jaxpr, [compat.relabel(equation, (), self._metadata) for equation in equations])
+
+class _Marker:
+  """Sets the mark on every equation, and the scope of what a policy keeps; tags nothing.
+
+  What `jax.numpy` calls again and again stays one jaxpr, which JAX differentiates once.
+  """
+
+  def __init__(self, metadata: dict[str, str], policy: Callable | None = None):
+    self._metadata, self._policy = metadata, policy
+    self._opened: dict[tuple[int, tuple[int, ...]], tuple[core.Jaxpr, core.Jaxpr]] = {}
+
+  def mark(self, jaxpr: core.Jaxpr, call: core.JaxprEqn | None = None, kept_outputs: Sequence[int] = ()) -> core.Jaxpr:
+    """The jaxpr, marked.
+
+    Args:
+      jaxpr: any.
+      call: the nested jit, if any, that it is the body of.
+      kept_outputs: those that the policy keeps outside.
+    """
+    kept = user_policy.kept_values(jaxpr, self._policy) if self._policy else set()
+    kept.update(var for var in (jaxpr.outvars[i] for i in kept_outputs) if isinstance(var, core.Var))
+    return compat.rebuild(jaxpr, [self._equation(equation, call, kept) for equation in jaxpr.eqns])
+
+  def _equation(self, equation: core.JaxprEqn, call: core.JaxprEqn | None, kept: set[core.Var]) -> core.JaxprEqn:
+    outputs = tuple(i for i, var in enumerate(equation.outvars) if var in kept)
+    if compat.is_opened_by_jax(equation):  # its lines are those of the call, and what makes its outputs stands inside
+      equation = compat.map_sub_jaxprs(equation, lambda inner: self._mark_opened(inner, outputs), lambda rule: rule)
+      return compat.relabel(equation, (), self._metadata)
+    if call is not None:
+      equation = compat.at_call_site(call, equation)
+    call = equation if compat.is_plain_jit(equation) else call
+    in_rule = _Marker(self._metadata).mark
+    equation = compat.map_sub_jaxprs(equation, lambda inner: self.mark(inner, call), in_rule)
+    return compat.relabel(equation, (KEPT_SCOPE,) if outputs else (), self._metadata)
+
+  def _mark_opened(self, body: core.Jaxpr, kept_outputs: tuple[int, ...]) -> core.Jaxpr:
+    key = (id(body), kept_outputs)
+    if key not in self._opened:
+      self._opened[key] = body, self.mark(body, None, kept_outputs)  # the number stands for it as long as it is kept
+    return self._opened[key][1]

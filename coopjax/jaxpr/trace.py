@@ -10,8 +10,7 @@ import dataclasses
 import functools
 import inspect
 import re
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -20,9 +19,10 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from coopjax import compat
-from coopjax.errors import LostUpdateWarning, NotDifferentiableError, OrderedEffectError
+from coopjax.errors import LostUpdateWarning, NotDifferentiableError, OrderedEffectError, warn
 from coopjax.jaxpr import non_arrays, user_policy
-from coopjax.jaxpr.inline import inline_jits
+from coopjax.jaxpr.arguments import SplitArguments, split_arguments
+from coopjax.jaxpr.inline import inline_as_jax_does, inline_jits
 from coopjax.jaxpr.placement import Placement, path_name, place
 
 _LEAF = re.compile(r"\bleaves\[(\d+)\]")
@@ -34,8 +34,9 @@ class TracedFn:
 
   Attributes:
     name: the function's name, for reports.
-    jaxpr: inputs are `consts`, then the leaves of the dynamic arguments; no attached constants, and nested jits
-      that ask for nothing but a trace are inlined.
+    jaxpr: inputs are `consts`, then the leaves of the dynamic arguments; no attached constants.
+    as_called: the same with calls in it that JAX opens up where it traces, and so did in `jaxpr` (`compat.keep_calls`):
+      what stands in for the function under transformations, with the bits of the function.
     consts: the arrays (or outer tracers) that the function closes over.
     in_avals: shape, dtype, weak type and, where known, sharding of every input of `jaxpr`.
     in_names: a readable path for every input of `jaxpr`, "params['w']" for one.
@@ -43,13 +44,16 @@ class TracedFn:
     out_avals: of the flat outputs.
     out_tree: of the user's return value.
     is_differentiable: per input of `jaxpr`: floating or complex, and an argument or a tracer (a constant array
-      that nobody can differentiate has no gradient).
+      that nobody can differentiate has no gradient). Of a loss, whose first output is a scalar, where traces
+      around show what a gradient is taken with respect to, that alone.
     placement: of the inputs on devices.
     policy: of `jax.checkpoint`: what it saves is not recomputed, nor what those of regions inside save.
+    ordered_effect: where the function has an effect that must not happen twice, or in another order; "" for none.
   """
 
   name: str
   jaxpr: core.Jaxpr
+  as_called: core.Jaxpr
   consts: tuple[Any, ...]
   in_avals: tuple[jax.ShapeDtypeStruct, ...]
   in_names: tuple[str, ...]
@@ -59,6 +63,8 @@ class TracedFn:
   is_differentiable: tuple[bool, ...]
   placement: Placement
   policy: Callable | None = None
+  ordered_effect: str = ""
+  _made: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
   @property
   def has_symbolic_sizes(self) -> bool:
@@ -82,73 +88,37 @@ class TracedFn:
     flat_fn = flat_fn or self.evaluate
     return non_arrays.shown(jax.tree.unflatten(self.out_tree, flat_fn(*self.consts, *leaves)))
 
+  def called_with(self, leaves: Sequence[Any]) -> "TracedFn":
+    """The function as it is differentiated where it is called with these leaves."""
+    is_differentiable = _differentiable(self.consts, leaves, self.in_avals, self.out_avals)
+    if is_differentiable == self.is_differentiable:
+      return self
+    return dataclasses.replace(self, is_differentiable=is_differentiable)
+
+  def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+    """What is made of the function under a key, made once: its equations are found in JAX's caches again."""
+    if key not in self._made:
+      self._made[key] = make()
+    return self._made[key]
+
+  def refuse_ordered_effects(self) -> None:
+    """Raises OrderedEffectError if the function has such an effect."""
+    if self.ordered_effect:
+      raise OrderedEffectError(
+        f"{self.name} has an ordered side effect{self.ordered_effect}: a rematerialized function may run in another "
+        "order, and parts of it twice. Move the effect out of the function, or drop ordered=True."
+      )
+
   def evaluate(self, *inputs: Any) -> list[Any]:
     """The flat outputs for the flat inputs of `jaxpr`, unchanged from what the user wrote."""
-    return jax.core.eval_jaxpr(self.jaxpr, (), *inputs)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class SplitArguments:
-  """Arguments of one call with the static ones taken out.
-
-  Attributes:
-    leaves: of the dynamic ``(args, kwargs)`` that are arrays; others are hidden in the tree.
-    in_tree: theirs.
-    static: ``(position or name, value)`` of every static argument, sorted by `str` of the first.
-  """
-
-  leaves: tuple[Any, ...]
-  in_tree: Any
-  static: tuple[tuple[int | str, Any], ...]
-
-  def merged(self, leaves: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
-    """``(args, kwargs)`` of the user's function with other leaves."""
-    args, kwargs = non_arrays.shown(jax.tree.unflatten(self.in_tree, leaves))
-    args, kwargs = list(args), dict(kwargs)
-    positional = [(key, value) for key, value in self.static if isinstance(key, int)]
-    for key, value in sorted(positional, key=lambda kv: kv[0]):
-      args.insert(key, value)
-    kwargs.update({key: value for key, value in self.static if isinstance(key, str)})
-    return args, kwargs
-
-
-def split_arguments(
-  fn: Callable,
-  args: Sequence[Any],
-  kwargs: dict[str, Any],
-  *,
-  static_argnums: int | Sequence[int] = (),
-  static_argnames: str | Sequence[str] = (),
-) -> SplitArguments:
-  """Takes the static arguments out of a call, with the rules of `jax.jit`: a name also covers its position."""
-  numbers = {static_argnums} if isinstance(static_argnums, int) else set(static_argnums)
-  names = {static_argnames} if isinstance(static_argnames, str) else set(static_argnames)
-  if numbers or names:
-    positions = _positions(fn)
-    numbers = {number % len(args) if -len(args) <= number < 0 else number for number in numbers}
-    names |= {name for name, position in positions.items() if position in numbers}
-    numbers |= {positions[name] for name in names if name in positions}
-  static = [(i, value) for i, value in enumerate(args) if i in numbers]
-  static += [(name, value) for name, value in kwargs.items() if name in names]
-  dynamic_args = tuple(value for i, value in enumerate(args) if i not in numbers)
-  dynamic_kwargs = {name: value for name, value in kwargs.items() if name not in names}
-  leaves, in_tree = jax.tree.flatten(non_arrays.hidden((dynamic_args, dynamic_kwargs)))
-  return SplitArguments(tuple(leaves), in_tree, tuple(sorted(static, key=lambda item: str(item[0]))))
-
-
-def _positions(fn: Callable) -> dict[str, int]:
-  """Parameter name to position; empty where the function has no signature."""
-  try:
-    parameters = inspect.signature(fn).parameters.values()
-  except (TypeError, ValueError):
-    return {}
-  positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-  return {p.name: i for i, p in enumerate(parameters) if p.kind in positional}
+    # A check for NaNs asks each call for its own, and expects none of these.
+    is_checked = jax.config.jax_debug_nans or jax.config.jax_debug_infs
+    return jax.core.eval_jaxpr(self.jaxpr if is_checked else self.as_called, (), *inputs)
 
 
 def trace(
   fn: Callable,
-  args: Sequence[Any] = (),
+  args: Sequence[Any] | SplitArguments = (),
   kwargs: dict[str, Any] | None = None,
   *,
   policy: Callable | None = None,
@@ -159,7 +129,8 @@ def trace(
 
   Args:
     fn: any callable, bound methods included; it may close over arrays and over tracers of an outer trace.
-    args: positional arguments: pytrees of arrays, tracers, Python scalars or `jax.ShapeDtypeStruct`s.
+    args: positional arguments: pytrees of arrays, tracers, Python scalars or `jax.ShapeDtypeStruct`s. Or all arguments,
+      split.
     kwargs: keyword arguments, same.
     policy: of `jax.checkpoint`.
     static_argnums: positions of arguments that are passed through untraced.
@@ -167,48 +138,66 @@ def trace(
 
   Returns:
     The traced function.
-
-  Raises:
-    OrderedEffectError: the function has ordered input or output, which must not happen twice, or in another order.
   """
-  split = split_arguments(fn, args, kwargs or {}, static_argnums=static_argnums, static_argnames=static_argnames)
-
-  name = getattr(fn, "__name__", type(fn).__name__)
+  split = args
+  if not isinstance(split, SplitArguments):
+    split = split_arguments(fn, split, kwargs or {}, static_argnums=static_argnums, static_argnames=static_argnames)
+  name = "".join(c if c.isprintable() else "?" for c in getattr(fn, "__name__", type(fn).__name__))
 
   def flat_fn(*leaves):
+    compat.keep_calls()
     merged_args, merged_kwargs = split.merged(leaves)
     given = jax.tree.leaves((merged_args, merged_kwargs))
     outputs = fn(*merged_args, **merged_kwargs)
     _warn_of_changed_objects(name, given, (merged_args, merged_kwargs))
-    return non_arrays.hidden(outputs)
+    return non_arrays.hidden(outputs, is_filtered=split.is_filtered)
 
   flat_fn.__name__ = name
+  parameters = [inspect.Parameter("leaves", inspect.Parameter.VAR_POSITIONAL)]
+  vars(flat_fn).update(__wrapped__=fn, __signature__=inspect.Signature(parameters))  # errors name the user's function
   with explained(name, split):
     closed, out_shapes = jax.make_jaxpr(flat_fn, return_shape=True)(*split.leaves)
   consts = tuple(closed.consts)
-  jaxpr = compat.open_constants(closed)
-  _refuse_ordered_effects(name, jaxpr)
-  jaxpr = jaxpr if policy is None else user_policy.with_names(jaxpr, policy)
+  as_called = compat.open_constants(closed)
+  jaxpr = inline_as_jax_does(as_called)
+  ordered_effect = _ordered_effect(jaxpr)
+  if policy is not None:
+    jaxpr, as_called = (user_policy.with_names(form, policy) for form in (jaxpr, as_called))
   out_tree = jax.tree.structure(out_shapes)
   placement = place((*consts, *split.leaves))
   in_avals = tuple(
     _abstract(var.aval, sharding) for var, sharding in zip(jaxpr.invars, placement.shardings, strict=True)
   )
   out_avals = tuple(_abstract(atom.aval, compat.stated_sharding(atom.aval)) for atom in jaxpr.outvars)
-  is_candidate = [isinstance(const, jax.core.Tracer) for const in consts] + [True] * len(split.leaves)
   return TracedFn(
     name=name,
     jaxpr=jaxpr,
+    as_called=as_called,
     consts=consts,
     in_avals=in_avals,
-    in_names=_names(consts, split),
+    in_names=(*(f"closure[{i}]" for i in range(len(consts))), *split.names()),
     in_tree=split.in_tree,
     out_avals=out_avals,
     out_tree=out_tree,
-    is_differentiable=tuple(ok and is_floating(aval) for ok, aval in zip(is_candidate, in_avals, strict=True)),
+    is_differentiable=_differentiable(consts, split.leaves, in_avals, out_avals),
     placement=placement,
     policy=user_policy.saving_names(jaxpr, policy),
+    ordered_effect=ordered_effect,
   )
+
+
+def _differentiable(
+  consts: Sequence[Any], leaves: Sequence[Any], in_avals: Sequence[Any], out_avals: Sequence[Any]
+) -> tuple[bool, ...]:
+  """`TracedFn.is_differentiable` of a call.
+
+  A layer is called in many places, the first of them with inputs that need no gradient: it has one plan for all.
+  """
+  is_loss = any(aval.shape == () and is_floating(aval) for aval in out_avals[:1])
+  is_shown = [compat.is_differentiated(value) for value in (*consts, *leaves)]
+  if not (is_loss and any(is_shown)):
+    is_shown = [isinstance(const, jax.core.Tracer) for const in consts] + [True] * len(leaves)
+  return tuple(ok and is_floating(aval) for ok, aval in zip(is_shown, in_avals, strict=True))
 
 
 @contextlib.contextmanager
@@ -219,11 +208,14 @@ def explained(name: str, split: SplitArguments | None = None) -> Iterator[None]:
   except (jax.errors.ConcretizationTypeError, jax.errors.TracerIntegerConversionError) as error:
     what = ""
     if split is not None and (found := _LEAF.search(str(error))):
-      what = f"{found[0]} is {_names((), split)[int(found[1])]} of {name}. "
+      what = f"{found[0]} is {split.names()[int(found[1])]} of {name}. "
     error.add_note(
       f"{what}coopjax traces the arguments of {name} that are not static: a flag such as train= belongs into "
       "static_argnums or static_argnames, or is bound with functools.partial"
     )
+    if error.args and isinstance(error.args[0], str):
+      hint = "Consider the `static_argnums` and `static_argnames` parameters of `coopjax.remat` and `jax.checkpoint`."
+      error.args = (f"{error.args[0]}\n\n{hint}\n", *error.args[1:])
     raise
 
 
@@ -234,27 +226,29 @@ def _warn_of_changed_objects(name: str, given: Sequence[Any], arguments: Any) ->
   Flax NNX module.
   """
   is_known = set(map(id, given))
-  for path, leaf in jax.tree_util.tree_flatten_with_path(arguments)[0]:
+  try:
+    after = jax.tree_util.tree_flatten_with_path(arguments)[0]
+  except ValueError:  # Equinox's State, once there is a new one
+    return
+  for path, leaf in after:
     is_in_object = any(isinstance(key, jax.tree_util.GetAttrKey) for key in path)
     if is_in_object and isinstance(leaf, jax.core.Tracer) and id(leaf) not in is_known:
-      warnings.warn(
+      warn(
         f"{name} changes {path_name(path)} in place, which nobody will see: as under jax.checkpoint, the arguments are "
         "copies. Return the new value, or wrap functions of Flax NNX modules in coopjax.nnx.remat",
         LostUpdateWarning,
-        stacklevel=2,
       )
       return
 
 
-def _refuse_ordered_effects(name: str, jaxpr: core.Jaxpr) -> None:
+def _ordered_effect(jaxpr: core.Jaxpr) -> str:
+  """Where the first ordered effect is, in words; "" for none."""
   for equation in jaxpr.eqns:
     if compat.has_ordered_effects(equation):
       source = compat.source_line(equation)
       where = "" if source is None else f" at {source.file}:{source.line}"
-      raise OrderedEffectError(
-        f"{name} has an ordered side effect{where} ({equation.primitive.name}): a rematerialized function may run in "
-        "another order, and parts of it twice. Move the effect out of the function, or drop ordered=True."
-      )
+      return f"{where} ({equation.primitive.name})"
+  return ""
 
 
 def _abstract(aval: Any, sharding: jax.sharding.Sharding | None) -> jax.ShapeDtypeStruct:
@@ -268,16 +262,24 @@ def _abstract(aval: Any, sharding: jax.sharding.Sharding | None) -> jax.ShapeDty
   )
 
 
-def _names(consts: Sequence[Any], split: SplitArguments) -> tuple[str, ...]:
-  args, kwargs = jax.tree.unflatten(split.in_tree, split.leaves)
-  paths = [path for path, _ in jax.tree_util.tree_flatten_with_path((args, kwargs))[0]]
-  names = [("args" if path[0].idx == 0 else "kwargs") + jax.tree_util.keystr(path[1:]) for path in paths]
-  return (*(f"closure[{i}]" for i in range(len(consts))), *names)
-
-
 def is_floating(aval: Any) -> bool:
   """True for floating and complex types: what a gradient can flow through."""
   return jnp.issubdtype(aval.dtype, jnp.inexact)
+
+
+def with_respect_to(traced: TracedFn, argnums: int | Sequence[int]) -> TracedFn:
+  """The function as it is differentiated by some of its positional arguments, as `jax.grad` takes their numbers.
+
+  Raises:
+    ValueError: a number that is none of its arguments.
+  """
+  args, _ = jax.tree.unflatten(traced.in_tree, range(traced.in_tree.num_leaves))
+  numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+  if outside := [number for number in numbers if not -len(args) <= number < len(args)]:
+    raise ValueError(f"argnums={outside[0]}: {traced.name} is called with {len(args)} positional arguments")
+  chosen = {leaf + len(traced.consts) for number in numbers for leaf in jax.tree.leaves(args[number])}
+  flags = tuple(ok and i in chosen for i, ok in enumerate(traced.is_differentiable))
+  return dataclasses.replace(traced, is_differentiable=flags)
 
 
 def differentiable(traced: TracedFn) -> TracedFn:

@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import jax.core
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core
 from jax.extend.core import primitives
 
@@ -56,21 +55,12 @@ def with_names(jaxpr: core.Jaxpr, policy: Callable) -> core.Jaxpr:
   inner = [
     compat.map_sub_jaxprs(equation, lambda body: with_names(body, policy), lambda rule: rule) for equation in jaxpr.eqns
   ]
-  answers = [answer_of(equation, policy) for equation in jaxpr.eqns]
-  is_saved = [is_kept(answer) and not is_offloaded(answer) for answer in answers]
-  if not any(is_saved):
-    return compat.rebuild(jaxpr, inner)
-
-  def evaluate(*inputs):
-    env = dict(zip(jaxpr.invars, inputs, strict=True))
-    read = lambda atom: atom.val if isinstance(atom, core.Literal) else env[atom]
-    for equation, is_named in zip(inner, is_saved, strict=True):
-      outputs = compat.bind(equation, [read(atom) for atom in equation.invars])
-      for var, out in zip(equation.outvars, outputs, strict=True):
-        env[var] = checkpoint_name(out, _KEPT) if is_named and is_nameable(var) else out
-    return [read(atom) for atom in jaxpr.outvars]
-
-  return jax.make_jaxpr(evaluate)(*[var.aval for var in jaxpr.invars])
+  equations: list[core.JaxprEqn] = []
+  for original, equation in zip(jaxpr.eqns, inner, strict=True):
+    answer = answer_of(original, policy)
+    is_saved = is_kept(answer) and not is_offloaded(answer)
+    equations += compat.named(equation, [var for var in equation.outvars if is_saved and is_nameable(var)], _KEPT)
+  return compat.rebuild(jaxpr, equations)
 
 
 def is_nameable(var: core.Var) -> bool:

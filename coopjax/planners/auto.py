@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from coopjax import _core
-from coopjax.errors import InvalidPlanError
+from coopjax.errors import InvalidPlanError, log
 from coopjax.planners.base import Planner, PlannerResult, counters_of, first_runs
 from coopjax.planners.coop import CoopPlanner
 from coopjax.planners.effort import DEFAULT_STEPS, Allowance
@@ -244,7 +244,7 @@ class _Search:
     self.results.append(result)
     if self.best is result and result.is_feasible and _log.isEnabledFor(logging.DEBUG):
       share = 1 / self.total_s if self.total_s > 0 else 0.0
-      _log.debug("%s", Incumbent(result.recompute_cost_s * share, self.bound_s * share))
+      log(_log, logging.DEBUG, "%s", Incumbent(result.recompute_cost_s * share, self.bound_s * share))
 
   def rebudgeted(self, result: PlannerResult) -> PlannerResult:
     """``result`` judged by this search's budget whatever budget it was made for."""

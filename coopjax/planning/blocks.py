@@ -10,7 +10,6 @@ the checkpoint to smaller blocks); a loop inside is repeated as a whole; bytes a
 """
 
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,7 @@ import jax
 
 from coopjax import compat
 from coopjax.budget import Budget, format_bytes
-from coopjax.errors import HostOffloadError, InvalidBudgetError, NotDifferentiableError, RematNoEffectWarning
+from coopjax.errors import HostOffloadError, InvalidBudgetError, NotDifferentiableError, RematNoEffectWarning, warn
 from coopjax.hlo_engine import hook
 from coopjax.jaxpr.fingerprint import fingerprint_of
 from coopjax.jaxpr.tags import tag_jaxpr
@@ -91,8 +90,9 @@ def _choose(traced: TracedFn, request: Request) -> Choice:
   try:
     choice = choose_anew(traced, request, fingerprint_of(traced))
   except NotDifferentiableError as error:
-    warnings.warn(f"coopjax has no effect: {error}", RematNoEffectWarning, stacklevel=4)
-    choice = Choice()
+    if compat.num_gradients():
+      warn(f"coopjax has no effect: {error}", RematNoEffectWarning)
+    return Choice()
   _choices.put(key, choice, holds_budget=False)  # nothing was compiled: not worth a place on the disk
   return choice
 
@@ -114,11 +114,10 @@ def choose_anew(traced: TracedFn, request: Request, fingerprint: str) -> Choice:
   budget_bytes = request.budget.resolve(kept_bytes)
   if budget_bytes >= kept_bytes:
     if request.budget.share is None and budget_bytes > kept_bytes:
-      warnings.warn(
+      warn(
         f"the remat of {traced.name} has no effect: a call keeps {format_bytes(kept_bytes)} for its backward pass, "
         f"within the budget of {format_bytes(budget_bytes)} as it is",
         RematNoEffectWarning,
-        stacklevel=5,
       )
     return Choice()
   curve = save_curve(graph, 0, graph.num_positions)

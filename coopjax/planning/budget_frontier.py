@@ -8,7 +8,7 @@ from typing import Any
 
 from coopjax import display
 from coopjax.budget import Budget, format_bytes
-from coopjax.errors import BudgetExceededWarning, CompileMemoryError, InvalidPlanError, RematNoEffectWarning
+from coopjax.errors import BudgetExceededWarning, CompileMemoryError, InvalidPlanError, RematNoEffectWarning, log
 from coopjax.memory_profile import MemoryProfile
 from coopjax.planning.by_hand import DOTS, NO_LAYERS, Checkpointed, per_layer
 from coopjax.planning.plannable import Plannable
@@ -140,6 +140,7 @@ def frontier(
   target: str | None = None,
   effort: str = "normal",
   time_limit_s: float | None = None,
+  argnums: int | Sequence[int] | None = None,
   **kwargs: Any,
 ) -> Frontier:
   """Plans `fn` with its gradient, or a whole step, for several budgets, and compiles each plan.
@@ -157,6 +158,7 @@ def frontier(
     target: as for :func:`coopjax.remat`.
     effort: as for :func:`coopjax.remat`.
     time_limit_s: as for :func:`coopjax.remat`, for each budget.
+    argnums: as for :func:`coopjax.plan`.
     **kwargs: keyword arguments of ``fn``.
 
   Returns:
@@ -192,7 +194,7 @@ def frontier(
   ]
   if not requests:
     raise ValueError("budgets=[]: at least one budget, or None for shares from 1 down")
-  program = Plannable.of(fn, args, kwargs, requests[0].device)
+  program = Plannable.of(fn, args, kwargs, requests[0].device, argnums)
   with warnings.catch_warnings():
     warnings.simplefilter("ignore", BudgetExceededWarning)
     warnings.simplefilter("ignore", RematNoEffectWarning)
@@ -211,7 +213,7 @@ def _points(
   """The plans that hold their budgets, and the budgets that none holds; with `stops`, only the first of those."""
   points, missed = [], []
   for number, request in enumerate(requests, 1):
-    _log.info("budget %s, %d of up to %d", _name(request.budget), number, len(requests))
+    log(_log, logging.INFO, "budget %s, %d of up to %d", _name(request.budget), number, len(requests))
     plan = program.plan(request)
     if plan.fits:
       points.append(_point(_name(request.budget), plan))
@@ -221,7 +223,7 @@ def _points(
       break
   if missed:
     least_bytes = min(plan.measured.temp_bytes for plan in missed)
-    _log.info("the least that was reached, %s", format_bytes(least_bytes))
+    log(_log, logging.INFO, "the least that was reached, %s", format_bytes(least_bytes))
     # A plan of its own: one made for a budget out of reach would be carried out with a warning.
     plan = program.plan(dataclasses.replace(requests[0], budget=Budget(least_bytes)))
     points += [_point("least", plan)] if plan.fits else []
@@ -258,7 +260,7 @@ def _references(
     ("dots saveable", lambda traced: Checkpointed(DOTS), ""),
     ("checkpoint per layer", per_layer, NO_LAYERS),
   ):
-    _log.info("reference: %s", name)
+    log(_log, logging.INFO, "reference: %s", name)
     choices = [choose(traced) for traced in program.functions]
     if all(choice is None for choice in choices):
       omitted.append((name, absent))

@@ -20,7 +20,6 @@ import pathlib
 import re
 import shutil
 import threading
-import warnings
 from collections.abc import Callable
 from importlib import metadata
 from typing import Any
@@ -28,7 +27,7 @@ from typing import Any
 import jax
 
 from coopjax import contexts
-from coopjax.errors import CacheWarning
+from coopjax.errors import CacheWarning, warn
 from coopjax.planning import files
 
 FORMAT_VERSION = 2
@@ -124,11 +123,10 @@ def load[T](key: Key, parse: Callable[[dict[str, Any]], T]) -> T | None:
   except FileNotFoundError:
     return None
   except _UNREADABLE as error:
-    warnings.warn(
+    warn(
       f"ignoring {path}, which is not a decision that coopjax kept for this program: {type(error).__name__}: {error}; "
       "it is planned anew",
       CacheWarning,
-      stacklevel=4,
     )
     return None
   with contextlib.suppress(OSError):
@@ -185,9 +183,8 @@ def _warn_once(home: pathlib.Path, error: OSError) -> None:
     is_known = home in _warned
     _warned.add(home)
   if not is_known:
-    warnings.warn(
+    warn(
       f"can't keep decisions in {home}: {error}. Every process plans anew; set COOPJAX_CACHE_DIR to a "
       "directory that can be written, or to nothing",
       CacheWarning,
-      stacklevel=4,
     )

@@ -1,26 +1,20 @@
 """How a traced function is carried out."""
 
 import dataclasses
-import os
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.core
 
-import coopjax
 from coopjax import compat, contexts
-from coopjax.errors import RematNoEffectWarning
+from coopjax.errors import RematNoEffectWarning, warn
 from coopjax.hlo_engine import hook
 from coopjax.hlo_engine.mark import CHOICE
-from coopjax.jaxpr.tags import tagged_fn
+from coopjax.jaxpr.tags import marked_fn
 from coopjax.jaxpr.trace import TracedFn
 from coopjax.policy_engine import rewrite
 from coopjax.policy_engine.decisions import PolicyDecisions
-
-LIBRARIES = tuple(
-  os.path.dirname(file) + os.sep for file in (coopjax.__file__, jax.__file__)
-)  # whose lines no warning names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,28 +37,40 @@ class Choice:
       raise TypeError(f"a mark is text, not {mark!r}")
     return cls(mark, None if decisions is None else PolicyDecisions.from_json(decisions))
 
-  def flat_fn(self, traced: TracedFn) -> Callable[..., list[Any]]:
-    """The function carried out this way, in place of ``traced.evaluate``."""
+  def flat_fn(self, traced: TracedFn, prevent_cse: bool = True) -> Callable[..., list[Any]]:
+    """The function carried out this way, in place of ``traced.evaluate``; `prevent_cse` as for `jax.checkpoint`."""
     if self.decisions is not None:
-      return rewrite.rewrite(traced, self.decisions, self.mark or _noted(traced))
-    return tagged_fn(traced, self.mark) if self.mark else traced.evaluate
+      return rewrite.rewrite(traced, self.decisions, self.mark or _noted(traced), prevent_cse=prevent_cse)
+    return marked_fn(traced, self.mark)
 
-  def here(self, name: str) -> "Choice":
-    """The choice for a call that is made now: where operations run one by one, no mark asks anything of them.
+  def here(self, traced: TracedFn, prevent_cse: bool = True) -> Callable[..., list[Any]]:
+    """As `flat_fn`, for a call that is made now.
 
-    Warns where forward and backward pass are not one program, so that the HLO engine can't recompute across them.
+    Where operations run one by one, no mark asks anything of them: under a gradient, all is repeated, as under
+    `jax.checkpoint`. Warns where forward and backward pass are two programs, so that the HLO engine can't recompute
+    across them.
     """
-    if self.mark is None:
-      return self
-    if compat.has_backward_outside():
-      what = f"the remat of {name}" if self.decisions is None else f"the HLO engine's part in the remat of {name}"
-      warnings.warn(
-        f"{what} has no effect: the gradient is taken outside of jax.jit, so the backward pass is not compiled "
-        "together with what it needs of the forward pass. Put jax.jit around the function that takes the gradient",
+    is_one_by_one = contexts.one_by_one.value or compat.is_eager()
+    if self.mark is not None and compat.has_backward_outside():
+      if is_one_by_one:
+        return traced.once("all repeated", lambda: jax.checkpoint(traced.evaluate, policy=traced.policy))
+      what = f"the remat of {traced.name}"
+      warn(
+        f"{what if self.decisions is None else f"the HLO engine's part in {what}"} has no effect: the gradient is "
+        "taken outside of the jax.jit or the loop that it stands in, so the backward pass is not compiled together "
+        "with what it needs of the forward pass. Put jax.jit around the function that takes the gradient",
         RematNoEffectWarning,
-        skip_file_prefixes=LIBRARIES,
       )
-    return dataclasses.replace(self, mark=None) if contexts.one_by_one.value or compat.is_eager() else self
+    choice = dataclasses.replace(self, mark=None) if is_one_by_one else self
+    return traced.once((choice, prevent_cse), lambda: choice._carried_out(traced, prevent_cse))
+
+  def _carried_out(self, traced: TracedFn, prevent_cse: bool) -> Callable[..., list[Any]]:
+    """For any number of calls: what is rewritten is traced once, not at each of them."""
+    flat_fn = self.flat_fn(traced, prevent_cse)
+    if self.decisions is None:
+      return flat_fn
+    rewritten = jax.make_jaxpr(flat_fn)(*[var.aval for var in traced.jaxpr.invars])
+    return lambda *inputs: jax.core.eval_jaxpr(rewritten, rewritten.consts, *inputs)
 
 
 def _noted(traced: TracedFn) -> str | None:

@@ -15,17 +15,19 @@ from coopjax.errors import (
   CompileMemoryError,
   InvalidProgramError,
   ShardingUnknownWarning,
+  log,
+  warn,
 )
 from coopjax.hlo_engine import hook
+from coopjax.hlo_engine.infeasible import why_infeasible
 from coopjax.hlo_engine.mark import Mark
 from coopjax.jaxpr import cost
-from coopjax.jaxpr.tags import tagged_fn
+from coopjax.jaxpr.tags import marked_fn
 from coopjax.jaxpr.trace import TracedFn, fn_and_gradient
 from coopjax.memory_profile import MemoryProfile
 from coopjax.planning import host_offload
 from coopjax.planning.baseline import Baseline
-from coopjax.planning.choice import LIBRARIES, Choice
-from coopjax.planning.infeasible import why_infeasible
+from coopjax.planning.choice import Choice
 from coopjax.planning.request import Request
 from coopjax.planning.trials import Trials
 from coopjax.policy_engine import rewrite, search
@@ -112,6 +114,8 @@ class Case:
         request.device.load()
       hook.install(platform)
       module, before = self.baseline.observed
+    except hook.NothingToPlanError:
+      raise
     except RuntimeError:  # the hook did not run
       if request.engine == "hlo":
         raise
@@ -205,7 +209,7 @@ class Case:
       if rival and not (best.is_feasible and best.recompute_flops < below_flops):
         return rival
       if trials.smallest is None and not best.is_feasible:
-        trials.compile(*fn_and_gradient(traced, tagged_fn(traced, trial_mark)))
+        trials.compile(*fn_and_gradient(traced, marked_fn(traced, trial_mark)))
     if not is_known and (mark or is_spread):
       return self._carry_over(outcome, best if best.is_feasible else found[0])
     if not best.is_feasible:
@@ -214,7 +218,9 @@ class Case:
         self._report_missed(outcome)
         return Chosen(Choice(mark), outcome)
       assert trials.smallest is not None  # compiled above at the latest
-      self._report_infeasible(budget_bytes, best.smallest_bytes, module_of(trials.smallest))
+      self._report_infeasible(budget_bytes, min(best.smallest_bytes, baseline.temp_bytes), module_of(trials.smallest))
+      if best.smallest_bytes >= baseline.temp_bytes:  # no checkpoints are better than these
+        return Chosen(Choice(), before=before)
     measured = trials.measured(best.temp_bytes) if mark == trial_mark else None
     return Chosen(Choice(mark, best.decisions), outcome, best, before=before, measured=measured)
 
@@ -233,12 +239,11 @@ class Case:
     mark = outcome and request.mark(self.fingerprint, budget)
     is_certain = budget.share is not None or not decisions or not traced.placement.is_spread
     if not is_certain:
-      warnings.warn(
+      warn(
         f"the sharding of {traced.name}'s arguments is not known while it is traced, so the policy engine planned for "
         f"all devices together: {budget} cost more recompute than one device needs. Plan the function or the whole "
         "step for shapes with shardings (coopjax.plan(step, *shapes, budget=...).apply(step)), or use Explicit axes",
         ShardingUnknownWarning,
-        skip_file_prefixes=LIBRARIES,
       )
     return Chosen(Choice(mark, decisions), outcome, found, is_certain)
 
@@ -263,13 +268,13 @@ class Case:
 
   def _measure_marked(self, mark: str) -> MemoryProfile | None:
     """The program that the HLO engine makes, compiled; None where XLA does not take it."""
-    device, program = self.request.device, fn_and_gradient(self.traced, tagged_fn(self.traced, mark))
+    device, program = self.request.device, fn_and_gradient(self.traced, marked_fn(self.traced, mark))
     with warnings.catch_warnings():
       warnings.simplefilter("ignore", BudgetExceededWarning)  # what does not hold the budget is not taken
       try:
         return measure(compile_abstract(*program, device), device)
       except (jax.errors.JaxRuntimeError, CompileMemoryError) as error:
-        _log.info("the HLO engine's program for %s does not compile: %s", self.traced.name, error)
+        log(_log, logging.INFO, "the HLO engine's program for %s does not compile: %s", self.traced.name, error)
         return None
 
   def _report_missed(self, outcome: hook.Outcome) -> None:
@@ -298,4 +303,4 @@ class Case:
     error.add_note("try a larger budget, a smaller batch, or on_infeasible='best_effort'")
     if request.on_infeasible == "error":
       raise error
-    warnings.warn(str(error), BudgetExceededWarning, skip_file_prefixes=LIBRARIES)
+    warn(str(error), BudgetExceededWarning)

@@ -4,7 +4,6 @@ Reads what a plan says and makes none, so that `RematPlan.apply` can come here.
 """
 
 import functools
-import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ import jax
 
 from coopjax import compat
 from coopjax.budget import Budget
-from coopjax.errors import PlanMismatchError, RematNoEffectWarning
+from coopjax.errors import PlanMismatchError, RematNoEffectWarning, warn
 from coopjax.hlo_engine import hook
 from coopjax.hlo_engine.mark import Mark, keyed
 from coopjax.jaxpr.fingerprint import fingerprint_of
@@ -20,7 +19,7 @@ from coopjax.jaxpr.placement import Spread
 from coopjax.jaxpr.trace import TracedFn
 from coopjax.planners import base
 from coopjax.planning import regions
-from coopjax.planning.choice import LIBRARIES, Choice
+from coopjax.planning.choice import Choice
 from coopjax.xla import targets
 
 if TYPE_CHECKING:
@@ -34,6 +33,7 @@ def follow(
   policy: Callable | None = None,
   static_argnums: int | Sequence[int] = (),
   static_argnames: str | Sequence[str] = (),
+  prevent_cse: bool | Sequence[bool] = True,
 ) -> Callable:
   """The function that was planned, with its plan carried out; a whole step keeps its jit, donation and shardings.
 
@@ -43,6 +43,7 @@ def follow(
     policy: of a function, as for `coopjax.remat`.
     static_argnums: same.
     static_argnames: same.
+    prevent_cse: same.
 
   Raises:
     PlanMismatchError: when called with arguments that trace to another program, or lie on another mesh.
@@ -64,6 +65,7 @@ def follow(
     policy=policy,
     static_argnums=static_argnums,
     static_argnames=static_argnames,
+    prevent_cse=prevent_cse,
   )
 
 
@@ -99,11 +101,10 @@ def _mark_here(plan: "RematPlan") -> str | None:
   if plan.target is None or targets.resolve(plan.target).is_running:
     return _mark(plan)
   if plan.engine == "hlo":
-    warnings.warn(
+    warn(
       f"the plan for {plan.name} has no effect: the HLO engine made it for target {plan.target}, and this is "
       f"{jax.default_backend()}; a plan made with engine='policy' is carried out anywhere",
       RematNoEffectWarning,
-      skip_file_prefixes=LIBRARIES,
     )
   return None
 

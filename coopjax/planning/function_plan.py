@@ -1,7 +1,6 @@
 """Plans functions: chooses how each is carried out, once per program and request, on the module that XLA schedules."""
 
 import dataclasses
-import warnings
 from collections.abc import Sequence
 
 import jax
@@ -12,6 +11,7 @@ from coopjax.errors import (
   BudgetExceededWarning,
   NotDifferentiableError,
   RematNoEffectWarning,
+  warn,
 )
 from coopjax.hlo_engine import hook
 from coopjax.jaxpr.fingerprint import fingerprint_of
@@ -21,7 +21,7 @@ from coopjax.memory_profile import MemoryProfile
 from coopjax.planning import host_offload, together
 from coopjax.planning.assemble import assemble
 from coopjax.planning.baseline import Baseline
-from coopjax.planning.choice import LIBRARIES, Choice
+from coopjax.planning.choice import Choice
 from coopjax.planning.choosing import Case, Chosen
 from coopjax.planning.kept import KeptChoices, key_of
 from coopjax.planning.remat_plan import RematPlan
@@ -68,18 +68,13 @@ def _choose_here(traced: TracedFn, request: Request, fingerprint: str, key: tupl
       traced, Baseline.of(traced, request.device), request, fingerprint, planners=("peak", request.planner)
     )
   except NotDifferentiableError as error:
-    warnings.warn(f"coopjax.remat has no effect: {error}", RematNoEffectWarning, skip_file_prefixes=LIBRARIES)
+    if compat.num_gradients():
+      warn(f"coopjax.remat has no effect: {error}", RematNoEffectWarning)
     return Choice()
   outcome, before = chosen.outcome, chosen.before
-  budget_bytes = outcome and outcome.budget_bytes
-  if (
-    outcome
-    and budget_bytes is not None
-    and outcome.baseline.temp_bytes <= budget_bytes
-    and request.budget.share is None
-  ):
-    warn_no_effect(traced, outcome.baseline, budget_bytes, outcome)
-  elif before and chosen.choice == Choice() and request.budget.share is None:
+  # Of what is marked, the hook tells, which sees the whole program; nor is more than a gradient of the function known.
+  is_plain = before is not None and chosen.choice == Choice() and request.budget.share is None
+  if before is not None and is_plain and compat.num_gradients() == 1:
     warn_no_effect(traced, before, request.budget.resolve(before.temp_bytes, before.resident_bytes), None)
   is_cut_short = outcome is not None and outcome.is_cut_short
   _choices.put(key, chosen.choice, chosen.holds_budget and not is_cut_short)
@@ -102,11 +97,10 @@ def plan_function(traced: TracedFn, request: Request, baseline: Baseline) -> Rem
   if measured.temp_bytes >= before.temp_bytes:
     warn_no_effect(traced, before, budget_bytes, outcome)
   elif measured.temp_bytes > budget_bytes:
-    warnings.warn(
+    warn(
       f"the plan for {traced.name} compiles to {format_bytes(measured.temp_bytes)} of temporaries, over its budget of "
       f"{format_bytes(budget_bytes)}: this backend's buffer assignment differs from the model",
       BudgetExceededWarning,
-      skip_file_prefixes=LIBRARIES,
     )
   return assemble(
     request,
@@ -127,11 +121,10 @@ def plan_function(traced: TracedFn, request: Request, baseline: Baseline) -> Rem
 def _choose_for_any_size(traced: TracedFn, request: Request, fingerprint: str) -> Choice:
   platform = compat.hook_platform(request.platform)
   if request.engine == "policy" or platform is None:
-    warnings.warn(
+    warn(
       f"coopjax.remat has no effect: {traced.name} is traced for symbolic sizes, for which nothing can be "
       "compiled, and so nothing is known of its memory",
       RematNoEffectWarning,
-      skip_file_prefixes=LIBRARIES,
     )
     return Choice()
   hook.install(platform)
@@ -166,10 +159,13 @@ def choose_anew(
   # What XLA:TPU moves to vector memory after the hook, no mark of a budget can foresee for the user's own program.
   if request.engine == "policy" or platform is None or (request.engine == "auto" and platform == "tpu"):
     return case.choose_by_policy()
-  if platform != "cpu":
-    return case.choose_by_compiles(platform)
-  hook.install(platform)
-  return case.choose_by_module()
+  try:
+    if platform != "cpu":
+      return case.choose_by_compiles(platform)
+    hook.install(platform)
+    return case.choose_by_module()
+  except hook.NothingToPlanError:
+    return Chosen(Choice())
 
 
 def warn_no_effect(
@@ -186,6 +182,4 @@ def warn_no_effect(
     )
   else:
     cause = outcome.reason if outcome and outcome.reason else "the compiled program takes no less than without it"
-  warnings.warn(
-    f"the remat of {traced.name} has no effect: {cause}", RematNoEffectWarning, skip_file_prefixes=LIBRARIES
-  )
+  warn(f"the remat of {traced.name} has no effect: {cause}", RematNoEffectWarning)

@@ -1,10 +1,9 @@
 """Where host offload is possible: what a budget that allows it asks of backend and engine."""
 
 import dataclasses
-import warnings
 
 from coopjax.budget import Budget
-from coopjax.errors import HostOffloadError, HostOffloadWarning
+from coopjax.errors import HostOffloadError, HostOffloadWarning, warn
 from coopjax.jaxpr import user_policy
 from coopjax.jaxpr.trace import TracedFn
 from coopjax.policy_engine.offload import HostLink
@@ -32,7 +31,7 @@ def admit(budget: Budget, engine: str, platform: str) -> tuple[Budget, str]:
   if engine == "policy":
     raise HostOffloadError(f"budget={budget}: {_ON_CPU}; drop offload=True, or plan for a target such as 'gpu:h100'")
   budget = dataclasses.replace(budget, offload=False)
-  warnings.warn(f"the budget of {budget} is planned without host offload: {_ON_CPU}", HostOffloadWarning, stacklevel=4)
+  warn(f"the budget of {budget} is planned without host offload: {_ON_CPU}", HostOffloadWarning)
   return budget, engine
 
 

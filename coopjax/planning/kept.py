@@ -64,8 +64,11 @@ def _cache_key(key: tuple[str, Request]) -> cache.Key:
 
 
 def program_key(traced: TracedFn) -> str:
-  """What tells a function from others in every process: its program, and the placement of its inputs on devices."""
-  return f"{fingerprint_of(traced)} {traced.placement.key()}"
+  """What tells a function from others in every process: its program, the inputs that it is differentiated by, and their
+  placement on devices.
+  """
+  wrt = "".join(str(int(ok)) for ok in traced.is_differentiable)
+  return f"{fingerprint_of(traced)} by {wrt} {traced.placement.key()}"
 
 
 def key_of(traced: TracedFn, request: Request) -> tuple[str, Request]:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from coopjax import job
-from coopjax.jaxpr.trace import TracedFn, differentiable, fn_and_gradient, trace
+from coopjax.jaxpr.trace import TracedFn, differentiable, fn_and_gradient, trace, with_respect_to
 from coopjax.memory_profile import MemoryProfile
 from coopjax.planning import following, kept, steps, together
 from coopjax.planning.baseline import Baseline
@@ -38,14 +38,25 @@ class Plannable:
   processes: tuple[int, ...] = ()
 
   @classmethod
-  def of(cls, fn: Callable, args: Sequence[Any], kwargs: dict[str, Any], target: Target | None) -> "Plannable":
+  def of(
+    cls,
+    fn: Callable,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    target: Target | None,
+    argnums: int | Sequence[int] | None = None,
+  ) -> "Plannable":
     """What `coopjax.plan` makes of a function and its arguments."""
     processes = (
       () if target else job.spanned_by(getattr(leaf, "sharding", None) for leaf in jax.tree.leaves((args, kwargs)))
     )
     if step := steps.find_step(fn, args, kwargs, target):
+      if argnums is not None:
+        raise ValueError(f"argnums={argnums}: {step.name} is a step, which takes the gradients that it takes")
       return cls(step, baseline_of(step, target), target, processes)
-    traced = differentiable(trace(fn, args, kwargs))
+    traced = trace(fn, args, kwargs)
+    traced.refuse_ordered_effects()
+    traced = differentiable(traced if argnums is None else with_respect_to(traced, argnums))
     if traced.has_symbolic_sizes:
       raise ValueError(f"{traced.name} is traced for symbolic sizes: what it takes is known for sizes that are numbers")
     return cls(traced, Baseline.of(traced, target), target, processes)

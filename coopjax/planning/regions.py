@@ -13,22 +13,25 @@ import functools
 import hashlib
 import re
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from coopjax import compat, contexts
-from coopjax.errors import PlanMismatchError, RematNoEffectWarning
+from coopjax.errors import OrderedEffectError, PlanMismatchError, RematNoEffectWarning, warn
 from coopjax.jaxpr.fingerprint import fingerprint_of
 from coopjax.jaxpr.placement import Spread
-from coopjax.jaxpr.trace import TracedFn, split_arguments, trace
+from coopjax.jaxpr.trace import TracedFn
+from coopjax.jaxpr.traced_once import trace_once
 from coopjax.planning.choice import Choice
 from coopjax.policy_engine.shards import Observed
 
 _REGION = re.compile(r"\bcoopregion(\d+)(?:_(\d+))?\b")
 _KEPT_DIGESTS = 4096
+_PYTHON = (bool, int, float, complex, np.ndarray, np.generic)  # what operations run one by one make arrays of
 
 FlatFn = Callable[..., Sequence[Any]]
 
@@ -40,7 +43,9 @@ def region(
   policy: Callable | None = None,
   static_argnums: int | Sequence[int] = (),
   static_argnames: str | Sequence[str] = (),
+  prevent_cse: bool | Sequence[bool] = True,
   is_plain_when_eager: bool = False,
+  is_filtered: bool = False,
 ) -> Callable:
   """The function as a remat region.
 
@@ -50,27 +55,71 @@ def region(
     policy: as for `coopjax.remat`.
     static_argnums: same.
     static_argnames: same.
+    prevent_cse: same.
     is_plain_when_eager: leaves calls alone that run operation by operation and keep nothing for a backward pass.
+    is_filtered: all arguments and results that are no arrays are static, as in Equinox.
   """
-  static = {"static_argnums": static_argnums, "static_argnames": static_argnames}
+  static = {"static_argnums": static_argnums, "static_argnames": static_argnames, "is_filtered": is_filtered}
+  prevents_cse = prevent_cse if isinstance(prevent_cse, bool) else any(prevent_cse)
 
   @functools.wraps(fn)
   def rematerialized(*args, **kwargs):
-    if is_plain_when_eager and not is_planned() and compat.is_eager() and not compat.has_backward_outside():
-      return fn(*args, **kwargs)
     with inside_region():
-      traced = trace(fn, args, kwargs, policy=policy, **static)
-    leaves = split_arguments(fn, args, kwargs, **static).leaves
-    flat_fn = directed(traced) or choose(traced).here(traced.name).flat_fn(traced)
-    return traced.call(leaves, flat_fn)
+      traced, leaves = trace_once(fn, args, kwargs, policy=policy, **static)
+    is_eager = not is_planned() and compat.is_eager()
+    if is_eager:
+      leaves = [_as_array(leaf) for leaf in leaves]
+    if (flat_fn := directed(traced)) is None:
+      if traced.ordered_effect:
+        flat_fn = _in_order(traced)
+      elif is_plain_when_eager and is_eager and not compat.has_backward_outside():
+        flat_fn = traced.evaluate
+      else:
+        flat_fn = choose(traced).here(traced, prevents_cse)
+    return traced.call(leaves, _with_arrays(flat_fn) if is_eager else flat_fn)
 
   return rematerialized
+
+
+def _as_array(leaf: Any) -> Any:
+  """A number or an array of NumPy as JAX's operations take it, which an operation would do, and none may follow."""
+  is_foreign = isinstance(leaf, _PYTHON) and getattr(leaf, "dtype", None) != jax.dtypes.float0
+  return jnp.asarray(leaf) if is_foreign else leaf
+
+
+def _with_arrays(flat_fn: FlatFn) -> FlatFn:
+  """The function, for whose results the same goes: constants of it, and arguments that it hands on."""
+  return lambda *inputs: [_as_array(output) for output in flat_fn(*inputs)]
+
+
+def _in_order(traced: TracedFn) -> FlatFn:
+  """A function with ordered effects, under a `jax.checkpoint` that keeps JAX from running them twice."""
+  checkpointed = traced.once("in order", lambda: jax.checkpoint(traced.evaluate))
+
+  def flat_fn(*inputs):
+    try:
+      return checkpointed(*inputs)
+    except NotImplementedError as error:
+      try:
+        traced.refuse_ordered_effects()
+      except OrderedEffectError as refusal:
+        raise refusal from error
+      raise
+
+  return flat_fn
 
 
 def check_function(fn: Any) -> None:
   """Raises TypeError for what is no function."""
   if not callable(fn):
     raise TypeError(f"remat takes a function, and then keywords: {fn!r} is none")
+
+
+def check_prevent_cse(prevent_cse: Any) -> None:
+  """Raises TypeError for what is neither a bool nor one for each argument."""
+  each = prevent_cse if isinstance(prevent_cse, (tuple, list)) else (prevent_cse,)
+  if not all(isinstance(one, bool) for one in each):
+    raise TypeError(f"prevent_cse={prevent_cse!r}: a bool, or one for each argument")
 
 
 class _Met:
@@ -122,15 +171,17 @@ class Directions:
 
   def flat_fn(self, traced: TracedFn) -> FlatFn:
     """A region, carried out."""
+    traced.refuse_ordered_effects()
     fingerprint = fingerprint_of(traced)
     for index, (known, choice) in enumerate(self.choices):
       if known == fingerprint:
         _met.note(self.digest)
-        if self.spread is not None and isinstance(
-          choice, Choice
-        ):  # a finished plan's, in a call that is made now; before that, all is compiled
-          choice = choice.here(traced.name)
-        return _scoped(choice.flat_fn(traced), f"coopregion{index}")
+        # A finished plan's choices are for a call that is made now; before that, all is compiled.
+        if self.spread is not None and isinstance(choice, Choice):
+          flat_fn = choice.here(traced)
+        else:
+          flat_fn = choice.flat_fn(traced)
+        return _scoped(flat_fn, f"coopregion{index}")
     raise PlanMismatchError(
       f"the plan of {self.step} has no remat region {traced.name} with fingerprint {fingerprint}, as the step has it "
       "now: the plan was made for another step, for other shapes or dtypes, or with other versions of its libraries"
@@ -149,8 +200,13 @@ class Collector:
     self._num_calls = 0
 
   def flat_fn(self, traced: TracedFn) -> FlatFn:
+    traced.refuse_ordered_effects()
     fingerprint = fingerprint_of(traced)
-    self.regions.setdefault(fingerprint, dataclasses.replace(traced, consts=()))  # no tracer outlives its trace
+    flags = traced.is_differentiable
+    if known := self.regions.get(fingerprint):  # a first layer's inputs need no gradient, those of the next do
+      flags = tuple(map(max, flags, known.is_differentiable))
+    # No tracer outlives its trace.
+    self.regions[fingerprint] = dataclasses.replace(traced, consts=(), is_differentiable=flags)
     self._num_calls += 1
     return _scoped(traced.evaluate, f"coopregion{list(self.regions).index(fingerprint)}_{self._num_calls}")
 
@@ -239,11 +295,7 @@ def _followed(fn: Callable, directions: Directions) -> Callable:
     with contexts.directions(directions):
       result = fn(*args, **kwargs)
     if directions.digest not in _met:
-      warnings.warn(
-        f"the plan of {directions.step} has no effect: none of its remat regions was met",
-        RematNoEffectWarning,
-        stacklevel=2,
-      )
+      warn(f"the plan of {directions.step} has no effect: none of its remat regions was met", RematNoEffectWarning)
     return result
 
   return followed

@@ -52,7 +52,10 @@ class Request:
 
   def mark(self, fingerprint: str, budget: Budget | None = None) -> str:
     """The mark of a traced program, with a budget in place of the user's if one is given."""
-    asked = Mark(budget or self.budget, self.planner, self.effort, self.time_limit_s, target=self.speeds.name)
+    refuses = self.on_infeasible == "error"
+    asked = Mark(
+      budget or self.budget, self.planner, self.effort, self.time_limit_s, target=self.speeds.name, refuses=refuses
+    )
     return keyed(asked, fingerprint).to_text()
 
   @classmethod

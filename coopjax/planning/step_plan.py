@@ -14,16 +14,17 @@ from coopjax.errors import (
   BudgetInfeasibleError,
   InvalidProgramError,
   RematNoEffectWarning,
+  warn,
 )
 from coopjax.hlo_engine import hook
+from coopjax.hlo_engine.infeasible import why_infeasible
 from coopjax.hlo_engine.mark import Mark
 from coopjax.jaxpr import cost
 from coopjax.memory_profile import MemoryProfile
 from coopjax.planning import host_offload, regions
 from coopjax.planning.assemble import assemble, schedules
 from coopjax.planning.baseline import Baseline
-from coopjax.planning.choice import LIBRARIES, Choice
-from coopjax.planning.infeasible import why_infeasible
+from coopjax.planning.choice import Choice
 from coopjax.planning.remat_plan import RegionPlan, RematPlan
 from coopjax.planning.request import Request
 from coopjax.planning.steps import Step
@@ -75,11 +76,10 @@ def plan_step(step: Step, request: Request, baseline: Baseline) -> RematPlan:
   stopwatch = Stopwatch()
   planning = _Planning(step, request, baseline)
   if planning.holds:
-    warnings.warn(
+    warn(
       f"the plan of {step.name} has no effect: it takes {format_bytes(planning.best.total_bytes)}, "
       f"{format_bytes(planning.best.temp_bytes)} of them temporaries, within the budget of {request.budget} as it is",
       RematNoEffectWarning,
-      skip_file_prefixes=LIBRARIES,
     )
     return planning.plan(stopwatch.seconds)
   planning.search()
@@ -87,7 +87,7 @@ def plan_step(step: Step, request: Request, baseline: Baseline) -> RematPlan:
     error = planning.infeasible()
     if request.on_infeasible == "error":
       raise error
-    warnings.warn(str(error), BudgetExceededWarning, skip_file_prefixes=LIBRARIES)
+    warn(str(error), BudgetExceededWarning)
   return planning.plan(stopwatch.seconds)
 
 

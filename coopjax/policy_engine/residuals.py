@@ -158,7 +158,7 @@ def _differentiated(jaxpr: core.Jaxpr, is_differentiable: Sequence[bool]) -> cor
 
 def _evaluate_named(jaxpr: core.Jaxpr, inputs: Sequence[object]) -> list[object]:
   """Evaluates a jaxpr with its position as a name scope around, and a name on each output of, every equation."""
-  env = dict(zip(jaxpr.invars, inputs, strict=True))
+  env = compat.environment(jaxpr, inputs)
   read = lambda atom: atom.val if isinstance(atom, core.Literal) else env[atom]
   for position, equation in enumerate(jaxpr.eqns):
     with jax.named_scope(f"coopjax_position{position}"):

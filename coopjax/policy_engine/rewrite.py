@@ -26,7 +26,9 @@ from coopjax.policy_engine import host_copies
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment, Value
 
 
-def rewrite(traced: TracedFn, decisions: PolicyDecisions, mark: str | None = None) -> Callable[..., list[Any]]:
+def rewrite(
+  traced: TracedFn, decisions: PolicyDecisions, mark: str | None = None, *, prevent_cse: bool = True
+) -> Callable[..., list[Any]]:
   """The traced function with its decisions carried out, from the flat inputs of its jaxpr to its flat outputs.
 
   It stands in for `traced.evaluate` (``traced.call(leaves, rewrite(traced, decisions))``), under any transformation.
@@ -35,22 +37,23 @@ def rewrite(traced: TracedFn, decisions: PolicyDecisions, mark: str | None = Non
     traced: from `trace`.
     decisions: made for this jaxpr.
     mark: set on every equation for the HLO engine, recomputed ones included.
+    prevent_cse: as for `jax.checkpoint`, of the segments outside of loops.
 
   Raises:
     PlanMismatchError: the decisions don't fit the jaxpr.
   """
   jaxpr, _ = tag_jaxpr(traced.inlined, mark, traced.policy)
-  return evaluator(apply_to_scans(jaxpr, decisions, traced.policy), decisions, traced.policy)
+  return evaluator(apply_to_scans(jaxpr, decisions, traced.policy), decisions, traced.policy, prevent_cse)
 
 
 def evaluator(
-  jaxpr: core.Jaxpr, decisions: PolicyDecisions, policy: Callable | None = None
+  jaxpr: core.Jaxpr, decisions: PolicyDecisions, policy: Callable | None = None, prevent_cse: bool = True
 ) -> Callable[..., list[Any]]:
   """Evaluates a jaxpr in the segments of the top region, whose checkpoints keep what `policy` saves, too."""
   top = next((region for region in decisions.regions if region.equation_id is None), None)
   if top is None:
     return lambda *inputs: jax.core.eval_jaxpr(jaxpr, (), *inputs)
-  region = _Evaluator(jaxpr, top, _Checkpoints(decisions.digest(), policy), prevent_cse=True)
+  region = _Evaluator(jaxpr, top, _Checkpoints(decisions.digest(), policy), prevent_cse)
   return lambda *inputs: region.evaluate(inputs)
 
 
@@ -240,7 +243,7 @@ class _Evaluator:
     self._is_paced = region.equation_id is None and any(segment.offloaded for segment in region.segments)
 
   def evaluate(self, inputs: Sequence[Any]) -> list[Any]:
-    env = dict(zip(self._jaxpr.invars, inputs, strict=True))
+    env = compat.environment(self._jaxpr, inputs)
     for segment in self._region.segments:
       if self._is_paced:
         invars, _ = self._interface(segment)

@@ -7,7 +7,8 @@ which candidates). Where a compiler makes drafts, for a fraction of the work, th
 may be taken is compiled whole: it says by how much drafts are off, too.
 
 Known weaknesses: a `shard_map` or a user's own checkpoint is one equation that is not cut (put the remat inside it);
-the gradient is taken with respect to every floating argument, and one output less is scratch space less for XLA.
+inside a jit that a gradient is taken of, it is planned with respect to every floating argument, and one output less is
+scratch space less for XLA.
 """
 
 import math

@@ -98,7 +98,7 @@ class Observed:
 
   def _evaluate(self, jaxpr: core.Jaxpr, region: int | None, inputs: Sequence[Any]) -> list[Any]:
     """The outputs of a region."""
-    env = dict(zip(jaxpr.invars, inputs, strict=True))
+    env = compat.environment(jaxpr, inputs)
     read = lambda atom: atom.val if isinstance(atom, core.Literal) else env[atom]
     for position, (equation, equation_id) in enumerate(zip(jaxpr.eqns, self._ids.get(region, ()), strict=True)):
       arguments = [read(atom) for atom in equation.invars]

@@ -41,12 +41,33 @@ def test_prints_run_no_more_often_than_under_checkpoint():
   assert_recomputes_within(0.7 * temp_bytes(plain[1]), fitted)
 
 
-def test_ordered_effects_are_refused():
+def test_ordered_effects_are_refused_under_a_gradient():
   def fn(x):
     io_callback(lambda _: None, None, x, ordered=True)
     return jnp.sin(x)
 
-  with pytest.raises(coopjax.OrderedEffectError, match=r"fn has an ordered side effect at .*test_effects.py:\d+"):
-    jax.jit(coopjax.remat(fn, budget=0.5))(1.0)
+  def beside(x):
+    return (fn(jax.lax.stop_gradient(x)), jnp.sin(x))[1]
+
   with pytest.raises(NotImplementedError):
-    jax.grad(jax.checkpoint(lambda x: (fn(jax.lax.stop_gradient(x)), jnp.sin(x))[1]))(1.0)
+    jax.grad(jax.checkpoint(beside))(1.0)
+  for refused in (
+    lambda: jax.jit(jax.grad(coopjax.remat(beside, budget=0.5)))(1.0),
+    lambda: coopjax.plan(beside, 1.0, budget=0.5),
+    lambda: coopjax.plan(jax.grad(coopjax.remat(beside, budget=0.5)), 1.0, budget=0.5),
+  ):
+    with pytest.raises(coopjax.OrderedEffectError, match=r"beside has an ordered side effect at .*test_effects.py:\d+"):
+      refused()
+
+
+def test_ordered_effects_without_a_gradient_happen_once():
+  seen = []
+
+  def fn(x):
+    io_callback(lambda _: seen.append(1), None, x, ordered=True)
+    return jnp.sin(x)
+
+  for count, run in enumerate((coopjax.remat(fn, budget=0.5), jax.jit(coopjax.remat(fn, budget=0.5))), start=1):
+    assert run(1.0) == jnp.sin(1.0)
+    jax.effects_barrier()
+    assert len(seen) == count

@@ -197,9 +197,8 @@ def test_a_peak_outside_the_marked_region_is_lowered_too():
   loss, weights, x = MLP
   step = lambda inner: lambda weights, x: inner(weights, x) + loss(weights, jnp.tile(x, (8, 1)))
   alone = compile_step(step(loss), weights, x)
-  with pytest.warns(coopjax.RematNoEffectWarning, match="within the budget"):  # what is marked is, by itself
-    marked = coopjax.remat(loss, budget=temp_bytes(alone) // 2, engine="hlo", planner="peak")
-    fitted = compile_step(step(marked), weights, x)
+  marked = coopjax.remat(loss, budget=temp_bytes(alone) // 2, engine="hlo", planner="peak")
+  fitted = compile_step(step(marked), weights, x)  # what is marked is within the budget by itself: nothing to warn of
   assert temp_bytes(plain("mlp")) < temp_bytes(alone) / 6 and temp_bytes(fitted) <= temp_bytes(alone) / 2
   assert "coop_remat" in fitted.as_text()
   assert_same_bits(fitted(weights, x), alone(weights, x))

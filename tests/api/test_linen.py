@@ -302,8 +302,10 @@ def test_a_budget_that_changes_nothing_says_so(decided):
     def __call__(self, x):
       return x + 1
 
+  block = coopjax.linen.remat(Integers, budget=0)()
+  assert block.apply({}, 3) == 4
   with pytest.warns(coopjax.RematNoEffectWarning, match="no floating-point"):
-    assert coopjax.linen.remat(Integers, budget=0)().apply({}, 3) == 4
+    assert jax.grad(lambda x: x * block.apply({}, 3))(1.0) == 4
 
 
 def test_flax_is_imported_when_it_is_asked_for():

@@ -313,6 +313,7 @@ def test_a_type_checker_sees_the_public_names():
     (coopjax.remat, keywords.RematKeywords),
     (coopjax.linen.remat, keywords.LinenKeywords),
     (coopjax.nnx.remat, keywords.BlockKeywords),
+    (coopjax.equinox.remat, keywords.EquinoxKeywords),
   ],
 )
 def test_overloads_have_the_keywords_of_the_function(remat, keywords):

@@ -1,7 +1,9 @@
 """A budget that nothing reaches: the error names the op that forces it, with the user's line, in a loop's body too."""
 
+import functools
 import inspect
 import re
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,7 @@ import pytest
 
 import coopjax
 from tests.support import models
+from tests.support.checks import assert_same_bits, temp_bytes
 
 X = models.normal(1, 256, 64)
 WIDE = 2048  # columns of the one large product
@@ -80,3 +83,63 @@ def test_an_op_that_xla_made_without_a_line_is_named_with_what_leads_to_it():
   (bound,) = [line for line in str(caught.value).splitlines() if line.startswith("no schedule whatever")]
   (line,) = lines_of(convolutions, "conv_general_dilated")
   assert re.search(rf"convolution\S* \(of \S+ \S*{re.escape(line)}\) needs them around it", bound)
+
+
+def two_losses(loss):
+  """Both gradients are needed at once: a program larger than the function that is under remat."""
+  return jax.jit(jax.grad(lambda x, weights: jnp.sin(loss(x, weights)) * jnp.cos(loss(jnp.sin(x), weights)), (0, 1)))
+
+
+def test_the_users_own_program_is_refused_too_and_the_least_it_names_is_reached():
+  weights = models.normal(2, 8, 64, 64)
+
+  def loss(x, weights):
+    for weight in weights:
+      x = jnp.tanh(x @ weight)
+    return jnp.mean(x**2)
+
+  compiled = lambda fn: two_losses(fn).lower(X, weights).compile()
+  remat = functools.partial(coopjax.remat, loss, engine="hlo", effort="fast")
+  with pytest.raises(coopjax.BudgetInfeasibleError) as alone:
+    coopjax.plan(loss, X, weights, budget=1, engine="hlo", effort="fast")
+  least_alone = alone.value.smallest_bytes
+  with pytest.raises(coopjax.BudgetInfeasibleError, match="what forces the smallest is") as caught:
+    compiled(remat(budget=least_alone))
+  error = caught.value
+  assert error.budget_bytes == least_alone < error.smallest_bytes and len(error.largest) == 3
+  plain, fitted = compiled(loss), compiled(remat(budget=error.smallest_bytes))
+  assert temp_bytes(fitted) <= error.smallest_bytes < temp_bytes(plain) and "coop_remat" in fitted.as_text()
+  assert_same_bits(fitted(X, weights), plain(X, weights))
+  with pytest.warns(coopjax.BudgetExceededWarning):
+    nearest = compiled(remat(budget=least_alone, on_infeasible="best_effort"))
+  assert least_alone < temp_bytes(nearest) <= error.smallest_bytes
+
+
+def test_an_evaluation_misses_no_share():
+  """A sum and what is added are live together: 128 KiB, where 60% are 77. A share is of a gradient, which is not here."""
+  weights = models.normal(2, 8, 64, 64)
+
+  @functools.partial(coopjax.remat, budget=0.6, engine="hlo", effort="fast")
+  def loss(x, weights):
+    for weight in weights:
+      x = x + jnp.sort(jnp.sin(x @ weight), 0)
+    return jnp.mean(x**2)
+
+  evaluate = jax.jit(lambda x: loss(x, weights)).lower(X)
+  with warnings.catch_warnings():
+    warnings.simplefilter("error")
+    evaluate.compile()
+
+
+def test_passes_that_are_compiled_apart_run():
+  weights = models.normal(2, 8, 64, 64)
+
+  def loss(x, weights):
+    for weight in weights:
+      x = x + jnp.sort(jnp.sin(x @ weight), 0)
+    return jnp.mean(x**2)
+
+  expected = jax.grad(jax.jit(loss))(X, weights)
+  with pytest.warns(coopjax.RematNoEffectWarning, match="outside of the jax.jit"):
+    fitted = jax.grad(jax.jit(coopjax.remat(loss, budget=0.6, engine="hlo", effort="fast")))(X, weights)
+  assert_same_bits(fitted, expected)

@@ -300,10 +300,19 @@ def rungs_by_hand():
 
 
 def infeasible_over_auto_axes():
-  """What the trace can't know is not an error there; the compile warns."""
+  """What the trace can't know is seen in the compile: refused there, and the least it names is held."""
+  asked = lambda budget, **how: compile_step(
+    coopjax.remat(loss, budget=budget, planner="peak", engine="hlo", **how), "data"
+  )
+  try:
+    asked("1 KiB")
+  except coopjax.BudgetInfeasibleError as error:
+    least_bytes = error.smallest_bytes
+    assert error.largest and "what forces the smallest is" in str(error)
+  assert temp_bytes(asked(least_bytes)) <= least_bytes
   with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    fitted = compile_step(coopjax.remat(loss, budget="1 KiB", planner="peak", engine="hlo"), "data")
+    fitted = asked("1 KiB", on_infeasible="best_effort")
   assert {type(warning.message) for warning in caught} == {coopjax.BudgetExceededWarning}
   assert temp_bytes(fitted) < temp_bytes(compile_step(loss, "data"))
 

@@ -1,0 +1,57 @@
+"""A warning that a remat has no effect comes where that is so, of the program that is compiled, at the user's line."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import coopjax
+from tests.support import models
+
+MLP, WEIGHTS, X = models.mlp(depth=6)
+PROGRAMS = {
+  "gradient": lambda fn: jax.jit(jax.grad(fn))(WEIGHTS, X),
+  "forward": lambda fn: jax.jit(fn)(WEIGHTS, X),
+  "eager": lambda fn: fn(WEIGHTS, X),
+  "eager_gradient": lambda fn: jax.grad(fn)(WEIGHTS, X),
+  "jvp": lambda fn: jax.jit(lambda x: jax.jvp(lambda x: fn(WEIGHTS, x), (x,), (x,)))(X),
+  "hvp": lambda fn: jax.jit(lambda v: jax.jvp(lambda w: jax.grad(fn)(w, X), (WEIGHTS,), (v,)))(WEIGHTS),
+  "twice": lambda fn: jax.jit(jax.grad(lambda w: fn(w, X) + fn(w, 2 * X)))(WEIGHTS),
+}
+
+
+def warned(name, **options):
+  with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    jax.block_until_ready(PROGRAMS[name](coopjax.remat(MLP, planner="auto", **options)))
+  assert {warning.filename for warning in caught} <= {__file__}
+  return [(warning.category, str(warning.message)) for warning in caught]
+
+
+@pytest.mark.parametrize(
+  "name, engine", [*((name, "hlo") for name in PROGRAMS), ("eager_gradient", "policy"), ("hvp", "policy")]
+)
+def test_nothing_is_said_where_a_share_is_held(name, engine):
+  assert not warned(name, budget=0.8, engine=engine)
+
+
+# The function and its gradient take 1.5 MiB: a budget of 2 MiB changes nothing of that, but of programs that take more.
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_that_is_planned_after_all_is_not_said_to_be_left_alone(name):
+  said = warned(name, budget="2 MiB", engine="hlo")
+  assert [category for category, _ in said] == [coopjax.RematNoEffectWarning] * (name == "gradient"), said
+
+
+@pytest.mark.parametrize("engine", ["policy", "hlo"])
+def test_a_gradient_within_its_budget_is_told_once(engine):
+  ((category, message),) = warned("gradient", budget="1 GiB", engine=engine)
+  assert category is coopjax.RematNoEffectWarning and "within the budget of 1.00 GiB" in message
+
+
+def test_what_has_no_gradient_is_said_only_where_one_is_taken():
+  counts = coopjax.remat(lambda x: jnp.sum(x > 0), budget=0.5)
+  jax.jit(counts)(X)
+  with pytest.warns(coopjax.RematNoEffectWarning, match="no floating-point output") as caught:
+    jax.jit(jax.grad(lambda x: jnp.sum(x) * counts(x)))(X)
+  assert [warning.filename for warning in caught] == [__file__]
