@@ -116,7 +116,7 @@ def test_the_users_own_program_is_refused_too_and_the_least_it_names_is_reached(
 
 
 def test_an_evaluation_misses_no_share():
-  """A sum and what is added are live together: 128 KiB, where 60% are 77. A share is of a gradient, which is not here."""
+  """Of a sum and what is added, live together, 60% are too little; but a share is of a gradient, which is not here."""
   weights = models.normal(2, 8, 64, 64)
 
   @functools.partial(coopjax.remat, budget=0.6, engine="hlo", effort="fast")

@@ -243,15 +243,6 @@ def ref_multiple(remat):
 
 
 @program
-def ref_aliased(remat):
-  def h(x):
-    a = jax.new_ref(x)
-    remat(lambda a, b: a[...].sum() + b[...].sum())(a, a)
-
-  return jax.jit(h)(X)
-
-
-@program
 def ref_returned(remat):
   def h(x):
     return remat(lambda x: jax.new_ref(x))(x)[...]
