@@ -27,7 +27,7 @@ _PLANNING: dict[str, dict[str, Any]] = {
 }
 # Goes on where a program needs more memory than the device has: XLA:TPU assigns its buffers, and fails afterwards.
 _ANY_SIZE = {"tpu": {"xla_tpu_no_crash_on_oom": True}}
-# A compile of an eighth of the work, whose temporaries differ from the program's by nearly the same bytes whatever is
+# A compile of a seventh of the work, whose temporaries differ from the program's by nearly the same bytes whatever is
 # saved, if they are larger than the vector memory: a decoder's at five policies, by 62 to 77 MiB of 422 to 1310.
 _DRAFT = {"tpu": {"optimization_level": "O0"}}
 _DESCRIBES_WITHIN = 0.01  # of the temporaries: a prediction that is off by no more describes the compiled program
