@@ -37,9 +37,9 @@ _log = logging.getLogger("coopjax.hook")
 # XLA:GPU tunes single instructions in modules of their own; the second field of a serialized module names its entry.
 _EXTRACTED, _HEAD_BYTES = b"\x12\x11entry_computation", 4096
 _FORWARD = re.compile(rb"(?<!transpose\()jvp\(")  # in the names of instructions
-# Whose speeds price recomputation: a module does not tell its device, and only how ops compare matters.
-_BACKWARD = b"transpose("  # in the names of instructions
+_BACKWARD = b"transpose("
 _CHECKPOINTED = b"rematted_computation"
+# Whose speeds price recomputation: a module does not tell its device, and only how ops compare matters.
 _SPEEDS = {"cpu": "cpu", "cuda": "gpu:h100", "tpu": "tpu:v5e:2x2"}
 
 

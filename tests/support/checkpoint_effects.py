@@ -123,13 +123,14 @@ def ref_argument_read(remat):
   return jax.jit(jax.grad(h))(X), jax.jit(h)(X), h(X)
 
 
+def added(r, x):
+  r[...] += x
+  return jnp.sin(x).sum()
+
+
 @program
 def ref_argument_write(remat):
-  def g(r, x):
-    r[...] += x
-    return jnp.sin(x).sum()
-
-  g = remat(g)
+  g = remat(added)
 
   def h(x):
     r = jax.new_ref(jnp.zeros_like(X))
@@ -141,11 +142,7 @@ def ref_argument_write(remat):
 
 @program
 def ref_argument_write_grad(remat):
-  def g(r, x):
-    r[...] += x
-    return jnp.sin(x).sum()
-
-  g = remat(g)
+  g = remat(added)
 
   def h(x):
     r = jax.new_ref(jnp.zeros_like(X))

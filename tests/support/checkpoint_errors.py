@@ -137,139 +137,106 @@ def named_scope(remat):
   return jax.jit(jax.grad(remat(g)))(X)
 
 
+def counted(fn):
+  """A list that grows with every call, and the function."""
+  calls = []
+
+  def counting(*args):
+    calls.append(None)  # no tracer is kept
+    return fn(*args)
+
+  return calls, counting
+
+
 @program
 def traces_once(remat):
-  n = [0]
-
-  def g(x):
-    n[0] += 1
-    return jnp.sin(x @ W).sum()
-
+  calls, g = counted(lambda x: jnp.sin(x @ W).sum())
   step = jax.jit(jax.grad(remat(g)))
   step(X)
   step(X)
-  return n[0]
+  return len(calls)
 
 
 @program
 def traces_inner_jit_once(remat):
-  n = [0]
-
-  @jax.jit
-  def g(x):
-    n[0] += 1
-    return jnp.sin(x @ W)
-
+  calls, g = counted(lambda x: jnp.sin(x @ W))
+  g = jax.jit(g)
   step = jax.jit(jax.grad(remat(lambda x: g(g(x)).sum())))
   step(X)
   step(X)
-  return n[0]
+  return len(calls)
 
 
 @program
 def traces_scan_body_once(remat):
-  n = [0]
-
-  def body(c, w):
-    n[0] += 1
-    return jnp.sin(c @ w), None
-
+  calls, body = counted(lambda c, w: (jnp.sin(c @ w), None))
   step = jax.jit(jax.grad(lambda x: scanned(remat(body), x)[0].sum()))
   step(X)
   step(X)
-  return n[0]
+  return len(calls)
 
 
 @program
 def traces_twice_per_shape(remat):
-  n = [0]
-
-  def g(x):
-    n[0] += 1
-    return jnp.sin(x @ W).sum()
-
+  calls, g = counted(lambda x: jnp.sin(x @ W).sum())
   step = jax.jit(jax.grad(remat(g)))
   step(X)
   step(X[:2])
   step(X)
-  return n[0]
+  return len(calls)
 
 
 @program
 def eager_traces(remat):
-  n = [0]
-
-  def g(x):
-    n[0] += 1
-    return jnp.sin(x @ W).sum()
-
+  calls, g = counted(lambda x: jnp.sin(x @ W).sum())
   h = remat(g)
   h(X)
   h(X)
   h(X)
-  return n[0] <= 3
+  return len(calls) <= 3
 
 
 @program
 def two_calls_traces(remat):
-  n = [0]
-
-  def g(x):
-    n[0] += 1
-    return jnp.sin(x @ W)
-
+  calls, g = counted(lambda x: jnp.sin(x @ W))
   h = remat(g)
   step = jax.jit(jax.grad(lambda x: h(h(x)).sum()))
   step(X)
-  return n[0]
+  return len(calls)
+
+
+def sharded(fn, out_specs):
+  return jax.shard_map(fn, mesh=jax.make_mesh((1,), ("i",)), in_specs=jax.P("i"), out_specs=out_specs)
 
 
 @program
 def shard_map_inside(remat):
-  s = jax.shard_map(
-    lambda x: jnp.sin(lax.psum(x, "i") @ W),
-    mesh=jax.make_mesh((1,), ("i",)),
-    in_specs=jax.P("i"),
-    out_specs=jax.P(None),
-  )
+  s = sharded(lambda x: jnp.sin(lax.psum(x, "i") @ W), jax.P(None))
   return jax.jit(jax.grad(remat(lambda x: s(x).sum())))(X)
 
 
 @program
 def shard_map_inside_policy(remat):
-  s = jax.shard_map(
-    lambda x: jnp.sin(lax.psum(x, "i") @ W),
-    mesh=jax.make_mesh((1,), ("i",)),
-    in_specs=jax.P("i"),
-    out_specs=jax.P(None),
-  )
+  s = sharded(lambda x: jnp.sin(lax.psum(x, "i") @ W), jax.P(None))
   return jax.jit(jax.grad(remat(lambda x: jnp.sin(s(x) @ W).sum(), policy=jax.checkpoint_policies.dots_saveable)))(X)
 
 
 @program
 def shard_map_around(remat):
-  s = jax.shard_map(
-    remat(lambda x: jnp.sin(x @ W)), mesh=jax.make_mesh((1,), ("i",)), in_specs=jax.P("i"), out_specs=jax.P("i")
-  )
+  s = sharded(remat(lambda x: jnp.sin(x @ W)), jax.P("i"))
   return jax.jit(jax.grad(lambda x: s(x).sum()))(X)
 
 
 @program
 def shard_map_around_policy(remat):
-  s = jax.shard_map(
-    remat(lambda x: jnp.sin(lax.psum(x, "i") @ W), policy=jax.checkpoint_policies.dots_saveable),
-    mesh=jax.make_mesh((1,), ("i",)),
-    in_specs=jax.P("i"),
-    out_specs=jax.P(None),
-  )
+  policy = jax.checkpoint_policies.dots_saveable
+  s = sharded(remat(lambda x: jnp.sin(lax.psum(x, "i") @ W), policy=policy), jax.P(None))
   return jax.jit(jax.grad(lambda x: s(x).sum()))(X)
 
 
 @program
 def shard_map_eager(remat):
-  s = jax.shard_map(
-    remat(lambda x: jnp.sin(x @ W)), mesh=jax.make_mesh((1,), ("i",)), in_specs=jax.P("i"), out_specs=jax.P("i")
-  )
+  s = sharded(remat(lambda x: jnp.sin(x @ W)), jax.P("i"))
   return s(X), jax.grad(lambda x: s(x).sum())(X)
 
 
