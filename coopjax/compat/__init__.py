@@ -10,6 +10,7 @@ from coopjax.compat.compiles import (
   ProgramToCompile,
   instructions_of,
   module_bytes_of,
+  resident_bytes_of,
   temp_bytes_of,
   watch_compiles,
 )
@@ -61,13 +62,14 @@ from coopjax.compat.platforms import (
 )
 from coopjax.compat.traces import (
   has_backward_outside,
-  is_batched,
   is_differentiated,
   is_eager,
+  is_in_differentiated_loop,
   no_trace,
   num_gradients,
   pinned_checkpoint,
   trace_context,
+  vmaps_around,
 )
 
 __all__ = [
@@ -93,9 +95,9 @@ __all__ = [
   "hook_platform",
   "inlined",
   "instructions_of",
-  "is_batched",
   "is_differentiated",
   "is_eager",
+  "is_in_differentiated_loop",
   "is_job",
   "is_on_one_device",
   "is_opened_by_jax",
@@ -118,6 +120,7 @@ __all__ = [
   "put_value",
   "rebuild",
   "relabel",
+  "resident_bytes_of",
   "scan_carries",
   "scan_slices",
   "short_type",
@@ -128,6 +131,7 @@ __all__ = [
   "trace_context",
   "value_of",
   "vary",
+  "vmaps_around",
   "watch_compiles",
   "without_xla_remat",
 ]

@@ -130,3 +130,9 @@ def instructions_of(executable: Any) -> str:
 def temp_bytes_of(executable: Any) -> int:
   """Temporaries of a loaded executable."""
   return executable.get_compiled_memory_stats().temp_size_in_bytes
+
+
+def resident_bytes_of(executable: Any) -> int:
+  """Arguments + outputs - aliased bytes of a loaded executable."""
+  stats = executable.get_compiled_memory_stats()
+  return stats.argument_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes

@@ -26,7 +26,7 @@ def bind_axes(
   """`fn` and its types as a program of its own, for `no_trace`, that binds the named axes which are in scope here.
 
   Inside a `shard_map` the program is what one device runs, on a mesh of the same shape; the axis of a `vmap` is bound
-  by a `vmap` over nothing, so the program is that of one example.
+  by a `vmap` over nothing, inside of which `fn` may bind it to its examples.
 
   Args:
     fn: a function of positional arrays.

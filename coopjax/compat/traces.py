@@ -2,7 +2,7 @@
 
 import contextlib
 import itertools
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -12,6 +12,9 @@ from jax._src import core as core_internals
 from jax._src.interpreters import ad, batching, partial_eval
 
 from coopjax.compat.meshes import without_manual_axes
+
+_GRADIENTS = ad.JVPTrace | ad.LinearizeTrace | partial_eval.JaxprTrace
+_LOOPS = ("scan", "fori_loop", "while_body")
 
 
 @contextlib.contextmanager
@@ -32,11 +35,30 @@ def no_trace() -> Iterator[None]:
       core_internals.trace_ctx.set_axis_env(axes)
 
 
-def is_batched(value: Any) -> bool:
-  """Whether a value is one example of those that a `vmap` around runs over."""
-  while isinstance(value, ad.JVPTracer | ad.LinearizeTracer):
-    value = value.primal
-  return isinstance(value, batching.BatchTracer)
+def vmaps_around(values: Sequence[Any]) -> list[tuple[int, tuple[bool, ...], bool, Hashable]]:
+  """The `vmap`s that run over some of the values, the innermost first.
+
+  Returns:
+    ``(number of examples, whether each value is one of them, whether a gradient is taken of each example, name of the
+    axis)``; for no name, JAX has an object.
+  """
+  found, has_gradient = [], False
+  for trace in reversed(_traces()):
+    has_gradient |= isinstance(trace, _GRADIENTS)
+    if isinstance(trace, batching.BatchTrace):
+      flags = tuple(trace in _batched_by(value) for value in values)
+      if any(flags):
+        found.append((trace.axis_data.size, flags, has_gradient, trace.axis_data.name))
+  return found
+
+
+def _batched_by(value: Any) -> list[batching.BatchTrace]:
+  """The traces of the `vmap`s that run over a value."""
+  if isinstance(value, ad.JVPTracer | ad.LinearizeTracer):
+    return _batched_by(value.primal)
+  if isinstance(value, batching.BatchTracer):
+    return [value._trace, *_batched_by(value.val)]
+  return []
 
 
 def is_differentiated(value: Any) -> bool:
@@ -62,6 +84,17 @@ def has_backward_outside() -> bool:
   return any(isinstance(trace, ad.LinearizeTrace | partial_eval.JaxprTrace) for trace in outside)
 
 
+def is_in_differentiated_loop() -> bool:
+  """Whether what runs here is a part of a loop's body, and a gradient is taken of the loop: it becomes two loops."""
+  inside = itertools.dropwhile(lambda trace: not isinstance(trace, _GRADIENTS), _traces())
+  return any(isinstance(trace, partial_eval.DynamicJaxprTrace) and _is_of_loop(trace) for trace in inside)
+
+
+def _is_of_loop(trace: partial_eval.DynamicJaxprTrace) -> bool:
+  about = trace.frame.debug_info
+  return about is not None and about.traced_for in _LOOPS
+
+
 def trace_context() -> Hashable:
   """All settings that what is traced here may depend on: flags, meshes and named axes in scope, user contexts."""
   return config.trace_context()
@@ -69,7 +102,7 @@ def trace_context() -> Hashable:
 
 def num_gradients() -> int:
   """How many derivatives are being taken of what is traced here."""
-  return sum(isinstance(trace, ad.JVPTrace | ad.LinearizeTrace | partial_eval.JaxprTrace) for trace in _traces())
+  return sum(isinstance(trace, _GRADIENTS) for trace in _traces())
 
 
 def _traces() -> list[core_internals.Trace]:

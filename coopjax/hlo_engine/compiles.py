@@ -23,13 +23,15 @@ import jax
 from coopjax import _core, compat, contexts, errors, job
 from coopjax.budget import format_bytes
 from coopjax.errors import BudgetExceededWarning, BudgetInfeasibleError, InvalidProgramError, log
-from coopjax.hlo_engine.mark import Mark, is_chosen, is_marked, is_over_budget, marks_in, over_budget
+from coopjax.hlo_engine.infeasible import why_infeasible
+from coopjax.hlo_engine.mark import Mark, held_in, is_chosen, is_marked, is_over_budget, marks_in, over_budget
 from coopjax.xla import standing
 from coopjax.xla.module import parse_module
 from coopjax.xla.module_fields import with_plan_of, without_labels
 
 _log = logging.getLogger("coopjax.hook")
 _ATTRIBUTES = re.compile(r', frontend_attributes=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}')
+_FORWARD = re.compile(rb"(?<!transpose\()jvp\(")  # in the names of instructions
 _KEYS = re.compile(rb";key=([0-9a-f]+)")  # of marks; nothing else is read here, where an error would fail a compile
 _KEY = re.compile(r";key=[0-9a-f]*")  # differs between versions of coopjax, which may follow each other
 
@@ -125,6 +127,15 @@ class Compile:
       return planned
     return over_budget(planned or module_bytes)
 
+  def hold(self, held: Collection[Mark], name: str, executable: Any) -> None:
+    """Refuses the compiled program, or warns of it, where it is over what it is held to."""
+    if self._is_trial or not held or (excess := _excess(held, name, executable)) is None:
+      return
+    if excess.is_refused:
+      self.refused = excess
+    else:
+      warn(excess.message)
+
   def fail(self, error: Exception, *, is_lasting: bool = False) -> None:
     """Planning failed: the program is compiled as it came, and kept only where it would fail again."""
     self.may_keep = is_lasting and not self.about
@@ -164,6 +175,7 @@ class Watcher:
         if entered.interrupt is not None:
           raise entered.interrupt from None
         raise
+    entered.hold(held_in(program.bytecode), program.name, executable)
     if entered.refused is not None:
       raise entered.refused.error()
     if not entered.is_planned and entered.keys:
@@ -241,6 +253,31 @@ def warn(message: str, category: type[Warning] = BudgetExceededWarning) -> None:
     errors.warn(message, category)
   except category:
     log(_log, logging.WARNING, message)
+
+
+def has_both_passes(module_bytes: bytes) -> bool:
+  """Whether a module has a function together with its gradient: alone, either is held to nothing in bytes."""
+  return _FORWARD.search(module_bytes) is not None and b"transpose(jvp(" in module_bytes
+
+
+def _excess(held: Collection[Mark], name: str, executable: Any) -> Excess | None:
+  """What there is to say of a program that the policy engine alone has planned and that is over its budget."""
+  temp_bytes, resident_bytes = compat.temp_bytes_of(executable), compat.resident_bytes_of(executable)
+  limits = [(mark.budget.resolve(0, resident_bytes), mark.refuses) for mark in held if mark.budget is not None]
+  budget_bytes, refuses = min(limits)
+  if temp_bytes <= budget_bytes or not has_both_passes(module_bytes := compat.module_bytes_of(executable)):
+    return None
+  message = (
+    f"the program {name} takes {format_bytes(temp_bytes)} of temporaries, over its budget of "
+    f"{format_bytes(budget_bytes)}: the policy engine planned the function under coopjax.remat, and the program "
+    "has more than that and its gradient. coopjax.plan(step, *arguments, budget=...).apply(step) plans the whole step"
+  )
+  excess = Excess(message, budget_bytes, temp_bytes, is_refused=refuses)
+  try:
+    error = why_infeasible(module_bytes, message, budget_bytes=budget_bytes, smallest_bytes=temp_bytes)
+  except InvalidProgramError:  # XLA:TPU has instructions of its own
+    return excess
+  return excess._replace(message=str(error), op=error.op, largest=error.largest)
 
 
 def _warn_if_over_budget(name: str, executable: Any) -> None:

@@ -14,7 +14,6 @@ import dataclasses
 import functools
 import hashlib
 import logging
-import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -36,7 +35,6 @@ compat.log_as_jax_does("coopjax")
 _log = logging.getLogger("coopjax.hook")
 # XLA:GPU tunes single instructions in modules of their own; the second field of a serialized module names its entry.
 _EXTRACTED, _HEAD_BYTES = b"\x12\x11entry_computation", 4096
-_FORWARD = re.compile(rb"(?<!transpose\()jvp\(")  # in the names of instructions
 _BACKWARD = b"transpose("
 _CHECKPOINTED = b"rematted_computation"
 # Whose speeds price recomputation: a module does not tell its device, and only how ops compare matters.
@@ -288,8 +286,7 @@ def _excess(outcome: Outcome, module_bytes: bytes) -> compiles.Excess | None:
   ).rstrip()
   # A budget is of a function with its gradient: an evaluation, or a backward pass that is compiled by itself, is only
   # told of a share of what it takes alone.
-  has_both_passes = _FORWARD.search(module_bytes) and b"transpose(jvp(" in module_bytes
-  if not (outcome.mark.refuses and has_both_passes):
+  if not (outcome.mark.refuses and compiles.has_both_passes(module_bytes)):
     return compiles.Excess(message, budget_bytes, smallest_bytes)
   schedule = None if outcome.result is None else outcome.result.schedule
   error = why_infeasible(

@@ -9,7 +9,9 @@ from coopjax.budget import Budget
 
 _TEXT = re.compile(rb"coopjax-(?:mark|over)\([^()]*\)")
 _MARK, _OVER = b"coopjax-mark(", b"coopjax-over("  # of one length: in a module, one can take the other's place
-CHOICE = "coopjax-choice()"  # on programs that the policy engine alone has planned, where processes have to agree
+# On programs that the policy engine alone has planned: with what they are held to, or for processes to agree on alone.
+CHOICE = "coopjax-choice()"
+_CHOICE, _HELD = b"coopjax-choice(", re.compile(rb"coopjax-choice\([^()]+\)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,10 +48,14 @@ class Mark:
     asked = f"planner={self.planner};effort={self.effort}{fuse}{refuses}"
     return f"coopjax-mark({limit}{total};{asked};key={self.key}{target})"
 
+  def to_choice(self) -> str:
+    """As :meth:`to_text`, for a program that the HLO engine leaves alone: once it is compiled, it is held to this."""
+    return self.to_text().replace(_MARK.decode(), _CHOICE.decode(), 1)
+
   @classmethod
   def from_text(cls, text: str) -> "Mark":
-    """Reads what :meth:`to_text` wrote."""
-    parts = (field.partition("=") for field in text[len(_MARK) : -1].split(";"))
+    """Reads what :meth:`to_text` or :meth:`to_choice` wrote."""
+    parts = (field.partition("=") for field in text[text.index("(") + 1 : -1].split(";"))
     fields = {name: value for name, _, value in parts}
     share, limit_bytes = fields.get("share"), fields.get("bytes")
     budget = Budget(int(limit_bytes) if limit_bytes else None, float(share) if share else None, "total" in fields)
@@ -72,14 +78,19 @@ def marks_in(module_bytes: bytes) -> set[Mark]:
   return {Mark.from_text(match.decode()) for match in set(_TEXT.findall(module_bytes))}
 
 
+def held_in(program: bytes) -> set[Mark]:
+  """What a program that the policy engine alone has planned, in any form, is held to."""
+  return {Mark.from_text(match.decode()) for match in set(_HELD.findall(program))}
+
+
 def is_marked(program: bytes) -> bool:
   """Whether a program, in any form, carries a mark."""
   return _MARK in program
 
 
 def is_chosen(program: bytes) -> bool:
-  """Whether it carries `CHOICE`."""
-  return CHOICE.encode() in program
+  """Whether it carries `CHOICE`, or what it is held to in its place."""
+  return _CHOICE in program
 
 
 def over_budget(module_bytes: bytes) -> bytes:

@@ -17,6 +17,7 @@ from jax.sharding import AxisType, NamedSharding
 
 from coopjax import compat, job
 from coopjax.errors import PlanMismatchError
+from coopjax.jaxpr.batches import Batch, batches_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Placement:
     is_known: a compile with `shardings` is what one device will run. If not, it may stand for all devices together, or
       for one example.
     is_spread: inputs lie on a mesh, or one is set: the program will be partitioned.
-    is_batched: a `vmap` is around: the program will be one of many examples.
+    batches: the `vmap`s around, where the program will be one device's.
     processes: of a job, that the devices belong to and that have to agree on a plan; () for one process's own program,
       or where the trace does not show the devices.
   """
@@ -38,7 +39,7 @@ class Placement:
   mesh: str
   is_known: bool
   is_spread: bool
-  is_batched: bool
+  batches: tuple[Batch, ...]
   processes: tuple[int, ...] = ()
 
   def key(self) -> str:
@@ -46,7 +47,7 @@ class Placement:
     places = [str(s) for s in self.shardings if not isinstance(s, jax.sharding.SingleDeviceSharding | None)]
     if places:
       places = [str(sharding) for sharding in self.shardings]
-    text = repr((places, self.mesh, self.is_known, self.is_batched, compat.axes_in_scope()))
+    text = repr((places, self.mesh, self.is_known, self.batches, compat.axes_in_scope()))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -121,15 +122,15 @@ def place(values: Sequence[Any]) -> Placement:
       has_auto |= AxisType.Explicit in kinds and sharding is None  # fewer devices here than in the mesh
     shardings.append(sharding)
   is_partitioned = not has_tracers or (not has_auto and (is_placed or compat.is_on_one_device()))
-  is_batched = any(map(compat.is_batched, values))
-  is_known = (jax.device_count() == 1 or is_partitioned) and not is_batched
   mesh, current = " and ".join(sorted(meshes - {""})), jax.sharding.get_abstract_mesh()
+  is_spread, batches = bool(mesh or _mesh_text(current)), batches_of(values)
+  is_known = (jax.device_count() == 1 or is_partitioned) and not (batches and is_spread)
   return Placement(
     tuple(shardings),
     mesh,
     is_known,
-    is_spread=bool(mesh or _mesh_text(current)),
-    is_batched=is_batched,
+    is_spread=is_spread,
+    batches=() if is_spread else batches,
     processes=job.spanned_by([*seen, jax.sharding.NamedSharding(current, jax.sharding.PartitionSpec())]),
   )
 

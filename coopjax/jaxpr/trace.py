@@ -22,6 +22,7 @@ from coopjax import compat
 from coopjax.errors import LostUpdateWarning, NotDifferentiableError, OrderedEffectError, warn
 from coopjax.jaxpr import non_arrays, user_policy
 from coopjax.jaxpr.arguments import SplitArguments, split_arguments
+from coopjax.jaxpr.batches import batched_avals, batched_fn
 from coopjax.jaxpr.inline import inline_as_jax_does, inline_jits
 from coopjax.jaxpr.placement import Placement, path_name, place
 
@@ -332,18 +333,21 @@ def fn_and_gradient(
   Raises:
     NotDifferentiableError: no floating input or no floating output.
   """
-  flat_fn = flat_fn or traced.evaluate
+  batches = traced.placement.batches
+  of_each, of_all = ([batch for batch in batches if batch.of_gradient == of_gradient] for of_gradient in (True, False))
+  flat_fn = batched_fn(flat_fn or traced.evaluate, of_all)
+  in_avals, out_avals = batched_avals(traced.in_avals, traced.out_avals, of_all)
   wrt = [i for i, ok in enumerate(traced.is_differentiable) if ok]
-  floating_out = [i for i, aval in enumerate(traced.out_avals) if is_floating(aval)]
+  floating_out = [i for i, aval in enumerate(out_avals) if is_floating(aval)]
   if not wrt or not floating_out:
-    kind, avals = ("input", traced.in_avals) if not wrt else ("output", traced.out_avals)
+    kind, avals = ("input", in_avals) if not wrt else ("output", out_avals)
     types = ", ".join(f"{aval.dtype.name}{list(aval.shape)}" for aval in avals[:8]) or "none at all"
     raise NotDifferentiableError(
       f"{traced.name} has no floating-point {kind} (it has: {types}), so there is no gradient whose residuals "
       "could be rematerialized. Wrap the function that is differentiated."
     )
-  array_out = [i for i in floating_out if traced.out_avals[i].shape]
-  num_inputs = len(traced.in_avals)
+  array_out = [i for i in floating_out if out_avals[i].shape]
+  num_inputs = len(in_avals)
 
   def with_gradient(*flat):
     inputs, cotangents = list(flat[:num_inputs]), dict(zip(array_out, flat[num_inputs:], strict=True))
@@ -355,12 +359,9 @@ def fn_and_gradient(
       return [outs[i] for i in floating_out], outs
 
     _, pullback, outs = jax.vjp(of_floating, *[inputs[i] for i in wrt], has_aux=True)
-    ones = {
-      i: compat.vary(jnp.ones((), traced.out_avals[i].dtype), traced.out_avals[i])
-      for i in floating_out
-      if i not in cotangents
-    }
+    ones = {i: compat.vary(jnp.ones((), out_avals[i].dtype), out_avals[i]) for i in floating_out if i not in cotangents}
     return outs, pullback([{**cotangents, **ones}[i] for i in floating_out])
 
   with_gradient.__name__ = f"{traced.name}_and_gradient"
-  return with_gradient, traced.in_avals + tuple(traced.out_avals[i] for i in array_out)
+  in_avals, cotangents = batched_avals(in_avals, [out_avals[i] for i in array_out], of_each)
+  return batched_fn(with_gradient, of_each), (*in_avals, *cotangents)

@@ -19,10 +19,17 @@ from coopjax.policy_engine.decisions import PolicyDecisions
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-  """How a traced function is carried out: under a mark for the HLO engine, rewritten, both, or as it is."""
+  """How a traced function is carried out: under a mark for the HLO engine, rewritten, both, or as it is.
+
+  Attributes:
+    mark: for the HLO engine.
+    decisions: of the policy engine.
+    held: what its program is held to once it is compiled, where no HLO engine sees to that.
+  """
 
   mark: str | None = None
   decisions: PolicyDecisions | None = None
+  held: str | None = None
 
   @property
   def engine(self) -> str:
@@ -32,16 +39,19 @@ class Choice:
   @classmethod
   def from_json(cls, fields: dict[str, Any]) -> "Choice":
     """The inverse of `dataclasses.asdict`, whether or not it went through JSON."""
-    mark, decisions = fields["mark"], fields["decisions"]
-    if not isinstance(mark, str | None):
-      raise TypeError(f"a mark is text, not {mark!r}")
-    return cls(mark, None if decisions is None else PolicyDecisions.from_json(decisions))
+    mark, decisions, held = fields["mark"], fields["decisions"], fields["held"]
+    if not (isinstance(mark, str | None) and isinstance(held, str | None)):
+      raise TypeError(f"marks are text, not {mark!r} and {held!r}")
+    return cls(mark, None if decisions is None else PolicyDecisions.from_json(decisions), held)
 
   def flat_fn(self, traced: TracedFn, prevent_cse: bool = True) -> Callable[..., list[Any]]:
     """The function carried out this way, in place of ``traced.evaluate``; `prevent_cse` as for `jax.checkpoint`."""
+    if self.held is not None:
+      hook.watch()
+    mark = self.mark or self.held
     if self.decisions is not None:
-      return rewrite.rewrite(traced, self.decisions, self.mark or _noted(traced), prevent_cse=prevent_cse)
-    return marked_fn(traced, self.mark)
+      return rewrite.rewrite(traced, self.decisions, mark or _noted(traced), prevent_cse=prevent_cse)
+    return marked_fn(traced, mark)
 
   def here(self, traced: TracedFn, prevent_cse: bool = True) -> Callable[..., list[Any]]:
     """As `flat_fn`, for a call that is made now.
@@ -61,7 +71,7 @@ class Choice:
         "with what it needs of the forward pass. Put jax.jit around the function that takes the gradient",
         RematNoEffectWarning,
       )
-    choice = dataclasses.replace(self, mark=None) if is_one_by_one else self
+    choice = dataclasses.replace(self, mark=None, held=None) if is_one_by_one else self
     return traced.once((choice, prevent_cse), lambda: choice._carried_out(traced, prevent_cse))
 
   def _carried_out(self, traced: TracedFn, prevent_cse: bool) -> Callable[..., list[Any]]:

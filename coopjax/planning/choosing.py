@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from coopjax import compat
 from coopjax.budget import Budget, format_bytes
 from coopjax.errors import (
   BudgetExceededWarning,
@@ -183,8 +184,7 @@ class Case:
     with warnings.catch_warnings():
       warnings.simplefilter("ignore", BudgetExceededWarning)  # trials may miss the budget
       shards = shards_of(traced, trials.partition)
-      # Straight-line code of a program that will be partitioned is left to the hook. One that will be batched is larger
-      # than this: what the HLO engine can't do for one example, it can't for many.
+      # Straight-line code of a program that will be partitioned is left to the hook.
       for only_scans in (False,) if not mark else (True, False) if is_known or not is_spread else (True,):
         if not found or not found[-1].is_feasible:
           found.append(
@@ -228,8 +228,7 @@ class Case:
     """The choice for a program whose partitioning the trace does not show, from a plan for all devices together.
 
     One device's program is no larger, so bytes that all hold together each one holds, and what can't be reached here
-    may be reached there. A share is carried over in proportion, as it is from one example to all of a `vmap`. The hook,
-    if it is at work, has the last word.
+    may be reached there. A share is carried over in proportion. The hook, if it is at work, has the last word.
     """
     traced, request = self.traced, self.request
     decisions, budget = found.decisions if found.decisions.regions else None, request.budget
@@ -290,7 +289,12 @@ class Case:
     module_bytes: bytes,
     schedule: np.ndarray | None = None,
   ) -> None:
-    """Raises, or warns for a best effort, with the smallest reachable bytes and what forces them."""
+    """Raises, or warns for a best effort, with the smallest reachable bytes and what forces them.
+
+    Of a function in a `shard_map`, which is a little more than is planned here, its program's compile tells.
+    """
+    if self.request.budget.share is None and compat.is_on_one_device():
+      return
     name, request = self.traced.name, self.request
     error = why_infeasible(
       module_bytes,
@@ -300,6 +304,11 @@ class Case:
       budget_bytes=budget_bytes,
       smallest_bytes=smallest_bytes,
     )
+    if compat.is_in_differentiated_loop():
+      error.add_note(
+        f"{name} is a part of a loop's body, planned by itself: what the loop keeps of each turn is not in it. Put "
+        "coopjax.remat around the function that has the loop, whose body is then planned with it"
+      )
     error.add_note("try a larger budget, a smaller batch, or on_infeasible='best_effort'")
     if request.on_infeasible == "error":
       raise error

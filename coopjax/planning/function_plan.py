@@ -39,6 +39,8 @@ def choose(traced: TracedFn, request: Request) -> Choice:
   A program that can't be planned because it has no gradient is left as it is, with a warning. One whose sizes are
   symbols (`jax.export`) can't be compiled yet: what it is compiled to when they are known, the hook plans.
   """
+  if request.engine == "auto" and compat.is_in_differentiated_loop():
+    request = dataclasses.replace(request, engine="policy")  # no order in a body changes what its loop keeps
   fingerprint, key = fingerprint_of(traced), key_of(traced, request)
   if traced.has_symbolic_sizes:
     return _choose_for_any_size(traced, request, fingerprint)
@@ -77,8 +79,11 @@ def _choose_here(traced: TracedFn, request: Request, fingerprint: str, key: tupl
   if before is not None and is_plain and compat.num_gradients() == 1:
     warn_no_effect(traced, before, request.budget.resolve(before.temp_bytes, before.resident_bytes), None)
   is_cut_short = outcome is not None and outcome.is_cut_short
-  _choices.put(key, chosen.choice, chosen.holds_budget and not is_cut_short)
-  return chosen.choice
+  choice = chosen.choice
+  if choice.mark is None:
+    choice = dataclasses.replace(choice, held=request.held(fingerprint))
+  _choices.put(key, choice, chosen.holds_budget and not is_cut_short)
+  return choice
 
 
 def plan_function(traced: TracedFn, request: Request, baseline: Baseline) -> RematPlan:

@@ -52,11 +52,17 @@ class Request:
 
   def mark(self, fingerprint: str, budget: Budget | None = None) -> str:
     """The mark of a traced program, with a budget in place of the user's if one is given."""
+    return self._mark(fingerprint, budget or self.budget).to_text()
+
+  def held(self, fingerprint: str) -> str | None:
+    """What a program without a mark is held to. A share is of the function alone, and so is not for its program."""
+    return None if self.budget.share is not None else self._mark(fingerprint, self.budget).to_choice()
+
+  def _mark(self, fingerprint: str, budget: Budget) -> Mark:
     refuses = self.on_infeasible == "error"
-    asked = Mark(
-      budget or self.budget, self.planner, self.effort, self.time_limit_s, target=self.speeds.name, refuses=refuses
+    return keyed(
+      Mark(budget, self.planner, self.effort, self.time_limit_s, target=self.speeds.name, refuses=refuses), fingerprint
     )
-    return keyed(asked, fingerprint).to_text()
 
   @classmethod
   def checked(

@@ -11,7 +11,7 @@ import pytest
 
 import coopjax
 from tests.support import models
-from tests.support.checks import assert_same_bits, temp_bytes
+from tests.support.checks import assert_same, assert_same_bits, num_dots, temp_bytes
 
 X = models.normal(1, 256, 64)
 WIDE = 2048  # columns of the one large product
@@ -90,14 +90,14 @@ def two_losses(loss):
   return jax.jit(jax.grad(lambda x, weights: jnp.sin(loss(x, weights)) * jnp.cos(loss(jnp.sin(x), weights)), (0, 1)))
 
 
+def layered(x, weights):
+  for weight in weights:
+    x = jnp.tanh(x @ weight)
+  return jnp.mean(x**2)
+
+
 def test_the_users_own_program_is_refused_too_and_the_least_it_names_is_reached():
-  weights = models.normal(2, 8, 64, 64)
-
-  def loss(x, weights):
-    for weight in weights:
-      x = jnp.tanh(x @ weight)
-    return jnp.mean(x**2)
-
+  weights, loss = models.normal(2, 8, 64, 64), layered
   compiled = lambda fn: two_losses(fn).lower(X, weights).compile()
   remat = functools.partial(coopjax.remat, loss, engine="hlo", effort="fast")
   with pytest.raises(coopjax.BudgetInfeasibleError) as alone:
@@ -113,6 +113,38 @@ def test_the_users_own_program_is_refused_too_and_the_least_it_names_is_reached(
   with pytest.warns(coopjax.BudgetExceededWarning):
     nearest = compiled(remat(budget=least_alone, on_infeasible="best_effort"))
   assert least_alone < temp_bytes(nearest) <= error.smallest_bytes
+
+
+def test_what_the_policy_engine_plans_is_held_to_its_budget_when_it_is_compiled():
+  weights = models.normal(2, 8, 64, 64)
+  compiled = lambda fn: two_losses(fn).lower(X, weights).compile()
+  remat = functools.partial(coopjax.remat, layered, engine="policy")
+  with pytest.raises(coopjax.BudgetInfeasibleError) as alone:
+    coopjax.plan(layered, X, weights, budget=1, engine="policy")
+  least_alone = alone.value.smallest_bytes
+  with pytest.raises(coopjax.BudgetInfeasibleError, match=r"plans the whole step(?s:.*)what forces") as caught:
+    compiled(remat(budget=least_alone))
+  with pytest.warns(coopjax.BudgetExceededWarning, match="over its budget"):
+    nearest = compiled(remat(budget=least_alone, on_infeasible="best_effort"))
+  error = caught.value
+  assert error.budget_bytes == least_alone < error.smallest_bytes == temp_bytes(nearest) < temp_bytes(compiled(layered))
+  jax.jit(remat(budget=least_alone)).lower(X, weights).compile()  # without a gradient, nothing is promised
+  total_bytes = coopjax.Budget.total(least_alone + X.nbytes + weights.nbytes)
+  with pytest.raises(coopjax.BudgetInfeasibleError):
+    compiled(remat(budget=total_bytes))
+
+
+@pytest.mark.parametrize("engine", ["policy", "hlo"])
+def test_examples_of_a_vmap_share_a_budget_in_bytes(engine):
+  weights, xs = list(models.normal(2, 8, 64, 64)), X.reshape(2, -1, 64)
+  each = lambda fn: jax.jit(jax.vmap(jax.value_and_grad(fn, (0, 1)), in_axes=(0, None))).lower(xs, weights).compile()
+  remat = functools.partial(coopjax.remat, layered, engine=engine, effort="fast")
+  with pytest.raises(coopjax.BudgetInfeasibleError) as caught:
+    each(remat(budget=1))
+  plain, fitted = each(layered), each(remat(budget=caught.value.smallest_bytes))
+  assert temp_bytes(fitted) <= caught.value.smallest_bytes < temp_bytes(plain)
+  assert num_dots(fitted) > num_dots(plain)
+  assert_same(fitted(xs, weights), plain(xs, weights))
 
 
 def test_an_evaluation_misses_no_share():
