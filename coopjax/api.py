@@ -5,6 +5,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack, overload
 
+from coopjax import progress
 from coopjax.budget import BudgetLike
 from coopjax.keywords import Decorator, RematKeywords
 from coopjax.planning import following, regions
@@ -232,4 +233,5 @@ def plan(
     time_limit_s=time_limit_s,
     on_infeasible=on_infeasible,
   )
-  return Plannable.of(fn, args, kwargs, request.device, argnums).plan(request)
+  with progress.shown(f"planning {getattr(fn, '__name__', 'a program')}"):
+    return Plannable.of(fn, args, kwargs, request.device, argnums).plan(request)

@@ -7,7 +7,6 @@ import warnings
 from typing import Any
 
 from coopjax.budget import Budget
-from coopjax.cli import progress
 from coopjax.errors import BudgetExceededWarning, BudgetInfeasibleError, InvalidBudgetError, RematNoEffectWarning
 
 PICTURES = (".png", ".svg", ".pdf")
@@ -71,7 +70,7 @@ def _plan(options: argparse.Namespace) -> int:
   function, args, kwargs = _asked(options)
   budget = Budget(options.budget.limit_bytes, options.budget.share, options.total)
   try:
-    with progress.shown("planning"), warnings.catch_warnings():
+    with warnings.catch_warnings():
       for category in (RematNoEffectWarning, BudgetExceededWarning):  # what is printed says so
         warnings.simplefilter("ignore", category)
       plan = coopjax.plan(function, *args, budget=budget, **_settings(options), **kwargs)
@@ -95,8 +94,7 @@ def _frontier(options: argparse.Namespace) -> int:
   suffix = pathlib.Path(options.output).suffix if options.output else ""
   if options.output and suffix not in (*PICTURES, ".json"):
     raise OSError(f"{options.output}: expected a name that ends in {', '.join(PICTURES)} or .json")
-  with progress.shown("frontier"):
-    found = coopjax.frontier(function, *args, budgets=options.budget, **_settings(options), **kwargs)
+  found = coopjax.frontier(function, *args, budgets=options.budget, **_settings(options), **kwargs)
   text = json.dumps(found.to_dict())
   if suffix == ".json":
     pathlib.Path(options.output).write_text(text)

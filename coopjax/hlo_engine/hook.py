@@ -21,7 +21,7 @@ from typing import Any
 import jax
 from jax.extend import xla as jax_xla
 
-from coopjax import compat
+from coopjax import compat, progress
 from coopjax.budget import Budget, format_bytes
 from coopjax.errors import InvalidProgramError, RematNoEffectWarning, log
 from coopjax.hlo_engine import compiles
@@ -249,7 +249,8 @@ def _plan(module_bytes: bytes, marks: set[Mark], asked_of_all: Mark | None) -> O
   if not marks:
     assert asked_of_all is not None  # else there is nothing to plan
     marks = {asked_of_all}
-  outcome = plan_module(module_bytes, marks, reorders=asked_of_all is not None)
+  with progress.shown("planning a program in its compile"):
+    outcome = plan_module(module_bytes, marks, reorders=asked_of_all is not None)
   for line in outcome.rounds:
     log(_log, logging.DEBUG, "%s: %s", outcome.name, line)
   log(_log, logging.INFO, "%s", outcome)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from coopjax import _core
+from coopjax import _core, progress
 from coopjax.errors import InvalidPlanError, log
 from coopjax.planners.base import Planner, PlannerResult, counters_of, first_runs
 from coopjax.planners.coop import CoopPlanner
@@ -242,9 +242,11 @@ class _Search:
   def _keep(self, result: PlannerResult) -> None:
     """Notes a result, and tells whoever listens what the best is now."""
     self.results.append(result)
-    if self.best is result and result.is_feasible and _log.isEnabledFor(logging.DEBUG):
+    if self.best is result and result.is_feasible:
       share = 1 / self.total_s if self.total_s > 0 else 0.0
-      log(_log, logging.DEBUG, "%s", Incumbent(result.recompute_cost_s * share, self.bound_s * share))
+      incumbent = Incumbent(result.recompute_cost_s * share, self.bound_s * share)
+      log(_log, logging.DEBUG, "%s", incumbent)
+      progress.note(str(incumbent))
 
   def rebudgeted(self, result: PlannerResult) -> PlannerResult:
     """``result`` judged by this search's budget whatever budget it was made for."""

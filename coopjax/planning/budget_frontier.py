@@ -1,14 +1,13 @@
 """Memory against recompute: what a program takes and costs under a range of budgets, beside what people do by hand."""
 
 import dataclasses
-import logging
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from coopjax import display
+from coopjax import display, progress
 from coopjax.budget import Budget, format_bytes
-from coopjax.errors import BudgetExceededWarning, CompileMemoryError, InvalidPlanError, RematNoEffectWarning, log
+from coopjax.errors import BudgetExceededWarning, CompileMemoryError, InvalidPlanError, RematNoEffectWarning
 from coopjax.memory_profile import MemoryProfile
 from coopjax.planning.by_hand import DOTS, NO_LAYERS, Checkpointed, per_layer
 from coopjax.planning.plannable import Plannable
@@ -17,7 +16,6 @@ from coopjax.planning.request import Request
 
 SHARES = (1.0, 0.75, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08)
 COLUMNS = ("", "budget", "temporaries", "predicted", "total", "extra compute", "recomputed", "engine")
-_log = logging.getLogger("coopjax.frontier")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,7 +193,7 @@ def frontier(
   if not requests:
     raise ValueError("budgets=[]: at least one budget, or None for shares from 1 down")
   program = Plannable.of(fn, args, kwargs, requests[0].device, argnums)
-  with warnings.catch_warnings():
+  with progress.shown(f"frontier of {program.name}"), warnings.catch_warnings():
     warnings.simplefilter("ignore", BudgetExceededWarning)
     warnings.simplefilter("ignore", RematNoEffectWarning)
     baseline = program.baseline.profile
@@ -213,7 +211,7 @@ def _points(
   """The plans that hold their budgets, and the budgets that none holds; with `stops`, only the first of those."""
   points, missed = [], []
   for number, request in enumerate(requests, 1):
-    log(_log, logging.INFO, "budget %s, %d of up to %d", _name(request.budget), number, len(requests))
+    progress.note(f"budget {_name(request.budget)}, {number} of up to {len(requests)}")
     plan = program.plan(request)
     if plan.fits:
       points.append(_point(_name(request.budget), plan))
@@ -223,7 +221,7 @@ def _points(
       break
   if missed:
     least_bytes = min(plan.measured.temp_bytes for plan in missed)
-    log(_log, logging.INFO, "the least that was reached, %s", format_bytes(least_bytes))
+    progress.note(f"the least that was reached, {format_bytes(least_bytes)}")
     # A plan of its own: one made for a budget out of reach would be carried out with a warning.
     plan = program.plan(dataclasses.replace(requests[0], budget=Budget(least_bytes)))
     points += [_point("least", plan)] if plan.fits else []
@@ -260,7 +258,7 @@ def _references(
     ("dots saveable", lambda traced: Checkpointed(DOTS), ""),
     ("checkpoint per layer", per_layer, NO_LAYERS),
   ):
-    log(_log, logging.INFO, "reference: %s", name)
+    progress.note(f"by hand: {name}")
     choices = [choose(traced) for traced in program.functions]
     if all(choice is None for choice in choices):
       omitted.append((name, absent))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import jax
 
-from coopjax import compat
+from coopjax import compat, progress
 from coopjax.budget import format_bytes
 from coopjax.errors import (
   BudgetExceededWarning,
@@ -66,9 +66,10 @@ def _choose_here(traced: TracedFn, request: Request, fingerprint: str, key: tupl
     request = dataclasses.replace(request, engine="policy")  # no hook of the running backend plans for another
   try:
     traced = differentiable(traced)
-    chosen = choose_anew(
-      traced, Baseline.of(traced, request.device), request, fingerprint, planners=("peak", request.planner)
-    )
+    with progress.shown(f"planning {traced.name}"):
+      chosen = choose_anew(
+        traced, Baseline.of(traced, request.device), request, fingerprint, planners=("peak", request.planner)
+      )
   except NotDifferentiableError as error:
     if compat.num_gradients():
       warn(f"coopjax.remat has no effect: {error}", RematNoEffectWarning)

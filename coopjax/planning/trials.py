@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import jax
 
-from coopjax import compat
+from coopjax import compat, progress
 from coopjax.hlo_engine import hook
 from coopjax.memory_profile import MemoryProfile
 from coopjax.planning.request import Request
@@ -35,6 +35,7 @@ class Trials:
   ):
     self._request, self._mark, self.smallest = request, mark, smallest
     self.outcome: hook.Outcome | None = None
+    self._num_compiles = 0
     self._profiles: dict[int, MemoryProfile] = {}
 
   @property
@@ -74,6 +75,8 @@ class Trials:
       mark: that the program carries, if not that of all trials.
       whole: on a CPU, too.
     """
+    self._num_compiles += 1
+    progress.note(f"compiling trial {self._num_compiles}")
     with hook.outcomes(mark or self._mark) as made:
       is_scheduled = self._request.platform == "cpu" and not whole
       compiled = self._scheduled(fn, avals) if is_scheduled else compile_trial(fn, avals, self._request.device)

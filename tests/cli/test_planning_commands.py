@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import coopjax
-from coopjax.cli import main, progress, user_functions
+from coopjax.cli import main, user_functions
 from coopjax.planners.auto import AutoPlanner, Incumbent
 from tests.support import programs
 
@@ -124,17 +124,6 @@ def test_incumbents_are_told_with_bound_and_gap(caplog):
   assert told and told[-1].overhead == pytest.approx(result.overhead(program))
   assert [each.overhead for each in told] == sorted((each.overhead for each in told), reverse=True)
   assert all(each.least_overhead <= each.overhead + 1e-12 for each in told) and "gap" in str(told[0])
-
-
-def test_bars_show_what_is_logged_on_a_terminal(monkeypatch):
-  shown = []
-  monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-  monkeypatch.setattr("rich.progress.Progress.update", lambda self, task, **fields: shown.append(fields))
-  with progress.shown("planning"):
-    logging.getLogger("coopjax.planners").debug("%s", Incumbent(0.05, 0.04))
-    logging.getLogger("coopjax.frontier").info("budget %s", "50%")
-  assert shown[0]["incumbent"] == "incumbent +5.00%, bound +4.00%, gap 1.00%" and "50%" in shown[1]["description"]
-  assert not logging.getLogger("coopjax").handlers
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ FLOORS = (
   "xla",
   "planners jaxpr memory_profile",
   "program",
-  "budget display job",
+  "budget display job progress",
   "errors compat contexts",
   "coopjax _core",
 )
