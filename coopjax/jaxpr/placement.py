@@ -28,7 +28,7 @@ class Placement:
     shardings: per input; None where the trace does not say, or the input has no place of its own.
     mesh: axes that the inputs are spread over, "data=4,model=2" for one; "" where the trace shows none.
     is_known: a compile with `shardings` is what one device will run. If not, it may stand for all devices together, or
-      for one example.
+      for the gradients of each example by more than is asked.
     is_spread: inputs lie on a mesh, or one is set: the program will be partitioned.
     batches: the `vmap`s around, where the program will be one device's.
     processes: of a job, that the devices belong to and that have to agree on a plan; () for one process's own program,
@@ -124,7 +124,7 @@ def place(values: Sequence[Any]) -> Placement:
   is_partitioned = not has_tracers or (not has_auto and (is_placed or compat.is_on_one_device()))
   mesh, current = " and ".join(sorted(meshes - {""})), jax.sharding.get_abstract_mesh()
   is_spread, batches = bool(mesh or _mesh_text(current)), batches_of(values)
-  is_known = (jax.device_count() == 1 or is_partitioned) and not (batches and is_spread)
+  is_known = (jax.device_count() == 1 or is_partitioned) and not batches
   return Placement(
     tuple(shardings),
     mesh,

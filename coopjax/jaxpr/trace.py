@@ -22,7 +22,7 @@ from coopjax import compat
 from coopjax.errors import LostUpdateWarning, NotDifferentiableError, OrderedEffectError, warn
 from coopjax.jaxpr import non_arrays, user_policy
 from coopjax.jaxpr.arguments import SplitArguments, split_arguments
-from coopjax.jaxpr.batches import batched_avals, batched_fn
+from coopjax.jaxpr.batches import batched_avals, batched_fn, batches_of
 from coopjax.jaxpr.inline import inline_as_jax_does, inline_jits
 from coopjax.jaxpr.placement import Placement, path_name, place
 
@@ -45,8 +45,8 @@ class TracedFn:
     out_avals: of the flat outputs.
     out_tree: of the user's return value.
     is_differentiable: per input of `jaxpr`: floating or complex, and an argument or a tracer (a constant array
-      that nobody can differentiate has no gradient). Of a loss, whose first output is a scalar, where traces
-      around show what a gradient is taken with respect to, that alone.
+      that nobody can differentiate has no gradient). Of a loss, whose first output is a scalar, and under a `vmap`,
+      where traces around show what a gradient is taken with respect to, that alone.
     placement: of the inputs on devices.
     policy: of `jax.checkpoint`: what it saves is not recomputed, nor what those of regions inside save.
     ordered_effect: where the function has an effect that must not happen twice, or in another order; "" for none.
@@ -192,11 +192,13 @@ def _differentiable(
 ) -> tuple[bool, ...]:
   """`TracedFn.is_differentiable` of a call.
 
-  A layer is called in many places, the first of them with inputs that need no gradient: it has one plan for all.
+  A layer is called in many places, the first of them with inputs that need no gradient: it has one plan for all. Not so
+  where gradients are taken of each example of a `vmap`, which are large by weights that all examples share.
   """
-  is_loss = any(aval.shape == () and is_floating(aval) for aval in out_avals[:1])
-  is_shown = [compat.is_differentiated(value) for value in (*consts, *leaves)]
-  if not (is_loss and any(is_shown)):
+  values = *consts, *leaves
+  is_certain = any(aval.shape == () and is_floating(aval) for aval in out_avals[:1]) or bool(batches_of(values))
+  is_shown = [compat.is_differentiated(value) for value in values]
+  if not (is_certain and any(is_shown)):
     is_shown = [isinstance(const, jax.core.Tracer) for const in consts] + [True] * len(leaves)
   return tuple(ok and is_floating(aval) for ok, aval in zip(is_shown, in_avals, strict=True))
 
