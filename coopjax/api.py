@@ -165,6 +165,7 @@ def plan(
   time_limit_s: float | None = None,
   on_infeasible: str = "error",
   argnums: int | Sequence[int] | None = None,
+  existing: str = "replace",
   **kwargs: Any,
 ) -> RematPlan:
   """Plans ``fn`` with its gradient for a budget, compiles the plan, and reports the compiler's numbers.
@@ -172,10 +173,10 @@ def plan(
   A plan that holds its budget is kept on disk (see ``coopjax.planning.cache``): where the same is planned again, in
   this process or another, it is compiled once, to measure it.
 
-  A whole training step, recognized by taking gradients of functions under :func:`remat` (or of Flax blocks under
-  :func:`coopjax.linen.remat` or :func:`coopjax.nnx.remat`), is planned as it is: with its optimizer, donation, gradient
+  A whole training step, recognized by taking gradients of functions under ``jax.checkpoint`` (Flax's and Equinox's
+  remat are that) or :func:`remat`, is planned as it is: with its optimizer, donation, gradient
   accumulation and jit options. The budget is then the step's, not each region's, and is divided between the regions
-  inside, those first that are cheap to repeat; their own budgets don't count. ``plan.apply(step)`` is that step. Where
+  inside, those first that are cheap to repeat; their own budgets and policies don't count. ``plan.apply(step)`` is that step. Where
   the HLO engine alone would repeat more than a tenth of the regions' forward pass, ``"auto"`` takes a division of the
   budget by the policy engine if that, with what the HLO engine repeats under it, is less work.
 
@@ -191,6 +192,8 @@ def plan(
     on_infeasible: as for :func:`remat`.
     argnums: positions of the arguments that the function is differentiated by, as for `jax.grad`; by default all. Not
       for a step.
+    existing: what becomes of a step's own ``jax.checkpoint``s: ``"replace"`` plans what is under them in place of what
+      they say, ``"at_least"`` as well, but keeps what their policies save, and ``"keep"`` leaves them alone.
     **kwargs: keyword arguments of ``fn``.
 
   Returns:
@@ -232,4 +235,5 @@ def plan(
     time_limit_s=time_limit_s,
     on_infeasible=on_infeasible,
   )
-  return Plannable.of(fn, args, kwargs, request.device, argnums).plan(request)
+  regions.check_existing(existing)
+  return Plannable.of(fn, args, kwargs, request.device, argnums, existing).plan(request)

@@ -5,6 +5,7 @@ over ``jax.extend.core`` types. Supported: JAX 0.11.2 and newer.
 """
 
 from coopjax.compat.calls import folded_by_jax, is_opened_by_jax, keep_calls
+from coopjax.compat.checkpoints import Listener, hear_checkpoints, plain_checkpoints
 from coopjax.compat.compiles import (
   CompileWatcher,
   ProgramToCompile,
@@ -72,6 +73,7 @@ from coopjax.compat.traces import (
 
 __all__ = [
   "CompileWatcher",
+  "Listener",
   "ProgramToCompile",
   "SourceLine",
   "add_to_cache_key",
@@ -89,6 +91,7 @@ __all__ = [
   "folded_by_jax",
   "has_backward_outside",
   "has_ordered_effects",
+  "hear_checkpoints",
   "hlo_proto_of_text",
   "hook_platform",
   "inlined",
@@ -115,6 +118,7 @@ __all__ = [
   "observe_shards",
   "open_constants",
   "pinned_checkpoint",
+  "plain_checkpoints",
   "put_value",
   "rebuild",
   "relabel",

@@ -18,7 +18,7 @@ from coopjax.jaxpr.fingerprint import fingerprint_of
 from coopjax.jaxpr.placement import Spread
 from coopjax.jaxpr.trace import TracedFn
 from coopjax.planners import base
-from coopjax.planning import regions
+from coopjax.planning import existing, regions
 from coopjax.planning.choice import Choice
 from coopjax.xla import targets
 
@@ -52,11 +52,13 @@ def follow(
   base.get_planner(plan.planner)
   Budget.parse(plan.budget)
   if plan.regions:
+    existing.watch()
     choices = _choices(plan, _mark_here(plan))
     directions = regions.Directions(
       plan.name,
       tuple((region.fingerprint, choice) for region, choice in zip(plan.regions, choices, strict=True)),
       Spread(plan.mesh, plan.num_devices, plan.shards),
+      plan.existing,
     )
     return regions.step_under(directions, fn)
   return regions.region(

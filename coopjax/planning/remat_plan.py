@@ -99,6 +99,7 @@ class RematPlan:
     effort: how much the HLO engine searches, when the plan is carried out, too.
     time_limit_s: its fuse, seconds, or None.
     is_cut_short: whether that blew: elsewhere the same request may give another plan.
+    existing: what became of the step's own `jax.checkpoint`s, as for :func:`coopjax.plan`.
     planning_s: seconds spent planning, compiles excluded.
     mesh: axes that the arguments are spread over, "data=4,model=2" for one, "" for one device; bytes are one device's.
     num_devices: that a whole step runs on.
@@ -131,6 +132,7 @@ class RematPlan:
   effort: str = "normal"
   time_limit_s: float | None = None
   is_cut_short: bool = False
+  existing: str = "replace"
 
   @property
   def fits(self) -> bool:

@@ -273,6 +273,7 @@ class _Planning:
       baseline=self.before,
       measured=self.best,
       planning_s=planning_s,
+      existing=step.existing,
     )
 
   def _regions(self) -> tuple[RegionPlan, ...]:

@@ -23,6 +23,7 @@ from coopjax import compat, contexts
 from coopjax.jaxpr import non_arrays
 from coopjax.jaxpr.placement import Spread, path_name
 from coopjax.jaxpr.trace import explained
+from coopjax.planning import existing as existing_checkpoints
 from coopjax.planning import regions
 from coopjax.planning.choice import Choice
 from coopjax.policy_engine.division import Member
@@ -40,6 +41,7 @@ class Step:
     args: of the function.
     kwargs: same.
     members: the regions.
+    existing: as for `regions.Directions`.
   """
 
   name: str
@@ -47,6 +49,7 @@ class Step:
   args: Sequence[Any]
   kwargs: dict[str, Any]
   members: tuple[Member, ...]
+  existing: str = "replace"
 
   @property
   def fingerprint(self) -> str:
@@ -76,7 +79,8 @@ class Step:
   def program(self, choices: Sequence[Choice | Observed]) -> "Program":
     """The step with a choice per region, or with what watches it."""
     keys = [member.key for member in self.members]
-    return Program(self, regions.Directions(self.name, tuple(zip(keys, choices, strict=True))))
+    named = tuple(zip(keys, choices, strict=True))
+    return Program(self, regions.Directions(self.name, named, existing=self.existing))
 
   def spread(self, num_devices: int) -> Spread:
     """Of its arguments, in a program that runs on so many devices."""
@@ -101,7 +105,13 @@ class Program:
     return getattr(lowered, "lowered", lowered)  # of Flax, around JAX's
 
 
-def find_step(fn: Callable, args: Sequence[Any], kwargs: dict[str, Any], target: Target | None = None) -> Step | None:
+def find_step(
+  fn: Callable,
+  args: Sequence[Any],
+  kwargs: dict[str, Any],
+  target: Target | None = None,
+  existing: str = "replace",
+) -> Step | None:
   """The function as a step, if it takes gradients of remat regions; else None.
 
   Args:
@@ -109,7 +119,9 @@ def find_step(fn: Callable, args: Sequence[Any], kwargs: dict[str, Any], target:
     args: `jax.ShapeDtypeStruct` will do.
     kwargs: same.
     target: what the step is for, None for the default backend.
+    existing: as for `regions.Directions`.
   """
+  existing_checkpoints.watch()
   if target is not None and not target.is_running:
     args, kwargs = _moved(target, (tuple(args), kwargs))
   if regions.is_jitted(fn):
@@ -117,7 +129,7 @@ def find_step(fn: Callable, args: Sequence[Any], kwargs: dict[str, Any], target:
   else:
     args, kwargs = non_arrays.hidden((tuple(args), kwargs))
     jitted = jax.jit(_of_hidden(fn))
-  collector, runs = regions.Collector(), _Runs()
+  collector, runs = regions.Collector(existing), _Runs()
   with contexts.directions(collector), explained(getattr(fn, "__name__", type(fn).__name__)):
     traced = jitted.trace(*args, **kwargs)
     runs.visit(getattr(traced, "traced", traced).jaxpr, 1, 1)  # of Flax, around JAX's
@@ -128,7 +140,7 @@ def find_step(fn: Callable, args: Sequence[Any], kwargs: dict[str, Any], target:
     Member(fingerprint, traced, max(runs.total[i], 1), max(runs.kept[i], 1))
     for i, (fingerprint, traced) in enumerate(collector.regions.items())
   )
-  return Step(getattr(fn, "__name__", type(fn).__name__), jitted, args, kwargs, members)
+  return Step(getattr(fn, "__name__", type(fn).__name__), jitted, args, kwargs, members, existing)
 
 
 def _of_hidden(fn: Callable) -> Callable:
