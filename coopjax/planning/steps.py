@@ -26,7 +26,7 @@ from coopjax.jaxpr.trace import explained
 from coopjax.planning import existing as existing_checkpoints
 from coopjax.planning import regions
 from coopjax.planning.choice import Choice
-from coopjax.policy_engine.division import Member
+from coopjax.policy_engine.rungs import Member
 from coopjax.policy_engine.shards import Observed
 from coopjax.xla.targets import Target
 
@@ -137,7 +137,14 @@ def find_step(
     return None
 
   members = tuple(
-    Member(fingerprint, traced, max(runs.total[i], 1), max(runs.kept[i], 1))
+    Member(
+      fingerprint,
+      traced,
+      max(runs.total[i], 1),
+      max(runs.kept[i], 1),
+      i in runs.looped,
+      collector.policies.get(fingerprint),
+    )
     for i, (fingerprint, traced) in enumerate(collector.regions.items())
   )
   return Step(getattr(fn, "__name__", type(fn).__name__), jitted, args, kwargs, members, existing)
@@ -175,16 +182,18 @@ class _Runs:
   Attributes:
     total: per region, runs of the forward pass; a `while` counts as one turn.
     kept: per region, how many are kept at once: not those of different turns of a loop that holds the gradient.
+    looped: the regions that a loop around runs which does not hold the gradient.
     has_gradient: the step takes one.
   """
 
   def __init__(self):
     self.total, self.kept = collections.Counter(), collections.Counter()
+    self.looped: set[int] = set()
     self.has_gradient = False
 
-  def visit(self, jaxpr: core.Jaxpr, num_runs: int, num_kept: int) -> None:
-    """Counts what stands in a jaxpr that itself runs, and is kept, this often."""
-    calls = set()
+  def visit(self, jaxpr: core.Jaxpr, num_runs: int, num_kept: int, is_looped: bool = False) -> set[tuple]:
+    """Counts what stands in a jaxpr that itself runs, and is kept, this often; the calls of regions in it."""
+    calls, in_loops = set[tuple](), set[tuple]()
     for equation in jaxpr.eqns:
       if _is_backward(equation):
         self.has_gradient = True
@@ -193,10 +202,16 @@ class _Runs:
       else:
         length = equation.params["length"] if equation.primitive.name == "scan" else 1
         for inner in compat.sub_jaxprs(equation):
-          self.visit(inner, num_runs * length, num_kept * (1 if _holds_backward(inner) else length))
-    for region, _ in calls:
+          is_outside = _holds_backward(inner)
+          there = length > 1 and not is_outside
+          found = self.visit(inner, num_runs * length, num_kept * (1 if is_outside else length), is_looped or there)
+          in_loops |= found if there else set()
+    for region, _ in calls - in_loops:  # what a loop's gradient has moved out of it is a part of the call inside
       self.total[region] += num_runs
       self.kept[region] += num_kept
+      if is_looped:
+        self.looped.add(region)
+    return calls | in_loops
 
 
 def _is_backward(equation: core.JaxprEqn) -> bool:
