@@ -39,6 +39,7 @@ from coopjax.compat.jaxprs import (
   short_type,
   source_line,
   sub_jaxprs,
+  with_metadata,
 )
 from coopjax.compat.jobs import is_job, put_value, value_of
 from coopjax.compat.meshes import (
@@ -133,5 +134,6 @@ __all__ = [
   "value_of",
   "vary",
   "watch_compiles",
+  "with_metadata",
   "without_xla_remat",
 ]

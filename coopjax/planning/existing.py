@@ -36,7 +36,7 @@ class _Checkpoints:
     kept = policy if contexts.directions.value.existing == "at_least" else None
     with regions.inside_region():
       traced, leaves = trace_once(_function_of(jaxpr), inputs, {}, policy=kept, static_argnums=(), static_argnames=())
-    flat_fn = regions.directed(traced, prevent_cse, policy)
+    flat_fn = regions.directed(traced, prevent_cse, policy or jax.checkpoint_policies.nothing_saveable)
     return None if flat_fn is None else traced.call(leaves, flat_fn)
 
 

@@ -167,6 +167,7 @@ class Directions:
       by hand is measured or the partitioner watched, what has its `flat_fn`.
     spread: of the arguments that they were made for; None while they are being made.
     existing: what becomes of the user's `jax.checkpoint`s, one of `EXISTING`.
+    is_standing: they are for all programs of the process, so regions that nobody differentiates are left alone.
     digest: of the choices.
   """
 
@@ -174,13 +175,16 @@ class Directions:
   choices: tuple[tuple[str, Choice | Observed], ...] = dataclasses.field(compare=False)
   spread: Spread | None = dataclasses.field(default=None, compare=False)
   existing: str = "replace"
+  is_standing: bool = False
   digest: str = dataclasses.field(init=False)
 
   def __post_init__(self):
     object.__setattr__(self, "digest", hashlib.sha256(repr((self.choices, self.existing)).encode()).hexdigest())
 
-  def flat_fn(self, traced: TracedFn, prevent_cse: bool, policy: Callable | None = None) -> FlatFn:
-    """A region, carried out."""
+  def flat_fn(self, traced: TracedFn, prevent_cse: bool, policy: Callable | None = None) -> FlatFn | None:
+    """A region, carried out; None for one that is left alone."""
+    if self.is_standing and not compat.num_gradients():
+      return None
     traced.refuse_ordered_effects()
     fingerprint = fingerprint_of(traced)
     for index, (known, choice) in enumerate(self.choices):
@@ -207,7 +211,7 @@ class Collector:
 
   Attributes:
     regions: by fingerprint, in the order in which the step meets them.
-    policies: of those that the user has put under a `jax.checkpoint`.
+    policies: of those that are a `jax.checkpoint` of the user's.
   """
 
   def __init__(self, existing: str = "replace"):
@@ -261,7 +265,7 @@ def directed(traced: TracedFn, prevent_cse: bool, policy: Callable | None = None
   Args:
     traced: the region.
     prevent_cse: as its user wrote it.
-    policy: same; it binds nobody (`TracedFn.policy` does).
+    policy: of a `jax.checkpoint` of the user's; it binds nobody (`TracedFn.policy` does).
 
   Raises:
     PlanMismatchError: a plan is being carried out that does not know the region.

@@ -7,8 +7,7 @@ what residuals take after fusion, and what else is live beside them. Scans come 
 each with a curve of its own; inside segments, that repeat them whole; and, inside segments, as the user wrote them.
 """
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -22,7 +21,6 @@ from coopjax.policy_engine.ladders import Candidate, Ladder, ScanLevel, uncut
 from coopjax.policy_engine.offload import HostLink, cuts_for_offload
 from coopjax.policy_engine.residuals import ForwardGraph, forward_graph
 from coopjax.policy_engine.rewrite import apply_to_scans
-from coopjax.policy_engine.save_curves import CurvePoint
 from coopjax.policy_engine.scan import Scan, find_scans, hand_sets
 from coopjax.policy_engine.segment_curves import SegmentBytes, SegmentCurves, TopOffload
 from coopjax.policy_engine.shards import WHOLE, Shards

@@ -21,12 +21,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from coopjax.errors import NotDifferentiableError
+from coopjax.errors import NotDifferentiableError, PolicyNamesError
 from coopjax.jaxpr.trace import differentiable
 from coopjax.policy_engine.decisions import PolicyDecisions, Region
 from coopjax.policy_engine.ladders import Traits, summary_of, traits_of
 from coopjax.policy_engine.offload import HostLink
-from coopjax.policy_engine.rungs import Member, Rung, Rungs, rungs_of
+from coopjax.policy_engine.rungs import NO_NAMES, Member, Rung, Rungs, rungs_of
 from coopjax.policy_engine.shards import Shards
 
 _NUM_PEAKS = 64
@@ -112,6 +112,7 @@ class Division:
     only_scans: decide on scan bodies alone.
     link: to the host, if values may be offloaded.
     shards: how devices share values, by the region's key.
+    names_only: one policy over names that the user gave, for all regions.
 
   Attributes:
     found: the candidates.
@@ -129,6 +130,8 @@ class Division:
     only_scans: bool,
     link: HostLink | None = None,
     shards: Mapping[str, Mapping[int | None, Shards]] | None = None,
+    *,
+    names_only: bool = False,
   ):
     shards = shards or {}
     self.is_spread = any(member.traced.placement.is_spread and not shards.get(member.key) for member in members)
@@ -144,6 +147,10 @@ class Division:
     self.forward_flops = sum(ladder.forward_flops for ladder in ladders)
     self.baseline_bytes = sum(ladder.baseline_bytes for ladder in ladders)
     self._members = tuple(members)
+    if names_only:
+      _check_names(members, ladders)
+      self.found = [self._joint(rungs, is_by_hand=True) for rungs in _by_hand(ladders, names_only=True)]
+      return
     useful = [_pareto(ladder.found) for ladder in ladders]
     divided = [_divide(useful, peak_bytes) for peak_bytes in _peaks(useful)]
     joint = [*divided, *_barest([ladder.found for ladder in ladders])]
@@ -155,10 +162,22 @@ class Division:
     return JointCandidate(rungs, self._members, _peak(rungs), flops, is_bare, is_by_hand)
 
 
-def _by_hand(ladders: Sequence[Rungs]) -> list[tuple[Rung, ...]]:
+def _check_names(members: Sequence[Member], ladders: Sequence[Rungs]) -> None:
+  """Raises PolicyNamesError where a policy for a region is one for loops inside it."""
+  for member, ladder in zip(members, ladders, strict=True):
+    if len(ladder.found) > 1 and not ladder.by_hand:
+      raise PolicyNamesError(
+        f"names_only=True: {member.traced.name} has a loop inside, and a policy is planned for what runs in one piece; "
+        "put the jax.checkpoint around the body of the loop"
+      )
+
+
+def _by_hand(ladders: Sequence[Rungs], names_only: bool = False) -> list[tuple[Rung, ...]]:
   """One policy for all regions, as a person would write it."""
-  sets = dict.fromkeys(chosen for ladder in ladders for chosen in ladder.by_hand)
-  return list(dict.fromkeys(tuple(_saving(ladder, chosen) for ladder in ladders) for chosen in sets))
+  sets = [chosen for ladder in ladders for chosen in ladder.by_hand]
+  if names_only:
+    sets = [chosen for chosen in sets if chosen.isdisjoint(NO_NAMES)]
+  return list(dict.fromkeys(tuple(_saving(ladder, chosen) for ladder in ladders) for chosen in dict.fromkeys(sets)))
 
 
 def _saving(ladder: Rungs, chosen: frozenset[str]) -> Rung:

@@ -19,9 +19,11 @@ from coopjax.policy_engine.candidates import Candidates
 from coopjax.policy_engine.decisions import PolicyDecisions, Value
 from coopjax.policy_engine.offload import HostLink
 from coopjax.policy_engine.save_curves import CurvePoint
-from coopjax.policy_engine.scan import Body, Scan, hand_sets, layer
+from coopjax.policy_engine.scan import DOTS, DOTS_WITHOUT_BATCH, Body, Scan, hand_sets, layer
 from coopjax.policy_engine.shards import Shards
 
+_OWN_POLICY = ""
+NO_NAMES = frozenset((DOTS, DOTS_WITHOUT_BATCH, _OWN_POLICY))  # that stand for sets of values, too
 _RESHAPES = ("name", "reshape", "squeeze", "expand_dims")  # one buffer, under another name or shape
 
 
@@ -35,7 +37,7 @@ class Member:
     num_runs: how often a step runs it.
     num_kept: how many of these runs are kept at once: in a loop that holds the backward pass, too, one per turn.
     is_looped: a loop around stacks what it keeps.
-    policy: of the user's `jax.checkpoint`, which does not bind.
+    policy: of the user's `jax.checkpoint` that it is, which does not bind; None if it is none.
   """
 
   key: str
@@ -73,7 +75,7 @@ class Rungs:
 
   Attributes:
     found: the user's own among them.
-    by_hand: those that save the values of a set of names, by the set; the user's policy is the set of "".
+    by_hand: those that save the values of a set of names, by the set; some are no names (`NO_NAMES`).
     forward_flops: of all runs, modelled.
     baseline_bytes: what the region keeps as it is.
   """
@@ -155,7 +157,7 @@ def _by_hand(member: Member, jaxpr: core.Jaxpr, as_layer: Scan) -> dict[frozense
   sets = {frozenset[str](): frozenset[Value]()}
   sets |= {frozenset(chosen): as_layer.values_of(chosen) for chosen in hand_sets([as_layer])}
   if member.policy is not None:
-    sets[frozenset({""})] = _kept_by(member.policy, jaxpr)
+    sets[frozenset({_OWN_POLICY})] = _kept_by(member.policy, jaxpr)
   for chosen, values in sets.items():
     point = as_layer.choice_of(values)
     if found.setdefault(point.saved, chosen) is chosen:
@@ -197,11 +199,10 @@ def _aliases(jaxpr: core.Jaxpr) -> dict[Value, Value]:
   for position, equation in enumerate(jaxpr.eqns):
     if equation.primitive is not primitives.name_p:
       continue
-    source, at = made_by.get(equation.invars[0]), equation
-    while source is not None:
+    at = equation
+    while isinstance(read := at.invars[0], core.Var) and (source := made_by.get(read)) is not None:
       found.setdefault(source, (position, 0))
       at = jaxpr.eqns[source[0]]
       if at.primitive.name not in _RESHAPES:
         break
-      source = made_by.get(at.invars[0])
   return found

@@ -30,7 +30,7 @@ from coopjax.policy_engine.shards import WHOLE, Shards
 from coopjax.policy_engine.working_set import WorkingSets
 
 _MAX_CUTTINGS = 4
-_MAX_NAMES = 8  # that a person may choose among: with more, all of them or one
+_MAX_NAMES = 8  # of which all sets are tried
 _MAX_POINTS = 64  # of a curve: steps are taken once for each layer
 DOTS, DOTS_WITHOUT_BATCH = "all products", "products without batch dimensions"
 
@@ -101,13 +101,30 @@ class Scan:
 
 
 def hand_sets(scans: Sequence[Scan]) -> list[Sequence[str]]:
-  """What a person would pick: each set of the names in bodies (all of them, or one, where there are many), products."""
+  """What a person would pick: each set of the names in bodies, or of many a few, and the products."""
+  spared = lambda chosen: [scan.choice_of(scan.values_of(chosen)) for scan in scans]
   names = sorted({name for scan in scans for name in scan.names} - {DOTS, DOTS_WITHOUT_BATCH})
-  # The others spare nothing.
-  names = [name for name in names if any(scan.choice_of(scan.values_of([name])).saved for scan in scans)]
-  most = len(names) if len(names) <= _MAX_NAMES else 1
-  sets: list[Sequence[str]] = [names, [DOTS], [DOTS_WITHOUT_BATCH]]
-  return [*sets, *(chosen for size in range(1, most + 1) for chosen in itertools.combinations(names, size))]
+  names = [name for name in names if any(point.saved for point in spared([name]))]  # the others spare nothing
+  if len(names) <= _MAX_NAMES:
+    sets = [chosen for size in range(1, len(names) + 1) for chosen in itertools.combinations(names, size)]
+  else:
+    sets = [*((name,) for name in names), *_best_first(names, spared)]
+  return [names, *sets, [DOTS], [DOTS_WITHOUT_BATCH]]
+
+
+def _best_first(names: Sequence[str], spared: Callable[[Sequence[str]], list[CurvePoint]]) -> list[Sequence[str]]:
+  """Sets that grow by the name that spares the most FLOPs per byte, until all are in."""
+
+  def rate(name: str) -> float:
+    now, then = spared(chosen), spared([*chosen, name])
+    gained = sum(point.flops for point in now) - sum(point.flops for point in then)
+    return gained / max(1, sum(point.saved_bytes for point in then) - sum(point.saved_bytes for point in now))
+
+  sets, chosen = list[Sequence[str]](), list[str]()
+  while len(chosen) < len(names):
+    chosen = [*chosen, max((name for name in names if name not in chosen), key=rate)]
+    sets.append(chosen)
+  return sets
 
 
 def _made_in(values: tuple[Value, ...], start: int, stop: int) -> tuple[Value, ...]:
