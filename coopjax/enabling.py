@@ -125,7 +125,7 @@ def enable(
 
 
 def disable() -> None:
-  """Ends what `enable` began, with a plan, too: programs compiled from now on are XLA's own, marks of `coopjax.remat` aside.
+  """Ends what `enable` began, a plan, too: programs compiled from now on are XLA's own, but for `coopjax.remat`s marks.
 
   Programs that were compiled while it was enabled stay in JAX's caches for the next time.
 
