@@ -31,9 +31,11 @@ _HOMES = {
     "LostUpdateWarning",
     "MissingPackageError",
     "MissingWheelError",
+    "NoRegionsError",
     "NotDifferentiableError",
     "OrderedEffectError",
     "PlanMismatchError",
+    "PolicyNamesError",
     "RematNoEffectWarning",
     "ShardingUnknownWarning",
     "UnknownTargetError",
@@ -99,6 +101,9 @@ if TYPE_CHECKING:
     MissingWheelError as MissingWheelError,
   )
   from coopjax.errors import (
+    NoRegionsError as NoRegionsError,
+  )
+  from coopjax.errors import (
     NotDifferentiableError as NotDifferentiableError,
   )
   from coopjax.errors import (
@@ -106,6 +111,9 @@ if TYPE_CHECKING:
   )
   from coopjax.errors import (
     PlanMismatchError as PlanMismatchError,
+  )
+  from coopjax.errors import (
+    PolicyNamesError as PolicyNamesError,
   )
   from coopjax.errors import (
     RematNoEffectWarning as RematNoEffectWarning,

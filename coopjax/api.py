@@ -166,6 +166,8 @@ def plan(
   time_limit_s: float | None = None,
   on_infeasible: str = "error",
   argnums: int | Sequence[int] | None = None,
+  existing: str = "replace",
+  names_only: bool = False,
   **kwargs: Any,
 ) -> RematPlan:
   """Plans ``fn`` with its gradient for a budget, compiles the plan, and reports the compiler's numbers.
@@ -173,12 +175,13 @@ def plan(
   A plan that holds its budget is kept on disk (see ``coopjax.planning.cache``): where the same is planned again, in
   this process or another, it is compiled once, to measure it.
 
-  A whole training step, recognized by taking gradients of functions under :func:`remat` (or of Flax blocks under
-  :func:`coopjax.linen.remat` or :func:`coopjax.nnx.remat`), is planned as it is: with its optimizer, donation, gradient
-  accumulation and jit options. The budget is then the step's, not each region's, and is divided between the regions
-  inside, those first that are cheap to repeat; their own budgets don't count. ``plan.apply(step)`` is that step. Where
-  the HLO engine alone would repeat more than a tenth of the regions' forward pass, ``"auto"`` takes a division of the
-  budget by the policy engine if that, with what the HLO engine repeats under it, is less work.
+  A whole training step, recognized by the gradients that it takes, is planned as it is: with its optimizer, donation,
+  gradient accumulation and jit options. The budget is then the step's, not each region's, and is divided between the
+  regions inside, functions under ``jax.checkpoint`` (as Flax's and Equinox's remat are) or :func:`remat`, those first
+  that are cheap to repeat; their own budgets and policies don't count. ``plan.apply(step)`` is that step. Where the HLO
+  engine alone would repeat more than a tenth of the regions' forward pass, ``"auto"`` takes a division of the budget by
+  the policy engine if that, with what the HLO engine repeats under it, is less work. A step without regions is the HLO
+  engine's alone.
 
   Args:
     fn: a differentiable function, or a training step, jitted or not.
@@ -190,8 +193,13 @@ def plan(
     effort: as for :func:`remat`.
     time_limit_s: as for :func:`remat`.
     on_infeasible: as for :func:`remat`.
-    argnums: positions of the arguments that the function is differentiated by, as for `jax.grad`; by default all. Not
-      for a step.
+    argnums: positions of the arguments that the function is differentiated by, as for `jax.grad`; by default all. With
+      it, a function that takes gradients itself is no step. Not for a step with regions.
+    existing: what becomes of a step's own ``jax.checkpoint``s: ``"replace"`` plans what is under them in place of what
+      they say, ``"at_least"`` as well, but keeps what their policies save, and ``"keep"`` leaves them alone.
+    names_only: the best plan that a policy over the step's own names (``checkpoint_name``) can say, one for all of its
+      checkpoints: what :meth:`RematPlan.checkpoint_policy` then gives, :meth:`RematPlan.to_maxtext` and others write,
+      and the step does without coopjax.
     **kwargs: keyword arguments of ``fn``.
 
   Returns:
@@ -201,6 +209,8 @@ def plan(
     InvalidBudgetError: the budget is not one.
     ValueError: ``argnums`` names an argument that is not given, or ``fn`` is a step.
     NotDifferentiableError: ``fn`` has no floating input or output.
+    NoRegionsError: ``fn`` is a step without regions, and the HLO engine is not asked or is not there.
+    PolicyNamesError: ``names_only`` where names can't be planned.
     BudgetInfeasibleError: no plan reaches the budget.
 
   Example:
@@ -232,6 +242,8 @@ def plan(
     effort=effort,
     time_limit_s=time_limit_s,
     on_infeasible=on_infeasible,
+    names_only=names_only,
   )
+  regions.check_existing(existing)
   with progress.shown(f"planning {getattr(fn, '__name__', 'a program')}"):
-    return Plannable.of(fn, args, kwargs, request.device, argnums).plan(request)
+    return Plannable.of(fn, args, kwargs, request.device, argnums, existing).plan(request)

@@ -1,31 +1,41 @@
 """Every program of the process through the HLO engine, with no change in the user's code."""
 
+from typing import Any
+
 import jax
 
-from coopjax import compat
+from coopjax import compat, contexts
 from coopjax.budget import Budget, BudgetLike
 from coopjax.errors import RematNoEffectWarning, warn
 from coopjax.hlo_engine import hook
 from coopjax.planners.base import get_planner
 from coopjax.planners.effort import check_effort, check_fuse
+from coopjax.planning import following
+from coopjax.planning.remat_plan import RematPlan
 from coopjax.xla import standing
 
 
 class Enabled:
   """What `enable` returns; as a context manager it brings back the former state at its end."""
 
-  def __init__(self, former: standing.Standing | None):
-    self._former = former
+  def __init__(self, former: standing.Standing | None, former_plan: Any):
+    self._former, self._former_plan = former, former_plan
 
   def __enter__(self) -> "Enabled":
     return self
 
   def __exit__(self, *_) -> None:
     standing.change(self._former)
+    contexts.directions.set_global(self._former_plan)
 
 
 def enable(
-  budget: BudgetLike | None = None, *, planner: str = "auto", effort: str = "fast", time_limit_s: float | None = None
+  budget: BudgetLike | None = None,
+  *,
+  planner: str = "auto",
+  effort: str = "fast",
+  time_limit_s: float | None = None,
+  plan: RematPlan | None = None,
 ) -> Enabled:
   """Plans every program that this process compiles from now on; no code has to change.
 
@@ -47,6 +57,11 @@ def enable(
   programs apart by what was enabled when they were compiled: jitted functions that ran before ``enable`` are compiled
   anew at their next call, and go back to what they were after `disable`.
 
+  A plan of a step (``RematPlan.load`` of one that another process has made) is carried out in the code as it is: where
+  remat regions of the plan, under ``jax.checkpoint`` or :func:`coopjax.remat`, are differentiated, they do as the plan
+  says, in place of their own policies and budgets. One that is differentiated and not in the plan is an error; what is
+  only evaluated is left alone. The step's arguments are not seen here: ``plan.apply`` checks their shardings, too.
+
   Args:
     budget: None to change the order alone; else temporary memory of each program on one device: bytes, a size
       ("6GiB"), a share of each program's own temporaries, or a `Budget`. ``"device"`` is what the device has (on a CPU,
@@ -55,6 +70,7 @@ def enable(
     planner: "auto", or any of `coopjax.plan`'s.
     effort: as for `coopjax.remat`, for each program.
     time_limit_s: a fuse, as for `coopjax.remat`, for each program.
+    plan: of a step, from :func:`coopjax.plan`, in place of all these.
 
   Returns:
     A handle for ``with coopjax.enable():``, at whose end the former state returns. The state is the process's, threads
@@ -63,6 +79,8 @@ def enable(
   Raises:
     InvalidBudgetError: the budget is none.
     ValueError: there is no such planner, or effort, or the time limit is none.
+    NoRegionsError: the plan has no remat regions to be known by; use ``plan.apply``.
+    PlanMismatchError: when a region is traced that is differentiated and not in the plan.
 
   Limits: GPUs and TPUs need JAX 0.12; a compiler for absent hardware must be loaded before. What `coopjax.plan` and
   `coopjax.remat` compile while they plan is not touched.
@@ -82,6 +100,12 @@ def enable(
     >>> fitted <= 600 * 1024 < alone == temporaries()
     True
   """
+  if plan is not None:
+    if budget is not None:
+      raise TypeError("give enable either budget= or plan=, not both: a plan carries its budget")
+    former = Enabled(standing.current(), contexts.directions.value)
+    contexts.directions.set_global(following.standing_directions(plan))
+    return former
   get_planner(planner)
   check_effort(effort)
   check_fuse(time_limit_s)
@@ -95,13 +119,13 @@ def enable(
       f"coopjax.enable changes nothing on {jax.default_backend()}: JAX {jax.__version__} runs no hooks there",
       RematNoEffectWarning,
     )
-  former = standing.current()
+  former = Enabled(standing.current(), contexts.directions.value)
   standing.change(standing.Standing(budget, planner, effort, time_limit_s))
-  return Enabled(former)
+  return former
 
 
 def disable() -> None:
-  """Ends what `enable` began: programs compiled from now on are XLA's own, marks of `coopjax.remat` aside.
+  """Ends what `enable` began, a plan, too: programs compiled from now on are XLA's own, but for `coopjax.remat`s marks.
 
   Programs that were compiled while it was enabled stay in JAX's caches for the next time.
 
@@ -110,3 +134,4 @@ def disable() -> None:
     >>> disable()
   """
   standing.change(None)
+  contexts.directions.set_global(None)

@@ -109,6 +109,14 @@ class PlanMismatchError(CoopjaxError):
   """A plan applied to a program that it was not made for."""
 
 
+class NoRegionsError(CoopjaxError, ValueError):
+  """A step in which no function is under a remat, where one is needed; the message says what to wrap, and where."""
+
+
+class PolicyNamesError(CoopjaxError, ValueError):
+  """A plan, or a step, for which there is no `jax.checkpoint` policy over names; the message says why."""
+
+
 class RematNoEffectWarning(UserWarning):
   """A remat that changed nothing in the compiled program; the message names the cause."""
 

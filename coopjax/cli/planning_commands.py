@@ -9,11 +9,14 @@ from typing import Any
 from coopjax.budget import Budget
 from coopjax.errors import BudgetExceededWarning, BudgetInfeasibleError, InvalidBudgetError, RematNoEffectWarning
 
+FORMATS = ("jax", "maxtext", "haliax")
+EXISTING = ("replace", "keep", "at_least")
 PICTURES = (".png", ".svg", ".pdf")
 _EXAMPLES = """examples:
   coopjax plan train.py:loss --args make_args --budget 6GiB -o plan.json   # make_args() returns the arguments of loss
   coopjax plan train.py:step --shapes shapes.json --budget 16GiB --total   # a whole step: all that the device holds
   coopjax plan train.py:loss --shapes shapes.json --budget 50% --target tpu:v5e:2x2
+  coopjax plan train.py:step --args make_args --budget 16GiB --total --names-only --format maxtext   # or jax, haliax
   coopjax frontier train.py:loss --args make_args -o frontier.svg          # memory against recompute
   coopjax frontier train.py:loss --args make_args --budget 75% 50% 25% --json > frontier.json
 
@@ -37,6 +40,13 @@ def add_parsers(commands: Any) -> None:
   )
   plan.add_argument("--output", "-o", metavar="FILE", help="save the plan, for RematPlan.load, explain and report")
   plan.add_argument("--top", type=int, default=20, metavar="N", help="decisions shown (20)")
+  plan.add_argument(
+    "--format", choices=FORMATS, help="print the plan as a policy over names, for a job without coopjax, not a report"
+  )
+  plan.add_argument("--names-only", action="store_true", help="the best plan that such a policy can say")
+  plan.add_argument(
+    "--existing", default="replace", choices=EXISTING, help="what becomes of a step's jax.checkpoints (replace)"
+  )
   plan.set_defaults(command=_plan)
   frontier = commands.add_parser(
     "frontier", help="memory against recompute, under a range of budgets", epilog=_EXAMPLES, formatter_class=raw
@@ -73,7 +83,8 @@ def _plan(options: argparse.Namespace) -> int:
     with warnings.catch_warnings():
       for category in (RematNoEffectWarning, BudgetExceededWarning):  # what is printed says so
         warnings.simplefilter("ignore", category)
-      plan = coopjax.plan(function, *args, budget=budget, **_settings(options), **kwargs)
+      planned = {"existing": options.existing, "names_only": options.names_only, **_settings(options)}
+      plan = coopjax.plan(function, *args, budget=budget, **planned, **kwargs)
   except BudgetInfeasibleError as error:
     print(
       json.dumps({"fits": False, "budget_bytes": error.budget_bytes, "smallest_bytes": error.smallest_bytes})
@@ -83,7 +94,10 @@ def _plan(options: argparse.Namespace) -> int:
     return 1
   if options.output:
     plan.save(options.output)
-  print(plan.to_json() if options.json else plan.explain(options.top))
+  if options.format:
+    print(getattr(plan, f"to_{options.format}")())
+  else:
+    print(plan.to_json() if options.json else plan.explain(options.top))
   return 0 if plan.fits else 1
 
 

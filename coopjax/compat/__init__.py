@@ -5,6 +5,7 @@ over ``jax.extend.core`` types. Supported: JAX 0.11.2 and newer.
 """
 
 from coopjax.compat.calls import folded_by_jax, is_opened_by_jax, keep_calls
+from coopjax.compat.checkpoints import Listener, hear_checkpoints, plain_checkpoints
 from coopjax.compat.compiles import (
   CompileWatcher,
   ProgramToCompile,
@@ -39,6 +40,7 @@ from coopjax.compat.jaxprs import (
   short_type,
   source_line,
   sub_jaxprs,
+  with_metadata,
 )
 from coopjax.compat.jobs import is_job, put_value, value_of
 from coopjax.compat.meshes import (
@@ -74,6 +76,7 @@ from coopjax.compat.traces import (
 
 __all__ = [
   "CompileWatcher",
+  "Listener",
   "ProgramToCompile",
   "SourceLine",
   "add_to_cache_key",
@@ -91,6 +94,7 @@ __all__ = [
   "folded_by_jax",
   "has_backward_outside",
   "has_ordered_effects",
+  "hear_checkpoints",
   "hlo_proto_of_text",
   "hook_platform",
   "inlined",
@@ -117,6 +121,7 @@ __all__ = [
   "observe_shards",
   "open_constants",
   "pinned_checkpoint",
+  "plain_checkpoints",
   "put_value",
   "rebuild",
   "relabel",
@@ -133,5 +138,6 @@ __all__ = [
   "vary",
   "vmaps_around",
   "watch_compiles",
+  "with_metadata",
   "without_xla_remat",
 ]

@@ -6,6 +6,7 @@ From JAX 0.11.2 on ``Jaxpr`` and ``ClosedJaxpr`` are one class, and a jaxpr carr
 # pyright: reportPrivateImportUsage=false
 # JAX exports none of what this package is there to touch.
 
+import contextlib
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -160,6 +161,11 @@ def relabel(equation: core.JaxprEqn, scopes: tuple[str, ...], metadata: dict[str
     with equation.ctx.manager, set_xla_metadata(**metadata):
       context = JaxprEqnContext()
   return equation.replace(source_info=equation.source_info.replace(name_stack=name_stack), ctx=context)
+
+
+def with_metadata(metadata: dict[str, str]) -> contextlib.AbstractContextManager:
+  """XLA metadata on all equations that are traced inside; JAX's caches know of it."""
+  return set_xla_metadata(**metadata)
 
 
 def sub_jaxprs(equation: core.JaxprEqn) -> Iterator[core.Jaxpr]:

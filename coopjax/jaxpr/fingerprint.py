@@ -3,6 +3,8 @@
 import hashlib
 import re
 
+from jax.extend import core
+
 from coopjax.jaxpr.tags import tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn
 
@@ -17,8 +19,17 @@ def fingerprint_of(traced: TracedFn) -> str:
   Constants folded into random keys don't count: a plan for one layer's dropout is a plan for another's. Shardings count
   as far as types state them (Explicit axes): of others a trace knows nothing, and a plan must fit the trace.
   """
-  text = _FOLDED.sub(r"\1 _:", _ADDRESS.sub("", str(traced.jaxpr)))
-  text = _NAMES.sub(lambda found: "{" + ", ".join(sorted(found[1].split(", "))) + "}", text)
+  text = _text_of(traced.jaxpr)
   if traced.policy is not None:
     text += str([info.id for info in tag_jaxpr(traced.jaxpr, policy=traced.policy)[1] if info.is_kept])
   return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def fingerprint_of_step(jaxpr: core.Jaxpr) -> str:
+  """The same of all of a step."""
+  return hashlib.sha256(_text_of(jaxpr).encode()).hexdigest()[:16]
+
+
+def _text_of(jaxpr: core.Jaxpr) -> str:
+  text = _FOLDED.sub(r"\1 _:", _ADDRESS.sub("", str(jaxpr)))
+  return _NAMES.sub(lambda found: "{" + ", ".join(sorted(found[1].split(", "))) + "}", text)

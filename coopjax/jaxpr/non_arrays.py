@@ -5,7 +5,9 @@ are.
 """
 
 import dataclasses
+import functools
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -55,3 +57,14 @@ def _is_array(leaf: Any) -> bool:
     or hasattr(leaf, "__jax_array__")
     or isinstance(leaf, (bool, int, float, complex, np.generic))
   )
+
+
+def of_hidden(fn: Callable) -> Callable:
+  """The function for arguments and results whose leaves that are no arrays are hidden."""
+
+  @functools.wraps(fn)
+  def on_hidden(*args, **kwargs):
+    args, kwargs = shown((args, kwargs))
+    return hidden(fn(*args, **kwargs))
+
+  return on_hidden

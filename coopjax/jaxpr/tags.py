@@ -10,6 +10,7 @@ scope ``coopkept`` on the equations that make them tells the engine not to recom
 Tagging rebuilds the jaxpr with other labels and evaluates nothing, so it can't change a number.
 """
 
+import contextlib
 import dataclasses
 import re
 from collections.abc import Callable, Sequence
@@ -103,6 +104,11 @@ def marked_fn(traced: TracedFn, mark: str | None) -> Callable[..., list[Any]]:
     return traced.evaluate
   jaxpr = _Marker({MARK_ATTRIBUTE: mark}, traced.policy).mark(traced.as_called)
   return lambda *inputs: jax.core.eval_jaxpr(jaxpr, (), *inputs)
+
+
+def marked(mark: str | None) -> contextlib.AbstractContextManager:
+  """For the time that a whole step is traced or lowered: all of its equations carry the mark."""
+  return contextlib.nullcontext() if mark is None else compat.with_metadata({MARK_ATTRIBUTE: mark})
 
 
 class _Tagger:

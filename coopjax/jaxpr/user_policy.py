@@ -26,7 +26,7 @@ _example = jax.checkpoint_policies.save_and_offload_only_these_names(
   offload_dst="pinned_host",
 )
 _OFFLOADED, _RECOMPUTED = (type(_example(primitives.name_p, name=name)) for name in ("offloaded", "recomputed"))
-_KEPT = "coopjax:kept"
+KEPT = "coopjax:kept"  # the name of ours
 
 
 def is_kept(answer: Any) -> bool:
@@ -59,7 +59,7 @@ def with_names(jaxpr: core.Jaxpr, policy: Callable) -> core.Jaxpr:
   for original, equation in zip(jaxpr.eqns, inner, strict=True):
     answer = answer_of(original, policy)
     is_saved = is_kept(answer) and not is_offloaded(answer)
-    equations += compat.named(equation, [var for var in equation.outvars if is_saved and is_nameable(var)], _KEPT)
+    equations += compat.named(equation, [var for var in equation.outvars if is_saved and is_nameable(var)], KEPT)
   return compat.rebuild(jaxpr, equations)
 
 
@@ -81,7 +81,7 @@ def saving_names(jaxpr: core.Jaxpr, policy: Callable | None) -> Callable | None:
     return policy
 
   def both(primitive, *avals, **params):
-    if primitive is primitives.name_p and params["name"] == _KEPT:
+    if primitive is primitives.name_p and params["name"] == KEPT:
       return True
     return policy(primitive, *avals, **params) if policy else False
 
@@ -90,7 +90,7 @@ def saving_names(jaxpr: core.Jaxpr, policy: Callable | None) -> Callable | None:
 
 def _has_names(jaxpr: core.Jaxpr) -> bool:
   return any(
-    compat.as_policies_see(equation)[1].get("name") == _KEPT or any(map(_has_names, compat.sub_jaxprs(equation)))
+    compat.as_policies_see(equation)[1].get("name") == KEPT or any(map(_has_names, compat.sub_jaxprs(equation)))
     for equation in jaxpr.eqns
   )
 

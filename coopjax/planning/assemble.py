@@ -38,6 +38,7 @@ def assemble(
   baseline: MemoryProfile,
   measured: MemoryProfile,
   planning_s: float,
+  existing: str = "replace",
 ) -> RematPlan:
   """The plan of a function with its gradient, or of a whole step.
 
@@ -55,6 +56,7 @@ def assemble(
     baseline: memory without the plan.
     measured: memory with it.
     planning_s: seconds spent planning.
+    existing: of the step.
   """
   model = _model(outcome, found, baseline)
   return RematPlan(
@@ -83,6 +85,7 @@ def assemble(
     effort=request.effort,
     time_limit_s=request.time_limit_s,
     is_cut_short=outcome is not None and outcome.is_cut_short,
+    existing=existing,
   )
 
 

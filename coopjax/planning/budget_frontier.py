@@ -261,7 +261,7 @@ def _references(
     progress.note(f"by hand: {name}")
     choices = [choose(traced) for traced in program.functions]
     if all(choice is None for choice in choices):
-      omitted.append((name, absent))
+      omitted.append((name, absent or "no remat region to put it on"))
       continue
     try:
       found.append(_reference(name, program.measure_with(choices), baseline))

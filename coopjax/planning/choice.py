@@ -36,6 +36,13 @@ class Choice:
     """The engines at work: "hlo", "policy", "policy+hlo" or "none"."""
     return "+".join(name for name, used in (("policy", self.decisions), ("hlo", self.mark)) if used) or "none"
 
+  @property
+  def is_cut(self) -> bool:
+    """Whether the policy engine cuts it at the top, where XLA must not merge a piece with what was run before."""
+    return self.decisions is not None and any(
+      region.equation_id is None and len(list(region.leaves)) > 1 for region in self.decisions.regions
+    )
+
   @classmethod
   def from_json(cls, fields: dict[str, Any]) -> "Choice":
     """The inverse of `dataclasses.asdict`, whether or not it went through JSON."""

@@ -3,6 +3,7 @@
 Reads what a plan says and makes none, so that `RematPlan.apply` can come here.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -11,14 +12,14 @@ import jax
 
 from coopjax import compat
 from coopjax.budget import Budget
-from coopjax.errors import PlanMismatchError, RematNoEffectWarning, warn
+from coopjax.errors import NoRegionsError, PlanMismatchError, RematNoEffectWarning, warn
 from coopjax.hlo_engine import hook
 from coopjax.hlo_engine.mark import Mark, keyed
 from coopjax.jaxpr.fingerprint import fingerprint_of
 from coopjax.jaxpr.placement import Spread
 from coopjax.jaxpr.trace import TracedFn
 from coopjax.planners import base
-from coopjax.planning import regions
+from coopjax.planning import existing, regions, whole_steps
 from coopjax.planning.choice import Choice
 from coopjax.xla import targets
 
@@ -51,14 +52,11 @@ def follow(
   regions.check_function(fn)
   base.get_planner(plan.planner)
   Budget.parse(plan.budget)
+  if _is_of_whole_step(plan):
+    return whole_steps.follow(fn, plan, _mark_here(plan))
   if plan.regions:
-    choices = _choices(plan, _mark_here(plan))
-    directions = regions.Directions(
-      plan.name,
-      tuple((region.fingerprint, choice) for region, choice in zip(plan.regions, choices, strict=True)),
-      Spread(plan.mesh, plan.num_devices, plan.shards),
-    )
-    return regions.step_under(directions, fn)
+    existing.watch()
+    return regions.step_under(_directions(plan), fn)
   return regions.region(
     fn,
     functools.partial(_choice_here, plan),
@@ -67,6 +65,36 @@ def follow(
     static_argnames=static_argnames,
     prevent_cse=prevent_cse,
   )
+
+
+def _is_of_whole_step(plan: "RematPlan") -> bool:
+  """Whether it is of a step without regions."""
+  return bool(plan.regions) and plan.regions[0].fingerprint == plan.fingerprint
+
+
+def _directions(plan: "RematPlan") -> regions.Directions:
+  """Of a plan of regions."""
+  choices = _choices(plan, _mark_here(plan))
+  return regions.Directions(
+    plan.name,
+    tuple((region.fingerprint, choice) for region, choice in zip(plan.regions, choices, strict=True)),
+    Spread(plan.mesh, plan.num_devices, plan.shards),
+    plan.existing,
+  )
+
+
+def standing_directions(plan: "RematPlan") -> regions.Directions:
+  """What `coopjax.enable` asks of every region of the process.
+
+  Raises:
+    NoRegionsError: the plan is not of regions.
+  """
+  if not plan.regions or _is_of_whole_step(plan):
+    raise NoRegionsError(
+      f"the plan of {plan.name} has no remat regions, by which enable(plan=) would know it: use plan.apply(fn)"
+    )
+  existing.watch()
+  return dataclasses.replace(_directions(plan), is_standing=True)
 
 
 def choices_of(plan: "RematPlan") -> tuple[Choice, ...]:

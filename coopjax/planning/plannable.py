@@ -45,12 +45,14 @@ class Plannable:
     kwargs: dict[str, Any],
     target: Target | None,
     argnums: int | Sequence[int] | None = None,
+    existing: str = "replace",
   ) -> "Plannable":
     """What `coopjax.plan` makes of a function and its arguments."""
     processes = (
       () if target else job.spanned_by(getattr(leaf, "sharding", None) for leaf in jax.tree.leaves((args, kwargs)))
     )
-    if step := steps.find_step(fn, args, kwargs, target):
+    step = steps.find_step(fn, args, kwargs, target, existing)
+    if step and (step.members or argnums is None):
       if argnums is not None:
         raise ValueError(f"argnums={argnums}: {step.name} is a step, which takes the gradients that it takes")
       return cls(step, baseline_of(step, target), target, processes)

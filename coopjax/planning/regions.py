@@ -33,6 +33,8 @@ _REGION = re.compile(r"\bcoopregion(\d+)(?:_(\d+))?\b")
 _KEPT_DIGESTS = 4096
 _PYTHON = (bool, int, float, complex, np.ndarray, np.generic)  # what operations run one by one make arrays of
 
+EXISTING = ("replace", "keep", "at_least")
+
 FlatFn = Callable[..., Sequence[Any]]
 
 
@@ -69,7 +71,7 @@ def region(
     is_eager = not is_planned() and compat.is_eager()
     if is_eager:
       leaves = [_as_array(leaf) for leaf in leaves]
-    if (flat_fn := directed(traced)) is None:
+    if (flat_fn := directed(traced, prevents_cse)) is None:
       if traced.ordered_effect:
         flat_fn = _in_order(traced)
       elif is_plain_when_eager and is_eager and not compat.has_backward_outside():
@@ -122,6 +124,12 @@ def check_prevent_cse(prevent_cse: Any) -> None:
     raise TypeError(f"prevent_cse={prevent_cse!r}: a bool, or one for each argument")
 
 
+def check_existing(existing: Any) -> None:
+  """Raises ValueError for what says nothing of existing checkpoints."""
+  if existing not in EXISTING:
+    raise ValueError(f"existing={existing!r}: one of {', '.join(EXISTING)}")
+
+
 class _Met:
   """Digests of the directions that some region has followed, those used latest; safe under threads.
 
@@ -158,29 +166,36 @@ class Directions:
     choices: by fingerprint, in the order in which the step meets the regions: a `Choice` each or, while what people do
       by hand is measured or the partitioner watched, what has its `flat_fn`.
     spread: of the arguments that they were made for; None while they are being made.
+    existing: what becomes of the user's `jax.checkpoint`s, one of `EXISTING`.
+    is_standing: they are for all programs of the process, so regions that nobody differentiates are left alone.
     digest: of the choices.
   """
 
   step: str = dataclasses.field(compare=False)
   choices: tuple[tuple[str, Choice | Observed], ...] = dataclasses.field(compare=False)
   spread: Spread | None = dataclasses.field(default=None, compare=False)
+  existing: str = "replace"
+  is_standing: bool = False
   digest: str = dataclasses.field(init=False)
 
   def __post_init__(self):
-    object.__setattr__(self, "digest", hashlib.sha256(repr(self.choices).encode()).hexdigest())
+    object.__setattr__(self, "digest", hashlib.sha256(repr((self.choices, self.existing)).encode()).hexdigest())
 
-  def flat_fn(self, traced: TracedFn) -> FlatFn:
-    """A region, carried out."""
+  def flat_fn(self, traced: TracedFn, prevent_cse: bool, policy: Callable | None = None) -> FlatFn | None:
+    """A region, carried out; None for one that is left alone."""
+    if self.is_standing and not compat.num_gradients():
+      return None
     traced.refuse_ordered_effects()
     fingerprint = fingerprint_of(traced)
     for index, (known, choice) in enumerate(self.choices):
       if known == fingerprint:
         _met.note(self.digest)
-        # A finished plan's choices are for a call that is made now; before that, all is compiled.
-        if self.spread is not None and isinstance(choice, Choice):
-          flat_fn = choice.here(traced)
-        else:
-          flat_fn = choice.flat_fn(traced)
+        with compat.plain_checkpoints():
+          # A finished plan's choices are for a call that is made now; before that, all is compiled.
+          if isinstance(choice, Choice):
+            flat_fn = (choice.flat_fn if self.spread is None else choice.here)(traced, prevent_cse or choice.is_cut)
+          else:
+            flat_fn = choice.flat_fn(traced)
         return _scoped(flat_fn, f"coopregion{index}")
     raise PlanMismatchError(
       f"the plan of {self.step} has no remat region {traced.name} with fingerprint {fingerprint}, as the step has it "
@@ -191,15 +206,21 @@ class Directions:
 class Collector:
   """Notes the regions that a step meets, and leaves them as they are; one for each trace.
 
+  Args:
+    existing: as for `Directions`.
+
   Attributes:
     regions: by fingerprint, in the order in which the step meets them.
+    policies: of those that are a `jax.checkpoint` of the user's.
   """
 
-  def __init__(self):
+  def __init__(self, existing: str = "replace"):
+    self.existing = existing
     self.regions: dict[str, TracedFn] = {}
+    self.policies: dict[str, Callable] = {}
     self._num_calls = 0
 
-  def flat_fn(self, traced: TracedFn) -> FlatFn:
+  def flat_fn(self, traced: TracedFn, prevent_cse: bool, policy: Callable | None = None) -> FlatFn:
     traced.refuse_ordered_effects()
     fingerprint = fingerprint_of(traced)
     flags = traced.is_differentiable
@@ -208,24 +229,29 @@ class Collector:
     # No tracer outlives its trace.
     self.regions[fingerprint] = dataclasses.replace(traced, consts=(), is_differentiable=flags)
     self._num_calls += 1
+    if policy is not None:
+      self.policies[fingerprint] = policy
     return _scoped(traced.evaluate, f"coopregion{list(self.regions).index(fingerprint)}_{self._num_calls}")
 
 
 class _Inside:
   """For regions inside a region: they are a part of it."""
 
-  def flat_fn(self, traced: TracedFn) -> FlatFn:
+  def __init__(self, existing: str):
+    self.existing = existing
+
+  def flat_fn(self, traced: TracedFn, prevent_cse: bool, policy: Callable | None = None) -> FlatFn:
     return traced.evaluate
 
 
-_INSIDE = _Inside()  # one, so that functions jitted inside regions are traced once
+_INSIDE = {existing: _Inside(existing) for existing in EXISTING}  # these, so that jits inside regions are traced once
 
 
 def inside_region() -> contextlib.AbstractContextManager:
   """For the time that a region is traced: what a planned step wants is asked of the outermost region."""
   if not is_planned():
     return contexts.one_by_one(True) if compat.is_eager() else contextlib.nullcontext()
-  return contexts.directions(_INSIDE)
+  return contexts.directions(_INSIDE[contexts.directions.value.existing])
 
 
 def is_planned() -> bool:
@@ -233,20 +259,25 @@ def is_planned() -> bool:
   return contexts.directions.value is not None
 
 
-def directed(traced: TracedFn) -> FlatFn | None:
+def directed(traced: TracedFn, prevent_cse: bool, policy: Callable | None = None) -> FlatFn | None:
   """What the step that is being traced wants of a region, as a function of its flat inputs; None outside of such steps.
+
+  Args:
+    traced: the region.
+    prevent_cse: as its user wrote it.
+    policy: of a `jax.checkpoint` of the user's; it binds nobody (`TracedFn.policy` does).
 
   Raises:
     PlanMismatchError: a plan is being carried out that does not know the region.
   """
-  return contexts.directions.value.flat_fn(traced) if is_planned() else None
+  return contexts.directions.value.flat_fn(traced, prevent_cse, policy) if is_planned() else None
 
 
 def _scoped(flat_fn: FlatFn, name: str) -> FlatFn:
   """The function under a name scope, which stands in the metadata of all its instructions."""
 
   def scoped(*inputs):
-    with jax.named_scope(name):
+    with jax.named_scope(name), compat.plain_checkpoints():
       return flat_fn(*inputs)
 
   return scoped

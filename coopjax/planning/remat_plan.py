@@ -13,7 +13,7 @@ from coopjax import display
 from coopjax.budget import Budget, format_bytes
 from coopjax.errors import InvalidPlanError
 from coopjax.memory_profile import MemoryProfile
-from coopjax.planning import files
+from coopjax.planning import files, policy_names
 from coopjax.policy_engine.decisions import PolicyDecisions
 
 FORMAT_VERSION = 3
@@ -57,6 +57,7 @@ class RegionPlan:
     saved_bytes: its share of the budget: what it keeps for the backward pass, modelled; if the policy engine decided,
       of whole arrays, whatever their shardings.
     recompute_flops: floating-point operations added by all runs, modelled.
+    names: what becomes of the values that the user has named.
   """
 
   fingerprint: str
@@ -65,6 +66,13 @@ class RegionPlan:
   policy: PolicyDecisions | None = dataclasses.field(repr=False)
   saved_bytes: int
   recompute_flops: float
+  names: policy_names.RegionNames = dataclasses.field(default=policy_names.NOT_KNOWN)
+
+  @classmethod
+  def from_fields(cls, fields: dict) -> "RegionPlan":
+    """The inverse of `dataclasses.asdict`, through JSON."""
+    policy = fields["policy"] and PolicyDecisions.from_json(fields["policy"])
+    return cls(**{**fields, "policy": policy, "names": policy_names.RegionNames.from_fields(fields.get("names", {}))})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +107,7 @@ class RematPlan:
     effort: how much the HLO engine searches, when the plan is carried out, too.
     time_limit_s: its fuse, seconds, or None.
     is_cut_short: whether that blew: elsewhere the same request may give another plan.
+    existing: what became of the step's own `jax.checkpoint`s, as for :func:`coopjax.plan`.
     planning_s: seconds spent planning, compiles excluded.
     mesh: axes that the arguments are spread over, "data=4,model=2" for one, "" for one device; bytes are one device's.
     num_devices: that a whole step runs on.
@@ -131,6 +140,7 @@ class RematPlan:
   effort: str = "normal"
   time_limit_s: float | None = None
   is_cut_short: bool = False
+  existing: str = "replace"
 
   @property
   def fits(self) -> bool:
@@ -157,6 +167,35 @@ class RematPlan:
     from coopjax.planning import following  # here, so that plans can be read and shown without JAX
 
     return following.follow(fn, self)
+
+  @property
+  def names(self) -> tuple[policy_names.RegionNames, ...]:
+    """Of a step, region by region: which names (`jax.ad_checkpoint.checkpoint_name`) are saved, offloaded, recomputed,
+    and what the plan does that names can't say.
+    """
+    return tuple(region.names for region in self.regions)
+
+  def checkpoint_policy(self, region: str | None = None) -> Callable:
+    """The plan as a policy of `jax.checkpoint`, for the step's own checkpoints: one for all regions, or for one.
+
+    What names can't say (see :attr:`names`) is left out: a plan with ``names_only=True`` has nothing of that.
+
+    Raises:
+      coopjax.PolicyNamesError: no one policy does what the plan does in these regions.
+    """
+    return policy_names.checkpoint_policy(policy_names.the_one(self.names, region))
+
+  def to_jax(self, region: str | None = None) -> str:
+    """As :meth:`checkpoint_policy`, as text to paste."""
+    return policy_names.to_jax(policy_names.the_one(self.names, region))
+
+  def to_maxtext(self, region: str | None = None) -> str:
+    """As :meth:`checkpoint_policy`, as lines for MaxText's YAML: ``remat_policy: custom`` with its tensors."""
+    return policy_names.to_maxtext(policy_names.the_one(self.names, region))
+
+  def to_haliax(self, region: str | None = None) -> str:
+    """As :meth:`checkpoint_policy`, as lines for Levanter's YAML: the fields of Haliax's ``ScanCheckpointPolicy``."""
+    return policy_names.to_haliax(policy_names.the_one(self.names, region))
 
   def headline(self) -> str:
     """The plan as text without its decisions: bytes, cost, bounds, regions and rounds."""
@@ -287,10 +326,7 @@ class RematPlan:
     fields["decisions"] = tuple(Decision(**decision) for decision in fields["decisions"])
     fields["rounds"] = tuple(fields["rounds"])
     fields["shards"] = tuple((path, tuple(shape)) for path, shape in fields.get("shards", ()))
-    fields["regions"] = tuple(
-      RegionPlan(**{**region, "policy": region["policy"] and PolicyDecisions.from_json(region["policy"])})
-      for region in fields["regions"]
-    )
+    fields["regions"] = tuple(map(RegionPlan.from_fields, fields["regions"]))
     if fields["policy"] is not None:
       fields["policy"] = PolicyDecisions.from_json(fields["policy"])
     return cls(**fields)

@@ -29,6 +29,7 @@ class Request:
   on_infeasible: str
   target: str | None = None
   time_limit_s: float | None = None
+  names_only: bool = False
 
   @property
   def device(self) -> Target | None:
@@ -75,11 +76,16 @@ class Request:
     effort: str,
     time_limit_s: float | None,
     on_infeasible: str,
+    names_only: bool = False,
   ) -> "Request":
     """The arguments of ``remat`` as a request; ``InvalidBudgetError`` or ``ValueError`` names what is wrong."""
     base.get_planner(planner)
     if engine not in ENGINES:
       raise ValueError(f"engine={engine!r}: one of {', '.join(ENGINES)}")
+    if names_only:
+      if engine == "hlo":
+        raise ValueError("names_only=True asks for a policy of jax.checkpoint, which engine='hlo' does not make")
+      engine = "policy"
     if on_infeasible not in ON_INFEASIBLE:
       raise ValueError(f"on_infeasible={on_infeasible!r}: one of {', '.join(ON_INFEASIBLE)}")
     if engine == "policy" and planner not in POLICY_PLANNERS:
@@ -96,4 +102,4 @@ class Request:
     efforts.check_fuse(time_limit_s)
     budget, engine = host_offload.admit(Budget.parse(budget), engine, platform)
     fuse_s = None if time_limit_s is None else float(time_limit_s)
-    return cls(budget, planner, engine, effort, on_infeasible, target, fuse_s)
+    return cls(budget, planner, engine, effort, on_infeasible, target, fuse_s, names_only)

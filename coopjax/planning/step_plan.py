@@ -13,6 +13,7 @@ from coopjax.errors import (
   BudgetExceededWarning,
   BudgetInfeasibleError,
   InvalidProgramError,
+  NoRegionsError,
   RematNoEffectWarning,
   warn,
 )
@@ -25,9 +26,11 @@ from coopjax.planning import host_offload, regions
 from coopjax.planning.assemble import assemble, schedules
 from coopjax.planning.baseline import Baseline
 from coopjax.planning.choice import Choice
+from coopjax.planning.policy_names import HLO_ENGINE, RegionNames
+from coopjax.planning.region_names import region_names
 from coopjax.planning.remat_plan import RegionPlan, RematPlan
 from coopjax.planning.request import Request
-from coopjax.planning.steps import Step
+from coopjax.planning.steps import Step, what_to_wrap
 from coopjax.planning.trials import Trials
 from coopjax.policy_engine import search
 from coopjax.policy_engine.division import Division, Share
@@ -53,7 +56,7 @@ def baseline_of(step: Step, target: Target | None) -> Baseline:
 
 def marked(step: Step, mark: str | None) -> tuple[Choice, ...]:
   """All regions carry one mark, whose budget is the step's: the hook plans the very module that will run."""
-  return (Choice(mark),) * len(step.members)
+  return step.each(Choice(mark))
 
 
 def plan_step(step: Step, request: Request, baseline: Baseline) -> RematPlan:
@@ -66,8 +69,11 @@ def plan_step(step: Step, request: Request, baseline: Baseline) -> RematPlan:
 
   Raises:
     BudgetInfeasibleError: no plan reaches the budget and the request says "error".
+    NoRegionsError: the step has none, and the HLO engine is not asked or is not there.
     ValueError: the policy engine is asked for Coop's windows, which are of one function.
   """
+  if not step.members:
+    _check_can_be_planned(step, request)
   if request.engine == "policy" and request.planner == "coop":
     raise ValueError(
       "planner='coop' looks at one function's buffers, and engine='policy' divides a step between its "
@@ -76,6 +82,8 @@ def plan_step(step: Step, request: Request, baseline: Baseline) -> RematPlan:
   stopwatch = Stopwatch()
   planning = _Planning(step, request, baseline)
   if planning.holds:
+    if any(member.policy for member in step.members):
+      return planning.plan(stopwatch.seconds)  # without its checkpoints, which repeat what need not be
     warn(
       f"the plan of {step.name} has no effect: it takes {format_bytes(planning.best.total_bytes)}, "
       f"{format_bytes(planning.best.temp_bytes)} of them temporaries, within the budget of {request.budget} as it is",
@@ -89,6 +97,19 @@ def plan_step(step: Step, request: Request, baseline: Baseline) -> RematPlan:
       raise error
     warn(str(error), BudgetExceededWarning)
   return planning.plan(stopwatch.seconds)
+
+
+def _check_can_be_planned(step: Step, request: Request) -> None:
+  """Refuses, before anything is compiled, what a step without regions is not planned by."""
+  assert step.jaxpr is not None  # of such a step
+  why = ""
+  if request.engine == "policy":
+    why = "names_only=True decides" if request.names_only else "engine='policy' decides"
+  elif compat.hook_platform(request.platform) is None:
+    why = f"JAX {jax.__version__} has no HLO hook on {request.platform}, and the policy engine decides"
+  if why:
+    left = " but those that existing='keep' leaves alone" if step.existing == "keep" else ""
+    raise NoRegionsError(f"{why} on remat regions, and {step.name} has none{left}: {what_to_wrap(step.jaxpr)}")
 
 
 class _Planning:
@@ -123,10 +144,10 @@ class _Planning:
         outcome = self._outcome_of(platform)
         if outcome and (request.engine == "hlo" or outcome.fits or platform != "cpu"):  # elsewhere the model may be off
           self._try_hlo(outcome)
-      if request.engine != "hlo" and not (self.holds and self._is_cheap):
+      if self._step.members and request.engine != "hlo" and not (self.holds and self._is_cheap):
         self._try_policy(self._mark if outcome and platform != "tpu" else None)
-        if not self.holds and outcome:
-          self._try_hlo(outcome)
+      if not self.holds and outcome and request.engine != "hlo":
+        self._try_hlo(outcome)
       if self.best is not self.before and request.platform == "cpu":
         self.best = self._measured(self._choices, whole=True)
 
@@ -183,7 +204,7 @@ class _Planning:
     link, shards = host_offload.link(self._request.budget, self._request.device), self._shards()
     for only_scans in (True, False) if mark else (False,):
       found = search.search(
-        Division(self._step.members, only_scans, link, shards),
+        Division(self._step.members, only_scans, link, shards, names_only=self._request.names_only),
         self.budget_bytes,
         temp_bytes_of,
         self.before.temp_bytes,
@@ -251,6 +272,11 @@ class _Planning:
       error.budget_bytes, error.smallest_bytes = request.budget.limit_bytes, best.total_bytes
     if arguments:
       error.op, error.largest = "arguments and outputs", arguments
+    if not self._step.members:
+      assert self._step.jaxpr is not None  # of such a step
+      error.add_note(
+        f"the step has no remat region, so the HLO engine alone was asked: {what_to_wrap(self._step.jaxpr)}"
+      )
     error.add_note("try a larger budget, a smaller batch, donated arguments, or on_infeasible='best_effort'")
     return error
 
@@ -258,7 +284,7 @@ class _Planning:
     """What was decided, and what the compiler says of it."""
     step = self._step
     engine = max((choice.engine for choice in self._choices), key=len)  # not all regions need the policy engine
-    choices = [(member.traced, choice) for member, choice in zip(step.members, self._choices, strict=True)]
+    choices = [(member.traced, choice) for member, choice in zip(step.members, self._choices)]
     return assemble(
       self._request,
       name=step.name,
@@ -273,10 +299,13 @@ class _Planning:
       baseline=self.before,
       measured=self.best,
       planning_s=planning_s,
+      existing=step.existing,
     )
 
   def _regions(self) -> tuple[RegionPlan, ...]:
-    """What each region does, and its share of the budget."""
+    """What each region does, and its share of the budget; a step without regions is one itself."""
+    if not self._step.members:
+      return (self._whole_step(),)
     members, found = self._step.members, self._found
     saved, flops = [0.0] * len(members), [0.0] * len(members)
     if found is not None:
@@ -293,8 +322,23 @@ class _Planning:
         if region is not None and not times[op]:
           saved[region] += int(program.value_bytes[value])
     return tuple(
-      RegionPlan(member.key, member.traced.name, member.num_runs, choice.decisions, int(num_bytes), num_flops)
+      RegionPlan(
+        member.key,
+        member.traced.name,
+        member.num_runs,
+        choice.decisions,
+        int(num_bytes),
+        num_flops,
+        region_names(member.traced, choice, member.num_runs),
+      )
       for member, choice, num_bytes, num_flops in zip(members, self._choices, saved, flops, strict=True)
+    )
+
+  def _whole_step(self) -> RegionPlan:
+    step, flops = self._step, self._outcome.recompute_flops if self._outcome else 0.0
+    beyond = (HLO_ENGINE,) if self._choices[0].mark else ()
+    return RegionPlan(
+      step.fingerprint, step.name, 1, None, 0, flops, RegionNames(step.name, beyond=beyond, keeps_all=True)
     )
 
 

@@ -13,19 +13,23 @@ import dataclasses
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 from jax.extend import core
 
 from coopjax import compat, contexts
-from coopjax.jaxpr import non_arrays
+from coopjax.budget import format_bytes
+from coopjax.jaxpr import cost, non_arrays
+from coopjax.jaxpr.fingerprint import fingerprint_of_step
 from coopjax.jaxpr.placement import Spread, path_name
+from coopjax.jaxpr.tags import marked
 from coopjax.jaxpr.trace import explained
+from coopjax.planning import existing as existing_checkpoints
 from coopjax.planning import regions
 from coopjax.planning.choice import Choice
-from coopjax.policy_engine.division import Member
+from coopjax.policy_engine.rungs import Member
 from coopjax.policy_engine.shards import Observed
 from coopjax.xla.targets import Target
 
@@ -40,6 +44,8 @@ class Step:
     args: of the function.
     kwargs: same.
     members: the regions.
+    existing: as for `regions.Directions`.
+    jaxpr: of a step without regions.
   """
 
   name: str
@@ -47,10 +53,19 @@ class Step:
   args: Sequence[Any]
   kwargs: dict[str, Any]
   members: tuple[Member, ...]
+  existing: str = "replace"
+  jaxpr: core.Jaxpr | None = None
 
-  @property
+  def each(self, choice: Choice) -> tuple[Choice, ...]:
+    """One choice for all regions; for a step that has none, for the step."""
+    return (choice,) * max(len(self.members), 1)
+
+  @functools.cached_property
   def fingerprint(self) -> str:
-    """A hash of the regions and how often they run, the same in every process."""
+    """A hash of the regions and how often they run, the same in every process; of the whole step if it has none."""
+    if not self.members:
+      assert self.jaxpr is not None  # as find_step has found it
+      return fingerprint_of_step(self.jaxpr)
     text = repr([(member.key, member.num_runs, member.num_kept) for member in self.members])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -60,7 +75,7 @@ class Step:
 
     Arguments that say how they are sharded count with that, too: their plan says so.
     """
-    text = self.program((Choice(),) * len(self.members)).lower().as_text() + repr(self.spread(num_devices=1))
+    text = self.program(self.each(Choice())).lower().as_text() + repr(self.spread(num_devices=1))
     return f"{self.name} {self.fingerprint} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
   def largest_arguments(self, top: int = 3) -> tuple[tuple[int, str, str], ...]:
@@ -74,9 +89,13 @@ class Step:
     return tuple(sorted(found, key=lambda entry: -entry[0])[:top])
 
   def program(self, choices: Sequence[Choice | Observed]) -> "Program":
-    """The step with a choice per region, or with what watches it."""
+    """The step with a choice per region, or with what watches it; without regions, with one for all of it."""
+    if not self.members:
+      (choice,) = choices
+      return Program(self, regions.Directions(self.name, (), existing="keep"), getattr(choice, "mark", None))
     keys = [member.key for member in self.members]
-    return Program(self, regions.Directions(self.name, tuple(zip(keys, choices, strict=True))))
+    named = tuple(zip(keys, choices, strict=True))
+    return Program(self, regions.Directions(self.name, named, existing=self.existing))
 
   def spread(self, num_devices: int) -> Spread:
     """Of its arguments, in a program that runs on so many devices."""
@@ -85,10 +104,11 @@ class Step:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
-  """A step under directions, with its arguments in it: what is compiled."""
+  """A step under directions, or with one mark on all of it, with its arguments in it: what is compiled."""
 
   step: Step
   directions: regions.Directions
+  mark: str | None = None
 
   @property
   def __name__(self) -> str:
@@ -96,50 +116,56 @@ class Program:
 
   def lower(self) -> jax.stages.Lowered:
     """The step lowered with its own donation, shardings and options."""
-    with contexts.directions(self.directions):
+    with contexts.directions(self.directions), marked(self.mark):
       lowered = self.step.jitted.lower(*self.step.args, **self.step.kwargs)
     return getattr(lowered, "lowered", lowered)  # of Flax, around JAX's
 
 
-def find_step(fn: Callable, args: Sequence[Any], kwargs: dict[str, Any], target: Target | None = None) -> Step | None:
-  """The function as a step, if it takes gradients of remat regions; else None.
+def find_step(
+  fn: Callable,
+  args: Sequence[Any],
+  kwargs: dict[str, Any],
+  target: Target | None = None,
+  existing: str = "replace",
+) -> Step | None:
+  """The function as a step, if it takes gradients, of remat regions or without any; else None.
 
   Args:
     fn: with a jit of its own, or without.
     args: `jax.ShapeDtypeStruct` will do.
     kwargs: same.
     target: what the step is for, None for the default backend.
+    existing: as for `regions.Directions`.
   """
+  existing_checkpoints.watch()
   if target is not None and not target.is_running:
     args, kwargs = _moved(target, (tuple(args), kwargs))
   if regions.is_jitted(fn):
     jitted = fn
   else:
     args, kwargs = non_arrays.hidden((tuple(args), kwargs))
-    jitted = jax.jit(_of_hidden(fn))
-  collector, runs = regions.Collector(), _Runs()
+    jitted = jax.jit(non_arrays.of_hidden(fn))
+  collector, runs = regions.Collector(existing), _Runs()
   with contexts.directions(collector), explained(getattr(fn, "__name__", type(fn).__name__)):
     traced = jitted.trace(*args, **kwargs)
-    runs.visit(getattr(traced, "traced", traced).jaxpr, 1, 1)  # of Flax, around JAX's
-  if not collector.regions or not runs.has_gradient:
+    jaxpr = getattr(traced, "traced", traced).jaxpr  # of Flax, around JAX's
+    runs.visit(jaxpr, 1, 1)
+  if not runs.has_gradient:
     return None
+  name = getattr(fn, "__name__", type(fn).__name__)
 
   members = tuple(
-    Member(fingerprint, traced, max(runs.total[i], 1), max(runs.kept[i], 1))
+    Member(
+      fingerprint,
+      traced,
+      max(runs.total[i], 1),
+      max(runs.kept[i], 1),
+      i in runs.looped,
+      collector.policies.get(fingerprint),
+    )
     for i, (fingerprint, traced) in enumerate(collector.regions.items())
   )
-  return Step(getattr(fn, "__name__", type(fn).__name__), jitted, args, kwargs, members)
-
-
-def _of_hidden(fn: Callable) -> Callable:
-  """The function for arguments and results whose leaves that are no arrays are hidden."""
-
-  @functools.wraps(fn)
-  def of_hidden(*args, **kwargs):
-    args, kwargs = non_arrays.shown((args, kwargs))
-    return non_arrays.hidden(fn(*args, **kwargs))
-
-  return of_hidden
+  return Step(name, jitted, args, kwargs, members, existing, None if members else jaxpr)
 
 
 def _moved(target: Target, tree: Any) -> Any:
@@ -157,22 +183,51 @@ def _moved(target: Target, tree: Any) -> Any:
   )
 
 
+def what_to_wrap(jaxpr: core.Jaxpr) -> str:
+  """What in a step without regions to put under a remat, and where: the loop that keeps the most for its gradient."""
+  scans = [equation for equation in _equations(jaxpr) if equation.primitive.name == "scan"]
+  largest = max(scans, key=_stacked_bytes, default=None)
+  if largest is None or not _stacked_bytes(largest):
+    return "wrap the function that is differentiated, or each of its layers, in jax.checkpoint or coopjax.remat"
+  source, length = compat.source_line(largest), largest.params["length"]
+  where = "" if source is None else f" at {source.file}:{source.line} ({source.function})"
+  return (
+    f"wrap the body of the scan{where} in jax.checkpoint: its {length} turns keep "
+    f"{format_bytes(_stacked_bytes(largest))} for the gradient"
+  )
+
+
+def _equations(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:
+  for equation in jaxpr.eqns:
+    if not _is_backward(equation):
+      yield equation
+    for inner in compat.sub_jaxprs(equation):
+      yield from _equations(inner)
+
+
+def _stacked_bytes(scan: core.JaxprEqn) -> int:
+  num_carries = len(compat.scan_carries(scan))
+  return sum(cost.num_bytes(var.aval) for var in scan.outvars[num_carries:])
+
+
 class _Runs:
   """How often a step runs its regions.
 
   Attributes:
     total: per region, runs of the forward pass; a `while` counts as one turn.
     kept: per region, how many are kept at once: not those of different turns of a loop that holds the gradient.
+    looped: the regions that a loop around runs which does not hold the gradient.
     has_gradient: the step takes one.
   """
 
   def __init__(self):
     self.total, self.kept = collections.Counter(), collections.Counter()
+    self.looped: set[int] = set()
     self.has_gradient = False
 
-  def visit(self, jaxpr: core.Jaxpr, num_runs: int, num_kept: int) -> None:
-    """Counts what stands in a jaxpr that itself runs, and is kept, this often."""
-    calls = set()
+  def visit(self, jaxpr: core.Jaxpr, num_runs: int, num_kept: int, is_looped: bool = False) -> set[tuple]:
+    """Counts what stands in a jaxpr that itself runs, and is kept, this often; the calls of regions in it."""
+    calls, in_loops = set[tuple](), set[tuple]()
     for equation in jaxpr.eqns:
       if _is_backward(equation):
         self.has_gradient = True
@@ -181,10 +236,16 @@ class _Runs:
       else:
         length = equation.params["length"] if equation.primitive.name == "scan" else 1
         for inner in compat.sub_jaxprs(equation):
-          self.visit(inner, num_runs * length, num_kept * (1 if _holds_backward(inner) else length))
-    for region, _ in calls:
+          is_outside = _holds_backward(inner)
+          there = length > 1 and not is_outside
+          found = self.visit(inner, num_runs * length, num_kept * (1 if is_outside else length), is_looped or there)
+          in_loops |= found if there else set()
+    for region, _ in calls - in_loops:  # what a loop's gradient has moved out of it is a part of the call inside
       self.total[region] += num_runs
       self.kept[region] += num_kept
+      if is_looped:
+        self.looped.add(region)
+    return calls | in_loops
 
 
 def _is_backward(equation: core.JaxprEqn) -> bool:

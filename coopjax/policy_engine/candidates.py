@@ -7,8 +7,7 @@ what residuals take after fusion, and what else is live beside them. Scans come 
 each with a curve of its own; inside segments, that repeat them whole; and, inside segments, as the user wrote them.
 """
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -22,13 +21,11 @@ from coopjax.policy_engine.ladders import Candidate, Ladder, ScanLevel, uncut
 from coopjax.policy_engine.offload import HostLink, cuts_for_offload
 from coopjax.policy_engine.residuals import ForwardGraph, forward_graph
 from coopjax.policy_engine.rewrite import apply_to_scans
-from coopjax.policy_engine.save_curves import CurvePoint
-from coopjax.policy_engine.scan import DOTS, DOTS_WITHOUT_BATCH, Scan, find_scans
+from coopjax.policy_engine.scan import Scan, find_scans, hand_sets
 from coopjax.policy_engine.segment_curves import SegmentBytes, SegmentCurves, TopOffload
 from coopjax.policy_engine.shards import WHOLE, Shards
 
 _LEAST_EXPLAINED = 0.75  # of the temporaries: below that, a profile says little of what checkpoints will do
-_MAX_NAMES = 8  # that a person may choose among: with more, all of them or one
 _NUM_KEPT = 19  # limits for which residuals are evicted from the profile
 
 
@@ -111,18 +108,9 @@ class Candidates:
     curves = SegmentCurves(graph, SegmentBytes(graph, self._profile, together.alone), None, self._ends_forward)
     ladder = Ladder(curves, uncut(graph, alone), together, alone, is_cut=False)
 
-    def choices(chosen: Iterable[str]) -> list[CurvePoint]:
-      saved = [frozenset().union(*(scan.names.get(name, frozenset()) for name in chosen)) for scan in scans]
-      return [scan.choice_of(values) for scan, values in zip(scans, saved, strict=True)]
-
-    names = sorted({name for scan in scans for name in scan.names} - {DOTS, DOTS_WITHOUT_BATCH})
-    names = [name for name in names if any(point.saved for point in choices([name]))]  # the others spare nothing
-    most = len(names) if len(names) <= _MAX_NAMES else 1
-    sets = [names, [DOTS], [DOTS_WITHOUT_BATCH]]
-    sets += [chosen for size in range(1, most + 1) for chosen in itertools.combinations(names, size)]
     found: dict[tuple, Candidate] = {}
-    for chosen in sets:
-      points = choices(chosen)
+    for chosen in hand_sets(scans):
+      points = [scan.choice_of(scan.values_of(chosen)) for scan in scans]
       found.setdefault(tuple(point.saved for point in points), ladder.saving(points))
     self.found += found.values()
 

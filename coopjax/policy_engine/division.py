@@ -17,37 +17,20 @@ estimates know nothing of the rest of the step, so the search over T goes by com
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from coopjax.errors import NotDifferentiableError
-from coopjax.jaxpr.trace import TracedFn, differentiable
-from coopjax.policy_engine.candidates import Candidates
+from coopjax.errors import NotDifferentiableError, PolicyNamesError
+from coopjax.jaxpr.trace import differentiable
 from coopjax.policy_engine.decisions import PolicyDecisions, Region
 from coopjax.policy_engine.ladders import Traits, summary_of, traits_of
 from coopjax.policy_engine.offload import HostLink
+from coopjax.policy_engine.rungs import NO_NAMES, Member, Rung, Rungs, rungs_of
 from coopjax.policy_engine.shards import Shards
 
 _NUM_PEAKS = 64
 _GRID = 512  # steps from nothing to the peak
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Member:
-  """A region that takes part.
-
-  Attributes:
-    key: names it in the decisions.
-    traced: the region.
-    num_runs: how often a step runs it.
-    num_kept: how many of these runs are kept at once: in a loop that holds the backward pass, too, one per turn.
-  """
-
-  key: str
-  traced: TracedFn
-  num_runs: int
-  num_kept: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,35 +49,15 @@ class Share:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Rung:
-  """One way to carry all runs of a region out.
-
-  Attributes:
-    saved_bytes: kept for the backward pass, of all runs that are kept at once.
-    inside_bytes: held on top of that while one run is differentiated.
-    flops: repeated, of all runs.
-    is_bare: nothing is saved beyond what its segments need.
-    make_decisions: what is done in each run.
-    waiting_flops: the part of `flops` that is waiting for the host.
-  """
-
-  saved_bytes: float
-  inside_bytes: float
-  flops: float
-  is_bare: bool
-  make_decisions: Callable[[], PolicyDecisions] = dataclasses.field(repr=False)
-  waiting_flops: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
 class JointCandidate:
   """A rung for every region: to the search what `candidates.Candidate` is for one function."""
 
   rungs: tuple[Rung, ...]
-  names: tuple[str, ...]
+  members: tuple[Member, ...]
   estimated_bytes: float
   flops: float
   is_bare: bool
+  is_by_hand: bool = False
 
   @functools.cached_property
   def decisions(self) -> tuple[Share, ...]:
@@ -108,8 +71,11 @@ class JointCandidate:
 
   @property
   def scan_bodies(self) -> tuple[tuple[Region, ...], ...]:
-    """The decisions for scan bodies, per region."""
-    return tuple(share.decisions.scan_bodies for share in self.decisions)
+    """The decisions for scan bodies, per region; a region that a loop around runs is one."""
+    return tuple(
+      share.decisions.regions if member.is_looped else share.decisions.scan_bodies
+      for share, member in zip(self.decisions, self.members, strict=True)
+    )
 
   @property
   def has_loops(self) -> bool:
@@ -120,11 +86,6 @@ class JointCandidate:
   def traits(self) -> Traits:
     """Of the scan bodies of all regions."""
     return frozenset((i, *trait) for i, bodies in enumerate(self.scan_bodies) for trait in traits_of(bodies))
-
-  @property
-  def is_by_hand(self) -> bool:
-    """False: nobody divides a budget by hand."""
-    return False
 
   @property
   def kin(self) -> None:
@@ -138,7 +99,9 @@ class JointCandidate:
   @property
   def summary(self) -> str:
     """One line for the trace of rounds."""
-    return "; ".join(f"{name}: {summary_of(share.decisions)}" for name, share in zip(self.names, self.decisions))
+    return "; ".join(
+      f"{member.traced.name}: {summary_of(share.decisions)}" for member, share in zip(self.members, self.decisions)
+    )
 
 
 class Division:
@@ -149,6 +112,7 @@ class Division:
     only_scans: decide on scan bodies alone.
     link: to the host, if values may be offloaded.
     shards: how devices share values, by the region's key.
+    names_only: one policy over names that the user gave, for all regions.
 
   Attributes:
     found: the candidates.
@@ -166,48 +130,61 @@ class Division:
     only_scans: bool,
     link: HostLink | None = None,
     shards: Mapping[str, Mapping[int | None, Shards]] | None = None,
+    *,
+    names_only: bool = False,
   ):
     shards = shards or {}
     self.is_spread = any(member.traced.placement.is_spread and not shards.get(member.key) for member in members)
-    self.forward_flops, self.baseline_bytes, ladders = 0.0, 0.0, []
+    self.forward_flops, self.baseline_bytes, ladders = 0.0, 0.0, list[Rungs]()
     for i, member in enumerate(members):
       try:
         member = dataclasses.replace(member, traced=differentiable(member.traced))
       except NotDifferentiableError:
-        ladders.append([Rung(0.0, 0.0, 0.0, True, PolicyDecisions)])  # it keeps nothing
+        ladders.append(Rungs([Rung(0.0, 0.0, 0.0, True, PolicyDecisions)], {}, 0.0, 0.0))  # it keeps nothing
         continue
       ends_forward = i == len(members) - 1 and member.num_kept == 1
-      shared = shards.get(member.key)
-      space = Candidates(member.traced, only_scans, link=link, shards=shared, ends_forward=ends_forward)
-      self.forward_flops += member.num_runs * space.forward_flops
-      self.baseline_bytes += member.num_kept * space.baseline_bytes
-      ladders.append(_rungs(member, space))
-    names = tuple(member.traced.name for member in members)
-    useful = [_pareto(rungs) for rungs in ladders]
+      ladders.append(rungs_of(member, only_scans, link, shards.get(member.key), ends_forward))
+    self.forward_flops = sum(ladder.forward_flops for ladder in ladders)
+    self.baseline_bytes = sum(ladder.baseline_bytes for ladder in ladders)
+    self._members = tuple(members)
+    if names_only:
+      _check_names(members, ladders)
+      self.found = [self._joint(rungs, is_by_hand=True) for rungs in _by_hand(ladders, names_only=True)]
+      return
+    useful = [_pareto(ladder.found) for ladder in ladders]
     divided = [_divide(useful, peak_bytes) for peak_bytes in _peaks(useful)]
-    self.found = [
-      _joint(rungs, names)
-      for rungs in dict.fromkeys([*divided, *_barest(ladders)])
-      if rungs and any(rung.flops for rung in rungs)
-    ]
+    joint = [*divided, *_barest([ladder.found for ladder in ladders])]
+    self.found = [self._joint(rungs) for rungs in dict.fromkeys(joint) if rungs and any(rung.flops for rung in rungs)]
+    self.found += (self._joint(rungs, is_by_hand=True) for rungs in _by_hand(ladders))
+
+  def _joint(self, rungs: tuple[Rung, ...], is_by_hand: bool = False) -> JointCandidate:
+    flops, is_bare = sum(rung.flops for rung in rungs), all(rung.is_bare for rung in rungs)
+    return JointCandidate(rungs, self._members, _peak(rungs), flops, is_bare, is_by_hand)
 
 
-def _rungs(member: Member, space: Candidates) -> list[Rung]:
-  """All ways to carry a region out, the user's own among them."""
-  kept_bytes = member.num_kept * space.baseline_bytes
-  rungs = [Rung(kept_bytes, 0.0, 0.0, not kept_bytes, PolicyDecisions)]
-  for candidate in space.found:
-    rungs.append(
-      Rung(
-        member.num_kept * candidate.kept_bytes,
-        candidate.estimated_bytes - candidate.kept_bytes,
-        member.num_runs * candidate.flops,
-        candidate.is_bare,
-        functools.partial(getattr, candidate, "decisions"),
-        member.num_runs * candidate.waiting_flops,
+def _check_names(members: Sequence[Member], ladders: Sequence[Rungs]) -> None:
+  """Raises PolicyNamesError where a policy for a region is one for loops inside it."""
+  for member, ladder in zip(members, ladders, strict=True):
+    if len(ladder.found) > 1 and not ladder.by_hand:
+      raise PolicyNamesError(
+        f"names_only=True: {member.traced.name} has a loop inside, and a policy is planned for what runs in one piece; "
+        "put the jax.checkpoint around the body of the loop"
       )
-    )
-  return rungs
+
+
+def _by_hand(ladders: Sequence[Rungs], names_only: bool = False) -> list[tuple[Rung, ...]]:
+  """One policy for all regions, as a person would write it."""
+  sets = [chosen for ladder in ladders for chosen in ladder.by_hand]
+  if names_only:
+    sets = [chosen for chosen in sets if chosen.isdisjoint(NO_NAMES)]
+  return list(dict.fromkeys(tuple(_saving(ladder, chosen) for ladder in ladders) for chosen in dict.fromkeys(sets)))
+
+
+def _saving(ladder: Rungs, chosen: frozenset[str]) -> Rung:
+  """The rung of a set of names: as far as the region has them."""
+  if not ladder.by_hand:
+    return ladder.found[0]
+  return ladder.by_hand[max((known for known in ladder.by_hand if known <= chosen), key=len)]
 
 
 def _pareto(rungs: Sequence[Rung]) -> list[Rung]:
@@ -267,9 +244,3 @@ def _divide(ladders: Sequence[Sequence[Rung]], peak_bytes: float) -> tuple[Rung,
     i, state = origin[state]
     chosen.append(rungs[i])
   return tuple(reversed(chosen))
-
-
-def _joint(rungs: tuple[Rung, ...], names: tuple[str, ...]) -> JointCandidate:
-  return JointCandidate(
-    rungs, names, _peak(rungs), sum(rung.flops for rung in rungs), all(rung.is_bare for rung in rungs)
-  )

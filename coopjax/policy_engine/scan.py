@@ -10,7 +10,7 @@ once more.
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from jax.extend import core
@@ -30,6 +30,7 @@ from coopjax.policy_engine.shards import WHOLE, Shards
 from coopjax.policy_engine.working_set import WorkingSets
 
 _MAX_CUTTINGS = 4
+_MAX_NAMES = 8  # of which all sets are tried
 _MAX_POINTS = 64  # of a curve: steps are taken once for each layer
 DOTS, DOTS_WITHOUT_BATCH = "all products", "products without batch dimensions"
 
@@ -56,10 +57,10 @@ class Body:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Scan:
-  """A scan that takes a policy.
+  """A scan that takes a policy; or a region that loops and calls around run many times, as if it were a scan's body.
 
   Attributes:
-    equation_id: its tag.
+    equation_id: its tag; None for such a region.
     position: in the region that holds it.
     bodies: cuttings of its body, the first in one piece.
     nested: decisions for scans inside the body, carried out whenever the body is wrapped.
@@ -67,12 +68,16 @@ class Scan:
     choice_of: the body in one piece, saving these values.
   """
 
-  equation_id: int
+  equation_id: int | None
   position: int
   bodies: tuple[Body, ...]
   nested: tuple[Region, ...]
   names: dict[str, frozenset[Value]]
   choice_of: Callable[[frozenset[Value]], CurvePoint]
+
+  def values_of(self, names: Iterable[str]) -> frozenset[Value]:
+    """The values that have one of these names."""
+    return frozenset().union(*(self.names.get(name, frozenset()) for name in names))
 
   def body(self, level: int) -> Body:
     """The cutting at this level of fineness, or the finest."""
@@ -93,6 +98,33 @@ class Scan:
   def barest(self, level: int = 0) -> tuple[Region, ...]:
     """The decisions that keep nothing but inputs of the body's segments."""
     return self.regions(self.body(level), self.body(level).curve[0])
+
+
+def hand_sets(scans: Sequence[Scan]) -> list[Sequence[str]]:
+  """What a person would pick: each set of the names in bodies, or of many a few, and the products."""
+  spared = lambda chosen: [scan.choice_of(scan.values_of(chosen)) for scan in scans]
+  names = sorted({name for scan in scans for name in scan.names} - {DOTS, DOTS_WITHOUT_BATCH})
+  names = [name for name in names if any(point.saved for point in spared([name]))]  # the others spare nothing
+  if len(names) <= _MAX_NAMES:
+    sets = [chosen for size in range(1, len(names) + 1) for chosen in itertools.combinations(names, size)]
+  else:
+    sets = [*((name,) for name in names), *_best_first(names, spared)]
+  return [names, *sets, [DOTS], [DOTS_WITHOUT_BATCH]]
+
+
+def _best_first(names: Sequence[str], spared: Callable[[Sequence[str]], list[CurvePoint]]) -> list[Sequence[str]]:
+  """Sets that grow by the name that spares the most FLOPs per byte, until all are in."""
+
+  def rate(name: str) -> float:
+    now, then = spared(chosen), spared([*chosen, name])
+    gained = sum(point.flops for point in now) - sum(point.flops for point in then)
+    return gained / max(1, sum(point.saved_bytes for point in then) - sum(point.saved_bytes for point in now))
+
+  sets, chosen = list[Sequence[str]](), list[str]()
+  while len(chosen) < len(names):
+    chosen = [*chosen, max((name for name in names if name not in chosen), key=rate)]
+    sets.append(chosen)
+  return sets
 
 
 def _made_in(values: tuple[Value, ...], start: int, stop: int) -> tuple[Value, ...]:
@@ -138,17 +170,49 @@ def _as_scan(
   has_gradient = any(is_differentiable) and any(is_floating(atom.aval) for atom in body.outvars)
   if not has_gradient or not compat.may_repeat(equation):
     return None
+  carried = compat.scan_carries(equation)
+  return _as_body(
+    body, is_differentiable, equation.params["length"], equation_id, position, table, shards, link, carried
+  )
+
+
+def layer(
+  jaxpr: core.Jaxpr,
+  table: tuple[EquationInfo, ...],
+  is_differentiable: Sequence[bool],
+  num_turns: int,
+  shards: Mapping[int | None, Shards] | None = None,
+  *,
+  is_cut: bool = True,
+) -> Scan | None:
+  """A whole region, kept so many times at once, as a scan of it would be; None where it keeps nothing."""
+  return _as_body(jaxpr, is_differentiable, num_turns, None, 0, table, shards or {}, is_cut=is_cut)
+
+
+def _as_body(
+  body: core.Jaxpr,
+  is_differentiable: Sequence[bool],
+  length: int,
+  equation_id: int | None,
+  position: int,
+  table: tuple[EquationInfo, ...],
+  shards: Mapping[int | None, Shards],
+  link: HostLink | None = None,
+  carried: Sequence[core.Var] = (),
+  is_cut: bool = True,
+) -> Scan | None:
   nested = tuple(region for scan in find_scans(body, table, equation_id, shards=shards) for region in scan.barest())
   graph = forward_graph(_carry_out(body, nested, equation_id), is_differentiable, shards.get(equation_id, WHOLE))
   if not graph.residual_bytes().sum():
     return None
-  length = equation.params["length"]
-  cuttings = sorted(cut(graph), key=len)
+  cuttings = sorted(cut(graph), key=len) if is_cut else [(0, graph.num_positions)]
   cuttings = [cuttings[i] for i in sorted({*np.linspace(0, len(cuttings) - 1, _MAX_CUTTINGS, dtype=int).tolist()})]
   turns = WorkingSets(graph)
-  bodies, *others = ([_body(turns, bounds, length, form) for bounds in cuttings] for form in Form)
+  bodies, *others = (
+    [_body(turns, bounds, length, form) for bounds in cuttings] for form in (Form if is_cut else [*Form][:1])
+  )
   if link is not None:
-    region, carried = HostTrips.of(link, body), compat.scan_carries(equation)
+    region = HostTrips.of(link, body)
     bodies = [
       dataclasses.replace(
         piece, offload_curve=_offload_curve(turns, piece, length, region, carried_inputs(body, piece.bounds, carried))
@@ -183,9 +247,10 @@ def named_values(body: core.Jaxpr, graph: ForwardGraph) -> dict[str, frozenset[V
   return {name: frozenset(values) for name, values in found.items() if values}
 
 
-def _carry_out(body: core.Jaxpr, nested: tuple[Region, ...], equation_id: int) -> core.Jaxpr:
+def _carry_out(body: core.Jaxpr, nested: tuple[Region, ...], equation_id: int | None) -> core.Jaxpr:
   """The body with its own scans' decisions; ids inside a body start behind the id of its scan."""
-  shifted = tuple(dataclasses.replace(region, equation_id=region.scan_id - equation_id - 1) for region in nested)
+  first = 0 if equation_id is None else equation_id + 1
+  shifted = tuple(dataclasses.replace(region, equation_id=region.scan_id - first) for region in nested)
   return apply_to_scans(body, PolicyDecisions(shifted))
 
 

@@ -17,9 +17,9 @@ PACKAGE = ROOT / "coopjax"
 # door, which names the public names and imports them when they are first used, and _core what C++ does.
 FLOORS = (
   "cli",
-  "report api linen nnx equinox",
+  "report api enabling linen nnx equinox",
   "keywords",
-  "planning enabling",
+  "planning",
   "policy_engine hlo_engine",
   "xla",
   "planners jaxpr memory_profile",

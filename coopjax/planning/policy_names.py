@@ -1,0 +1,132 @@
+"""Plans as policies over names, for programs that never import coopjax: as JAX, MaxText and Haliax want them.
+
+Data and text alone: `region_names` reads the names off a plan's decisions while it is made.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from coopjax.errors import PolicyNamesError
+
+
+@dataclasses.dataclass(frozen=True)
+class RegionNames:
+  """What a plan does to the values that have names in one remat region of a step.
+
+  Attributes:
+    region: the name of its function.
+    saved: names of values that are kept on the device.
+    offloaded: that are kept in the host's memory.
+    recomputed: the other names in the region.
+    beyond: what the plan does besides and a policy over names can't say, a line each; () if that is all.
+    keeps_all: the region runs without a checkpoint.
+  """
+
+  region: str
+  saved: tuple[str, ...] = ()
+  offloaded: tuple[str, ...] = ()
+  recomputed: tuple[str, ...] = ()
+  beyond: tuple[str, ...] = ()
+  keeps_all: bool = False
+
+  @classmethod
+  def from_fields(cls, fields: dict) -> "RegionNames":
+    """The inverse of `dataclasses.asdict`, through JSON."""
+    lists = {key: tuple(fields.get(key, ())) for key in ("saved", "offloaded", "recomputed", "beyond")}
+    return cls(fields.get("region", ""), **lists, keeps_all=bool(fields.get("keeps_all")))
+
+
+HLO_ENGINE = "the HLO engine orders and repeats compiled instructions, which no policy asks for"
+NOT_KNOWN = RegionNames("")
+
+
+def the_one(names: Sequence[RegionNames], region: str | None = None) -> RegionNames:
+  """What one policy has to say for all regions, or for those of one name.
+
+  Raises:
+    PolicyNamesError: there is none, or regions want different things of one name.
+  """
+  chosen = [each for each in names if region in (None, each.region)]
+  if not chosen:
+    known = ", ".join(dict.fromkeys(each.region for each in names)) or "none: coopjax.plan a step with jax.checkpoint"
+    raise PolicyNamesError(f"no region{'' if region is None else ' ' + region} in the plan; it has {known}")
+  for kind, other in (("saved", "recomputed"), ("saved", "offloaded"), ("offloaded", "recomputed")):
+    for one in chosen:
+      for two in chosen:
+        if both := set(getattr(one, kind)) & set(getattr(two, other)):
+          raise PolicyNamesError(
+            f"{min(both)} is {kind} in {one.region} and {other} in {two.region}: no policy says both. Ask for one with "
+            "region=, or plan with names_only=True, which finds one policy for all"
+          )
+  if len({each.keeps_all for each in chosen}) > 1:
+    raise PolicyNamesError("some regions run without a checkpoint, others under one: ask for a policy with region=")
+  merged = {
+    field: tuple(dict.fromkeys(value for each in chosen for value in getattr(each, field)))
+    for field in ("saved", "offloaded", "recomputed", "beyond")
+  }
+  return RegionNames(region or chosen[0].region, **merged, keeps_all=chosen[0].keeps_all)
+
+
+def checkpoint_policy(names: RegionNames) -> Callable:
+  """As a policy of `jax.checkpoint`."""
+  import jax  # here, so that plans can be read and shown without JAX
+
+  if names.keeps_all:
+    return jax.checkpoint_policies.everything_saveable
+  if not names.offloaded:
+    return jax.checkpoint_policies.save_only_these_names(*names.saved)
+  return jax.checkpoint_policies.save_and_offload_only_these_names(
+    names_which_can_be_saved=list(names.saved),
+    names_which_can_be_offloaded=list(names.offloaded),
+    offload_src="device",
+    offload_dst="pinned_host",
+  )
+
+
+def to_jax(names: RegionNames) -> str:
+  """As an expression."""
+  if names.keeps_all:
+    return _with_comments(names, "policy = jax.checkpoint_policies.everything_saveable")
+  if not names.offloaded:
+    listed = ", ".join(f'"{name}"' for name in names.saved)
+    return _with_comments(names, f"policy = jax.checkpoint_policies.save_only_these_names({listed})")
+  return _with_comments(
+    names,
+    "policy = jax.checkpoint_policies.save_and_offload_only_these_names(",
+    f"  names_which_can_be_saved={list(names.saved)},",
+    f"  names_which_can_be_offloaded={list(names.offloaded)},",
+    '  offload_src="device",',
+    '  offload_dst="pinned_host",',
+    ")",
+  )
+
+
+def to_maxtext(names: RegionNames) -> str:
+  """As lines of a MaxText configuration."""
+  if names.keeps_all:
+    raise PolicyNamesError(f"{names.region} fits without a checkpoint, and MaxText has no remat_policy that says so")
+  where = dict.fromkeys(names.saved, "device") | dict.fromkeys(names.offloaded, "offload")
+  lines = [f"{name}: '{where.get(name, 'remat')}'" for name in (*names.saved, *names.offloaded, *names.recomputed)]
+  return _with_comments(names, "remat_policy: 'custom'", *lines)
+
+
+def to_haliax(names: RegionNames) -> str:
+  """As a `ScanCheckpointPolicy` in Levanter's YAML; Python takes the same fields."""
+  if names.keeps_all:
+    return _with_comments(names, "gradient_checkpointing: false")
+  lines = ["gradient_checkpointing:", "  save_carries: true"]
+  lines.append(
+    f"  save_block_internals: [{', '.join(names.saved)}]" if names.saved else "  save_block_internals: false"
+  )
+  if names.offloaded:
+    lines.append(f"  offload_block_internals: [{', '.join(names.offloaded)}]")
+  return _with_comments(names, *lines)
+
+
+def _with_comments(names: RegionNames, *lines: str) -> str:
+  if not names.beyond:
+    return "\n".join(lines)
+  told = [
+    "# Names can't say all that the plan does; coopjax.plan(..., names_only=True) is the best that they can. Left:"
+  ]
+  return "\n".join([*told, *(f"#   {line}" for line in names.beyond), *lines])

@@ -1,0 +1,119 @@
+"""A region's decisions as a `jax.checkpoint` policy would say them: what happens to the values that have names."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from jax.extend import core
+from jax.extend.core import primitives
+
+from coopjax import compat
+from coopjax.jaxpr import user_policy
+from coopjax.jaxpr.tags import tag_jaxpr
+from coopjax.jaxpr.trace import TracedFn
+from coopjax.planning.choice import Choice
+from coopjax.planning.policy_names import HLO_ENGINE, RegionNames
+from coopjax.policy_engine.decisions import PolicyDecisions, Region, Value
+from coopjax.policy_engine.rewrite import describe
+from coopjax.policy_engine.scan import layer
+
+_EVERYTHING = "nothing is repeated: no checkpoint, or jax.checkpoint_policies.everything_saveable"
+
+
+def region_names(traced: TracedFn, choice: Choice, num_runs: int) -> RegionNames:
+  """What a choice does to the names of a region.
+
+  Args:
+    traced: the region.
+    choice: for it.
+    num_runs: how often a step runs it.
+  """
+  jaxpr, _ = tag_jaxpr(traced.inlined)
+  everywhere = dict.fromkeys(_names_in(jaxpr))
+  beyond = [HLO_ENGINE] if choice.mark else []
+  if choice.decisions is None or not choice.decisions.regions:
+    return RegionNames(traced.name, beyond=tuple(beyond), keeps_all=True)
+  policy_saved, policy_offloaded = _kept_by_policy(traced, everywhere)
+  saved, offloaded = (
+    _named(jaxpr, (value for region in choice.decisions.regions for leaf, _ in region.leaves for value in kept(leaf)))
+    for kept in (lambda leaf: leaf.saved, lambda leaf: leaf.offloaded)
+  )
+  saved, offloaded = saved | policy_saved, offloaded | policy_offloaded
+  if traced.policy is not None and any(_keeps_unnamed(traced.policy, equation) for equation in jaxpr.eqns):
+    beyond.append("what the step's own policy saves has names in part only")
+  beyond += _unnamed(traced, jaxpr, choice.decisions, num_runs)
+  beyond += (line for region in choice.decisions.regions if (line := _shape(region)))
+  return RegionNames(
+    traced.name,
+    tuple(name for name in everywhere if name in saved),
+    tuple(name for name in everywhere if name in offloaded),
+    tuple(name for name in everywhere if name not in saved and name not in offloaded),
+    tuple(beyond),
+  )
+
+
+def _names_in(jaxpr: core.Jaxpr) -> Iterator[str]:
+  for equation in jaxpr.eqns:
+    primitive, params = compat.as_policies_see(equation)
+    if primitive is primitives.name_p and params["name"] != user_policy.KEPT:
+      yield params["name"]
+    for inner in compat.sub_jaxprs(equation):
+      yield from _names_in(inner)
+
+
+def _kept_by_policy(traced: TracedFn, names: Iterable[str]) -> tuple[set[str], set[str]]:
+  """What a policy that binds saves and offloads, in all decisions alike."""
+  if traced.policy is None:
+    return set(), set()
+  answers = {name: traced.policy(primitives.name_p, name=name) for name in names}
+  offloaded = {name for name, answer in answers.items() if user_policy.is_offloaded(answer)}
+  return {name for name, answer in answers.items() if user_policy.is_kept(answer)} - offloaded, offloaded
+
+
+def _keeps_unnamed(policy: Callable, equation: core.JaxprEqn) -> bool:
+  is_name = compat.as_policies_see(equation)[0] is primitives.name_p
+  return not is_name and user_policy.is_kept(user_policy.answer_of(equation, policy))
+
+
+def _named(jaxpr: core.Jaxpr, values: Iterator[Value]) -> set[str]:
+  """The users' names among what the top of a region keeps."""
+  return {name for value in values if (name := _name_of(jaxpr, value)) is not None}
+
+
+def _name_of(jaxpr: core.Jaxpr, value: Value) -> str | None:
+  position, index = value
+  if isinstance(index, str):
+    return index
+  equation = jaxpr.eqns[position] if 0 <= position < len(jaxpr.eqns) else None
+  if equation is None or equation.primitive is not primitives.name_p:
+    return None
+  return equation.params["name"]  # ours, too, of what a policy that binds keeps
+
+
+def _unnamed(traced: TracedFn, jaxpr: core.Jaxpr, decisions: PolicyDecisions, num_runs: int) -> Iterator[str]:
+  """What is kept at the top without a name, and what it spares where the region is in one piece."""
+  top = next((region for region in decisions.regions if region.equation_id is None), None)
+  if top is None:
+    return
+  _, table = tag_jaxpr(traced.inlined)
+  kept = [value for leaf, _ in top.leaves for value in (*leaf.saved, *leaf.offloaded)]
+  unnamed = {value for value in kept if _name_of(jaxpr, value) is None}
+  if not unnamed:
+    return
+  at_top = [info for info in table if info.parent_id is None]
+  ids = {(at_top[position].id, index) for position, index in unnamed if position >= 0}
+  for value in describe(traced, decisions):
+    if (value.equation_id, value.index) in ids:
+      yield f"{value.decision} without a name: {value.type} of {value.source or 'a library'}"
+  whole = layer(jaxpr, table, traced.is_differentiable, num_runs, is_cut=False)
+  if whole is not None and len(top.segments) == 1 and not top.segments[0].inner:
+    all_kept, named = whole.choice_of(frozenset(kept)), whole.choice_of(frozenset(kept) - unnamed)
+    yield f"what has no name spares {named.flops - all_kept.flops:.3g} of {named.flops:.3g} FLOPs repeated in a step"
+
+
+def _shape(region: Region) -> str:
+  """How a region is cut, where one checkpoint around it would not do the same; "" where it does."""
+  if region.equation_id is not None:
+    return "a checkpoint around the body of a loop inside the region"
+  (segment, *others) = region.segments
+  if others or segment.inner:
+    return f"the region is cut into {len(list(region.leaves))} pieces, under checkpoints of their own"
+  return "" if segment.is_wrapped else _EVERYTHING

@@ -1,0 +1,208 @@
+"""Ways to carry all runs of one region of a step out: its rungs, from which `division` takes one for each region.
+
+A region that a loop around runs is to the loop what a body is to a scan: what it keeps is stacked, once per turn. So
+its rungs are those of a scan's body (`scan.layer`); others have the candidates of a function. To both come what people
+pick by hand: each set of the names that the user gave, the products, and what the user's own policy says.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+from jax.extend import core
+from jax.extend.core import primitives
+
+from coopjax.jaxpr import cost, user_policy
+from coopjax.jaxpr.tags import tag_jaxpr
+from coopjax.jaxpr.trace import TracedFn
+from coopjax.policy_engine.candidates import Candidates
+from coopjax.policy_engine.decisions import PolicyDecisions, Value
+from coopjax.policy_engine.offload import HostLink
+from coopjax.policy_engine.save_curves import CurvePoint
+from coopjax.policy_engine.scan import DOTS, DOTS_WITHOUT_BATCH, Body, Scan, hand_sets, layer
+from coopjax.policy_engine.shards import Shards
+
+_OWN_POLICY = ""
+NO_NAMES = frozenset((DOTS, DOTS_WITHOUT_BATCH, _OWN_POLICY))  # that stand for sets of values, too
+_RESHAPES = ("name", "reshape", "squeeze", "expand_dims")  # one buffer, under another name or shape
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Member:
+  """A region that takes part.
+
+  Attributes:
+    key: names it in the decisions.
+    traced: the region.
+    num_runs: how often a step runs it.
+    num_kept: how many of these runs are kept at once: in a loop that holds the backward pass, too, one per turn.
+    is_looped: a loop around stacks what it keeps.
+    policy: of the user's `jax.checkpoint` that it is, which does not bind; None if it is none.
+  """
+
+  key: str
+  traced: TracedFn
+  num_runs: int
+  num_kept: int
+  is_looped: bool = False
+  policy: Callable | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rung:
+  """One way to carry all runs of a region out.
+
+  Attributes:
+    saved_bytes: kept for the backward pass, of all runs that are kept at once.
+    inside_bytes: held on top of that while one run is differentiated.
+    flops: repeated, of all runs.
+    is_bare: nothing is saved beyond what its segments need.
+    make_decisions: what is done in each run.
+    waiting_flops: the part of `flops` that is waiting for the host.
+  """
+
+  saved_bytes: float
+  inside_bytes: float
+  flops: float
+  is_bare: bool
+  make_decisions: Callable[[], PolicyDecisions] = dataclasses.field(repr=False)
+  waiting_flops: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rungs:
+  """All rungs of a region.
+
+  Attributes:
+    found: the user's own among them.
+    by_hand: those that save the values of a set of names, by the set; some are no names (`NO_NAMES`).
+    forward_flops: of all runs, modelled.
+    baseline_bytes: what the region keeps as it is.
+  """
+
+  found: Sequence[Rung]
+  by_hand: Mapping[frozenset[str], Rung]
+  forward_flops: float
+  baseline_bytes: float
+
+
+def rungs_of(
+  member: Member,
+  only_scans: bool,
+  link: HostLink | None,
+  shards: Mapping[int | None, Shards] | None,
+  ends_forward: bool,
+) -> Rungs:
+  """All rungs of a differentiable region; the arguments are those of `division.Division`."""
+  jaxpr, table = tag_jaxpr(member.traced.inlined)
+  by_hand: Mapping[frozenset[str], Rung] = {}
+  if member.is_looped or not only_scans:
+    as_layer = layer(jaxpr, table, member.traced.is_differentiable, member.num_kept, shards, is_cut=member.is_looped)
+    # Of scans in a region the candidates of functions know what people pick.
+    if as_layer is not None and (member.is_looped or not as_layer.nested):
+      by_hand = _by_hand(member, jaxpr, as_layer)
+    if member.is_looped and link is None:
+      return _of_layer(member, jaxpr, as_layer, by_hand)
+  space = Candidates(member.traced, only_scans, link=link, shards=shards, ends_forward=ends_forward)
+  kept_bytes = member.num_kept * space.baseline_bytes
+  rungs = [Rung(kept_bytes, 0.0, 0.0, not kept_bytes, PolicyDecisions)]
+  for candidate in space.found:
+    rungs.append(
+      Rung(
+        member.num_kept * candidate.kept_bytes,
+        candidate.estimated_bytes - candidate.kept_bytes,
+        member.num_runs * candidate.flops,
+        candidate.is_bare,
+        functools.partial(getattr, candidate, "decisions"),
+        member.num_runs * candidate.waiting_flops,
+      )
+    )
+  return Rungs(rungs, by_hand, member.num_runs * space.forward_flops, kept_bytes)
+
+
+def _of_layer(
+  member: Member, jaxpr: core.Jaxpr, as_layer: Scan | None, by_hand: Mapping[frozenset[str], Rung]
+) -> Rungs:
+  forward_flops = member.num_runs * cost.jaxpr_flops(jaxpr)
+  if as_layer is None:
+    return Rungs([Rung(0.0, 0.0, 0.0, True, PolicyDecisions)], by_hand, forward_flops, 0.0)
+  kept_bytes = float(as_layer.body(0).curve[-1].saved_bytes)
+  rungs = [Rung(kept_bytes, 0.0, 0.0, False, PolicyDecisions)]
+  for body in as_layer.bodies:
+    for i, point in enumerate(body.curve[:-1]):
+      rungs.append(_rung(member, jaxpr, as_layer, body, point, is_bare=i == 0))
+  return Rungs([*rungs, *by_hand.values()], by_hand, forward_flops, kept_bytes)
+
+
+def _rung(
+  member: Member, jaxpr: core.Jaxpr, as_layer: Scan, body: Body, point: CurvePoint, *, is_bare: bool = False
+) -> Rung:
+  def decisions() -> PolicyDecisions:
+    told = _by_name(jaxpr, as_layer, point) if len(body.bounds) == 2 else point
+    return PolicyDecisions(as_layer.regions(body, told))
+
+  return Rung(
+    body.stacked_bytes + point.saved_bytes,
+    point.inside_bytes,
+    point.flops * member.num_runs / member.num_kept,
+    is_bare,
+    decisions,
+  )
+
+
+def _by_hand(member: Member, jaxpr: core.Jaxpr, as_layer: Scan) -> dict[frozenset[str], Rung]:
+  """By the set of names: a rung for each that saves something else."""
+  found: dict[tuple[Value, ...], frozenset[str]] = {}
+  points: dict[frozenset[str], CurvePoint] = {}
+  sets = {frozenset[str](): frozenset[Value]()}
+  sets |= {frozenset(chosen): as_layer.values_of(chosen) for chosen in hand_sets([as_layer])}
+  if member.policy is not None:
+    sets[frozenset({_OWN_POLICY})] = _kept_by(member.policy, jaxpr)
+  for chosen, values in sets.items():
+    point = as_layer.choice_of(values)
+    if found.setdefault(point.saved, chosen) is chosen:
+      points[chosen] = point
+  whole = as_layer.body(0)
+  return {
+    chosen: _rung(member, jaxpr, as_layer, whole, point, is_bare=not point.saved) for chosen, point in points.items()
+  }
+
+
+def _kept_by(policy: Callable, jaxpr: core.Jaxpr) -> frozenset[Value]:
+  kept = user_policy.kept_values(jaxpr, policy)
+  return frozenset(
+    (position, index)
+    for position, equation in enumerate(jaxpr.eqns)
+    for index, var in enumerate(equation.outvars)
+    if var in kept
+  )
+
+
+def _by_name(jaxpr: core.Jaxpr, as_layer: Scan, point: CurvePoint) -> CurvePoint:
+  """The same choice with values that the user has named in place of those that they are, where that spares as much."""
+  aliases = _aliases(jaxpr)
+  for value in point.saved:
+    named = frozenset(aliases.get(each, each) if each == value else each for each in point.saved)
+    if value in aliases:
+      other = as_layer.choice_of(named)
+      if other.flops <= point.flops and other.saved_bytes <= point.saved_bytes:
+        point = other
+  return point
+
+
+def _aliases(jaxpr: core.Jaxpr) -> dict[Value, Value]:
+  """From values to those named by the user that have the same bytes: directly behind, or behind a change of shape."""
+  made_by = {
+    var: (position, index) for position, equation in enumerate(jaxpr.eqns) for index, var in enumerate(equation.outvars)
+  }
+  found: dict[Value, Value] = {}
+  for position, equation in enumerate(jaxpr.eqns):
+    if equation.primitive is not primitives.name_p:
+      continue
+    at = equation
+    while isinstance(read := at.invars[0], core.Var) and (source := made_by.get(read)) is not None:
+      found.setdefault(source, (position, 0))
+      at = jaxpr.eqns[source[0]]
+      if at.primitive.name not in _RESHAPES:
+        break
+  return found

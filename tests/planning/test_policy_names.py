@@ -1,0 +1,107 @@
+"""Plans as policies over names: pasted into the step, the bytes are the plan's; what names can't say is told."""
+
+import dataclasses
+
+import jax
+import pytest
+
+import coopjax
+from coopjax.planning import policy_names
+from coopjax.planning.policy_names import RegionNames
+from tests.support import hand_rungs
+from tests.support.checkpointed_steps import (
+  BUDGET,
+  arguments,
+  bytes_of,
+  flops_of,
+  make_step,
+  plain_flops,
+  planned,
+  saving,
+)
+
+NAMES = ("query", "key", "value", "context", "out", "up")
+
+
+def test_pasted_into_the_step_the_policy_is_the_plan():
+  plan = planned(names_only=True)
+  pasted = make_step(plan.checkpoint_policy())
+  assert bytes_of(pasted) == plan.measured.temp_bytes == bytes_of(plan.apply(make_step())) <= BUDGET
+  assert flops_of(pasted) == flops_of(plan.apply(make_step())) > plain_flops()
+  (names,) = plan.names
+  assert names.region == "layer" and not names.beyond and {*names.saved, *names.recomputed} == {*NAMES}
+
+
+def test_it_is_the_best_that_names_can_say():
+  """Of all 64 sets of names, none that holds the budget repeats less; the larger ones take more in this program."""
+  plan = planned(names_only=True)
+  repeated = flops_of(make_step(plan.checkpoint_policy()))
+  for names in ({"query", "up", "context"}, {"out", "up"}, {"query", "key", "value"}, {"context", "key", "up"}):
+    step = make_step(saving(*names))
+    assert flops_of(step) >= repeated or bytes_of(step) > BUDGET
+
+
+def test_what_names_cannot_say_is_listed_with_its_worth():
+  plan = planned()
+  (names,) = plan.names
+  assert any("saved without a name: float32[4,4,64,1] of " in line for line in names.beyond)
+  assert "what has no name spares " in names.beyond[-1]
+  assert "# Names can't say all" in plan.to_jax() and "names_only=True" in plan.to_maxtext()
+  assert plan.recompute_flops <= planned(names_only=True).recompute_flops
+
+
+def test_the_policy_survives_a_file(tmp_path):
+  plan = planned(names_only=True)
+  plan.save(tmp_path / "plan.json")
+  loaded = coopjax.RematPlan.load(tmp_path / "plan.json")
+  assert loaded == plan and loaded.names == plan.names
+  assert bytes_of(make_step(loaded.checkpoint_policy())) == plan.measured.temp_bytes
+
+
+SAVED = RegionNames("layer", saved=("out",), recomputed=("up",))
+OFFLOADED = RegionNames("layer", saved=("out",), offloaded=("context",), recomputed=("up",))
+
+
+def test_formats():
+  assert policy_names.to_jax(SAVED) == 'policy = jax.checkpoint_policies.save_only_these_names("out")'
+  assert policy_names.to_maxtext(OFFLOADED).splitlines() == [
+    "remat_policy: 'custom'",
+    "out: 'device'",
+    "context: 'offload'",
+    "up: 'remat'",
+  ]
+  assert policy_names.to_haliax(OFFLOADED).splitlines() == [
+    "gradient_checkpointing:",
+    "  save_carries: true",
+    "  save_block_internals: [out]",
+    "  offload_block_internals: [context]",
+  ]
+  scope = {"jax": jax}
+  exec(policy_names.to_jax(OFFLOADED), scope)
+  equation = jax.make_jaxpr(lambda x: jax.ad_checkpoint.checkpoint_name(x, "context"))(1.0).eqns[0]
+  for policy in (scope["policy"], policy_names.checkpoint_policy(OFFLOADED)):
+    assert policy(equation.primitive, **equation.params).dst == "pinned_host"
+
+
+def test_regions_that_disagree_have_policies_of_their_own():
+  other = dataclasses.replace(SAVED, region="head", saved=(), recomputed=("out",))
+  with pytest.raises(coopjax.PolicyNamesError, match="out is saved in layer and recomputed in head"):
+    policy_names.the_one([SAVED, other])
+  assert policy_names.the_one([SAVED, other], "head") == other
+  with pytest.raises(coopjax.PolicyNamesError, match="no region tail in the plan; it has layer, head"):
+    policy_names.the_one([SAVED, other], "tail")
+  with pytest.raises(coopjax.PolicyNamesError, match="MaxText has no remat_policy that says so"):
+    policy_names.to_maxtext(RegionNames("layer", keeps_all=True))
+
+
+def test_names_only_asks_for_checkpoints_around_one_piece():
+  with pytest.raises(ValueError, match="engine='hlo' does not make"):
+    coopjax.plan(make_step(), *arguments(), budget=0.5, engine="hlo", names_only=True)
+
+  @jax.jit
+  def step(stacks, x):
+    return jax.grad(jax.checkpoint(hand_rungs.loss))(stacks, x)
+
+  stacks, _, x = arguments()
+  with pytest.raises(coopjax.PolicyNamesError, match="loss has a loop inside"):
+    coopjax.plan(step, stacks, x, budget=0.5, names_only=True)
