@@ -16,6 +16,7 @@ _HOMES = {
   "coopjax.budget": ("Budget",),
   "coopjax.planning.budget_frontier": ("Frontier", "FrontierPoint", "frontier"),
   "coopjax.enabling": ("disable", "enable"),
+  "coopjax.xla.targets": ("Target", "target"),
   "coopjax.errors": (
     "BudgetExceededWarning",
     "BudgetInfeasibleError",
@@ -141,6 +142,8 @@ if TYPE_CHECKING:
   from coopjax.planning.remat_plan import Decision as Decision
   from coopjax.planning.remat_plan import RematPlan as RematPlan
   from coopjax.report.profile import inspect as inspect
+  from coopjax.xla.targets import Target as Target
+  from coopjax.xla.targets import target as target
 else:
   __all__ = sorted(_HOME_OF)
 

@@ -13,6 +13,7 @@ from coopjax.planning.function_plan import choose
 from coopjax.planning.plannable import Plannable
 from coopjax.planning.remat_plan import RematPlan
 from coopjax.planning.request import Request
+from coopjax.xla import targets
 
 
 @overload
@@ -59,11 +60,12 @@ def remat(
     fn: a differentiable function of pytrees, whose leaves need not all be arrays (a module of Equinox may hold
       functions); left out, ``remat`` returns a decorator.
     budget: temporary memory on one device: bytes (int), a size (``"6GiB"``), a float in (0, 1], or ``"25%"``, as a
-      share of the un-rematerialized temporaries of the program that is compiled, or a :class:`coopjax.Budget`. With
-      ``Budget("6GiB", offload=True)`` values may also be kept in the host's memory, where that takes less time than to
-      recompute them, or nothing else holds the budget: on GPU in scans and straight-line code, on TPU in scans, by the
-      policy engine. A CPU has nowhere to offload to (``HostOffloadWarning``, or ``HostOffloadError`` if it is asked of
-      an engine by name).
+      share of the un-rematerialized temporaries of the program that is compiled, or a :class:`coopjax.Budget`; or
+      ``"fits"``: arguments, results and temporaries in the device's memory, less a reserve for what XLA does not count.
+      With ``Budget("6GiB", offload=True)`` values may also be kept in the host's memory, where that takes less time
+      than to recompute them, or nothing else holds the budget: on GPU in scans and straight-line code, on TPU in scans,
+      by the policy engine. A CPU has nowhere to offload to (``HostOffloadWarning``, or ``HostOffloadError`` if it is
+      asked of an engine by name).
     planner: one of ``coopjax.planners.base.PLANNERS``, for the HLO engine. For the policy engine, "segments" finds what
       to save by FLOPs spared per byte, "coop" by Coop's windows over XLA's offsets, and "auto" tries both; the others
       schedule instructions, and are refused with ``engine="policy"``.
@@ -189,7 +191,7 @@ def plan(
     budget: as for :func:`remat`.
     planner: as for :func:`remat`.
     engine: as for :func:`remat`.
-    target: as for :func:`remat`.
+    target: as for :func:`remat`; by default the one on whose devices the arguments lie (``coopjax.target(name)``).
     effort: as for :func:`remat`.
     time_limit_s: as for :func:`remat`.
     on_infeasible: as for :func:`remat`.
@@ -238,7 +240,7 @@ def plan(
     budget=budget,
     planner=planner,
     engine=engine,
-    target=target,
+    target=target or targets.of_arguments((args, kwargs)),
     effort=effort,
     time_limit_s=time_limit_s,
     on_infeasible=on_infeasible,

@@ -15,19 +15,21 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*)\s*")
 type BudgetLike = Budget | str | float | SupportsIndex  # what users write; `Budget.parse` says what it means
 _ASK = (
   'a budget is bytes (int), a size ("6GiB", "500 MB"), a share of the un-rematerialized temporary memory in (0, 1] '
-  'or in percent ("25%")'
+  'or in percent ("25%"), or "fits" for what the device has'
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-  """A limit on memory, of one of three kinds; make one with :meth:`parse` or :meth:`total`.
+  """A limit on memory, of one of four kinds; make one with :meth:`parse` or :meth:`total`.
 
   Attributes:
     limit_bytes: bytes allowed, or None for a share. The constructor takes a size or a share here, too.
     share: share of the un-rematerialized temporary memory of the program it is applied to, or None.
     is_total: whether ``limit_bytes`` bounds arguments + outputs + temporaries - aliased instead of
       temporaries alone.
+    fits: whether it is a total that the device sets: its memory less a reserve for what XLA does not count
+      (`coopjax.xla.device_budget`). What is asked of a device has the bytes.
     offload: whether values may be kept in the host's memory between the forward and the backward pass, where that
       costs less time than recomputing them. GPU and TPU only.
 
@@ -46,6 +48,7 @@ class Budget:
   share: float | None = None
   is_total: bool = False
   offload: bool = False
+  fits: bool = False
 
   if TYPE_CHECKING:  # the dataclass's own, which takes what `limit_bytes` is made from
 
@@ -55,6 +58,7 @@ class Budget:
       share: float | None = None,
       is_total: bool = False,
       offload: bool = False,
+      fits: bool = False,
     ) -> None: ...
 
   def __post_init__(self):
@@ -62,6 +66,9 @@ class Budget:
       parsed = Budget.parse(self.limit_bytes)
       object.__setattr__(self, "limit_bytes", parsed.limit_bytes)
       object.__setattr__(self, "share", parsed.share)
+      if parsed.fits:
+        object.__setattr__(self, "is_total", True)
+        object.__setattr__(self, "fits", True)
 
   @classmethod
   def parse(cls, budget: Any, *, offload: bool = False) -> "Budget":
@@ -69,7 +76,7 @@ class Budget:
 
     Args:
       budget: bytes (int), a size string with a binary or decimal unit, a share as a float in (0, 1] or as a string
-        ("25%"), or a Budget.
+        ("25%"), "fits", or a Budget.
       offload: as the attribute; a Budget that offloads goes on doing so.
 
     Raises:
@@ -80,6 +87,8 @@ class Budget:
     if isinstance(budget, Budget):
       budget._check()
       return budget
+    if isinstance(budget, str) and budget.strip().lower() == "fits":
+      return cls(is_total=True, fits=True)
     if isinstance(budget, str):
       return cls(share=_parse_share(budget)) if budget.rstrip().endswith("%") else cls(limit_bytes=_parse_size(budget))
     if isinstance(budget, numbers.Integral) and not isinstance(budget, bool):
@@ -96,13 +105,17 @@ class Budget:
   def total(cls, budget: int | str, *, offload: bool = False) -> "Budget":
     """A limit on arguments + outputs + temporaries - aliased bytes; give ``plan`` the whole step with it."""
     parsed = cls.parse(budget, offload=offload)
+    if parsed.fits:
+      return parsed
     if parsed.limit_bytes is None:
       raise InvalidBudgetError(f"Budget.total({budget!r}): a total is bytes or a size, not a share")
     return dataclasses.replace(parsed, is_total=True)
 
   def _check(self) -> None:
     """Raises InvalidBudgetError for what the constructor takes and no program can be held to."""
-    if (self.limit_bytes is None) == (self.share is None):
+    if self.fits and self.is_total and self.limit_bytes is None and self.share is None:
+      return
+    if self.fits or (self.limit_bytes is None) == (self.share is None):
       raise InvalidBudgetError(f"Budget(limit_bytes={self.limit_bytes}, share={self.share}): one of the two; {_ASK}")
     if self.share is not None and (self.is_total or not 0 < self.share <= 1):
       raise InvalidBudgetError(
@@ -136,6 +149,8 @@ class Budget:
 
   def __str__(self) -> str:
     offload = " with host offload" if self.offload else ""
+    if self.fits:
+      return f"what fits the device{offload}"
     if self.share is not None:
       return f"{self.share:.4g} of the un-rematerialized temporaries{offload}"
     assert self.limit_bytes is not None

@@ -12,7 +12,8 @@ from coopjax.planners.base import get_planner
 from coopjax.planners.effort import check_effort, check_fuse
 from coopjax.planning import following
 from coopjax.planning.remat_plan import RematPlan
-from coopjax.xla import standing
+from coopjax.xla import standing, targets
+from coopjax.xla.device_budget import allowed
 
 
 class Enabled:
@@ -65,8 +66,9 @@ def enable(
   Args:
     budget: None to change the order alone; else temporary memory of each program on one device: bytes, a size
       ("6GiB"), a share of each program's own temporaries, or a `Budget`. ``"device"`` is what the device has (on a CPU,
-      the machine) less the program's arguments and results; other arrays that the process keeps there don't count. For
-      hardware that is not there it is not known, and only the order is changed.
+      the machine) less the program's arguments and results; other arrays that the process keeps there don't count.
+      ``"fits"`` is the same less a reserve for what XLA does not count. For hardware that is not there neither is
+      known, and only the order is changed.
     planner: "auto", or any of `coopjax.plan`'s.
     effort: as for `coopjax.remat`, for each program.
     time_limit_s: a fuse, as for `coopjax.remat`, for each program.
@@ -111,6 +113,8 @@ def enable(
   check_fuse(time_limit_s)
   if not (budget is None or (isinstance(budget, str) and budget == standing.DEVICE)):
     budget = Budget.parse(budget)
+    if not budget.fits:
+      budget = allowed(budget, targets.running())
   platforms = compat.loaded_hook_platforms()
   for platform in platforms:
     hook.install(platform)

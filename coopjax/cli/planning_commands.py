@@ -1,6 +1,7 @@
 """The commands that plan: ``plan`` for one budget, ``frontier`` for a range of them."""
 
 import argparse
+import dataclasses
 import json
 import pathlib
 import warnings
@@ -78,7 +79,7 @@ def _plan(options: argparse.Namespace) -> int:
   import coopjax
 
   function, args, kwargs = _asked(options)
-  budget = Budget(options.budget.limit_bytes, options.budget.share, options.total)
+  budget = dataclasses.replace(options.budget, is_total=options.total or options.budget.is_total)
   try:
     with warnings.catch_warnings():
       for category in (RematNoEffectWarning, BudgetExceededWarning):  # what is printed says so

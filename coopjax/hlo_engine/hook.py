@@ -30,6 +30,7 @@ from coopjax.hlo_engine.mark import Mark, is_marked, marks_in
 from coopjax.hlo_engine.module_plan import Outcome, plan_module
 from coopjax.xla import standing, targets
 from coopjax.xla.compile import module_of
+from coopjax.xla.device_budget import allowed
 
 compat.log_as_jax_does("coopjax")
 _log = logging.getLogger("coopjax.hook")
@@ -234,6 +235,8 @@ def standing_mark(platform: str) -> Mark | None:
   budget = asked.budget
   if budget == standing.DEVICE:
     budget = None if device is None else Budget.total(device.memory_bytes)
+  elif budget is not None and budget.fits:
+    budget = None if device is None else allowed(budget, device)
   return Mark(budget, asked.planner, asked.effort, asked.time_limit_s, target=_SPEEDS[platform])
 
 

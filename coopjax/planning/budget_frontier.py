@@ -13,6 +13,7 @@ from coopjax.planning.by_hand import DOTS, NO_LAYERS, Checkpointed, per_layer
 from coopjax.planning.plannable import Plannable
 from coopjax.planning.remat_plan import RematPlan
 from coopjax.planning.request import Request
+from coopjax.xla import targets
 
 SHARES = (1.0, 0.75, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08)
 COLUMNS = ("", "budget", "temporaries", "predicted", "total", "extra compute", "recomputed", "engine")
@@ -178,6 +179,7 @@ def frontier(
     ['80%', '60%']
     >>> fitted = found.points[1].plan.apply(loss)
   """
+  target = target or targets.of_arguments((args, kwargs))
   requests = [
     Request.checked(
       budget=budget,

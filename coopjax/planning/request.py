@@ -11,6 +11,7 @@ from coopjax.planners import base
 from coopjax.planners import effort as efforts
 from coopjax.planning import host_offload
 from coopjax.xla import targets
+from coopjax.xla.device_budget import allowed
 from coopjax.xla.targets import Target
 
 ENGINES = ("auto", "hlo", "policy")
@@ -93,13 +94,12 @@ class Request:
         f"planner={planner!r} schedules instructions, which engine='policy' does not: there, a planner "
         f"is one of {', '.join(POLICY_PLANNERS)}"
       )
-    platform = jax.default_backend()
+    device = targets.running() if target is None else targets.resolve(target)
     if target is not None:
-      device = targets.resolve(target)
       targets.check_wheel(device)
-      target, platform = device.name, device.platform
+      target = device.name
     efforts.check_effort(effort)
     efforts.check_fuse(time_limit_s)
-    budget, engine = host_offload.admit(Budget.parse(budget), engine, platform)
+    budget, engine = host_offload.admit(allowed(budget, device), engine, device.platform)
     fuse_s = None if time_limit_s is None else float(time_limit_s)
     return cls(budget, planner, engine, effort, on_infeasible, target, fuse_s, names_only)

@@ -122,8 +122,6 @@ class Division:
     is_spread: a device holds a part of what is counted here, and which is not known.
   """
 
-  undecided: tuple[Share, ...] = ()
-
   def __init__(
     self,
     members: Sequence[Member],
@@ -147,6 +145,7 @@ class Division:
     self.forward_flops = sum(ladder.forward_flops for ladder in ladders)
     self.baseline_bytes = sum(ladder.baseline_bytes for ladder in ladders)
     self._members = tuple(members)
+    self.undecided = (Share(PolicyDecisions(), 0.0, 0.0),) * len(members)
     if names_only:
       _check_names(members, ladders)
       self.found = [self._joint(rungs, is_by_hand=True) for rungs in _by_hand(ladders, names_only=True)]

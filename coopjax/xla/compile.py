@@ -190,7 +190,7 @@ def _lower(fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct], target: Target
   if target is None or target.platform == jax.default_backend() == "cpu":
     fn, avals = compat.bind_axes(fn, avals)
   else:
-    fn, avals = compat.bind_axes(fn, avals, target.mesh)
+    fn, avals = compat.bind_axes(fn, avals, target.mesh_like)
     shardings = target.moved([aval.sharding for aval in avals])
     avals = [
       jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type, sharding=sharding)

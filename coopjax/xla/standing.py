@@ -69,5 +69,6 @@ def _cache_key() -> str:
   standing = current()
   if standing is None:
     return ""
-  memory_bytes = targets.running().memory_bytes if standing.budget == DEVICE else None
+  is_of_device = standing.budget == DEVICE or (isinstance(standing.budget, Budget) and standing.budget.fits)
+  memory_bytes = targets.running().memory_bytes if is_of_device else None
   return f"coopjax {__version__} {standing} {memory_bytes}"

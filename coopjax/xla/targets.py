@@ -33,6 +33,7 @@ type Devices = tuple[jax.Device, ...]  # pyright: ignore[reportInvalidTypeForm] 
 
 _GIB = 2**30
 _GPU_START_S, _TPU_START_S = 3e-6, 1e-6
+_name_of: dict[int, str] = {}  # by the number of a device, which lives as long as the process
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,12 +109,16 @@ class Target:
 
     Where one argument lies on a mesh, those that name none are left to the compiler; else all are on one device.
 
+    What lies on the target's own devices stays there.
+
     Raises:
       UnknownTargetError: the target has fewer devices than a mesh.
     """
     is_any_spread = any(map(_is_spread, shardings))
     return [
-      jax.sharding.NamedSharding(self.mesh(each.mesh), each.spec, memory_kind=each.memory_kind)
+      each
+      if _is_spread(each) and _devices_of(each) & {*self.devices}
+      else jax.sharding.NamedSharding(self.mesh_like(each.mesh), each.spec, memory_kind=each.memory_kind)
       if _is_spread(each)
       else None
       if is_any_spread
@@ -121,14 +126,47 @@ class Target:
       for each in shardings
     ]
 
-  def mesh(self, like: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> jax.sharding.Mesh:
-    """A mesh of the target's devices with the shape and the axes of another; raises as `moved`."""
-    if like.size > len(self.devices):
+  def mesh(
+    self,
+    shape: Sequence[int],
+    axis_names: Sequence[str],
+    axis_types: Sequence[jax.sharding.AxisType] | None = None,
+  ) -> jax.sharding.Mesh:
+    """A mesh of the target's devices, as `jax.make_mesh` makes one of those that are there; raises as `moved`.
+
+    A launch file that is written with it (``jax.set_mesh``, ``in_shardings``, ``shard_map``, shapes with shardings) is
+    planned as it stands.
+    """
+    size = math.prod(shape)
+    if size > len(self.devices):
+      axes = dict(zip(axis_names, shape, strict=True))
       raise UnknownTargetError(
-        f"target {self.name!r} has {len(self.devices)} devices and the program is for a mesh of {like.size} "
-        f"({dict(like.shape)}): name a larger topology, such as 'tpu:v5e:4x4' or 'gpu:h100:8'"
+        f"target {self.name!r} has {len(self.devices)} devices and the program is for a mesh of {size} ({axes}): "
+        "name a larger topology, such as 'tpu:v5e:4x4' or 'gpu:h100:8'"
       )
-    return jax.make_mesh(like.axis_sizes, like.axis_names, like.axis_types, devices=self.devices[: like.size])
+    types = None if axis_types is None else tuple(axis_types)
+    return jax.make_mesh(tuple(shape), tuple(axis_names), types, devices=self.devices[:size])
+
+  def mesh_like(self, like: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> jax.sharding.Mesh:
+    """A mesh of the target's devices with the shape and the axes of another; raises as `moved`."""
+    return self.mesh(like.axis_sizes, like.axis_names, like.axis_types)
+
+
+def of_arguments(arguments: Any) -> str | None:
+  """The name of the target on whose devices arguments lie, if they lie on one that is not running here."""
+  shardings = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(arguments))
+  names = (_name_of.get(id(device)) for sharding in shardings for device in _devices_of(sharding))
+  return next(filter(None, names), None)
+
+
+def _devices_of(sharding: Any) -> frozenset[Any]:
+  """None of an abstract mesh, which tracers lie on, too."""
+  if not isinstance(sharding, jax.sharding.Sharding):
+    return frozenset()
+  is_abstract = isinstance(sharding, jax.sharding.NamedSharding) and isinstance(
+    sharding.mesh, jax.sharding.AbstractMesh
+  )
+  return frozenset() if is_abstract else frozenset(sharding.device_set)
 
 
 def _is_spread(sharding: jax.sharding.Sharding | None) -> TypeGuard[jax.sharding.NamedSharding]:
@@ -243,6 +281,9 @@ def resolve(name: str) -> Target:
   )
 
 
+target = resolve  # its public name
+
+
 @functools.cache
 def running() -> Target:
   """The target that the default backend's first device is; an accelerator that is not known has a near one's speed."""
@@ -283,6 +324,12 @@ def _cpu() -> Target:
 def _devices(target: Target) -> Devices:
   if target.platform == "cpu":
     return tuple(jax.devices("cpu"))
+  devices = _absent_devices(target)
+  _name_of.update({id(device): target.name for device in devices})
+  return devices
+
+
+def _absent_devices(target: Target) -> Devices:
   check_wheel(target)
   jax.devices()  # of the default backend: it must not be initialized under the environment below
   try:
