@@ -53,6 +53,11 @@ def test_from_an_out_of_memory_error_to_the_lines(run_page, tmp_path):
   assert "train.py:6" in diff and "fits" in check
 
 
+def test_policies_to_paste(run_page):
+  (policy,) = run_page("policies.md")
+  assert f"```text\n{policy}```" in (DOCS / "policies.md").read_text()
+
+
 def test_reading_a_dump(run_page, tmp_path):
   printed = run_page("reading_a_dump.md")
   _, headline, lines, scopes, ops, dtypes, costs, _, frontier, plan, explained, _ = printed
