@@ -35,6 +35,7 @@ def run_page(tmp_path, monkeypatch, capsys):
     for language, text in _BLOCK.findall((DOCS / page).read_text()):
       if language == "python":
         (tmp_path / "train.py").write_text(text)
+        sys.modules.pop("train", None)  # of another page
         continue
       for command in text.splitlines():
         status, out, err = run(command)

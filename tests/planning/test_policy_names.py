@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 
 import coopjax
 from coopjax.planning import policy_names
@@ -76,10 +77,9 @@ def test_formats():
     "  save_block_internals: [out]",
     "  offload_block_internals: [context]",
   ]
-  scope = {"jax": jax}
-  exec(policy_names.to_jax(OFFLOADED), scope)
-  equation = jax.make_jaxpr(lambda x: jax.ad_checkpoint.checkpoint_name(x, "context"))(1.0).eqns[0]
-  for policy in (scope["policy"], policy_names.checkpoint_policy(OFFLOADED)):
+  told = eval(policy_names.to_jax(OFFLOADED).removeprefix("policy = "), {"jax": jax})
+  equation = jax.make_jaxpr(lambda x: checkpoint_name(x, "context"))(1.0).eqns[0]
+  for policy in (told, policy_names.checkpoint_policy(OFFLOADED)):
     assert policy(equation.primitive, **equation.params).dst == "pinned_host"
 
 
