@@ -199,7 +199,8 @@ class _Planning:
       return tried[shares][0].temp_bytes
 
     def draft_of(shares: tuple[Share, ...]) -> int:
-      return self._trials.draft_bytes(self._step.program(_choices(shares, None)), ())
+      choices = _choices(shares, None) or marked(self._step, None)  # nothing is decided of the step as it is
+      return self._trials.draft_bytes(self._step.program(choices), ())
 
     link, shards = host_offload.link(self._request.budget, self._request.device), self._shards()
     for only_scans in (True, False) if mark else (False,):

@@ -133,7 +133,7 @@ class Division:
   ):
     shards = shards or {}
     self.is_spread = any(member.traced.placement.is_spread and not shards.get(member.key) for member in members)
-    self.forward_flops, self.baseline_bytes, ladders = 0.0, 0.0, list[Rungs]()
+    ladders = list[Rungs]()
     for i, member in enumerate(members):
       try:
         member = dataclasses.replace(member, traced=differentiable(member.traced))
@@ -162,8 +162,10 @@ class Division:
 
 
 def _check_names(members: Sequence[Member], ladders: Sequence[Rungs]) -> None:
-  """Raises PolicyNamesError where a policy for a region is one for loops inside it."""
+  """Raises PolicyNamesError for a region that takes no policy, or whose policy would be one for loops inside it."""
   for member, ladder in zip(members, ladders, strict=True):
+    if member.policy is None:
+      raise PolicyNamesError(f"names_only=True: {member.traced.name} is under coopjax.remat, not under jax.checkpoint")
     if len(ladder.found) > 1 and not ladder.by_hand:
       raise PolicyNamesError(
         f"names_only=True: {member.traced.name} has a loop inside, and a policy is planned for what runs in one piece; "

@@ -96,7 +96,7 @@ def rungs_of(
   """All rungs of a differentiable region; the arguments are those of `division.Division`."""
   jaxpr, table = tag_jaxpr(member.traced.inlined)
   by_hand: Mapping[frozenset[str], Rung] = {}
-  if member.is_looped or not only_scans:
+  if member.is_looped or (member.policy is not None and not only_scans):
     as_layer = layer(jaxpr, table, member.traced.is_differentiable, member.num_kept, shards, is_cut=member.is_looped)
     # Of scans in a region the candidates of functions know what people pick.
     if as_layer is not None and (member.is_looped or not as_layer.nested):

@@ -35,6 +35,7 @@ def run_page(tmp_path, monkeypatch, capsys):
     for language, text in _BLOCK.findall((DOCS / page).read_text()):
       if language == "python":
         (tmp_path / "train.py").write_text(text)
+        sys.modules.pop("train", None)  # of another page
         continue
       for command in text.splitlines():
         status, out, err = run(command)
@@ -51,6 +52,11 @@ def test_from_an_out_of_memory_error_to_the_lines(run_page, tmp_path):
   assert [row.rpartition(":")[2] for row in rows] == ["10", "6", "9"]  # gelu, softmax, projections
   assert (tmp_path / "report.html").stat().st_size > 10_000
   assert "train.py:6" in diff and "fits" in check
+
+
+def test_policies_to_paste(run_page):
+  (policy,) = run_page("policies.md")
+  assert f"```text\n{policy}```" in (DOCS / "policies.md").read_text()
 
 
 def test_reading_a_dump(run_page, tmp_path):

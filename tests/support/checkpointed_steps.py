@@ -34,7 +34,8 @@ def arguments():
 
 
 def bytes_of(step, *args):
-  return temp_bytes(step.lower(*(args or arguments())).compile())
+  quick = {"xla_backend_optimization_level": 0}  # of the code, which is not run: buffers are the same
+  return temp_bytes(step.lower(*(args or arguments())).compile(compiler_options=quick))
 
 
 def flops_of(step, *args):
