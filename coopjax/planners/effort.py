@@ -19,7 +19,7 @@ DEFAULT_STEPS = 1_000_000_000
 # What XLA takes to compile an instruction is about a millisecond.
 _STEPS_PER_INSTRUCTION = {"fast": 20_000, "normal": 150_000, "best": 600_000}
 _MOST_INSTRUCTIONS = 20_000
-_LEAST_INSTRUCTIONS = 1_500  # smaller programs get as many steps: what they take is little
+_LEAST_INSTRUCTIONS = 300  # smaller programs get as many steps: what they take is little
 
 
 def check_effort(effort: str) -> None:
