@@ -31,6 +31,7 @@ from coopjax.xla.module import HeapResult, parse_module, predict_memory, read_st
 
 _WORTH_REORDERING = 1 << 16  # bytes of temporaries; most programs of a process are single ops with less
 _JUST_MISSED = 1.05  # of the budget
+_ONCE_MORE = 4  # times the steps, then
 _NEAR_SMALLEST = (
   1.01  # temporaries that count as the smallest where the budget can't be reached: the last percent costs
 )
@@ -180,23 +181,22 @@ def _search(
   """What is found within the bytes, or by a better order alone where None are given.
 
   Every effort up to the mark's is made, and the best of what they find taken: more of it never gives less. A search
-  that ended by itself would end the same with more. Where the budget is just missed, one more effort is made.
+  that ended by itself would end the same with more. Where the budget is just missed, one greater effort is made.
   """
   found: list[RecomputeOrderResult] = []
 
-  def search(each: str) -> bool:
-    """Whether more effort might find more."""
+  def search(max_steps: int) -> bool:
+    """Whether more steps might find more."""
     num_cuts = _core.num_cuts()
-    max_steps = effort.steps_of(each, module.num_instructions)
     found.append(_search_once(module, mark.planner, budget_bytes, searches_order, roofline, max_steps))
     return _core.num_cuts() > num_cuts
 
-  is_open = all(search(each) for each in effort.up_to(mark.effort))
-  more = effort.above(mark.effort)
-  if is_open and more and budget_bytes is not None:
+  steps = [effort.steps_of(each, module.num_instructions) for each in effort.up_to(mark.effort)]
+  is_open = all(search(max_steps) for max_steps in steps)
+  if is_open and budget_bytes is not None:
     least_bytes = min(result.after.temp_bytes for result in found)
     if budget_bytes < least_bytes <= _JUST_MISSED * budget_bytes:
-      search(more)
+      search(_ONCE_MORE * steps[-1])
   near_bytes = int(_NEAR_SMALLEST * min(result.after.temp_bytes for result in found))
 
   def rank(result: RecomputeOrderResult) -> tuple[int, float, int]:

@@ -36,7 +36,7 @@ from coopjax.policy_engine.compiled_profile import CompiledProfile, profile_of, 
 from coopjax.policy_engine.decisions import PolicyDecisions
 from coopjax.policy_engine.progress import PolicyPlan
 from coopjax.policy_engine.shards import shards_of
-from coopjax.xla.compile import compile_abstract, compile_trial, measure, module_of
+from coopjax.xla.compile import OversizedProgram, compile_abstract, measure, module_of, temp_bytes_of
 from coopjax.xla.module import predict_memory
 
 _COMPILED_ROUNDS = 4  # each compiles for an accelerator
@@ -168,7 +168,7 @@ class Case:
     traced, request = self.traced, self.request
     baseline = before or (outcome and outcome.baseline)
     if baseline is None:
-      tagged = self.baseline.tagged
+      tagged = self._tagged()
       baseline = before = measure(tagged, request.device)
       profile = profile_of(traced, tagged)
     budget_bytes = request.budget.resolve(baseline.temp_bytes, baseline.resident_bytes)
@@ -224,6 +224,16 @@ class Case:
     measured = trials.measured(best.temp_bytes) if mark == trial_mark else None
     return Chosen(Choice(mark, best.decisions), outcome, best, before=before, measured=measured)
 
+  def _tagged(self) -> jax.stages.Compiled | OversizedProgram:
+    """The program as it is, with tags; on a CPU no further than its schedule, which says what its buffers take."""
+    if self.request.platform == "cpu" and (platform := compat.hook_platform("cpu")):
+      hook.install(platform)
+      try:
+        return OversizedProgram.as_predicted(self.baseline.module)
+      except (hook.NothingToPlanError, InvalidProgramError):
+        pass
+    return self.baseline.tagged
+
   def _carry_over(self, outcome: hook.Outcome | None, found: PolicyPlan[PolicyDecisions]) -> Chosen:
     """The choice for a program whose partitioning the trace does not show, from a plan for all devices together.
 
@@ -233,8 +243,8 @@ class Case:
     traced, request = self.traced, self.request
     decisions, budget = found.decisions if found.decisions.regions else None, request.budget
     if outcome and decisions and budget.share is not None:
-      alone = measure(compile_trial(*fn_and_gradient(traced, rewrite.rewrite(traced, decisions)), request.device))
-      budget = Budget(share=min(1.0, budget.share * outcome.baseline.temp_bytes / max(alone.temp_bytes, 1)))
+      alone = Trials(request).compile(*fn_and_gradient(traced, rewrite.rewrite(traced, decisions)))
+      budget = Budget(share=min(1.0, budget.share * outcome.baseline.temp_bytes / max(temp_bytes_of(alone), 1)))
     mark = outcome and request.mark(self.fingerprint, budget)
     is_certain = budget.share is not None or not decisions or not traced.placement.is_spread
     if not is_certain:

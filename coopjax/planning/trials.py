@@ -9,9 +9,7 @@ from coopjax.hlo_engine import hook
 from coopjax.memory_profile import MemoryProfile
 from coopjax.planning.request import Request
 from coopjax.policy_engine.predictions import HloEngineShare
-from coopjax.xla.buffer_assignment import Sizes
 from coopjax.xla.compile import Compilable, OversizedProgram, compile_trial, fits, makes_drafts, measure, temp_bytes_of
-from coopjax.xla.module import predict_memory
 
 _SCHEDULED_TRIALS = 12  # about two compiles' work
 _COMPILED_TRIALS = 6
@@ -81,7 +79,7 @@ class Trials:
       is_scheduled = self._request.platform == "cpu" and not whole
       compiled = self._scheduled(fn, avals) if is_scheduled else compile_trial(fn, avals, self._request.device)
       if isinstance(compiled, bytes):
-        compiled = _oversized(compiled)
+        compiled = OversizedProgram.as_predicted(compiled)
     self.outcome = max(made, key=lambda outcome: outcome.baseline.temp_bytes, default=None)
     if self.smallest is None or temp_bytes_of(compiled) < temp_bytes_of(self.smallest):
       self.smallest = compiled
@@ -109,9 +107,3 @@ class Trials:
   def measured(self, temp_bytes: int) -> MemoryProfile | None:
     """The profile of the trial with these temporaries; None if none of them fits the device."""
     return self._profiles.get(temp_bytes)
-
-
-def _oversized(module: bytes) -> OversizedProgram:
-  memory = predict_memory(module)
-  sizes = Sizes(memory.temp_bytes, memory.argument_bytes, memory.output_bytes, memory.alias_bytes)
-  return OversizedProgram(sizes, module)

@@ -35,7 +35,8 @@ _DESCRIBES_WITHIN = 0.01  # of the temporaries: a prediction that is off by no m
 
 @dataclasses.dataclass(frozen=True)
 class OversizedProgram:
-  """A program that XLA scheduled and assigned buffers to, and that does not fit the device.
+  """A program that XLA scheduled and assigned buffers to, without an executable: it does not fit the device, or nobody
+  wants to run it.
 
   Attributes:
     sizes: of its buffer assignment.
@@ -44,6 +45,12 @@ class OversizedProgram:
 
   sizes: Sizes
   module_bytes: bytes = dataclasses.field(repr=False)
+
+  @classmethod
+  def as_predicted(cls, module_bytes: bytes) -> "OversizedProgram":
+    """Of a module that only reached its schedule, with the buffer assignment that XLA:CPU would make, to the byte."""
+    memory = predict_memory(module_bytes)
+    return cls(Sizes(memory.temp_bytes, memory.argument_bytes, memory.output_bytes, memory.alias_bytes), module_bytes)
 
   def memory_analysis(self) -> Sizes:
     """The sizes, under the name that compiled programs have for them."""
