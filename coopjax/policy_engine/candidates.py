@@ -7,8 +7,7 @@ what residuals take after fusion, and what else is live beside them. Scans come 
 each with a curve of its own; inside segments, that repeat them whole; and, inside segments, as the user wrote them.
 """
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -22,13 +21,12 @@ from coopjax.policy_engine.ladders import Candidate, Ladder, ScanLevel, uncut
 from coopjax.policy_engine.offload import HostLink, cuts_for_offload
 from coopjax.policy_engine.residuals import ForwardGraph, forward_graph
 from coopjax.policy_engine.rewrite import apply_to_scans
-from coopjax.policy_engine.save_curves import CurvePoint
-from coopjax.policy_engine.scan import DOTS, DOTS_WITHOUT_BATCH, Scan, find_scans
+from coopjax.policy_engine.rungs import Block, find_blocks, rungs
+from coopjax.policy_engine.scan import Scan, find_scans
 from coopjax.policy_engine.segment_curves import SegmentBytes, SegmentCurves, TopOffload
 from coopjax.policy_engine.shards import WHOLE, Shards
 
 _LEAST_EXPLAINED = 0.75  # of the temporaries: below that, a profile says little of what checkpoints will do
-_MAX_NAMES = 8  # that a person may choose among: with more, all of them or one
 _NUM_KEPT = 19  # limits for which residuals are evicted from the profile
 
 
@@ -98,33 +96,24 @@ class Candidates:
       if not only_scans:
         self._add_ladders(looped, ScanLevel(scans, level, are_alone=False))
       if level == 0:
-        self._add_rungs(looped, scans)
+        alone = self._effects | {scan.position for scan in scans}
+        self._add_rungs(looped, scans, [] if only_scans else find_blocks(jaxpr, looped, alone))
     if not only_scans:
+      if not scans and (blocks := find_blocks(jaxpr, original, self._effects, is_layer=not ends_forward)):
+        self._add_rungs(original, (), blocks)
       self._add_ladders(original, ScanLevel())
     if host is not None and not only_scans and not scans:
       self._add_ladders(original, ScanLevel(may_offload=True), host=host)
 
-  def _add_rungs(self, graph: ForwardGraph, scans: Sequence[Scan]) -> None:
-    """What a person would pick: the same names saved in all scan bodies, each set of them, and nothing else done."""
+  def _add_rungs(self, graph: ForwardGraph, scans: Sequence[Scan], blocks: Sequence[Block]) -> None:
+    """What a person would pick, whatever else is found (`rungs`)."""
     together = ScanLevel(scans, 0, are_alone=True)
     alone = self._effects | together.alone
-    curves = SegmentCurves(graph, SegmentBytes(graph, self._profile, together.alone), None, self._ends_forward)
-    ladder = Ladder(curves, uncut(graph, alone), together, alone, is_cut=False)
-
-    def choices(chosen: Iterable[str]) -> list[CurvePoint]:
-      saved = [frozenset().union(*(scan.names.get(name, frozenset()) for name in chosen)) for scan in scans]
-      return [scan.choice_of(values) for scan, values in zip(scans, saved, strict=True)]
-
-    names = sorted({name for scan in scans for name in scan.names} - {DOTS, DOTS_WITHOUT_BATCH})
-    names = [name for name in names if any(point.saved for point in choices([name]))]  # the others spare nothing
-    most = len(names) if len(names) <= _MAX_NAMES else 1
-    sets = [names, [DOTS], [DOTS_WITHOUT_BATCH]]
-    sets += [chosen for size in range(1, most + 1) for chosen in itertools.combinations(names, size)]
-    found: dict[tuple, Candidate] = {}
-    for chosen in sets:
-      points = choices(chosen)
-      found.setdefault(tuple(point.saved for point in points), ladder.saving(points))
-    self.found += found.values()
+    decided = frozenset(scan.position for scan in scans)
+    curves = SegmentCurves(graph, SegmentBytes(graph, self._profile, decided), None, self._ends_forward)
+    bounds = {*uncut(graph, alone), *(end for block in blocks for end in (block.position, block.stop))}
+    ladder = Ladder(curves, tuple(sorted(bounds)), together, alone, is_cut=bool(blocks))
+    self.found += map(ladder.by_hand, rungs([*scans, *blocks]))
 
   def _add_ladders(
     self, graph: ForwardGraph, scans: "ScanLevel", is_cut: bool = True, host: TopOffload | None = None

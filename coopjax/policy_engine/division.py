@@ -17,7 +17,7 @@ estimates know nothing of the rest of the step, so the search over T goes by com
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -76,6 +76,7 @@ class Rung:
     is_bare: nothing is saved beyond what its segments need.
     make_decisions: what is done in each run.
     waiting_flops: the part of `flops` that is waiting for the host.
+    rungs: as of `ladders.Candidate`.
   """
 
   saved_bytes: float
@@ -84,17 +85,22 @@ class Rung:
   is_bare: bool
   make_decisions: Callable[[], PolicyDecisions] = dataclasses.field(repr=False)
   waiting_flops: float = 0.0
+  rungs: tuple[frozenset[str], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class JointCandidate:
-  """A rung for every region: to the search what `candidates.Candidate` is for one function."""
+  """A rung for every region: to the search what `candidates.Candidate` is for one function.
+
+  By hand nobody divides a budget, but people save the same names in all regions.
+  """
 
   rungs: tuple[Rung, ...]
   names: tuple[str, ...]
   estimated_bytes: float
   flops: float
   is_bare: bool
+  is_by_hand: bool = False
 
   @functools.cached_property
   def decisions(self) -> tuple[Share, ...]:
@@ -117,14 +123,14 @@ class JointCandidate:
     return any(self.scan_bodies)
 
   @functools.cached_property
+  def loops(self) -> tuple[tuple[int | None, ...], ...]:
+    """The scans whose bodies it decides on, per region."""
+    return tuple(tuple(region.equation_id for region in bodies) for bodies in self.scan_bodies)
+
+  @functools.cached_property
   def traits(self) -> Traits:
     """Of the scan bodies of all regions."""
     return frozenset((i, *trait) for i, bodies in enumerate(self.scan_bodies) for trait in traits_of(bodies))
-
-  @property
-  def is_by_hand(self) -> bool:
-    """False: nobody divides a budget by hand."""
-    return False
 
   @property
   def kin(self) -> None:
@@ -185,9 +191,10 @@ class Division:
     names = tuple(member.traced.name for member in members)
     useful = [_pareto(rungs) for rungs in ladders]
     divided = [_divide(useful, peak_bytes) for peak_bytes in _peaks(useful)]
+    by_hand = dict.fromkeys(_by_hand(ladders))
     self.found = [
-      _joint(rungs, names)
-      for rungs in dict.fromkeys([*divided, *_barest(ladders)])
+      dataclasses.replace(_joint(rungs, names), is_by_hand=rungs in by_hand)
+      for rungs in dict.fromkeys([*by_hand, *divided, *_barest(ladders)])
       if rungs and any(rung.flops for rung in rungs)
     ]
 
@@ -205,9 +212,20 @@ def _rungs(member: Member, space: Candidates) -> list[Rung]:
         candidate.is_bare,
         functools.partial(getattr, candidate, "decisions"),
         member.num_runs * candidate.waiting_flops,
+        candidate.rungs,
       )
     )
   return rungs
+
+
+def _by_hand(ladders: Sequence[Sequence[Rung]]) -> Iterator[tuple[Rung, ...]]:
+  """The same names saved in all regions, each set of them; regions that people leave alone are left as they are."""
+  at = [{names: rung for rung in rungs for names in rung.rungs} for rungs in ladders]
+  known = [frozenset[str]().union(*by_names) for by_names in at]
+  for names in dict.fromkeys(names for by_names in at for names in by_names):
+    yield tuple(
+      by_names.get(names & of_region, rungs[0]) for rungs, by_names, of_region in zip(ladders, at, known, strict=True)
+    )
 
 
 def _pareto(rungs: Sequence[Rung]) -> list[Rung]:

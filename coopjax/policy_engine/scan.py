@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from jax.extend import core
-from jax.extend.core import primitives
 
 from coopjax import compat
 from coopjax.jaxpr.tags import EquationInfo
@@ -25,13 +24,13 @@ from coopjax.policy_engine.offload import HostLink, HostTrips, Input, carried_in
 from coopjax.policy_engine.offload_curves import offload_curve
 from coopjax.policy_engine.residuals import ForwardGraph, forward_graph
 from coopjax.policy_engine.rewrite import apply_to_scans
+from coopjax.policy_engine.rungs import named_values
 from coopjax.policy_engine.save_curves import CurvePoint, Form, SavingRegion, climb, save_curve
 from coopjax.policy_engine.shards import WHOLE, Shards
 from coopjax.policy_engine.working_set import WorkingSets
 
 _MAX_CUTTINGS = 4
 _MAX_POINTS = 64  # of a curve: steps are taken once for each layer
-DOTS, DOTS_WITHOUT_BATCH = "all products", "products without batch dimensions"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -165,22 +164,6 @@ def _as_scan(
     named_values(body, graph),
     lambda saved: _joined(turns, pieces, [whole.choice(saved)], length),
   )
-
-
-def named_values(body: core.Jaxpr, graph: ForwardGraph) -> dict[str, frozenset[Value]]:
-  """What a person would save of a body: what has names there, and the products that policies know without one."""
-  found: dict[str, set[Value]] = {DOTS: set(), DOTS_WITHOUT_BATCH: set()}
-  for position, equation in enumerate(body.eqns):
-    if equation.primitive is primitives.name_p:
-      found.setdefault(equation.params["name"], set()).add((position, 0))
-    elif equation.primitive is primitives.dot_general_p:
-      _, batch = equation.params["dimension_numbers"]
-      for name in (DOTS, DOTS_WITHOUT_BATCH) if not any(batch) else (DOTS,):
-        found[name].add((position, 0))
-  for value in graph.named:
-    if value is not None and isinstance(value[1], str):
-      found.setdefault(value[1], set()).add(value)
-  return {name: frozenset(values) for name, values in found.items() if values}
 
 
 def _carry_out(body: core.Jaxpr, nested: tuple[Region, ...], equation_id: int) -> core.Jaxpr:
