@@ -11,7 +11,7 @@ from coopjax.policy_engine.cuts import bytes_between, out_bytes
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
 from coopjax.policy_engine.nesting import Chain, Nesting, nestings
 from coopjax.policy_engine.residuals import ForwardGraph
-from coopjax.policy_engine.rungs import Rung
+from coopjax.policy_engine.rungs import HandRung
 from coopjax.policy_engine.save_curves import CurvePoint, climb
 from coopjax.policy_engine.scan import Scan
 from coopjax.policy_engine.segment_curves import SegmentCurves
@@ -211,7 +211,7 @@ class Ladder:
       )
     return self._candidate(points, is_bare=False)
 
-  def by_hand(self, rung: Rung) -> Candidate:
+  def by_hand(self, rung: HandRung) -> Candidate:
     """The candidate that makes a rung's choices, and leaves everything else as it is."""
     at = rung.choices
     points = [at[start] if start in at else curve[-1] for start, curve in zip(self._bounds, self._curves)]

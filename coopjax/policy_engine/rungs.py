@@ -106,7 +106,7 @@ def find_blocks(jaxpr: core.Jaxpr, graph: ForwardGraph, alone: Collection[int], 
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Rung:
+class HandRung:
   """What a person would pick.
 
   Attributes:
@@ -118,7 +118,7 @@ class Rung:
   choices: dict[int, CurvePoint]
 
 
-def rungs(layers: Sequence[Layer]) -> Iterator[Rung]:
+def rungs(layers: Sequence[Layer]) -> Iterator[HandRung]:
   """All rungs; those that come to the same once."""
 
   def choices(chosen: Iterable[str]) -> list[CurvePoint]:
@@ -135,7 +135,7 @@ def rungs(layers: Sequence[Layer]) -> Iterator[Rung]:
     points = choices(chosen)
     found.setdefault(tuple(point.saved for point in points), (points, []))[1].append(frozenset(chosen))
   for points, same in found.values():
-    yield Rung(tuple(same), {layer.position: point for layer, point in zip(layers, points, strict=True)})
+    yield HandRung(tuple(same), {layer.position: point for layer, point in zip(layers, points, strict=True)})
 
 
 def named_values(body: core.Jaxpr, graph: ForwardGraph) -> dict[str, frozenset[Value]]:
