@@ -49,19 +49,16 @@ class Block:
   stop: int
   names: dict[str, frozenset[Value]]
   graph: ForwardGraph
-  known: dict[tuple, CurvePoint]  # of all blocks of the graph: those that are alike choose alike
+  kind: int  # blocks that are alike have the same, and choose alike
+  known: dict[tuple[int, frozenset[Value]], CurvePoint]  # of all blocks of the graph
 
   def choice_of(self, saved: frozenset[Value], /) -> CurvePoint:
     """As of `Layer`."""
     here = frozenset((at - self.position, index) for at, index in saved if self.position <= at < self.stop)
-    key = self._signature, here
+    key = self.kind, here
     if key not in self.known:
       self.known[key] = shifted(self._region.choice(saved), -self.position)
     return shifted(self.known[key], self.position)
-
-  @functools.cached_property
-  def _signature(self) -> tuple:
-    return self.graph.signature(self.position, self.stop)
 
   @functools.cached_property
   def _region(self) -> SavingRegion:
@@ -77,7 +74,8 @@ def find_blocks(jaxpr: core.Jaxpr, graph: ForwardGraph, alone: Collection[int], 
     alone: positions.
     is_layer: a region most of which does not repeat itself is a block.
   """
-  named, known = named_values(jaxpr, graph), dict[tuple, CurvePoint]()
+  named = named_values(jaxpr, graph)
+  kinds, known = dict[tuple, int](), dict[tuple[int, frozenset[Value]], CurvePoint]()
   pieces = list(itertools.pairwise(repeated_blocks(graph)))
   lengths = [0, *(stop - start for start, stop in pieces), 0]
   blocks = [
@@ -99,6 +97,7 @@ def find_blocks(jaxpr: core.Jaxpr, graph: ForwardGraph, alone: Collection[int], 
       stop,
       {name: frozenset(v for v in values if start <= v[0] < stop) for name, values in named.items()},
       graph,
+      kinds.setdefault(graph.signature(start, stop), len(kinds)),
       known,
     )
     for start, stop in blocks
