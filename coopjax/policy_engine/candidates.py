@@ -14,6 +14,7 @@ import numpy as np
 from coopjax import compat
 from coopjax.jaxpr.tags import tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn
+from coopjax.policy_engine.by_hand import Block, find_blocks, rungs
 from coopjax.policy_engine.compiled_profile import CompiledProfile
 from coopjax.policy_engine.cuts import cut
 from coopjax.policy_engine.decisions import PolicyDecisions
@@ -21,7 +22,7 @@ from coopjax.policy_engine.ladders import Candidate, Ladder, ScanLevel, uncut
 from coopjax.policy_engine.offload import HostLink, cuts_for_offload
 from coopjax.policy_engine.residuals import ForwardGraph, forward_graph
 from coopjax.policy_engine.rewrite import apply_to_scans
-from coopjax.policy_engine.scan import Scan, find_scans, hand_sets
+from coopjax.policy_engine.scan import Scan, find_scans
 from coopjax.policy_engine.segment_curves import SegmentBytes, SegmentCurves, TopOffload
 from coopjax.policy_engine.shards import WHOLE, Shards
 
@@ -95,24 +96,24 @@ class Candidates:
       if not only_scans:
         self._add_ladders(looped, ScanLevel(scans, level, are_alone=False))
       if level == 0:
-        self._add_rungs(looped, scans)
+        alone = self._effects | {scan.position for scan in scans}
+        self._add_rungs(looped, scans, [] if only_scans else find_blocks(jaxpr, looped, alone))
     if not only_scans:
+      if not scans and (blocks := find_blocks(jaxpr, original, self._effects, is_layer=not ends_forward)):
+        self._add_rungs(original, (), blocks)
       self._add_ladders(original, ScanLevel())
     if host is not None and not only_scans and not scans:
       self._add_ladders(original, ScanLevel(may_offload=True), host=host)
 
-  def _add_rungs(self, graph: ForwardGraph, scans: Sequence[Scan]) -> None:
-    """What a person would pick: the same names saved in all scan bodies, each set of them, and nothing else done."""
+  def _add_rungs(self, graph: ForwardGraph, scans: Sequence[Scan], blocks: Sequence[Block]) -> None:
+    """What a person would pick, whatever else is found (`rungs`)."""
     together = ScanLevel(scans, 0, are_alone=True)
     alone = self._effects | together.alone
-    curves = SegmentCurves(graph, SegmentBytes(graph, self._profile, together.alone), None, self._ends_forward)
-    ladder = Ladder(curves, uncut(graph, alone), together, alone, is_cut=False)
-
-    found: dict[tuple, Candidate] = {}
-    for chosen in hand_sets(scans):
-      points = [scan.choice_of(scan.values_of(chosen)) for scan in scans]
-      found.setdefault(tuple(point.saved for point in points), ladder.saving(points))
-    self.found += found.values()
+    decided = frozenset(scan.position for scan in scans)
+    curves = SegmentCurves(graph, SegmentBytes(graph, self._profile, decided), None, self._ends_forward)
+    bounds = {*uncut(graph, alone), *(end for block in blocks for end in (block.position, block.stop))}
+    ladder = Ladder(curves, tuple(sorted(bounds)), together, alone, is_cut=bool(blocks))
+    self.found += map(ladder.by_hand, rungs([*scans, *blocks]))
 
   def _add_ladders(
     self, graph: ForwardGraph, scans: "ScanLevel", is_cut: bool = True, host: TopOffload | None = None

@@ -50,7 +50,10 @@ class Share:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class JointCandidate:
-  """A rung for every region: to the search what `candidates.Candidate` is for one function."""
+  """A rung for every region: to the search what `candidates.Candidate` is for one function.
+
+  By hand nobody divides a budget, but people save the same names in all regions.
+  """
 
   rungs: tuple[Rung, ...]
   members: tuple[Member, ...]
@@ -69,7 +72,7 @@ class JointCandidate:
     """The part of `flops` that is waiting for the host."""
     return sum(rung.waiting_flops for rung in self.rungs)
 
-  @property
+  @functools.cached_property
   def scan_bodies(self) -> tuple[tuple[Region, ...], ...]:
     """The decisions for scan bodies, per region; a region that a loop around runs is one."""
     return tuple(
@@ -81,6 +84,11 @@ class JointCandidate:
   def has_loops(self) -> bool:
     """It decides on scan bodies."""
     return any(self.scan_bodies)
+
+  @functools.cached_property
+  def loops(self) -> tuple[tuple[int | None, ...], ...]:
+    """The scans whose bodies it decides on, per region."""
+    return tuple(tuple(region.equation_id for region in bodies) for bodies in self.scan_bodies)
 
   @functools.cached_property
   def traits(self) -> Traits:
@@ -138,7 +146,7 @@ class Division:
       try:
         member = dataclasses.replace(member, traced=differentiable(member.traced))
       except NotDifferentiableError:
-        ladders.append(Rungs([Rung(0.0, 0.0, 0.0, True, PolicyDecisions)], {}, 0.0, 0.0))  # it keeps nothing
+        ladders.append(Rungs([Rung(0.0, 0.0, 0.0, True, PolicyDecisions)], {}, {}, 0.0, 0.0))  # it keeps nothing
         continue
       ends_forward = i == len(members) - 1 and member.num_kept == 1
       ladders.append(rungs_of(member, only_scans, link, shards.get(member.key), ends_forward))
@@ -148,13 +156,20 @@ class Division:
     self.undecided = (Share(PolicyDecisions(), 0.0, 0.0),) * len(members)
     if names_only:
       _check_names(members, ladders)
-      self.found = [self._joint(rungs, is_by_hand=True) for rungs in _by_hand(ladders, names_only=True)]
+      named = [
+        {names: rung for names, rung in ladder.by_hand.items() if names.isdisjoint(NO_NAMES)} for ladder in ladders
+      ]
+      self.found = [self._joint(rungs, is_by_hand=True) for rungs in _by_hand(ladders, named)]
       return
     useful = [_pareto(ladder.found) for ladder in ladders]
     divided = [_divide(useful, peak_bytes) for peak_bytes in _peaks(useful)]
-    joint = [*divided, *_barest([ladder.found for ladder in ladders])]
-    self.found = [self._joint(rungs) for rungs in dict.fromkeys(joint) if rungs and any(rung.flops for rung in rungs)]
-    self.found += (self._joint(rungs, is_by_hand=True) for rungs in _by_hand(ladders))
+    around = _by_hand(ladders, [ladder.by_hand or ladder.by_hand_inside for ladder in ladders])
+    inside = _by_hand(ladders, [ladder.by_hand_inside or ladder.by_hand for ladder in ladders])
+    by_hand = dict.fromkeys([*around, *inside])
+    joint = dict.fromkeys([*by_hand, *divided, *_barest([ladder.found for ladder in ladders])])
+    self.found = [
+      self._joint(rungs, is_by_hand=rungs in by_hand) for rungs in joint if rungs and any(rung.flops for rung in rungs)
+    ]
 
   def _joint(self, rungs: tuple[Rung, ...], is_by_hand: bool = False) -> JointCandidate:
     flops, is_bare = sum(rung.flops for rung in rungs), all(rung.is_bare for rung in rungs)
@@ -173,19 +188,16 @@ def _check_names(members: Sequence[Member], ladders: Sequence[Rungs]) -> None:
       )
 
 
-def _by_hand(ladders: Sequence[Rungs], names_only: bool = False) -> list[tuple[Rung, ...]]:
-  """One policy for all regions, as a person would write it."""
-  sets = [chosen for ladder in ladders for chosen in ladder.by_hand]
-  if names_only:
-    sets = [chosen for chosen in sets if chosen.isdisjoint(NO_NAMES)]
-  return list(dict.fromkeys(tuple(_saving(ladder, chosen) for ladder in ladders) for chosen in dict.fromkeys(sets)))
+def _by_hand(ladders: Sequence[Rungs], by_hand: Sequence[Mapping[frozenset[str], Rung]]) -> list[tuple[Rung, ...]]:
+  """One policy for all regions, as a person would write it: each set of names, as far as a region has them."""
 
+  def of_region(ladder: Rungs, rungs: Mapping[frozenset[str], Rung], chosen: frozenset[str]) -> Rung:
+    known = max((names for names in rungs if names <= chosen), key=len, default=None)
+    return ladder.found[0] if known is None else rungs[known]
 
-def _saving(ladder: Rungs, chosen: frozenset[str]) -> Rung:
-  """The rung of a set of names: as far as the region has them."""
-  if not ladder.by_hand:
-    return ladder.found[0]
-  return ladder.by_hand[max((known for known in ladder.by_hand if known <= chosen), key=len)]
+  sets = dict.fromkeys(chosen for rungs in by_hand for chosen in rungs)
+  joint = (tuple(map(of_region, ladders, by_hand, [chosen] * len(ladders))) for chosen in sets)
+  return list(dict.fromkeys(joint))
 
 
 def _pareto(rungs: Sequence[Rung]) -> list[Rung]:

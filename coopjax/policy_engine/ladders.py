@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
 import numpy as np
 
+from coopjax.policy_engine.by_hand import HandRung
 from coopjax.policy_engine.cuts import bytes_between, out_bytes
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
 from coopjax.policy_engine.nesting import Chain, Nesting, nestings
@@ -36,7 +37,8 @@ class Candidate:
     kin: what the estimate's error depends on, beyond one level of segments: the segmentation around which checkpoints
       stand, and whether the last segment is under one, too, though the backward pass follows at once (nothing that an
       estimate shows, but XLA fuses otherwise). Between kin the difference is what passes between segments.
-    is_by_hand: a policy that people pick: names or products saved in all scan bodies.
+    rungs: of a policy that people pick, the names, or products, that it saves in all scan bodies and all blocks: every
+      set of them that comes to this.
   """
 
   make_decisions: Callable[[], PolicyDecisions]
@@ -47,7 +49,12 @@ class Candidate:
   waiting_flops: float = 0.0
   num_segments: int = 1
   kin: Hashable = None
-  is_by_hand: bool = False
+  rungs: tuple[frozenset[str], ...] = ()
+
+  @property
+  def is_by_hand(self) -> bool:
+    """A policy that people pick."""
+    return bool(self.rungs)
 
   @functools.cached_property
   def decisions(self) -> PolicyDecisions:
@@ -63,6 +70,11 @@ class Candidate:
   def has_loops(self) -> bool:
     """It decides on scan bodies."""
     return bool(self.scan_bodies)
+
+  @functools.cached_property
+  def loops(self) -> tuple[int | None, ...]:
+    """The scans whose bodies it decides on: all others are left as they are."""
+    return tuple(region.equation_id for region in self.scan_bodies)
 
   @functools.cached_property
   def traits(self) -> Traits:
@@ -199,11 +211,12 @@ class Ladder:
       )
     return self._candidate(points, is_bare=False)
 
-  def saving(self, choices: Sequence[CurvePoint]) -> Candidate:
-    """The candidate that makes these choices for its scans, and leaves everything else as it is."""
-    at = dict(zip(self._scan_at, choices, strict=True))
+  def by_hand(self, rung: HandRung) -> Candidate:
+    """The candidate that makes a rung's choices, and leaves everything else as it is."""
+    at = rung.choices
     points = [at[start] if start in at else curve[-1] for start, curve in zip(self._bounds, self._curves)]
-    return dataclasses.replace(self._candidate(points, False), is_by_hand=True)
+    kin = None if self._is_scan.any() else ("by hand", self._bounds)
+    return dataclasses.replace(self._candidate(points, False), rungs=rung.names, kin=kin)
 
   def beyond(self) -> Iterator[Candidate]:
     """Below what segments take: the last one under a checkpoint, too, and checkpoints around checkpoints."""

@@ -49,6 +49,8 @@ class SearchCandidate[Decisions: Hashable](Protocol):
   def scan_bodies(self) -> Hashable: ...
   @functools.cached_property
   def traits(self) -> Traits: ...
+  @functools.cached_property
+  def loops(self) -> Hashable: ...
   @property
   def has_loops(self) -> bool: ...
   @property
@@ -109,7 +111,7 @@ def predicted_bytes(
     num_shards: of what loops save, whose estimates are of the whole arrays where compiled bytes are one device's.
   """
   num_bytes = candidate.estimated_bytes
-  alike = in_loops(trials)
+  alike = _alike(candidate, trials)
   if alike and candidate.has_loops:
     weights = [(1 + _distance(candidate, trial)) ** -2.0 for trial in alike]
     errors = [trial.error_bytes(num_shards) for trial in alike]
@@ -125,6 +127,12 @@ def predicted_bytes(
   nearest = 0 if num_bytes <= estimated[0] else -1
   slope = 1.0 if kin and candidate.kin else min(1.0, compiled[nearest] / max(estimated[nearest], 1.0))
   return compiled[nearest] + slope * (num_bytes - estimated[nearest])
+
+
+def _alike(candidate: SearchCandidate, trials: Sequence[Trial]) -> list[Trial]:
+  """Those that decide on the same scans, or on any: what a scan keeps that is left as it is, XLA fuses otherwise."""
+  looped = in_loops(trials)
+  return [trial for trial in looped if trial.candidate.loops == candidate.loops] or looped
 
 
 def _expected(at: float, estimates: Sequence[float], errors: Sequence[float], weights: Sequence[float]) -> float:
@@ -147,7 +155,7 @@ def doubted_bytes(
     least_spread: bytes that errors are taken to differ by, at least.
     num_shards: as for `predicted_bytes`.
   """
-  alike = in_loops(trials)
+  alike = _alike(candidate, trials)
   if not alike or not candidate.has_loops:
     return 0.0
   nearest = min(_distance(candidate, trial) for trial in alike)

@@ -25,6 +25,7 @@ from coopjax.policy_engine.predictions import SearchCandidate, Trial, doubted_by
 _MARGIN = 0.02  # of the budget: how far predictions err, once there has been a compile
 _DOUBT = 0.1  # of the budget: how far the prediction of a scan body unlike those tried may err, at least
 _NEARBY = 1.15  # of the budget: predictions within that may be wrong
+_HAND_ROUNDS = 3  # of a search, its last: for what a person would pick
 _MAX_BOLD_MISSES = 10
 _MAX_BARE = 3  # tries at the least memory before the budget counts as out of reach
 _WITHIN_REACH = 1.1  # of the budget: worth more tries
@@ -135,14 +136,18 @@ class Progress[Decisions: Hashable]:
     """A plan that holds the budget was compiled whole."""
     return not all(trial.is_draft for trial in self._feasible())
 
-  def next_candidate(self, is_last: bool) -> SearchCandidate[Decisions] | None:
+  def next_candidate(self, rounds_left: int) -> SearchCandidate[Decisions] | None:
     """The cheapest candidate that should fit; before the first that does, and on the last try, the smallest."""
     untried = [candidate for candidate in self._space.found if candidate not in self._passed]
+    by_hand: list[SearchCandidate[Decisions]] = []
     if self._holds:
       least = min([self._below_flops, *(trial.flops for trial in self._feasible())])
+      by_hand = [c for c in untried if c.is_by_hand and c.flops < least]
       untried = [c for c in untried if c.flops < least - self._tolerance(c, least)]
+      if rounds_left <= _HAND_ROUNDS and (found := self._first_by_hand(by_hand)):
+        return found
     fitting = [c for c in untried if self._hoped(c) <= self._limit(is_looped=c.has_loops)]
-    while fitting and (self._holds or not is_last):
+    while fitting and (self._holds or rounds_left > 1):
       found = self._first(
         self._nearly_cheapest(fitting),
         lambda candidate: (
@@ -161,9 +166,9 @@ class Progress[Decisions: Hashable]:
       min(trial.temp_bytes for trial in bare_tried) > _WITHIN_REACH * self._budget
     )
     if self._feasible() or (self._holds and self._tried):
-      # What a person would try of loops is tried, too, where it might fit.
-      near = [c for c in untried if c.has_loops and (c.is_by_hand or c.is_bare)]
-      near = [c for c in near if self._predict(c) <= _NEARBY * self._budget]
+      if found := self._first_by_hand(by_hand):
+        return found
+      near = [c for c in untried if c.has_loops and c.is_bare and self._predict(c) <= _NEARBY * self._budget]
       return self._first(near, lambda candidate: (self._predict(candidate), candidate.flops))
     if is_hopeless:
       return None
@@ -196,6 +201,15 @@ class Progress[Decisions: Hashable]:
       reach = max(self._budget, best.unaided_bytes if best else 0)
       return reach * (1 + _AIDED_MARGIN) if self._misses < _MAX_AIDED_MISSES else 0.0
     return self._budget * (1 + _MARGIN * max(1 - self._misses, 0))
+
+  def _first_by_hand(self, candidates: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
+    """What a person would try is tried, too, where it might fit, the cheapest first: so nothing that a person picks is
+    better than what is found. Each try says more of the others.
+    """
+    num_tried = sum(trial.candidate.is_by_hand for trial in self._tried)
+    limit = self._budget * (1 + (_NEARBY - 1) / (1 + num_tried))
+    near = [candidate for candidate in candidates if self._predict(candidate) <= limit]
+    return self._first(near, lambda candidate: (candidate.flops, self._predict(candidate)))
 
   def _nearly_cheapest(self, candidates: Sequence[SearchCandidate[Decisions]]) -> list[SearchCandidate[Decisions]]:
     """Those not worth telling apart from the cheapest: among them decides a rule that similar models follow alike."""

@@ -15,11 +15,12 @@ from jax.extend.core import primitives
 from coopjax.jaxpr import cost, user_policy
 from coopjax.jaxpr.tags import tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn
+from coopjax.policy_engine.by_hand import DOTS, DOTS_WITHOUT_BATCH, name_sets, saving
 from coopjax.policy_engine.candidates import Candidates
 from coopjax.policy_engine.decisions import PolicyDecisions, Value
 from coopjax.policy_engine.offload import HostLink
 from coopjax.policy_engine.save_curves import CurvePoint
-from coopjax.policy_engine.scan import DOTS, DOTS_WITHOUT_BATCH, Body, Scan, hand_sets, layer
+from coopjax.policy_engine.scan import Body, Scan, layer
 from coopjax.policy_engine.shards import Shards
 
 _OWN_POLICY = ""
@@ -75,13 +76,16 @@ class Rungs:
 
   Attributes:
     found: the user's own among them.
-    by_hand: those that save the values of a set of names, by the set; some are no names (`NO_NAMES`).
+    by_hand: those that save the values of a set of names under a checkpoint around the region, by the set; some are no
+      names (`NO_NAMES`).
+    by_hand_inside: the same, under checkpoints around the layers inside the region.
     forward_flops: of all runs, modelled.
     baseline_bytes: what the region keeps as it is.
   """
 
   found: Sequence[Rung]
   by_hand: Mapping[frozenset[str], Rung]
+  by_hand_inside: Mapping[frozenset[str], Rung]
   forward_flops: float
   baseline_bytes: float
 
@@ -104,7 +108,7 @@ def rungs_of(
     if member.is_looped and link is None:
       return _of_layer(member, jaxpr, as_layer, by_hand)
   space = Candidates(member.traced, only_scans, link=link, shards=shards, ends_forward=ends_forward)
-  kept_bytes = member.num_kept * space.baseline_bytes
+  kept_bytes, inside = member.num_kept * space.baseline_bytes, dict[frozenset[str], Rung]()
   rungs = [Rung(kept_bytes, 0.0, 0.0, not kept_bytes, PolicyDecisions)]
   for candidate in space.found:
     rungs.append(
@@ -117,7 +121,8 @@ def rungs_of(
         member.num_runs * candidate.waiting_flops,
       )
     )
-  return Rungs(rungs, by_hand, member.num_runs * space.forward_flops, kept_bytes)
+    inside |= dict.fromkeys(candidate.rungs, rungs[-1])
+  return Rungs(rungs, by_hand, inside, member.num_runs * space.forward_flops, kept_bytes)
 
 
 def _of_layer(
@@ -125,13 +130,13 @@ def _of_layer(
 ) -> Rungs:
   forward_flops = member.num_runs * cost.jaxpr_flops(jaxpr)
   if as_layer is None:
-    return Rungs([Rung(0.0, 0.0, 0.0, True, PolicyDecisions)], by_hand, forward_flops, 0.0)
+    return Rungs([Rung(0.0, 0.0, 0.0, True, PolicyDecisions)], by_hand, {}, forward_flops, 0.0)
   kept_bytes = float(as_layer.body(0).curve[-1].saved_bytes)
   rungs = [Rung(kept_bytes, 0.0, 0.0, False, PolicyDecisions)]
   for body in as_layer.bodies:
     for i, point in enumerate(body.curve[:-1]):
       rungs.append(_rung(member, jaxpr, as_layer, body, point, is_bare=i == 0))
-  return Rungs([*rungs, *by_hand.values()], by_hand, forward_flops, kept_bytes)
+  return Rungs([*rungs, *by_hand.values()], by_hand, {}, forward_flops, kept_bytes)
 
 
 def _rung(
@@ -154,12 +159,10 @@ def _by_hand(member: Member, jaxpr: core.Jaxpr, as_layer: Scan) -> dict[frozense
   """By the set of names: a rung for each that saves something else."""
   found: dict[tuple[Value, ...], frozenset[str]] = {}
   points: dict[frozenset[str], CurvePoint] = {}
-  sets = {frozenset[str](): frozenset[Value]()}
-  sets |= {frozenset(chosen): as_layer.values_of(chosen) for chosen in hand_sets([as_layer])}
+  sets = {chosen: saving([as_layer], chosen)[0] for chosen in sorted(name_sets([as_layer]), key=len)}
   if member.policy is not None:
-    sets[frozenset({_OWN_POLICY})] = _kept_by(member.policy, jaxpr)
-  for chosen, values in sets.items():
-    point = as_layer.choice_of(values)
+    sets[frozenset({_OWN_POLICY})] = as_layer.choice_of(_kept_by(member.policy, jaxpr))
+  for chosen, point in sets.items():
     if found.setdefault(point.saved, chosen) is chosen:
       points[chosen] = point
   whole = as_layer.body(0)

@@ -46,6 +46,14 @@ class CurvePoint:
   inside_bytes: int = 0
 
 
+def shifted(point: CurvePoint, offset: int) -> CurvePoint:
+  """The same choice for a segment that starts so many positions later."""
+  saved, offloaded = (
+    tuple((position + offset, index) for position, index in values) for values in (point.saved, point.offloaded)
+  )
+  return dataclasses.replace(point, saved=saved, offloaded=offloaded)
+
+
 def climb(curves: Sequence[Sequence[CurvePoint]]) -> Iterator[list[CurvePoint]]:
   """One point of every curve at a time, from all first to all last, the best FLOPs per byte next.
 

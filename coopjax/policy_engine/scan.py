@@ -10,15 +10,15 @@ once more.
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from jax.extend import core
-from jax.extend.core import primitives
 
 from coopjax import compat
 from coopjax.jaxpr.tags import EquationInfo
 from coopjax.jaxpr.trace import is_floating
+from coopjax.policy_engine.by_hand import named_values
 from coopjax.policy_engine.cuts import bytes_between, cut
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment, Value, in_order
 from coopjax.policy_engine.offload import HostLink, HostTrips, Input, carried_inputs
@@ -30,9 +30,7 @@ from coopjax.policy_engine.shards import WHOLE, Shards
 from coopjax.policy_engine.working_set import WorkingSets
 
 _MAX_CUTTINGS = 4
-_MAX_NAMES = 8  # of which all sets are tried
 _MAX_POINTS = 64  # of a curve: steps are taken once for each layer
-DOTS, DOTS_WITHOUT_BATCH = "all products", "products without batch dimensions"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -75,10 +73,6 @@ class Scan:
   names: dict[str, frozenset[Value]]
   choice_of: Callable[[frozenset[Value]], CurvePoint]
 
-  def values_of(self, names: Iterable[str]) -> frozenset[Value]:
-    """The values that have one of these names."""
-    return frozenset().union(*(self.names.get(name, frozenset()) for name in names))
-
   def body(self, level: int) -> Body:
     """The cutting at this level of fineness, or the finest."""
     return self.bodies[min(level, len(self.bodies) - 1)]
@@ -98,33 +92,6 @@ class Scan:
   def barest(self, level: int = 0) -> tuple[Region, ...]:
     """The decisions that keep nothing but inputs of the body's segments."""
     return self.regions(self.body(level), self.body(level).curve[0])
-
-
-def hand_sets(scans: Sequence[Scan]) -> list[Sequence[str]]:
-  """What a person would pick: each set of the names in bodies, or of many a few, and the products."""
-  spared = lambda chosen: [scan.choice_of(scan.values_of(chosen)) for scan in scans]
-  names = sorted({name for scan in scans for name in scan.names} - {DOTS, DOTS_WITHOUT_BATCH})
-  names = [name for name in names if any(point.saved for point in spared([name]))]  # the others spare nothing
-  if len(names) <= _MAX_NAMES:
-    sets = [chosen for size in range(1, len(names) + 1) for chosen in itertools.combinations(names, size)]
-  else:
-    sets = [*((name,) for name in names), *_best_first(names, spared)]
-  return [names, *sets, [DOTS], [DOTS_WITHOUT_BATCH]]
-
-
-def _best_first(names: Sequence[str], spared: Callable[[Sequence[str]], list[CurvePoint]]) -> list[Sequence[str]]:
-  """Sets that grow by the name that spares the most FLOPs per byte, until all are in."""
-
-  def rate(name: str) -> float:
-    now, then = spared(chosen), spared([*chosen, name])
-    gained = sum(point.flops for point in now) - sum(point.flops for point in then)
-    return gained / max(1, sum(point.saved_bytes for point in then) - sum(point.saved_bytes for point in now))
-
-  sets, chosen = list[Sequence[str]](), list[str]()
-  while len(chosen) < len(names):
-    chosen = [*chosen, max((name for name in names if name not in chosen), key=rate)]
-    sets.append(chosen)
-  return sets
 
 
 def _made_in(values: tuple[Value, ...], start: int, stop: int) -> tuple[Value, ...]:
@@ -229,22 +196,6 @@ def _as_body(
     named_values(body, graph),
     lambda saved: _joined(turns, pieces, [whole.choice(saved)], length),
   )
-
-
-def named_values(body: core.Jaxpr, graph: ForwardGraph) -> dict[str, frozenset[Value]]:
-  """What a person would save of a body: what has names there, and the products that policies know without one."""
-  found: dict[str, set[Value]] = {DOTS: set(), DOTS_WITHOUT_BATCH: set()}
-  for position, equation in enumerate(body.eqns):
-    if equation.primitive is primitives.name_p:
-      found.setdefault(equation.params["name"], set()).add((position, 0))
-    elif equation.primitive is primitives.dot_general_p:
-      _, batch = equation.params["dimension_numbers"]
-      for name in (DOTS, DOTS_WITHOUT_BATCH) if not any(batch) else (DOTS,):
-        found[name].add((position, 0))
-  for value in graph.named:
-    if value is not None and isinstance(value[1], str):
-      found.setdefault(value[1], set()).add(value)
-  return {name: frozenset(values) for name, values in found.items() if values}
 
 
 def _carry_out(body: core.Jaxpr, nested: tuple[Region, ...], equation_id: int | None) -> core.Jaxpr:

@@ -137,7 +137,7 @@ def search[Decisions: Hashable](
     if abs(off_bytes) <= _DRAFTED_WITHIN * baseline_temp_bytes:
       return _search_by_drafts(progress, off_bytes, temp_bytes_of, draft_of)
   for rounds_left in range(max_rounds, 0, -1):
-    candidate = progress.next_candidate(is_last=rounds_left == 1)
+    candidate = progress.next_candidate(rounds_left)
     if candidate is None:
       break
     progress.record(Trial(candidate, temp_bytes_of(candidate.decisions), hlo_share_of()))
@@ -156,7 +156,7 @@ def _search_by_drafts[Decisions: Hashable](
   """
   num_drafts = num_compiled = 0
   while True:
-    candidate = progress.next_candidate(is_last=False) if num_drafts < _MAX_DRAFTS else None
+    candidate = progress.next_candidate(_MAX_DRAFTS - num_drafts + 1) if num_drafts < _MAX_DRAFTS else None
     if candidate is not None:
       progress.record(Trial(candidate, draft_of(candidate.decisions) + off_bytes, None, is_draft=True))
       num_drafts += 1

@@ -9,7 +9,7 @@ from coopjax.policy_engine.compiled_profile import CompiledProfile
 from coopjax.policy_engine.offload import HostLink, HostTrips, Input, inputs_between
 from coopjax.policy_engine.offload_curves import Choices, offload_curve
 from coopjax.policy_engine.residuals import ForwardGraph
-from coopjax.policy_engine.save_curves import CurvePoint, save_curve
+from coopjax.policy_engine.save_curves import CurvePoint, save_curve, shifted
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,12 +79,5 @@ class SegmentCurves:
     if key not in self._known:
       choices = self._host and self._host.choices(self.graph, start, stop, inputs)
       curve = offload_curve(choices) if choices else save_curve(self.graph, start, stop)
-      self._known[key] = [_shifted(point, -start) for point in curve]
-    return [_shifted(point, start) for point in self._known[key]]
-
-
-def _shifted(point: CurvePoint, offset: int) -> CurvePoint:
-  saved, offloaded = (
-    tuple((position + offset, index) for position, index in values) for values in (point.saved, point.offloaded)
-  )
-  return dataclasses.replace(point, saved=saved, offloaded=offloaded)
+      self._known[key] = [shifted(point, -start) for point in curve]
+    return [shifted(point, start) for point in self._known[key]]

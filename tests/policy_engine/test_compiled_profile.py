@@ -107,7 +107,7 @@ def test_windows_evict_residuals_until_the_limit_holds():
   [
     ("mlp", (("depth", 24), ("batch", 256)), 1, 0.02),
     ("gpt", (), 2, 0.06),
-    ("gpt", (("depth", 4), ("scan", True)), 3, 0.2),  # what a body stacks is JAX's estimate
+    ("gpt", (("depth", 4), ("scan", True)), 4, 0.2),  # what a body stacks is JAX's estimate
   ],
 )
 def test_estimates_are_near_the_compiled_bytes(name, shape, most_rounds, most_off):

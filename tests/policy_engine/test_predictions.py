@@ -8,9 +8,9 @@ import pytest
 from coopjax.policy_engine.predictions import Trial, predicted_bytes
 
 
-def body(estimated, *saved):
+def body(estimated, *saved, loops=(0,)):
   return types.SimpleNamespace(
-    estimated_bytes=float(estimated), has_loops=True, traits=frozenset((0, i, 0) for i in saved)
+    estimated_bytes=float(estimated), has_loops=True, loops=loops, traits=frozenset((0, i, 0) for i in saved)
   )
 
 
@@ -43,3 +43,8 @@ def test_more_estimated_bytes_are_more_bytes():
   trials = tried((1000, 900), (2000, 500))
   found = [predicted_bytes(body(estimated, 9), trials, 1.0) for estimated in np.linspace(500, 3000, 10)]
   assert found == sorted(found)
+
+
+def test_programs_that_leave_another_scan_as_it_is_say_nothing():
+  trials = [Trial(body(100, 1, 2, loops=(0, 5)), 90, None), Trial(body(100, 1, 3), 180, None)]
+  assert predicted_bytes(body(100, 1, 3, loops=(0, 5)), trials, 1.0) == pytest.approx(90)

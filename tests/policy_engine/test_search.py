@@ -29,6 +29,7 @@ class Invented:
   is_bare: bool = False
   hlo_share: HloEngineShare | None = None
   kin: str | None = None
+  is_by_hand: bool = False
 
 
 def run(invented, budget, baseline=1650, max_rounds=6, below_flops=math.inf, drafted=None):
@@ -41,8 +42,11 @@ def run(invented, budget, baseline=1650, max_rounds=6, below_flops=math.inf, dra
   for i, each in enumerate(invented):
     decisions = PolicyDecisions((Region(None, (Segment(0, i + 1, True),)),))
     compiled[decisions] = each
+    rungs = (frozenset({"name"}),) if each.is_by_hand else ()
     found.append(
-      Candidate(lambda decisions=decisions: decisions, each.estimated, 0.0, each.flops, each.is_bare, kin=each.kin)
+      Candidate(
+        lambda decisions=decisions: decisions, each.estimated, 0.0, each.flops, each.is_bare, kin=each.kin, rungs=rungs
+      )
     )
   space = types.SimpleNamespace(
     found=found, forward_flops=FORWARD, baseline_bytes=1545.0, undecided=PolicyDecisions(), is_spread=False
@@ -202,3 +206,19 @@ def test_beside_a_plan_at_hand_only_what_repeats_less_is_compiled():
   # Where none should fit, the smallest gets one try: the HLO engine may do more under it than alone.
   plan, tried = run(everything, 206, baseline=1650, below_flops=300.0)
   assert tried[0] == 206 and plan.recompute_flops < 300.0
+
+
+@pytest.mark.parametrize("is_by_hand", [True, False])
+def test_what_a_person_picks_is_tried_where_it_repeats_a_little_less(is_by_hand):
+  least, found = Invented(500.0, 500, 60.0, True), Invented(900.0, 900, 10.0)
+  picked = Invented(1060.0, 1000, 7.0, is_by_hand=is_by_hand)  # 3 FLOPs less, of 200: no reason but for who picks it
+  plan, _ = run([least, found, picked], 1000)
+  assert plan.recompute_flops == (7.0 if is_by_hand else 10.0)
+
+
+def test_of_what_a_person_picks_the_cheapest_that_fits_is_found_before_tries_run_out():
+  found = [Invented(500.0, 500, 150.0, True)]
+  found += [Invented(980.0 - 20 * i, 1010, 40.0 + 7 * i) for i in range(9)]  # each seems to fit, and misses
+  picked = [Invented(1040.0 - i, 1002 - i, 100.0 + i, is_by_hand=True) for i in range(5)]
+  plan, compiled = run([*found, *picked], 1000, max_rounds=8)
+  assert len(compiled) <= 8 and plan.is_feasible and plan.recompute_flops == 102.0

@@ -1,4 +1,4 @@
-"""A scanned model with named values, under the policies that people pick by hand."""
+"""A model with named values, scanned or not, under the policies that people pick by hand."""
 
 import functools
 
@@ -34,13 +34,16 @@ def layer(x, weights):
 
 def loss(stacks, x, wrapped=layer):
   for stack in stacks:
+    if isinstance(stack, list):
+      x = functools.reduce(wrapped, stack, x)
+      continue
     x, _ = jax.lax.scan(lambda x, weights: (wrapped(x, weights), None), x, stack)
   return jnp.square(x).mean()
 
 
-def by_hand(names):
+def by_hand(names, is_unrolled=False):
   policy = jax.checkpoint_policies.save_only_these_names(*names)
-  return functools.partial(loss, wrapped=jax.checkpoint(layer, policy=policy, prevent_cse=False))
+  return functools.partial(loss, wrapped=jax.checkpoint(layer, policy=policy, prevent_cse=is_unrolled))
 
 
 def arguments(num_scans):
@@ -53,6 +56,12 @@ def arguments(num_scans):
   return stacks, models.normal(99, BATCH, LENGTH, WIDTH, scale=1.0)
 
 
+def unrolled_arguments():
+  """The layers of one stack, one by one."""
+  (stack,), x = arguments(1)
+  return [[{name: weights[i] for name, weights in stack.items()} for i in range(LAYERS)]], x
+
+
 def compiled(fn, args):
   return jax.jit(jax.value_and_grad(fn, argnums=(0, 1))).lower(*args).compile()
 
@@ -63,6 +72,6 @@ def flops(fn, args):
 
 @functools.cache
 def plain(num_scans):
-  """The program without remat, and its FLOPs."""
-  args = arguments(num_scans)
+  """The program without remat, and its FLOPs; unrolled with no scan."""
+  args = arguments(num_scans) if num_scans else unrolled_arguments()
   return compiled(loss, args), flops(loss, args)

@@ -1,0 +1,175 @@
+"""What people pick by hand: the same names, or products, saved in every layer, under a checkpoint around each.
+
+A layer is the body of a scan, or a block of straight-line code that the region repeats (`repeats`). Every set of the
+program's names is a rung, as far as there are few names; so are all products, those without batch dimensions, and
+nothing at all. Whatever else a search finds, these are its candidates, too: at the bytes of one of them, its answer
+repeats no more than that one does.
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Protocol
+
+from jax.extend import core
+from jax.extend.core import primitives
+
+from coopjax.policy_engine.decisions import Value
+from coopjax.policy_engine.repeats import repeated_blocks
+from coopjax.policy_engine.residuals import ForwardGraph
+from coopjax.policy_engine.save_curves import CurvePoint, SavingRegion, shifted
+
+DOTS, DOTS_WITHOUT_BATCH = "all products", "products without batch dimensions"
+_MAX_NAMES = 8  # that a person may choose among: with more, one, or the best of each number
+
+
+class Layer(Protocol):
+  """Where a checkpoint stands.
+
+  Attributes:
+    position: in the region: of the scan, or where the block starts.
+    names: that the user gave to values in it, and what a policy may name besides, with the values.
+  """
+
+  @property
+  def position(self) -> int: ...
+  @property
+  def names(self) -> dict[str, frozenset[Value]]: ...
+  def choice_of(self, saved: frozenset[Value], /) -> CurvePoint:
+    """The layer under a checkpoint that saves these."""
+    ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Block:
+  """A layer of straight-line code, ``[position, stop)`` of the region; `Layer` has the other words."""
+
+  position: int
+  stop: int
+  names: dict[str, frozenset[Value]]
+  graph: ForwardGraph
+  kind: int  # blocks that are alike have the same, and choose alike
+  known: dict[tuple[int, frozenset[Value]], CurvePoint]  # of all blocks of the graph
+
+  def choice_of(self, saved: frozenset[Value], /) -> CurvePoint:
+    """As of `Layer`."""
+    here = frozenset((at - self.position, index) for at, index in saved if self.position <= at < self.stop)
+    key = self.kind, here
+    if key not in self.known:
+      self.known[key] = shifted(self._region.choice(saved), -self.position)
+    return shifted(self.known[key], self.position)
+
+  @functools.cached_property
+  def _region(self) -> SavingRegion:
+    return SavingRegion(self.graph, self.position, self.stop)
+
+
+def find_blocks(jaxpr: core.Jaxpr, graph: ForwardGraph, alone: Collection[int], is_layer: bool = False) -> list[Block]:
+  """The blocks that a region repeats, without those that hold a position which must stand alone.
+
+  Args:
+    jaxpr: the region.
+    graph: of the region.
+    alone: positions.
+    is_layer: a region most of which does not repeat itself is a block.
+  """
+  named = named_values(jaxpr, graph)
+  kinds, known = dict[tuple, int](), dict[tuple[int, frozenset[Value]], CurvePoint]()
+  pieces = list(itertools.pairwise(repeated_blocks(graph)))
+  lengths = [0, *(stop - start for start, stop in pieces), 0]
+  blocks = [
+    (start, stop)
+    for (start, stop), before, after in zip(pieces, lengths, lengths[2:], strict=False)
+    if stop - start in (before, after)  # what lies between two stretches is none
+    if not any(start <= position < stop for position in alone)
+  ]
+  residual_bytes = graph.residual_bytes()
+  if (
+    is_layer
+    and not alone
+    and 2 * sum(residual_bytes[start:stop].sum() for start, stop in blocks) < residual_bytes.sum()
+  ):
+    blocks = [(0, graph.num_positions)]
+  return [
+    Block(
+      start,
+      stop,
+      {name: frozenset(v for v in values if start <= v[0] < stop) for name, values in named.items()},
+      graph,
+      kinds.setdefault(graph.signature(start, stop), len(kinds)),
+      known,
+    )
+    for start, stop in blocks
+  ]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HandRung:
+  """What a person would pick.
+
+  Attributes:
+    names: all sets of names that come to this.
+    choices: by the layers' positions.
+  """
+
+  names: tuple[frozenset[str], ...]
+  choices: dict[int, CurvePoint]
+
+
+def rungs(layers: Sequence[Layer]) -> Iterator[HandRung]:
+  """All rungs; those that come to the same once."""
+  found: dict[tuple, tuple[list[CurvePoint], list[frozenset[str]]]] = {}
+  for chosen in name_sets(layers):
+    points = saving(layers, chosen)
+    found.setdefault(tuple(point.saved for point in points), (points, []))[1].append(chosen)
+  for points, same in found.values():
+    yield HandRung(tuple(same), {layer.position: point for layer, point in zip(layers, points, strict=True)})
+
+
+def name_sets(layers: Sequence[Layer]) -> list[frozenset[str]]:
+  """What a person would save: each set of the names in layers, or of many a few; the products; nothing."""
+  names = sorted({name for layer in layers for name in layer.names} - {DOTS, DOTS_WITHOUT_BATCH})
+  names = [name for name in names if any(point.saved for point in saving(layers, [name]))]  # the others spare nothing
+  if len(names) <= _MAX_NAMES:
+    sets = [chosen for size in range(1, len(names) + 1) for chosen in itertools.combinations(names, size)]
+  else:
+    sets = [*((name,) for name in names), *_best_first(names, layers)]
+  return [frozenset(chosen) for chosen in (names, [DOTS], [DOTS_WITHOUT_BATCH], (), *sets)]
+
+
+def saving(layers: Sequence[Layer], names: Iterable[str]) -> list[CurvePoint]:
+  """Each layer under a checkpoint that saves the values of these names."""
+  saved = [frozenset().union(*(layer.names.get(name, frozenset()) for name in names)) for layer in layers]
+  return [layer.choice_of(values) for layer, values in zip(layers, saved, strict=True)]
+
+
+def _best_first(names: Sequence[str], layers: Sequence[Layer]) -> list[Sequence[str]]:
+  """Sets that grow by the name that spares the most FLOPs per byte, until all are in."""
+
+  def rate(name: str) -> float:
+    now, then = saving(layers, chosen), saving(layers, [*chosen, name])
+    gained = sum(point.flops for point in now) - sum(point.flops for point in then)
+    return gained / max(1, sum(point.saved_bytes for point in then) - sum(point.saved_bytes for point in now))
+
+  sets, chosen = list[Sequence[str]](), list[str]()
+  while len(chosen) < len(names):
+    chosen = [*chosen, max((name for name in names if name not in chosen), key=rate)]
+    sets.append(chosen)
+  return sets
+
+
+def named_values(body: core.Jaxpr, graph: ForwardGraph) -> dict[str, frozenset[Value]]:
+  """What a person would save of a body: what has names there, and the products that policies know without one."""
+  found: dict[str, set[Value]] = {DOTS: set(), DOTS_WITHOUT_BATCH: set()}
+  for position, equation in enumerate(body.eqns):
+    if equation.primitive is primitives.name_p:
+      found.setdefault(equation.params["name"], set()).add((position, 0))
+    elif equation.primitive is primitives.dot_general_p:
+      _, batch = equation.params["dimension_numbers"]
+      for name in (DOTS, DOTS_WITHOUT_BATCH) if not any(batch) else (DOTS,):
+        found[name].add((position, 0))
+  for value in graph.named:
+    if value is not None and isinstance(value[1], str):
+      found.setdefault(value[1], set()).add(value)
+  return {name: frozenset(values) for name, values in found.items() if values}
