@@ -207,7 +207,7 @@ class Progress[Decisions: Hashable]:
     better than what is found. Each try says more of the others.
     """
     num_tried = sum(trial.candidate.is_by_hand for trial in self._tried)
-    limit = self._budget * (1 + (_NEARBY - 1) / (1 + num_tried))
+    limit = self._budget * (1 + (_NEARBY - 1) / max(1, num_tried))
     near = [candidate for candidate in candidates if self._predict(candidate) <= limit]
     return self._first(near, lambda candidate: (candidate.flops, self._predict(candidate)))
 
