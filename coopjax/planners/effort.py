@@ -18,7 +18,7 @@ EFFORTS = ("fast", "normal", "best")
 DEFAULT_STEPS = 1_000_000_000
 # XLA:CPU compiles an instruction, those inside fusions counted, in 0.3 to 0.5 ms. "fast" and "normal", which is
 # searched after it, are less together.
-_STEPS_PER_INSTRUCTION = {"fast": 6_000, "normal": 30_000, "best": 600_000}
+_STEPS_PER_INSTRUCTION = {"fast": 15_000, "normal": 30_000, "best": 600_000}
 _MOST_INSTRUCTIONS = 100_000
 _LEAST_INSTRUCTIONS = 1_000  # smaller programs get as many steps: some 0.2 s, which find much
 

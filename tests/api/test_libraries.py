@@ -161,8 +161,8 @@ def test_equinox_steps_are_planned(network):
   assert_same(
     eqx.filter((updated, value), eqx.is_array),
     eqx.filter((expected, expected_value), eqx.is_array),
-    rtol=1e-6,
-    atol=0.0,
+    rtol=1e-5,
+    atol=1e-8,
   )
 
 
