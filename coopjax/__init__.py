@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 _HOMES = {
   "coopjax.api": ("plan", "remat"),
   "coopjax.budget": ("Budget",),
+  "coopjax.planning.batch_search": ("BatchPoint", "Fit", "fit"),
   "coopjax.planning.budget_frontier": ("Frontier", "FrontierPoint", "frontier"),
   "coopjax.enabling": ("disable", "enable"),
   "coopjax.xla.targets": ("Target", "target"),
@@ -130,6 +131,9 @@ if TYPE_CHECKING:
   )
   from coopjax.memory_profile import Buffer as Buffer
   from coopjax.memory_profile import MemoryProfile as MemoryProfile
+  from coopjax.planning.batch_search import BatchPoint as BatchPoint
+  from coopjax.planning.batch_search import Fit as Fit
+  from coopjax.planning.batch_search import fit as fit
   from coopjax.planning.budget_frontier import (
     Frontier as Frontier,
   )

@@ -20,6 +20,7 @@ _EXAMPLES = """examples:
   coopjax plan train.py:step --args make_args --budget 16GiB --total --names-only --format maxtext   # or jax, haliax
   coopjax frontier train.py:loss --args make_args -o frontier.svg          # memory against recompute
   coopjax frontier train.py:loss --args make_args --budget 75% 50% 25% --json > frontier.json
+  coopjax fit train.py:step --args-for-batch args_for --target tpu:v5e:2x2        # the largest batch that fits
 
 A shapes file is JSON: a list of arguments, or {"args": [...], "kwargs": {...}}. An array is text as reports print it,
 "f32[8,128]"; objects and lists are pytrees of them:
@@ -57,6 +58,26 @@ def add_parsers(commands: Any) -> None:
     "--output", "-o", metavar="FILE", help="a picture (.png, .svg, .pdf), or .json for report --frontier"
   )
   frontier.set_defaults(command=_frontier)
+  fit = commands.add_parser(
+    "fit", help="the largest batch that a device takes, and the fastest", epilog=_EXAMPLES, formatter_class=raw
+  )
+  fit.add_argument("--budget", type=_budget, default=Budget("fits"), help="as of plan (fits)")
+  fit.add_argument("--batches", type=int, nargs="+", metavar="N", help="to try (doubled until none fits)")
+  fit.add_argument("--microbatches", type=int, nargs="+", default=[1], metavar="N", help="numbers of them (1)")
+  fit.add_argument("--unit", type=int, default=1, metavar="N", help="that batches are multiples of (1)")
+  fit.add_argument(
+    "--existing", default="replace", choices=EXISTING, help="what becomes of a step's jax.checkpoints (replace)"
+  )
+  fit.add_argument("--output", "-o", metavar="FILE", help="save the plan of the largest batch, as of plan")
+  fit.add_argument("function", help="path/to/module.py:function or package.module:function")
+  fit.add_argument(
+    "--args-for-batch",
+    metavar="FUNCTION",
+    required=True,
+    help="a function, beside the other or module.py:function, from a batch, and a number of microbatches if they are "
+    "given, to the arguments as a tuple",
+  )
+  fit.set_defaults(command=_fit)
   for command in (plan, frontier):
     command.add_argument("function", help="path/to/module.py:function or package.module:function")
     arguments = command.add_mutually_exclusive_group(required=True)
@@ -67,11 +88,12 @@ def add_parsers(commands: Any) -> None:
       help="a function, beside the other or module.py:function, "
       "that returns the arguments as a tuple: arrays or jax.ShapeDtypeStruct",
     )
+    command.add_argument("--time-limit", type=float, metavar="SECONDS", help="a fuse: ends planning, a budget (none)")
+  for command in (plan, frontier, fit):
     command.add_argument("--planner", default="auto", help="auto, peak, segments, coop, fastsa, model or exact (auto)")
     command.add_argument("--engine", default="auto", choices=("auto", "hlo", "policy"), help="(auto)")
     command.add_argument("--target", help="hardware, there or not: gpu:h100, tpu:v5e:2x2, ... (the default backend)")
     command.add_argument("--effort", default="normal", choices=("fast", "normal", "best"), help="of planning (normal)")
-    command.add_argument("--time-limit", type=float, metavar="SECONDS", help="a fuse: ends planning, a budget (none)")
     command.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -122,6 +144,26 @@ def _frontier(options: argparse.Namespace) -> int:
   return 0
 
 
+def _fit(options: argparse.Namespace) -> int:
+  import coopjax
+  from coopjax.cli import user_functions
+
+  found = coopjax.fit(
+    user_functions.load_function(options.function),
+    user_functions.load_beside(options.function, options.args_for_batch),
+    batches=options.batches,
+    microbatches=options.microbatches,
+    unit=options.unit,
+    budget=options.budget,
+    existing=options.existing,
+    **_settings(options),
+  )
+  if options.output and found.largest and found.largest.plan:
+    found.largest.plan.save(options.output)
+  print(json.dumps(found.to_dict()) if options.json else found.table())
+  return 0 if found.largest else 1
+
+
 def _asked(options: argparse.Namespace) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
   """The function with its arguments."""
   from coopjax.cli import user_functions
@@ -133,13 +175,13 @@ def _asked(options: argparse.Namespace) -> tuple[Any, tuple[Any, ...], dict[str,
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
-  return {
+  settings = {
     "planner": options.planner,
     "engine": options.engine,
     "target": options.target,
     "effort": options.effort,
-    "time_limit_s": options.time_limit,
   }
+  return settings | ({"time_limit_s": options.time_limit} if "time_limit" in options else {})
 
 
 def _budget(text: str) -> Budget:

@@ -6,6 +6,7 @@ dtype and shape as reports print them; objects and lists are pytrees of them; nu
   {"args": [{"embed": "f32[512,64]", "blocks": ["bf16[64,64]", "bf16[64,64]"]}, "s32[8,128]"], "kwargs": {"scale": 0.5}}
 """
 
+import functools
 import importlib
 import importlib.util
 import json
@@ -68,13 +69,7 @@ def load_arguments(function: str, shapes: str | None, maker: str | None) -> tupl
   if shapes is not None:
     return _read_shapes(pathlib.Path(shapes))
   assert maker is not None  # one of the two is given
-  name = maker if ":" in maker else f"{function.rpartition(':')[0]}:{maker}"
-  try:
-    made = load_function(name)()
-  except UserFunctionError:
-    raise
-  except Exception as error:
-    raise UserFunctionError(f"{name} failed: {type(error).__name__}: {error}") from error
+  made = load_beside(function, maker)()
   return (tuple(made) if isinstance(made, (tuple, list)) else (made,)), {}
 
 
@@ -95,6 +90,21 @@ def _module(where: str) -> Any:
     return sys.modules[path.stem]
   except Exception as error:
     raise UserFunctionError(f"{where} can't be imported: {type(error).__name__}: {error}") from error
+
+
+def load_beside(function: str, name: str) -> Callable:
+  """As `load_function`; a name without a file stands beside the function. What it raises is a `UserFunctionError`."""
+  name = name if ":" in name else f"{function.rpartition(':')[0]}:{name}"
+  fn = load_function(name)
+
+  @functools.wraps(fn)
+  def called(*args):
+    try:
+      return fn(*args)
+    except Exception as error:
+      raise UserFunctionError(f"{name} failed: {type(error).__name__}: {error}") from error
+
+  return called
 
 
 def _read_shapes(path: pathlib.Path) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -25,7 +25,10 @@ def loss(weights, x, scale=1.0):
   return jnp.mean(x**2)
 
 def make_args():
-  return [jnp.eye(64)] * 6, jax.ShapeDtypeStruct((512, 64), jnp.float32)
+  return args_for(512)
+
+def args_for(batch):
+  return [jnp.eye(64)] * 6, jax.ShapeDtypeStruct((batch, 64), jnp.float32)
 
 def broken():
   raise KeyError("weights")
@@ -89,7 +92,7 @@ def test_frontier_prints_a_table_and_draws(script, capsys):
   "arguments, message",
   [
     (("nowhere.py:loss", "--args", "make_args"), "nowhere.py does not exist"),
-    (("{script}:los", "--args", "make_args"), "it has broken, loss, make_args"),
+    (("{script}:los", "--args", "make_args"), "it has args_for, broken, loss, make_args"),
     (("{script}", "--args", "make_args"), "names no function"),
     (("{script}:loss", "--args", "broken"), "KeyError: 'weights'"),
     (("{script}:loss", "--shapes", "{script}"), "is not JSON"),
@@ -155,3 +158,14 @@ def test_completion_is_a_script_for_the_shell(capsys, shell):
   assert status == 0 and "coopjax" in out
   if shell == "bash":
     subprocess.run(["bash", "-c", f"{out}\ncomplete -p coopjax"], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_fit_prints_what_fits_and_saves_the_largest_plan(script, capsys):
+  saved = script.with_name("largest.json")
+  asked = "fit", f"{script}:loss", "--args-for-batch", "args_for", "--effort", "fast", "--engine", "hlo"
+  status, out, _ = run(capsys, *asked, "--budget", "600KiB", "--batches", "256", "512", "-o", saved)
+  assert status == 0 and "loss: what fits" in out and "largest: a batch of 512" in out
+  assert coopjax.RematPlan.load(saved).fits
+  status, out, _ = run(capsys, *asked, "--budget", "8KiB", "--batches", "512", "--json")
+  fields = json.loads(out)
+  assert status == 1 and fields["largest"] is None and not fields["points"][0]["fits"]
