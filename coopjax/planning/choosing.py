@@ -211,7 +211,7 @@ class Case:
       if trials.smallest is None and not best.is_feasible:
         trials.compile(*fn_and_gradient(traced, marked_fn(traced, trial_mark)))
     if not is_known and (mark or is_spread):
-      return self._carry_over(outcome, best if best.is_feasible else found[0])
+      return self._carry_over(outcome, best if best.is_feasible or traced.placement.batches else found[0])
     if not best.is_feasible:
       # The HLO engine alone comes nearer.
       if before is None and outcome and outcome.predicted.temp_bytes < best.smallest_bytes:
