@@ -65,7 +65,8 @@ def train(rank: int, budget: float, steps: int) -> None:
   for _ in range(steps):
     value, weights = step(weights, x)  # before the first run, both make sure that they hold the same
     losses.append(float(value))
-  print(f"process {rank}: module {digest}, {temp_bytes:,} bytes, {num_recomputed} clones, losses {losses}", flush=True)
+  told = f"process {rank}: module {digest}, {temp_bytes:,} bytes, {num_recomputed} clones, losses {losses}\n"
+  print(told, end="", flush=True)  # in one piece: the other process prints at the same time
 
 
 def main() -> None:
