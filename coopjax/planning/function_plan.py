@@ -66,6 +66,10 @@ def _choose_here(traced: TracedFn, request: Request, fingerprint: str, key: tupl
     request = dataclasses.replace(request, engine="policy")  # no hook of the running backend plans for another
   try:
     traced = differentiable(traced)
+    if request.engine == "hlo" and compat.hook_platform(request.platform) == "cpu":
+      # There the compiled program takes what the model predicts: the hook, which sees all of it, plans and refuses.
+      host_offload.engine_for(traced, request.engine, request.platform)
+      return Choice(request.mark(fingerprint))
     with progress.shown(f"planning {traced.name}"):
       chosen = choose_anew(
         traced, Baseline.of(traced, request.device), request, fingerprint, planners=("peak", request.planner)

@@ -72,7 +72,7 @@ def test_a_second_process_makes_no_planning_compile(home):
     function_plan.choose_anew = lambda *args, **kwargs: calls.append(1) or choose(*args, **kwargs)
     loss, params, x = models.mlp(depth=8, batch=512)
     print(temp_bytes(compile_step(loss, params, x)))
-    for engine in ("hlo", "policy"):
+    for engine in ("auto", "policy"):
       fitted = compile_step(coopjax.remat(loss, budget=0.7, engine=engine), params, x)
       print(len(calls), temp_bytes(fitted), fitted.as_text().count("coop_remat"), fitted.as_text().count(" dot("))
   """
