@@ -31,9 +31,8 @@ def rows_of(benchmark, monkeypatch, out, *options):
 def test_rows_say_what_planning_adds_and_are_kept(benchmark, monkeypatch, tmp_path, capsys):
   options = "--programs", "8 products", "--budgets", "0.5", "--engines"
   (hlo,) = rows_of(benchmark, monkeypatch, tmp_path / "rows.json", *options, "hlo")
-  assert (hlo["num_compiles"], hlo["num_schedules"]) == (0, 1)
-  assert hlo["num_modules"] == 2  # once where it is traced, once in the hook
-  assert hlo["planning_s"] > hlo["compiles_s"] > 0 and hlo["ratio"] < hlo["xla_ratio"]
+  assert (hlo["num_compiles"], hlo["num_schedules"], hlo["num_modules"]) == (0, 0, 1)  # in the hook alone
+  assert hlo["planning_s"] > hlo["compiles_s"] == 0 and hlo["ratio"] < hlo["xla_ratio"]
   again, policy = rows_of(benchmark, monkeypatch, tmp_path / "rows.json", *options, "hlo", "policy")
   assert again == hlo
   assert policy["num_modules"] == policy["num_compiles"] == 0 and policy["num_schedules"] >= 2
