@@ -82,7 +82,7 @@ class Fit:
   def largest(self) -> BatchPoint | None:
     """The largest batch that a plan holds, at the least modelled time; None where none does."""
     held = [point for point in self.points if point.plan is not None]
-    return max(held, key=lambda point: (point.batch, point.examples_per_s or 0.0), default=None)
+    return max(held, key=lambda point: (point.batch, _rate(point)), default=None)
 
   @property
   def fastest(self) -> BatchPoint | None:

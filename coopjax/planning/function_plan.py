@@ -60,13 +60,14 @@ def choose(traced: TracedFn, request: Request) -> Choice:
 
 def _choose_here(traced: TracedFn, request: Request, fingerprint: str, key: tuple[str, Request]) -> Choice:
   """The choice that this process remembers, has kept on disk or makes."""
-  if choice := _choices.get(key):
+  is_hooks = request.engine == "hlo" and compat.hook_platform(request.platform) == "cpu"
+  if not is_hooks and (choice := _choices.get(key)):
     return choice
   if request.engine == "auto" and (device := request.device) and not device.is_running:
     request = dataclasses.replace(request, engine="policy")  # no hook of the running backend plans for another
   try:
     traced = differentiable(traced)
-    if request.engine == "hlo" and compat.hook_platform(request.platform) == "cpu":
+    if is_hooks:
       # There the compiled program takes what the model predicts: the hook, which sees all of it, plans and refuses.
       host_offload.engine_for(traced, request.engine, request.platform)
       return Choice(request.mark(fingerprint))
