@@ -41,6 +41,7 @@ from coopjax.compat.jaxprs import (
   source_line,
   sub_jaxprs,
   with_metadata,
+  with_named_inputs,
 )
 from coopjax.compat.jobs import is_job, put_value, value_of
 from coopjax.compat.meshes import (
@@ -139,5 +140,6 @@ __all__ = [
   "vmaps_around",
   "watch_compiles",
   "with_metadata",
+  "with_named_inputs",
   "without_xla_remat",
 ]

@@ -8,7 +8,7 @@ From JAX 0.11.2 on ``Jaxpr`` and ``ClosedJaxpr`` are one class, and a jaxpr carr
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -91,12 +91,24 @@ def named(equation: core.JaxprEqn, outvars: Collection[core.Var], name: str) -> 
   Whoever reads the outputs reads the named values: the variables stay.
   """
   unnamed = {var: core.Var(var.aval) for var in outvars}
-  equations = [equation.replace(outvars=[unnamed.get(var, var) for var in equation.outvars])]
-  for var, inner in unnamed.items():
-    with equation.ctx.manager:
-      naming = jax.make_jaxpr(lambda value: checkpoint_name(value, name))(var.aval).eqns[-1]
-    equations.append(naming.replace(invars=[inner], outvars=[var], source_info=equation.source_info, ctx=equation.ctx))
-  return equations
+  unnamed_equation = equation.replace(outvars=[unnamed.get(var, var) for var in equation.outvars])
+  return [unnamed_equation, *(_naming(inner, var, name, equation) for var, inner in unnamed.items())]
+
+
+def with_named_inputs(jaxpr: core.Jaxpr, names: Mapping[core.Var, str]) -> core.Jaxpr:
+  """The jaxpr with a `checkpoint_name` on some of its inputs, for whoever reads them."""
+  if not names or not jaxpr.eqns:
+    return jaxpr
+  unnamed = {var: core.Var(var.aval) for var in names}
+  naming = [_naming(unnamed[var], var, name, jaxpr.eqns[0]) for var, name in names.items()]
+  return rebuild(jaxpr.replace(invars=[unnamed.get(var, var) for var in jaxpr.invars]), [*naming, *jaxpr.eqns])
+
+
+def _naming(value: core.Var, named: core.Var, name: str, like: core.JaxprEqn) -> core.JaxprEqn:
+  """The equation that gives a value its name, with the source line and the context of another one."""
+  with like.ctx.manager:
+    naming = jax.make_jaxpr(lambda value: checkpoint_name(value, name))(value.aval).eqns[-1]
+  return naming.replace(invars=[value], outvars=[named], source_info=like.source_info, ctx=like.ctx)
 
 
 def bind(equation: core.JaxprEqn, values: Sequence[Any]) -> list[Any]:

@@ -32,6 +32,7 @@ from coopjax.planning.choice import Choice
 from coopjax.planning.request import Request
 from coopjax.planning.trials import Trials
 from coopjax.policy_engine import rewrite, search
+from coopjax.policy_engine.candidates import BY_HAND, Candidates
 from coopjax.policy_engine.compiled_profile import CompiledProfile, profile_of, profile_of_module
 from coopjax.policy_engine.decisions import PolicyDecisions
 from coopjax.policy_engine.progress import PolicyPlan
@@ -41,6 +42,7 @@ from coopjax.xla.module import predict_memory
 
 _COMPILED_ROUNDS = 4  # each compiles for an accelerator
 _ASKS_POLICY_ABOVE = 0.5  # of the forward pass repeated by the HLO engine alone: the policy engine is asked, too
+_ABOUT = 1.15  # of the budget: what is predicted to take that may fit
 _log = logging.getLogger("coopjax.planning")
 
 
@@ -96,9 +98,10 @@ class Case:
     request, module = self.request, self.baseline.module
     outcome = self._planned_module(module, request.budget)
     chosen = Chosen(Choice(request.mark(self.fingerprint)), outcome)
-    if request.engine == "auto" and (not outcome.fits or self._is_dear(outcome)):
+    if request.engine == "auto":
       profile = profile_of_module(self.traced, module)
-      return self.choose_by_policy(outcome, profile=profile, rival=chosen if outcome.fits else None)
+      if not outcome.fits or self._is_dear(outcome) or self._is_worse_than_by_hand(outcome, profile):
+        return self.choose_by_policy(outcome, profile=profile, rival=chosen if outcome.fits else None)
     if not outcome.fits and self.traced.placement.is_known:  # else the hook, which sees one device's program, decides
       self._report_missed(outcome)
     return chosen
@@ -138,9 +141,10 @@ class Case:
       if best is None or (measured and measured.temp_bytes < best.temp_bytes):
         best = Chosen(Choice(mark), outcome, before=before, measured=measured)
       if measured and measured.temp_bytes <= budget_bytes:
-        if request.engine == "auto" and self._is_dear(outcome):
+        if request.engine == "auto":
           profile = profile_of_module(self.traced, module, before.temp_bytes)
-          return self.choose_by_policy(outcome, before, profile, rival=best)
+          if self._is_dear(outcome) or self._is_worse_than_by_hand(outcome, profile):
+            return self.choose_by_policy(outcome, before, profile, rival=best)
         return best
       if not (measured and outcome.fits):
         break
@@ -274,6 +278,17 @@ class Case:
     """
     limit_flops = _ASKS_POLICY_ABOVE * cost.jaxpr_flops(self.traced.inlined)
     return self.traced.placement.is_known and outcome.recompute_flops > limit_flops
+
+  def _is_worse_than_by_hand(self, outcome: hook.Outcome, profile: CompiledProfile | None) -> bool:
+    """Whether something that people pick is predicted to fit, and to repeat less than the HLO engine does."""
+    traced = self.traced
+    if not traced.placement.is_known or not outcome.recompute_flops:
+      return False
+    space = Candidates(traced, only_scans=False, profile=profile, planner=BY_HAND)
+    room = _ABOUT * outcome.budget_bytes / outcome.baseline.temp_bytes * space.baseline_bytes
+    return any(
+      candidate.flops < outcome.recompute_flops and candidate.estimated_bytes <= room for candidate in space.found
+    )
 
   def _measure_marked(self, mark: str) -> MemoryProfile | None:
     """The program that the HLO engine makes, compiled; None where XLA does not take it."""

@@ -12,6 +12,7 @@ from coopjax.jaxpr.trace import TracedFn
 from coopjax.planning.choice import Choice
 from coopjax.planning.policy_names import HLO_ENGINE, RegionNames
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Value
+from coopjax.policy_engine.inside import is_inside
 from coopjax.policy_engine.rewrite import describe
 from coopjax.policy_engine.scan import layer
 
@@ -81,7 +82,7 @@ def _named(jaxpr: core.Jaxpr, values: Iterator[Value]) -> set[str]:
 def _name_of(jaxpr: core.Jaxpr, value: Value) -> str | None:
   position, index = value
   if isinstance(index, str):
-    return index
+    return None if is_inside(value) else index
   equation = jaxpr.eqns[position] if 0 <= position < len(jaxpr.eqns) else None
   if equation is None or equation.primitive is not primitives.name_p:
     return None

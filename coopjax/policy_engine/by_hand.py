@@ -12,15 +12,23 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Protocol
 
+import jax
 from jax.extend import core
 from jax.extend.core import primitives
 
+from coopjax.jaxpr import user_policy
 from coopjax.policy_engine.decisions import Value
+from coopjax.policy_engine.inside import is_inside, places
 from coopjax.policy_engine.repeats import repeated_blocks
 from coopjax.policy_engine.residuals import ForwardGraph
 from coopjax.policy_engine.save_curves import CurvePoint, SavingRegion, shifted
 
 DOTS, DOTS_WITHOUT_BATCH = "all products", "products without batch dimensions"
+PRODUCTS = frozenset((DOTS, DOTS_WITHOUT_BATCH))
+_POLICIES = {
+  DOTS: jax.checkpoint_policies.dots_saveable,
+  DOTS_WITHOUT_BATCH: jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
 _MAX_NAMES = 8  # that a person may choose among: with more, one, or the best of each number
 
 
@@ -161,15 +169,16 @@ def _best_first(names: Sequence[str], layers: Sequence[Layer]) -> list[Sequence[
 
 def named_values(body: core.Jaxpr, graph: ForwardGraph) -> dict[str, frozenset[Value]]:
   """What a person would save of a body: what has names there, and the products that policies know without one."""
-  found: dict[str, set[Value]] = {DOTS: set(), DOTS_WITHOUT_BATCH: set()}
+  found: dict[str, set[Value]] = {name: set() for name in _POLICIES}
   for position, equation in enumerate(body.eqns):
     if equation.primitive is primitives.name_p:
       found.setdefault(equation.params["name"], set()).add((position, 0))
-    elif equation.primitive is primitives.dot_general_p:
-      _, batch = equation.params["dimension_numbers"]
-      for name in (DOTS, DOTS_WITHOUT_BATCH) if not any(batch) else (DOTS,):
-        found[name].add((position, 0))
+    for name, policy in _POLICIES.items():
+      is_kept = lambda inner, policy=policy: user_policy.is_kept(user_policy.answer_of(inner, policy))
+      if is_kept(equation):
+        found[name].update((position, index) for index in range(len(equation.outvars)))
+      found[name].update((position, place) for place in places(equation, is_kept))
   for value in graph.named:
-    if value is not None and isinstance(value[1], str):
+    if value is not None and isinstance(value[1], str) and not is_inside(value):
       found.setdefault(value[1], set()).add(value)
   return {name: frozenset(values) for name, values in found.items() if values}

@@ -27,6 +27,7 @@ from coopjax.policy_engine.segment_curves import SegmentBytes, SegmentCurves, To
 from coopjax.policy_engine.shards import WHOLE, Shards
 
 _LEAST_EXPLAINED = 0.75  # of the temporaries: below that, a profile says little of what checkpoints will do
+BY_HAND = "by hand"  # for `planner`
 _NUM_KEPT = 19  # limits for which residuals are evicted from the profile
 
 
@@ -39,7 +40,8 @@ class Candidates:
     profile: of the function as it is; without one, or where it explains too little, bytes are JAX's.
     link: to the host, if values may be offloaded.
     shards: how devices share values (`shards.shards_of`); without, what is counted is of all devices together.
-    planner: "coop" for what Coop's windows keep alone, "segments" for the ladders alone; all others both.
+    planner: "coop" for what Coop's windows keep alone, "segments" for the ladders alone, `BY_HAND` for what people pick
+      alone; all others everything.
     ends_forward: the backward pass follows at once, so that the last segment is never worth repeating.
 
   Attributes:
@@ -73,7 +75,7 @@ class Candidates:
     self._profile = profile
     self._ends_forward = ends_forward
     self._planner = planner
-    self._kept = [] if profile is None or planner == "segments" else list(_kept_by_windows(profile))
+    self._kept = [] if profile is None or planner in ("segments", BY_HAND) else list(_kept_by_windows(profile))
     self.forward_flops = sum(original.flops)
     everything = SegmentBytes(original, profile, frozenset())
     self.baseline_bytes = float(everything.inside_bytes(0, original.num_positions) - everything.slack_bytes)
@@ -126,7 +128,7 @@ class Candidates:
       is_cut: cut the top into segments, or leave it as it is.
       host: what the segments need to offload, if they may.
     """
-    if not graph.num_positions:
+    if not graph.num_positions or self._planner == BY_HAND:
       return
     alone = self._effects | scans.alone
     decided = frozenset(scan.position for scan in scans.scans)

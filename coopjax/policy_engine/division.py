@@ -61,6 +61,7 @@ class JointCandidate:
   flops: float
   is_bare: bool
   is_by_hand: bool = False
+  is_plain_policy: bool = False
 
   @functools.cached_property
   def decisions(self) -> tuple[Share, ...]:
@@ -159,21 +160,23 @@ class Division:
       named = [
         {names: rung for names, rung in ladder.by_hand.items() if names.isdisjoint(NO_NAMES)} for ladder in ladders
       ]
-      self.found = [self._joint(rungs, is_by_hand=True) for rungs in _by_hand(ladders, named)]
+      self.found = [self._joint(rungs, False) for rungs in _by_hand(ladders, named)]
       return
     useful = [_pareto(ladder.found) for ladder in ladders]
     divided = [_divide(useful, peak_bytes) for peak_bytes in _peaks(useful)]
     around = _by_hand(ladders, [ladder.by_hand or ladder.by_hand_inside for ladder in ladders])
     inside = _by_hand(ladders, [ladder.by_hand_inside or ladder.by_hand for ladder in ladders])
-    by_hand = dict.fromkeys([*around, *inside])
+    by_hand = {rungs: around.get(rungs, False) or inside.get(rungs, False) for rungs in [*around, *inside]}
     joint = dict.fromkeys([*by_hand, *divided, *_barest([ladder.found for ladder in ladders])])
     self.found = [
-      self._joint(rungs, is_by_hand=rungs in by_hand) for rungs in joint if rungs and any(rung.flops for rung in rungs)
+      self._joint(rungs, by_hand.get(rungs)) for rungs in joint if rungs and any(rung.flops for rung in rungs)
     ]
 
-  def _joint(self, rungs: tuple[Rung, ...], is_by_hand: bool = False) -> JointCandidate:
+  def _joint(self, rungs: tuple[Rung, ...], is_plain_policy: bool | None) -> JointCandidate:
+    """None where nobody would pick it by hand."""
     flops, is_bare = sum(rung.flops for rung in rungs), all(rung.is_bare for rung in rungs)
-    return JointCandidate(rungs, self._members, _peak(rungs), flops, is_bare, is_by_hand)
+    is_by_hand = is_plain_policy is not None
+    return JointCandidate(rungs, self._members, _peak(rungs), flops, is_bare, is_by_hand, bool(is_plain_policy))
 
 
 def _check_names(members: Sequence[Member], ladders: Sequence[Rungs]) -> None:
@@ -188,16 +191,24 @@ def _check_names(members: Sequence[Member], ladders: Sequence[Rungs]) -> None:
       )
 
 
-def _by_hand(ladders: Sequence[Rungs], by_hand: Sequence[Mapping[frozenset[str], Rung]]) -> list[tuple[Rung, ...]]:
-  """One policy for all regions, as a person would write it: each set of names, as far as a region has them."""
+def _by_hand(
+  ladders: Sequence[Rungs], by_hand: Sequence[Mapping[frozenset[str], Rung]]
+) -> dict[tuple[Rung, ...], bool]:
+  """One policy for all regions, as a person would write it: each set of names, as far as a region has them.
+
+  Returns:
+    The rungs, and whether they need none of the user's names.
+  """
 
   def of_region(ladder: Rungs, rungs: Mapping[frozenset[str], Rung], chosen: frozenset[str]) -> Rung:
     known = max((names for names in rungs if names <= chosen), key=len, default=None)
     return ladder.found[0] if known is None else rungs[known]
 
-  sets = dict.fromkeys(chosen for rungs in by_hand for chosen in rungs)
-  joint = (tuple(map(of_region, ladders, by_hand, [chosen] * len(ladders))) for chosen in sets)
-  return list(dict.fromkeys(joint))
+  joint = dict[tuple[Rung, ...], bool]()
+  for chosen in dict.fromkeys(chosen for rungs in by_hand for chosen in rungs):
+    rungs = tuple(map(of_region, ladders, by_hand, [chosen] * len(ladders)))
+    joint[rungs] = joint.get(rungs, False) or chosen <= NO_NAMES
+  return joint
 
 
 def _pareto(rungs: Sequence[Rung]) -> list[Rung]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from coopjax.policy_engine.by_hand import HandRung
+from coopjax.policy_engine.by_hand import PRODUCTS, HandRung
 from coopjax.policy_engine.cuts import bytes_between, out_bytes
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
 from coopjax.policy_engine.nesting import Chain, Nesting, nestings
@@ -55,6 +55,11 @@ class Candidate:
   def is_by_hand(self) -> bool:
     """A policy that people pick."""
     return bool(self.rungs)
+
+  @property
+  def is_plain_policy(self) -> bool:
+    """Such a policy without any name of the user's: nothing is saved, or products."""
+    return any(names <= PRODUCTS for names in self.rungs)
 
   @functools.cached_property
   def decisions(self) -> PolicyDecisions:

@@ -25,6 +25,7 @@ from coopjax.policy_engine.predictions import SearchCandidate, Trial, doubted_by
 _MARGIN = 0.02  # of the budget: how far predictions err, once there has been a compile
 _DOUBT = 0.1  # of the budget: how far the prediction of a scan body unlike those tried may err, at least
 _NEARBY = 1.15  # of the budget: predictions within that may be wrong
+_MAYBE = 1.2  # of the budget: of the few policies that everybody tries, what is predicted to take more is not tried
 _HAND_ROUNDS = 3  # of a search, its last: for what a person would pick
 _MAX_BOLD_MISSES = 10
 _MAX_BARE = 3  # tries at the least memory before the budget counts as out of reach
@@ -144,13 +145,16 @@ class Progress[Decisions: Hashable]:
       least = min([self._below_flops, *(trial.flops for trial in self._feasible())])
       by_hand = [c for c in untried if c.is_by_hand and c.flops < least]
       untried = [c for c in untried if c.flops < least - self._tolerance(c, least)]
-      if rounds_left <= _HAND_ROUNDS and (found := self._first_by_hand(by_hand)):
+      # A plan at hand that people do better than: theirs first.
+      if (rounds_left <= _HAND_ROUNDS or not self._tried) and (found := self._first_by_hand(by_hand)):
         return found
     fitting = [c for c in untried if self._hoped(c) <= self._limit(is_looped=c.has_loops)]
+    fitting = [c for c in fitting if self._predict(c) <= self._budget] or fitting  # without help first: that costs, too
     while fitting and (self._holds or rounds_left > 1):
       found = self._first(
         self._nearly_cheapest(fitting),
         lambda candidate: (
+          not candidate.is_by_hand,
           self._hoped(candidate) if candidate.has_loops else 0,
           candidate.num_segments if candidate.kin else -candidate.num_segments,
           candidate.flops,
@@ -207,8 +211,12 @@ class Progress[Decisions: Hashable]:
     better than what is found. Each try says more of the others.
     """
     num_tried = sum(trial.candidate.is_by_hand for trial in self._tried)
-    limit = self._budget * (1 + (_NEARBY - 1) / max(1, num_tried))
-    near = [candidate for candidate in candidates if self._predict(candidate) <= limit]
+    near = [
+      candidate
+      for candidate in candidates
+      if self._predict(candidate)
+      <= self._budget * (_MAYBE if candidate.is_plain_policy else 1 + (_NEARBY - 1) / max(1, num_tried))
+    ]
     return self._first(near, lambda candidate: (candidate.flops, self._predict(candidate)))
 
   def _nearly_cheapest(self, candidates: Sequence[SearchCandidate[Decisions]]) -> list[SearchCandidate[Decisions]]:

@@ -10,10 +10,13 @@ Sizes are JAX's, less what XLA certainly fuses away; the planner scales by what 
 """
 
 import dataclasses
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import jax
+import jax.core
 import numpy as np
 from jax.extend import core
 from jax.extend.core import primitives
@@ -23,6 +26,7 @@ from coopjax.jaxpr import cost
 from coopjax.jaxpr.trace import is_floating
 from coopjax.jaxpr.user_policy import is_nameable
 from coopjax.policy_engine.decisions import Value
+from coopjax.policy_engine.inside import is_inside, joined, opened, parsed
 from coopjax.policy_engine.shards import WHOLE, Shards
 
 _POSITION = re.compile(r"coopjax_position(\d+)")
@@ -49,11 +53,13 @@ class ForwardOp:
     inputs: ids of values made inside the region.
     outputs: ids of values.
     flops: cost of running it again.
+    made_bytes: there at once of its outputs: inside a loop, of one step.
   """
 
   inputs: tuple[int, ...]
   outputs: tuple[int, ...]
   flops: float
+  made_bytes: int
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -66,6 +72,8 @@ class ForwardGraph:
     value_root: per value id, the value whose buffer it is, -1 for a view of an input or a constant.
     value_position: per value id, the position that made it.
     named: per value id, the value that a policy saves under this id; None for all others.
+    carried: from what a loop carries into its steps to what a step hands on; the ops leave this way round out.
+    first_read: per value id, the first position that reads it; its own where none does.
     residuals: ids of the values made here that the backward pass reads.
     kept_roots: the residuals' buffers, without those that a fused, cheap op makes from others of them.
     crossing: ``(position that makes it, last position that reads it, bytes)`` of every value read by another
@@ -78,6 +86,8 @@ class ForwardGraph:
   value_root: tuple[int, ...]
   value_position: tuple[int, ...]
   named: tuple[Value | None, ...]
+  carried: Mapping[int, int]
+  first_read: tuple[int, ...]
   residuals: frozenset[int]
   kept_roots: frozenset[int]
   crossing: tuple[tuple[int, int, int], ...]
@@ -92,6 +102,12 @@ class ForwardGraph:
     name = self.named[value]
     assert name is not None, f"a policy can't save value {value}, which has no name"
     return name
+
+  def is_wanted(self, value: int, stop: int) -> bool:
+    """Whether a segment that makes the value, and ends before `stop`, has to make it again for the backward pass: what
+    is read behind it alone is there as an input of what reads it.
+    """
+    return value in self.residuals and self.first_read[value] < stop
 
   def residual_bytes(self) -> np.ndarray:
     """Bytes of residual buffers by the position that makes them."""
@@ -119,7 +135,7 @@ class ForwardGraph:
         (
           self.value_bytes[value],
           local.get(self.value_root[value], -1),
-          value in self.residuals,
+          self.is_wanted(value, stop),
           value in self.kept_roots,
           None if (name := self.named[value]) is None else (name[0] - start, name[1]),
         )
@@ -157,12 +173,15 @@ def _differentiated(jaxpr: core.Jaxpr, is_differentiable: Sequence[bool]) -> cor
 
 
 def _evaluate_named(jaxpr: core.Jaxpr, inputs: Sequence[object]) -> list[object]:
-  """Evaluates a jaxpr with its position as a name scope around, and a name on each output of, every equation."""
+  """Evaluates a jaxpr with its position as a name scope around, and a name on each output of, every equation, also of
+  those inside of loops and branches.
+  """
   env = compat.environment(jaxpr, inputs)
   read = lambda atom: atom.val if isinstance(atom, core.Literal) else env[atom]
   for position, equation in enumerate(jaxpr.eqns):
     with jax.named_scope(f"coopjax_position{position}"):
-      outputs = compat.bind(equation, [read(atom) for atom in equation.invars])
+      inside = opened(equation, lambda place, position=position: f"{position}{place}")
+      outputs = compat.bind(inside, [read(atom) for atom in equation.invars])
       for index, (var, out) in enumerate(zip(equation.outvars, outputs, strict=True)):
         if is_nameable(var):
           out = primitives.name_p.bind(out, name=f"{position}.{index}")
@@ -179,6 +198,7 @@ class _GraphBuilder:
     self._position: list[int] = []
     self._named: list[Value | None] = []
     self._cheap_inputs: dict[int, tuple[int, ...]] = {}  # of values that XLA makes where they are read
+    self._carried: dict[int, int] = {}
 
   def build(self, forward: core.Jaxpr) -> ForwardGraph:
     ops: list[list[ForwardOp]] = [[] for _ in self._jaxpr.eqns]
@@ -186,7 +206,7 @@ class _GraphBuilder:
     for equation in forward.eqns:
       if found := _POSITION.search(compat.name_scopes(equation)):
         position = int(found[1])
-      ops[position].append(self._add_op(equation, position))
+      ops[position] += self._add_ops(equation, position)
     residuals = frozenset(
       self._ids[atom] for atom in forward.outvars if isinstance(atom, core.Var) and atom in self._ids
     )
@@ -196,30 +216,128 @@ class _GraphBuilder:
       value_root=tuple(self._root),
       value_position=tuple(self._position),
       named=tuple(self._named),
+      carried=self._carried,
+      first_read=self._first_read(ops),
       residuals=residuals,
       kept_roots=self._kept_roots(residuals),
       crossing=_crossing(self._jaxpr, self._shards),
       flops=tuple(sum(op.flops for op in at) for at in ops),
     )
 
-  def _add_op(self, equation: core.JaxprEqn, position: int) -> ForwardOp:
-    inputs = tuple(self._ids[atom] for atom in equation.invars if isinstance(atom, core.Var) and atom in self._ids)
-    outputs = []
+  def _add_ops(self, equation: core.JaxprEqn, position: int, steps: tuple[int, ...] = ()) -> list[ForwardOp]:
+    """The ops of an equation, which the loops around it run so many times each."""
+    if equation.primitive.name == "scan":
+      return self._add_loop(equation, position, steps)
+    if equation.primitive.name == "cond":
+      return self._add_branches(equation, position, steps)
+    return [self._add_op(equation, position, steps)]
+
+  def _add_loop(self, equation: core.JaxprEqn, position: int, steps: tuple[int, ...]) -> list[ForwardOp]:
+    (body,) = compat.sub_jaxprs(equation)
+    carries, inside = compat.scan_carries(equation), (*steps, equation.params["length"])
+    outer = dict(zip(body.invars, equation.invars, strict=True))
+    self._bind(body.invars, equation.invars)
+    ops = []
+    for var in carries:
+      inputs = self._known([outer[var]])
+      ops.append(ForwardOp(inputs, (self._add_value(var, position, inside),), 0.0, 0))
+    starts = [self._ids[var] for var in carries]
+    for inner in body.eqns:
+      ops += self._add_ops(inner, position, inside)
+    ends = zip(starts, body.outvars[: len(carries)], strict=True)
+    self._carried.update((start, *self._known([end])) for start, end in ends if self._known([end]))
+    for i, (var, inner) in enumerate(zip(equation.outvars, body.outvars, strict=True)):
+      if isinstance(var, core.DropVar):
+        continue
+      known = self._known([inner])
+      if i >= len(carries) and known:
+        self._ids[var] = known[0]  # stacked, as it is counted inside
+      else:
+        ops.append(ForwardOp(known, (self._add_value(var, position, steps),), 0.0, 0))
+    return ops
+
+  def _add_branches(self, equation: core.JaxprEqn, position: int, steps: tuple[int, ...]) -> list[ForwardOp]:
+    """What comes out of one branch alone is its value; what of several, a value that is saved if each of them is."""
+    ops, made = [], list[Sequence[Any]]()
+    for body in compat.sub_jaxprs(equation):
+      self._bind(body.invars, equation.invars[1:])
+      for inner in body.eqns:
+        ops += self._add_ops(inner, position, steps)
+      made.append([self._ids.get(atom, -1) if isinstance(atom, core.Var) else -1 for atom in body.outvars])
+    in_all = sum(op.flops for op in ops)
+    share = cost.equation_flops(equation) * math.prod(steps) / in_all if in_all else 0.0
+    ops = [dataclasses.replace(op, flops=op.flops * share) for op in ops]
+    for var, sources in zip(equation.outvars, zip(*made, strict=True), strict=True):
+      if isinstance(var, core.DropVar):
+        continue
+      known = tuple(dict.fromkeys(value for value in sources if value >= 0 and self._root[value] >= 0))
+      if len(known) == 1 and self._bytes[known[0]] == self._num_bytes(var.aval, position, steps):
+        self._ids[var] = known[0]
+        continue
+      names = [name for value in known if (name := self._named[value]) is not None]
+      name = joined(names) if known and len(names) == len(known) and all(map(is_inside, names)) else None
+      ops.append(ForwardOp(known, (self._add_value(var, position, steps, name),), 0.0, 0))
+    return ops
+
+  def _add_op(self, equation: core.JaxprEqn, position: int, steps: tuple[int, ...]) -> ForwardOp:
+    inputs, outputs, made_bytes = self._known(equation.invars), [], 0
+    is_view = equation.primitive.name in _VIEWS
     for index, var in enumerate(equation.outvars):
       if isinstance(var, core.DropVar):
         continue
-      self._ids[var] = len(self._bytes)
-      outputs.append(self._ids[var])
-      is_view = equation.primitive.name in _VIEWS
-      root = (self._root[inputs[0]] if inputs else -1) if is_view else self._ids[var]
-      self._root.append(root)
-      own = 0 if is_view else self._shards.num_bytes(var.aval, position)
-      self._bytes.append(self._bytes[root] if is_view and root >= 0 else own)
-      self._position.append(position)
-      self._named.append(self._name_of(equation, position, index))
-      if equation.primitive.name in _CHEAP:
-        self._cheap_inputs[self._ids[var]] = inputs
-    return ForwardOp(inputs, tuple(outputs), cost.equation_flops(equation))
+      name = self._name_of(equation, position, index)
+      if is_view:
+        value = self._add_view(var, position, self._root[inputs[0]] if inputs else -1, name)
+      else:
+        value = self._add_value(var, position, steps, name)
+        made_bytes += self._num_bytes(var.aval, position, ())
+      outputs.append(value)
+      if equation.primitive.name in _CHEAP and not steps:
+        self._cheap_inputs[value] = inputs
+    return ForwardOp(inputs, tuple(outputs), cost.equation_flops(equation) * math.prod(steps), made_bytes)
+
+  def _known(self, atoms: Iterable[Any]) -> tuple[int, ...]:
+    """The values among atoms that are made inside the region."""
+    return tuple(self._ids[atom] for atom in atoms if isinstance(atom, core.Var) and atom in self._ids)
+
+  def _bind(self, inner: Sequence[core.Var], outer: Sequence[Any]) -> None:
+    """What the inputs of a body stand for; JAX has one body for all calls that are alike."""
+    for var, atom in zip(inner, outer, strict=True):
+      known = self._known([atom])
+      self._ids.pop(var, None)
+      if known:
+        self._ids[var] = known[0]
+
+  def _num_bytes(self, aval: Any, position: int, steps: tuple[int, ...]) -> int:
+    """Of all steps, on one device."""
+    if not steps or not isinstance(aval, jax.core.ShapedArray):
+      return self._shards.num_bytes(aval, position) * math.prod(steps)
+    return self._shards.num_bytes(aval.update(shape=(*steps, *aval.shape)), position)
+
+  def _add_value(self, var: core.Var, position: int, steps: tuple[int, ...], name: Value | None = None) -> int:
+    value = len(self._bytes)
+    self._add(var, value, self._num_bytes(var.aval, position, steps), position, name)
+    return value
+
+  def _add_view(self, var: core.Var, position: int, root: int, name: Value | None) -> int:
+    value = len(self._bytes)
+    self._add(var, root, self._bytes[root] if root >= 0 else 0, position, name)
+    return value
+
+  def _add(self, var: core.Var, root: int, num_bytes: int, position: int, name: Value | None) -> None:
+    self._ids[var] = len(self._bytes)
+    self._root.append(root)
+    self._bytes.append(num_bytes)
+    self._position.append(position)
+    self._named.append(name)
+
+  def _first_read(self, ops: Sequence[Sequence[ForwardOp]]) -> tuple[int, ...]:
+    first = list(self._position)  # what nobody reads is there for a derivative rule of its own position
+    for position in reversed(range(len(ops))):
+      for op in ops[position]:
+        for value in op.inputs:
+          first[value] = position
+    return tuple(first)
 
   def _name_of(self, equation: core.JaxprEqn, position: int, index: int) -> Value | None:
     """What a policy saves under an output of an equation of the differentiated pass."""
@@ -264,6 +382,8 @@ class _GraphBuilder:
 
 
 def _parse_name(name: str) -> Value | None:
+  if (inside := parsed(name)) is not None:
+    return inside
   position, _, index = name.partition(".")
   return (int(position), int(index)) if position.isdigit() and index.isdigit() else None
 

@@ -24,6 +24,7 @@ from coopjax.jaxpr.tags import EquationInfo, tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn
 from coopjax.policy_engine import host_copies
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment, Value
+from coopjax.policy_engine.inside import is_inside, opened
 
 
 def rewrite(
@@ -268,7 +269,10 @@ class _Evaluator:
     kept = frozenset((*segment.saved, *segment.offloaded)) if known is None else ()
     for position in range(segment.start, segment.stop):
       equation = self._jaxpr.eqns[position]
-      outputs = compat.bind(equation, [_read(env, atom) for atom in equation.invars])
+      inside = {str(index): self._name((at, index)) for at, index in kept if at == position and is_inside((at, index))}
+      outputs = compat.bind(
+        opened(equation, inside.get) if inside else equation, [_read(env, atom) for atom in equation.invars]
+      )
       is_ours = not self._checkpoints.is_offloaded(equation)
       for index, (var, out) in enumerate(zip(equation.outvars, outputs, strict=True)):
         is_named = is_ours and (position, index) in kept
@@ -311,6 +315,8 @@ class _Evaluator:
     return self._jaxpr.invars[index] if position < 0 else self._jaxpr.eqns[position].outvars[index]
 
   def _name(self, value: Value) -> str:
+    if is_inside(value):
+      return f"{self._prefix}:{value[0]}{value[1]}"
     return value[1] if isinstance(value[1], str) else f"{self._prefix}:{value[0]}.{value[1]}"
 
   def _interface(self, segment: Segment) -> tuple[list[core.Var], list[core.Var]]:

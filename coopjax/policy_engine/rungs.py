@@ -15,7 +15,7 @@ from jax.extend.core import primitives
 from coopjax.jaxpr import cost, user_policy
 from coopjax.jaxpr.tags import tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn
-from coopjax.policy_engine.by_hand import DOTS, DOTS_WITHOUT_BATCH, name_sets, saving
+from coopjax.policy_engine.by_hand import PRODUCTS, name_sets, saving
 from coopjax.policy_engine.candidates import Candidates
 from coopjax.policy_engine.decisions import PolicyDecisions, Value
 from coopjax.policy_engine.offload import HostLink
@@ -24,7 +24,7 @@ from coopjax.policy_engine.scan import Body, Scan, layer
 from coopjax.policy_engine.shards import Shards
 
 _OWN_POLICY = ""
-NO_NAMES = frozenset((DOTS, DOTS_WITHOUT_BATCH, _OWN_POLICY))  # that stand for sets of values, too
+NO_NAMES = PRODUCTS | {_OWN_POLICY}  # that stand for sets of values, too
 _RESHAPES = ("name", "reshape", "squeeze", "expand_dims")  # one buffer, under another name or shape
 
 
@@ -103,7 +103,7 @@ def rungs_of(
   if member.is_looped or (member.policy is not None and not only_scans):
     as_layer = layer(jaxpr, table, member.traced.is_differentiable, member.num_kept, shards, is_cut=member.is_looped)
     # Of scans in a region the candidates of functions know what people pick.
-    if as_layer is not None and (member.is_looped or not as_layer.nested):
+    if as_layer is not None and (member.is_looped or not as_layer.has_scans):
       by_hand = _by_hand(member, jaxpr, as_layer)
     if member.is_looped and link is None:
       return _of_layer(member, jaxpr, as_layer, by_hand)

@@ -14,6 +14,7 @@ import numpy as np
 
 from coopjax import _core
 from coopjax.policy_engine.decisions import Value, in_order
+from coopjax.policy_engine.inside import parts
 from coopjax.policy_engine.residuals import ForwardGraph
 
 _MANY_CURVES = 8
@@ -133,12 +134,13 @@ class SavingRegion:
     self._flops = np.array([op.flops for op in ops], np.float64)
     moved = [sum(graph.value_bytes[value] for value in (*op.inputs, *op.outputs)) for op in ops]
     self._is_product = self._flops > _PRODUCT_FLOPS_PER_BYTE * np.array(moved, np.float64)
-    self._wanted = [local[value] for value in self._values if value in graph.residuals]
+    self._wanted = [local[value] for value in self._values if graph.is_wanted(value, stop)]
 
   def choice(self, saved: Iterable[Value]) -> CurvePoint:
     """Under a checkpoint that saves these values, without those that nothing reads then."""
     wanted = frozenset(saved)
-    return self.point(value for value in self._values if self._graph.named[value] in wanted)
+    named = ((value, self._graph.named[value]) for value in self._values)
+    return self.point(value for value, name in named if name is not None and wanted.issuperset(parts(name)))
 
   def points(self, form: Form, max_points: int) -> list[CurvePoint]:
     """The frontier, with the FLOPs of all that is repeated."""
@@ -160,14 +162,20 @@ class SavingRegion:
   def point(self, saved: Iterable[int]) -> CurvePoint:
     """With these values of the graph saved, as far as they are read."""
     graph, saved = self._graph, set(saved)
-    needed, flops = {self._values[i] for i in self._wanted}, 0.0
-    for i in reversed(range(len(self._flops))):
-      made = (self._values[value] for value in self._outputs[i])
-      if any(value in needed and value not in saved for value in made):
-        flops += self._flops[i]
-        needed.update(self._values[value] for value in self._inputs[i])
+    needed, flops, repeated = {self._values[i] for i in self._wanted}, 0.0, set[int]()
+    is_more = True
+    while is_more:  # what a step hands on, the next one reads
+      for i in reversed(range(len(self._flops))):
+        made = (self._values[value] for value in self._outputs[i])
+        if i not in repeated and any(value in needed and value not in saved for value in made):
+          repeated.add(i)
+          flops += self._flops[i]
+          needed.update(self._values[value] for value in self._inputs[i])
+      handed_on = {end for start, end in graph.carried.items() if start in needed and start not in saved}
+      is_more = not needed.issuperset(handed_on)
+      needed |= handed_on
     kept = needed & saved
-    names = in_order({graph.name_of(value) for value in kept})
+    names = in_order({part for value in kept for part in parts(graph.name_of(value))})
     return CurvePoint(sum(graph.value_bytes[value] for value in kept), float(flops), True, names)
 
 

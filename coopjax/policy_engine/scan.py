@@ -44,6 +44,7 @@ class Body:
       the scan as the user wrote it.
     offload_curve: the same with values offloaded; empty where nothing can be.
     is_nested: what passes between the segments is repeated, too, step by step: they lie in one more (`Segment.inner`).
+    inner: decisions for scans inside the body, carried out whenever the body is wrapped.
   """
 
   bounds: tuple[int, ...]
@@ -51,6 +52,7 @@ class Body:
   curve: tuple[CurvePoint, ...]
   offload_curve: tuple[CurvePoint, ...] = ()
   is_nested: bool = False
+  inner: tuple[Region, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -60,8 +62,8 @@ class Scan:
   Attributes:
     equation_id: its tag; None for such a region.
     position: in the region that holds it.
-    bodies: cuttings of its body, the first in one piece.
-    nested: decisions for scans inside the body, carried out whenever the body is wrapped.
+    bodies: cuttings of its body, the first in one piece; where there are scans inside, with these as they are and with
+      checkpoints of their own.
     names: that the user gave to values of the body, and what a policy may name besides, with the values.
     choice_of: the body in one piece, saving these values.
   """
@@ -69,7 +71,6 @@ class Scan:
   equation_id: int | None
   position: int
   bodies: tuple[Body, ...]
-  nested: tuple[Region, ...]
   names: dict[str, frozenset[Value]]
   choice_of: Callable[[frozenset[Value]], CurvePoint]
 
@@ -87,7 +88,17 @@ class Scan:
     )
     if body.is_nested:
       segments = (Segment(0, body.bounds[-1], True, inner=segments),)
-    return (Region(self.equation_id, segments), *self.nested)
+    return (Region(self.equation_id, segments), *body.inner)
+
+  @property
+  def has_scans(self) -> bool:
+    """There are scans inside."""
+    return any(body.inner for body in self.bodies)
+
+  @property
+  def tightest(self) -> Body:
+    """The body in one piece, with checkpoints inside of it, too, if there is anything inside."""
+    return next((body for body in self.bodies if body.inner), self.bodies[0])
 
   def barest(self, level: int = 0) -> tuple[Region, ...]:
     """The decisions that keep nothing but inputs of the body's segments."""
@@ -168,31 +179,39 @@ def _as_body(
   carried: Sequence[core.Var] = (),
   is_cut: bool = True,
 ) -> Scan | None:
-  nested = tuple(region for scan in find_scans(body, table, equation_id, shards=shards) for region in scan.barest())
-  graph = forward_graph(_carry_out(body, nested, equation_id), is_differentiable, shards.get(equation_id, WHOLE))
+  scans = find_scans(body, table, equation_id, shards=shards)
+  inner = tuple(region for scan in scans for region in scan.regions(scan.tightest, scan.tightest.curve[0]))
+  inner_flops = length * sum(scan.tightest.curve[0].flops for scan in scans)
+  at_body = shards.get(equation_id, WHOLE)
+  graph = forward_graph(body, is_differentiable, at_body)
   if not graph.residual_bytes().sum():
     return None
-  cuttings = sorted(cut(graph), key=len) if is_cut else [(0, graph.num_positions)]
-  cuttings = [cuttings[i] for i in sorted({*np.linspace(0, len(cuttings) - 1, _MAX_CUTTINGS, dtype=int).tolist()})]
-  turns = WorkingSets(graph)
-  bodies, *others = (
-    [_body(turns, bounds, length, form) for bounds in cuttings] for form in (Form if is_cut else [*Form][:1])
-  )
-  if link is not None:
-    region = HostTrips.of(link, body)
-    bodies = [
-      dataclasses.replace(
-        piece, offload_curve=_offload_curve(turns, piece, length, region, carried_inputs(body, piece.bounds, carried))
-      )
-      for piece in bodies
-    ]
-  bodies += [*itertools.chain(*others), *(_nested(graph, piece, length) for piece in bodies[1:])]
-  pieces, whole = [(0, graph.num_positions)], SavingRegion(graph, 0, graph.num_positions)
+  forms = list(Form if is_cut else [Form.EVERY_OP])
+  region = None if link is None else HostTrips.of(link, body)
+
+  def cuttings(graph: ForwardGraph, forms: Sequence[Form], inner: tuple[Region, ...]) -> list[Body]:
+    bounds = sorted(cut(graph), key=len) if is_cut else [(0, graph.num_positions)]
+    bounds = [bounds[i] for i in sorted({*np.linspace(0, len(bounds) - 1, _MAX_CUTTINGS, dtype=int).tolist()})]
+    turns = WorkingSets(graph)
+    bodies, *others = ([_body(turns, each, length, form) for each in bounds] for form in forms)
+    if region is not None:
+      inputs = [carried_inputs(body, piece.bounds, carried) for piece in bodies]
+      bodies = [
+        dataclasses.replace(piece, offload_curve=_offload_curve(turns, piece, length, region, at))
+        for piece, at in zip(bodies, inputs, strict=True)
+      ]
+    bodies += [*itertools.chain(*others), *(_nested(graph, piece, length) for piece in bodies[1:])]
+    return [dataclasses.replace(piece, inner=inner) for piece in bodies]
+
+  bodies = cuttings(graph, forms, ())
+  if inner:
+    tight = forward_graph(_carry_out(body, inner, equation_id), is_differentiable, at_body)
+    bodies += [_dearer(piece, inner_flops) for piece in cuttings(tight, [Form.EVERY_OP], inner)]
+  turns, pieces, whole = WorkingSets(graph), [(0, graph.num_positions)], SavingRegion(graph, 0, graph.num_positions)
   return Scan(
     equation_id,
     position,
     tuple(bodies),
-    nested,
     named_values(body, graph),
     lambda saved: _joined(turns, pieces, [whole.choice(saved)], length),
   )
@@ -224,6 +243,17 @@ def _nested(graph: ForwardGraph, body: Body, length: int) -> Body:
   bare = CurvePoint(0, flops, True, (), inside_bytes=between_bytes + body.curve[0].inside_bytes)
   curve = (bare, body.curve[-1])
   return Body(body.bounds, 0, curve, curve, is_nested=True)
+
+
+def _dearer(body: Body, inner_flops: float) -> Body:
+  """With what checkpoints inside of the body repeat once more."""
+
+  def curve(points: tuple[CurvePoint, ...]) -> tuple[CurvePoint, ...]:
+    return tuple(
+      dataclasses.replace(point, flops=point.flops + inner_flops) if point.is_wrapped else point for point in points
+    )
+
+  return dataclasses.replace(body, curve=curve(body.curve), offload_curve=curve(body.offload_curve))
 
 
 def _offload_curve(

@@ -15,6 +15,7 @@ from collections.abc import Collection
 import numpy as np
 
 from coopjax.policy_engine.decisions import Value
+from coopjax.policy_engine.inside import parts
 from coopjax.policy_engine.residuals import ForwardGraph
 
 
@@ -36,12 +37,14 @@ class WorkingSets:
         for value in op.inputs:
           if root[value] >= 0:
             self._last_read[root[value]] = max(self._last_read[root[value]], position)
-        self._made[position] = max(self._made[position], sum(graph.value_bytes[v] for v in op.outputs if root[v] == v))
-    self._root_of_name = {name: root[value] for value, name in enumerate(graph.named) if name is not None}
+        self._made[position] = max(self._made[position], op.made_bytes)
+    self._root_of = {
+      part: root[value] for value, name in enumerate(graph.named) if name is not None for part in parts(name)
+    }
 
   def peak_bytes(self, start: int, stop: int, saved: Collection[Value]) -> int:
     """Most bytes held at once while the segment ``[start, stop)`` is made again and differentiated."""
-    graph, saved_roots = self.graph, {self._root_of_name[value] for value in saved}
+    graph, saved_roots = self.graph, {self._root_of[value] for value in saved}
     wanted_at: dict[int, int] = {}  # per root made in the segment: the first position, from behind, that wants it
     for root in graph.kept_roots:
       if start <= graph.value_position[root] < stop:

@@ -56,6 +56,8 @@ def random_graph(rng, num):
     value_root=tuple(range(num)),
     value_position=tuple(range(num)),
     named=(None,) * num,
+    carried={},
+    first_read=tuple(range(num)),
     residuals=residuals,
     kept_roots=residuals,
     crossing=crossing,
