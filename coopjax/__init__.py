@@ -44,6 +44,7 @@ _HOMES = {
     "UserFunctionError",
   ),
   "coopjax.memory_profile": ("Buffer", "MemoryProfile"),
+  "coopjax.optimizers": ("offload_state", "state_on_host"),
   "coopjax.planning.remat_plan": ("Decision", "RematPlan"),
   "coopjax.report.profile": ("inspect",),
 }
@@ -131,6 +132,8 @@ if TYPE_CHECKING:
   )
   from coopjax.memory_profile import Buffer as Buffer
   from coopjax.memory_profile import MemoryProfile as MemoryProfile
+  from coopjax.optimizers import offload_state as offload_state
+  from coopjax.optimizers import state_on_host as state_on_host
   from coopjax.planning.batch_search import BatchPoint as BatchPoint
   from coopjax.planning.batch_search import Fit as Fit
   from coopjax.planning.batch_search import fit as fit

@@ -173,8 +173,12 @@ class _Planning:
     hook.install(platform)
     try:
       return hook.plan_module(self._baseline.module, [Mark.from_text(self._mark)])
-    except (RuntimeError, InvalidProgramError):
+    except RuntimeError:
       if self._request.engine == "hlo" or platform == "cpu":
+        raise
+      return None
+    except InvalidProgramError:
+      if self._request.engine == "hlo":
         raise
       return None
 

@@ -122,9 +122,13 @@ class Target:
       if _is_spread(each)
       else None
       if is_any_spread
-      else self.sharding
+      else self._on_one_device(each)
       for each in shardings
     ]
+
+  def _on_one_device(self, sharding: jax.sharding.Sharding | None) -> jax.sharding.Sharding:
+    is_on_host = sharding is not None and sharding.memory_kind == "pinned_host"
+    return self.sharding.with_memory_kind("pinned_host") if is_on_host else self.sharding
 
   def mesh(
     self,
