@@ -155,9 +155,9 @@ class _Update:
 
   def __init__(self, jaxpr: core.Jaxpr, inputs: Sequence[Any], hosts: frozenset[int], num_updates: int):
     self._jaxpr, self._inputs, self._num_updates = jaxpr, inputs, num_updates
-    self._env = compat.environment(jaxpr, inputs)
+    self._env: dict[Any, Any] = dict(compat.environment(jaxpr, inputs))
     on_host = {jaxpr.invars[i] for i in hosts}
-    self._state_of = {
+    self._state_of: dict[Any, Any] = {
       equation.outvars[0]: equation.invars[0]
       for equation in jaxpr.eqns
       if equation.primitive.name == "device_put" and equation.invars[0] in on_host
@@ -218,7 +218,8 @@ class _Update:
 
   def _groups(self) -> list[_Group]:
     """The outputs that depend on states, split as finely as their states allow; in the order of the outputs."""
-    outputs = [atom for atom in dict.fromkeys(self._jaxpr.outvars) if self._states(atom) and atom not in self._state_of]
+    read = dict.fromkeys(self._jaxpr.outvars)
+    outputs: list[Any] = [atom for atom in read if self._states(atom) and atom not in self._state_of]
     merged: list[tuple[set[core.Var], list[core.Var]]] = []
     for var in outputs:
       states, members = set(self._states(var)), [var]
