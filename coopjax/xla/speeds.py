@@ -88,7 +88,8 @@ class SpeedProfile:
       coopjax.UnknownTargetError: it is none.
     """
     try:
-      profile = cls(device, *map(float, suffix.split(",")))
+      figures: dict[str, Any] = dict(zip(_SPEEDS, map(float, suffix.split(",")), strict=True))
+      profile = cls(device, **figures)
       assert profile.roofline and profile.host_bytes_per_s > 0
     except (TypeError, ValueError, AssertionError) as error:
       raise UnknownTargetError(f"target={f'{device}@{suffix}'!r}: no figures that calibrate wrote: {error}") from error
