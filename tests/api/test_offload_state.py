@@ -59,7 +59,7 @@ def losses_of(optimizer, num_steps=20):
   return losses, state
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", ["adamw", "clipped", "mixed", "adafactor"])
 def test_losses_are_the_same_and_the_state_stays_on_the_host(name):
   plain, _ = losses_of(OPTIMIZERS[name])
   offloaded, state = losses_of(coopjax.offload_state(OPTIMIZERS[name]))
