@@ -98,6 +98,19 @@ def test_a_plan_of_such_a_step_holds_its_budget_and_leaves_the_state_there():
   step(params, state, args[2])
 
 
+def test_a_remat_that_leaves_such_a_step_as_it_came_says_so():
+  optimizer = coopjax.offload_state(OPTIMIZERS["momentum"])
+
+  @jax.jit
+  def train_step(params, state, x):
+    grads = jax.grad(coopjax.remat(loss, budget=0.9, engine="hlo"))(params, x)
+    return optimizer.update(grads, state, params)[1]
+
+  with pytest.warns(coopjax.RematNoEffectWarning, match="results lie in the host's memory"):
+    state = train_step(*start(optimizer))
+  assert state[0].trace["up"].sharding.memory_kind == "pinned_host"
+
+
 def test_shapes_without_a_place_are_refused():
   with pytest.raises(ValueError, match="sharding"):
     coopjax.state_on_host(jax.eval_shape(OPTIMIZERS["adamw"].init, {"w": jnp.ones((4, 4))}))
