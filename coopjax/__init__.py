@@ -14,9 +14,11 @@ __version__ = "0.1.0"
 _HOMES = {
   "coopjax.api": ("plan", "remat"),
   "coopjax.budget": ("Budget",),
+  "coopjax.calibration": ("calibrate",),
   "coopjax.planning.batch_search": ("BatchPoint", "Fit", "fit"),
   "coopjax.planning.budget_frontier": ("Frontier", "FrontierPoint", "frontier"),
   "coopjax.enabling": ("disable", "enable"),
+  "coopjax.xla.speeds": ("SpeedProfile",),
   "coopjax.xla.targets": ("Target", "target"),
   "coopjax.errors": (
     "BudgetExceededWarning",
@@ -44,6 +46,7 @@ _HOMES = {
     "UserFunctionError",
   ),
   "coopjax.memory_profile": ("Buffer", "MemoryProfile"),
+  "coopjax.optimizers": ("offload_state", "state_on_host"),
   "coopjax.planning.remat_plan": ("Decision", "RematPlan"),
   "coopjax.report.profile": ("inspect",),
 }
@@ -58,6 +61,7 @@ if TYPE_CHECKING:
   from coopjax.api import plan as plan
   from coopjax.api import remat as remat
   from coopjax.budget import Budget as Budget
+  from coopjax.calibration import calibrate as calibrate
   from coopjax.enabling import disable as disable
   from coopjax.enabling import enable as enable
   from coopjax.errors import (
@@ -131,6 +135,8 @@ if TYPE_CHECKING:
   )
   from coopjax.memory_profile import Buffer as Buffer
   from coopjax.memory_profile import MemoryProfile as MemoryProfile
+  from coopjax.optimizers import offload_state as offload_state
+  from coopjax.optimizers import state_on_host as state_on_host
   from coopjax.planning.batch_search import BatchPoint as BatchPoint
   from coopjax.planning.batch_search import Fit as Fit
   from coopjax.planning.batch_search import fit as fit
@@ -146,6 +152,7 @@ if TYPE_CHECKING:
   from coopjax.planning.remat_plan import Decision as Decision
   from coopjax.planning.remat_plan import RematPlan as RematPlan
   from coopjax.report.profile import inspect as inspect
+  from coopjax.xla.speeds import SpeedProfile as SpeedProfile
   from coopjax.xla.targets import Target as Target
   from coopjax.xla.targets import target as target
 else:

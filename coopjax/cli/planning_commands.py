@@ -1,10 +1,14 @@
-"""The commands that plan: ``plan`` for one budget, ``frontier`` for a range of them."""
+"""The commands that plan: ``plan`` for one budget, ``frontier`` for a range of them, ``fit`` for batches; and
+``calibrate``, which measures what they may plan by.
+"""
 
 import argparse
 import dataclasses
+import functools
 import json
 import pathlib
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from coopjax.budget import Budget
@@ -18,9 +22,12 @@ _EXAMPLES = """examples:
   coopjax plan train.py:step --shapes shapes.json --budget 16GiB --total   # a whole step: all that the device holds
   coopjax plan train.py:loss --shapes shapes.json --budget 50% --target tpu:v5e:2x2
   coopjax plan train.py:step --args make_args --budget 16GiB --total --names-only --format maxtext   # or jax, haliax
+  coopjax plan train.py:step --args make_args --budget fits --target tpu:v5e:4x4 --mesh fsdp=8,tensor=2
   coopjax frontier train.py:loss --args make_args -o frontier.svg          # memory against recompute
   coopjax frontier train.py:loss --args make_args --budget 75% 50% 25% --json > frontier.json
   coopjax fit train.py:step --args-for-batch args_for --target tpu:v5e:2x2        # the largest batch that fits
+  coopjax calibrate -o speeds.json                                         # times the device that is here, and
+  coopjax plan train.py:loss --args make_args --budget 6GiB --target speeds.json       # plans by what it does
 
 A shapes file is JSON: a list of arguments, or {"args": [...], "kwargs": {...}}. An array is text as reports print it,
 "f32[8,128]"; objects and lists are pytrees of them:
@@ -49,7 +56,7 @@ def add_parsers(commands: Any) -> None:
   plan.add_argument(
     "--existing", default="replace", choices=EXISTING, help="what becomes of a step's jax.checkpoints (replace)"
   )
-  plan.set_defaults(command=_plan)
+  plan.set_defaults(command=functools.partial(_on_mesh, _plan))
   frontier = commands.add_parser(
     "frontier", help="memory against recompute, under a range of budgets", epilog=_EXAMPLES, formatter_class=raw
   )
@@ -57,7 +64,7 @@ def add_parsers(commands: Any) -> None:
   frontier.add_argument(
     "--output", "-o", metavar="FILE", help="a picture (.png, .svg, .pdf), or .json for report --frontier"
   )
-  frontier.set_defaults(command=_frontier)
+  frontier.set_defaults(command=functools.partial(_on_mesh, _frontier))
   fit = commands.add_parser(
     "fit", help="the largest batch that a device takes, and the fastest", epilog=_EXAMPLES, formatter_class=raw
   )
@@ -77,7 +84,12 @@ def add_parsers(commands: Any) -> None:
     help="a function, beside the other or module.py:function, from a batch, and a number of microbatches if they are "
     "given, to the arguments as a tuple",
   )
-  fit.set_defaults(command=_fit)
+  fit.set_defaults(command=functools.partial(_on_mesh, _fit))
+  calibrate = commands.add_parser("calibrate", help="time the device that is here, for planning by what it does")
+  calibrate.add_argument("--output", "-o", metavar="FILE", help="save the profile, for --target FILE")
+  calibrate.add_argument("--repeats", type=int, default=5, metavar="N", help="runs, of which the fastest counts (5)")
+  calibrate.add_argument("--json", action="store_true", help="print JSON")
+  calibrate.set_defaults(command=_calibrate)
   for command in (plan, frontier):
     command.add_argument("function", help="path/to/module.py:function or package.module:function")
     arguments = command.add_mutually_exclusive_group(required=True)
@@ -92,9 +104,31 @@ def add_parsers(commands: Any) -> None:
   for command in (plan, frontier, fit):
     command.add_argument("--planner", default="auto", help="auto, peak, segments, coop, fastsa, model or exact (auto)")
     command.add_argument("--engine", default="auto", choices=("auto", "hlo", "policy"), help="(auto)")
-    command.add_argument("--target", help="hardware, there or not: gpu:h100, tpu:v5e:2x2, ... (the default backend)")
+    command.add_argument(
+      "--target", help="hardware, there or not: gpu:h100, tpu:v5e:2x2, ..., or a profile (the default backend)"
+    )
+    command.add_argument(
+      "--mesh",
+      type=_mesh_axes,
+      metavar="AXIS=N,...",
+      help="a mesh of the target's devices, fsdp=16,tensor=4, which is set (jax.set_mesh) where arguments are made",
+    )
     command.add_argument("--effort", default="normal", choices=("fast", "normal", "best"), help="of planning (normal)")
     command.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _on_mesh(command: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
+  """Runs a command, under the mesh that it asks for."""
+  if options.mesh is None:
+    return command(options)
+  import jax
+
+  from coopjax.xla import targets
+
+  device = targets.running() if options.target is None else targets.resolve(options.target)
+  names, sizes = zip(*options.mesh)
+  with jax.set_mesh(device.mesh(sizes, names, [jax.sharding.AxisType.Auto] * len(names))):
+    return command(options)
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -164,6 +198,21 @@ def _fit(options: argparse.Namespace) -> int:
   return 0 if found.largest else 1
 
 
+def _calibrate(options: argparse.Namespace) -> int:
+  import coopjax
+
+  profile = coopjax.calibrate(repeats=options.repeats)
+  if options.output:
+    profile.save(options.output)
+  fields = dataclasses.asdict(profile) | {"target": profile.target}
+  print(json.dumps(fields) if options.json else "\n".join(f"{name:>22}  {_shown(fields[name])}" for name in fields))
+  return 0
+
+
+def _shown(value: str | float) -> str:
+  return value if isinstance(value, str) else f"{value:.3g}"
+
+
 def _asked(options: argparse.Namespace) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
   """The function with its arguments."""
   from coopjax.cli import user_functions
@@ -182,6 +231,13 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
     "effort": options.effort,
   }
   return settings | ({"time_limit_s": options.time_limit} if "time_limit" in options else {})
+
+
+def _mesh_axes(text: str) -> list[tuple[str, int]]:
+  axes = [part.partition("=") for part in text.split(",")]
+  if not all(name.isidentifier() and size.isdigit() and int(size) for name, _, size in axes):
+    raise argparse.ArgumentTypeError(f"{text!r} is no mesh: expected axes with their sizes, fsdp=16,tensor=4 for one")
+  return [(name, int(size)) for name, _, size in axes]
 
 
 def _budget(text: str) -> Budget:

@@ -192,7 +192,9 @@ class _Hook:
         compiling.interrupt = error
       raise
     except InvalidProgramError as error:
-      log(_log, logging.INFO, "a program on %s is left as it came: its module can't be read: %s", platform, error)
+      log(_log, logging.INFO, "a program on %s is left as it came: %s", platform, error)
+      if marks_in(module_bytes) and not standing.is_suspended():
+        compiles.warn(f"the remat of a program has no effect: {error}", RematNoEffectWarning)
       if compiling is not None:
         compiling.fail(error, is_lasting=True)
     except Exception as error:  # the compile must stand whatever happens in here

@@ -11,6 +11,7 @@ import numpy as np
 
 from coopjax import _core
 from coopjax.budget import format_bytes
+from coopjax.errors import InvalidProgramError
 from coopjax.hlo_engine.mark import Mark
 from coopjax.hlo_engine.recompute_order import (
   ORDERING_PLANNERS,
@@ -28,7 +29,11 @@ from coopjax.program.step_program import StepProgram
 from coopjax.program.stopwatch import Stopwatch
 from coopjax.xla import targets
 from coopjax.xla.module import HeapResult, parse_module, predict_memory, read_step_program
+from coopjax.xla.module_fields import has_results_on_host
 
+_ON_HOST = (
+  "its results lie in the host's memory, and of a module that a hook changes XLA:CPU forgets that: use engine='policy'"
+)
 _WORTH_REORDERING = 1 << 16  # bytes of temporaries; most programs of a process are single ops with less
 _JUST_MISSED = 1.05  # of the budget
 _ONCE_MORE = 4  # times the steps, then
@@ -131,12 +136,15 @@ def plan_module(module_bytes: bytes, marks: Collection[Mark], *, reorders: bool 
     The outcome; ``module_bytes`` is None with a reason where nothing is gained or anything is in doubt.
 
   Raises:
-    coopjax.errors.InvalidProgramError: the bytes can't be read as a scheduled module.
+    coopjax.errors.InvalidProgramError: the bytes can't be read as a scheduled module, or it must stay as it came.
   """
   stopwatch = Stopwatch()
   module = parse_module(module_bytes)
   baseline = predict_memory(module)
-  roofline = targets.resolve(min(mark.target for mark in marks)).roofline
+  device = targets.resolve(min(mark.target for mark in marks))
+  if device.platform == "cpu" and has_results_on_host(module_bytes):
+    raise InvalidProgramError(_ON_HOST)
+  roofline = device.roofline
   mark, budget_bytes = _strictest(marks, baseline)
   fits = budget_bytes is None or baseline.temp_bytes <= budget_bytes
   reorders = reorders or budget_bytes is None

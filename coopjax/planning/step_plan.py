@@ -22,7 +22,7 @@ from coopjax.hlo_engine.infeasible import why_infeasible
 from coopjax.hlo_engine.mark import Mark
 from coopjax.jaxpr import cost
 from coopjax.memory_profile import MemoryProfile
-from coopjax.planning import host_offload, regions
+from coopjax.planning import host_offload, regions, resident
 from coopjax.planning.assemble import assemble, schedules
 from coopjax.planning.baseline import Baseline
 from coopjax.planning.choice import Choice
@@ -101,7 +101,6 @@ def plan_step(step: Step, request: Request, baseline: Baseline) -> RematPlan:
 
 def _check_can_be_planned(step: Step, request: Request) -> None:
   """Refuses, before anything is compiled, what a step without regions is not planned by."""
-  assert step.jaxpr is not None  # of such a step
   why = ""
   if request.engine == "policy":
     why = "names_only=True decides" if request.names_only else "engine='policy' decides"
@@ -173,8 +172,12 @@ class _Planning:
     hook.install(platform)
     try:
       return hook.plan_module(self._baseline.module, [Mark.from_text(self._mark)])
-    except (RuntimeError, InvalidProgramError):
+    except RuntimeError:
       if self._request.engine == "hlo" or platform == "cpu":
+        raise
+      return None
+    except InvalidProgramError:
+      if self._request.engine == "hlo":
         raise
       return None
 
@@ -257,10 +260,9 @@ class _Planning:
         f"{reached} (planner {request.planner}, engine {request.engine})"
       )
     ]
-    arguments = self._step.largest_arguments() if self.budget_bytes <= 0 else ()
+    arguments = self._step.arguments if self.budget_bytes <= 0 else ()
     if arguments:
-      lines += ["arguments and outputs alone exceed it; the largest arguments are:"]
-      lines += [f"  {format_bytes(num_bytes):>10}  {kind} {path}" for num_bytes, kind, path in arguments]
+      lines += resident.told(arguments, best, -self.budget_bytes, request.platform)
     assert self._trials.smallest is not None  # the step as it is to begin with
     error = why_infeasible(
       module_of(self._trials.smallest),
@@ -272,9 +274,8 @@ class _Planning:
       assert request.budget.limit_bytes is not None  # a total is bytes, not a share
       error.budget_bytes, error.smallest_bytes = request.budget.limit_bytes, best.total_bytes
     if arguments:
-      error.op, error.largest = "arguments and outputs", arguments
+      error.op, error.largest = "arguments and outputs", tuple(map(resident.Argument.entry, arguments[:3]))
     if not self._step.members:
-      assert self._step.jaxpr is not None  # of such a step
       error.add_note(
         f"the step has no remat region, so the HLO engine alone was asked: {what_to_wrap(self._step.jaxpr)}"
       )

@@ -12,7 +12,6 @@ import collections
 import dataclasses
 import functools
 import hashlib
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -23,11 +22,11 @@ from coopjax import compat, contexts
 from coopjax.budget import format_bytes
 from coopjax.jaxpr import cost, non_arrays
 from coopjax.jaxpr.fingerprint import fingerprint_of_step
-from coopjax.jaxpr.placement import Spread, path_name
+from coopjax.jaxpr.placement import Spread
 from coopjax.jaxpr.tags import marked
 from coopjax.jaxpr.trace import explained
 from coopjax.planning import existing as existing_checkpoints
-from coopjax.planning import regions
+from coopjax.planning import regions, resident
 from coopjax.planning.choice import Choice
 from coopjax.policy_engine.rungs import Member
 from coopjax.policy_engine.shards import Observed
@@ -45,7 +44,7 @@ class Step:
     kwargs: same.
     members: the regions.
     existing: as for `regions.Directions`.
-    jaxpr: of a step without regions.
+    jaxpr: of the step.
   """
 
   name: str
@@ -53,8 +52,8 @@ class Step:
   args: Sequence[Any]
   kwargs: dict[str, Any]
   members: tuple[Member, ...]
+  jaxpr: core.Jaxpr
   existing: str = "replace"
-  jaxpr: core.Jaxpr | None = None
 
   def each(self, choice: Choice) -> tuple[Choice, ...]:
     """One choice for all regions; for a step that has none, for the step."""
@@ -64,7 +63,6 @@ class Step:
   def fingerprint(self) -> str:
     """A hash of the regions and how often they run, the same in every process; of the whole step if it has none."""
     if not self.members:
-      assert self.jaxpr is not None  # as find_step has found it
       return fingerprint_of_step(self.jaxpr)
     text = repr([(member.key, member.num_runs, member.num_kept) for member in self.members])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -78,15 +76,10 @@ class Step:
     text = self.program(self.each(Choice())).lower().as_text() + repr(self.spread(num_devices=1))
     return f"{self.name} {self.fingerprint} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
-  def largest_arguments(self, top: int = 3) -> tuple[tuple[int, str, str], ...]:
-    """``(bytes, type, path)`` of the largest arguments, one device's share of those that say how they are sharded."""
-    found = []
-    for path, value in jax.tree_util.tree_flatten_with_path((self.args, self.kwargs))[0]:
-      if hasattr(value, "shape") and hasattr(value, "dtype"):
-        sharding = getattr(value, "sharding", None)
-        shape = value.shape if sharding is None else sharding.shard_shape(value.shape)
-        found.append((math.prod(shape) * value.dtype.itemsize, f"{value.dtype.name}{list(shape)}", path_name(path)))
-    return tuple(sorted(found, key=lambda entry: -entry[0])[:top])
+  @functools.cached_property
+  def arguments(self) -> tuple[resident.Argument, ...]:
+    """Its arrays, the largest first."""
+    return resident.arguments_of((self.args, self.kwargs), resident.roles_of(self.jaxpr, _is_backward))
 
   def program(self, choices: Sequence[Choice | Observed]) -> "Program":
     """The step with a choice per region, or with what watches it; without regions, with one for all of it."""
@@ -165,7 +158,7 @@ def find_step(
     )
     for i, (fingerprint, traced) in enumerate(collector.regions.items())
   )
-  return Step(name, jitted, args, kwargs, members, existing, None if members else jaxpr)
+  return Step(name, jitted, args, kwargs, members, jaxpr, existing)
 
 
 def _moved(target: Target, tree: Any) -> Any:

@@ -11,6 +11,8 @@ from coopjax.errors import InvalidProgramError
 _COMPUTATIONS, _SCHEDULE, _STACK_FRAMES = 3, 7, 17  # of a module; instructions refer to frames by their numbers
 _INSTRUCTIONS = 2  # of a computation
 _LABELS = (7, 68)  # of an instruction: metadata, frontend attributes (marks, which name the version of coopjax)
+_PROGRAM_SHAPE, _RESULT = 4, 2  # of a module, of that
+_ELEMENTS, _LAYOUT, _MEMORY_SPACE, _HOST = 4, 5, 8, b"\x05"  # of a shape, of its layout, and what that says of the host
 _LENGTH_DELIMITED, _FIXED = 2, {1: 8, 5: 4}  # wire types of protocol buffers
 
 
@@ -34,6 +36,25 @@ def without_labels(module_bytes: bytes) -> bytes:
   bare = lambda instruction: b"".join(field for number, field, _ in _fields(instruction) if number not in _LABELS)
   module = b"".join(field for number, field, _ in _fields(module_bytes) if number != _STACK_FRAMES)
   return _changed(module, _COMPUTATIONS, lambda computation: _changed(computation, _INSTRUCTIONS, bare))
+
+
+def has_results_on_host(module_bytes: bytes) -> bool:
+  """Whether a result of the program lies in the host's memory, as its caller sees it.
+
+  Raises:
+    coopjax.errors.InvalidProgramError: it is no serialized message.
+  """
+  shapes = (_contents(shape, _RESULT) for shape in _contents(module_bytes, _PROGRAM_SHAPE))
+  return any(_is_on_host(result) for results in shapes for result in results)
+
+
+def _is_on_host(shape: bytes) -> bool:
+  spaces = (_contents(layout, _MEMORY_SPACE) for layout in _contents(shape, _LAYOUT))
+  return any(_HOST in space for space in spaces) or any(map(_is_on_host, _contents(shape, _ELEMENTS)))
+
+
+def _contents(message: bytes, wanted: int) -> list[bytes]:
+  return [content for number, _, content in _fields(message) if number == wanted]
 
 
 def _changed(message: bytes, changed: int, change: Callable[[bytes], bytes]) -> bytes:

@@ -28,6 +28,8 @@ from jax.experimental import topologies
 
 from coopjax.errors import MissingWheelError, UnknownTargetError
 from coopjax.program.cost import CPU, Roofline
+from coopjax.xla.gpus import Gpu
+from coopjax.xla.speeds import SpeedProfile
 
 type Devices = tuple[jax.Device, ...]  # pyright: ignore[reportInvalidTypeForm]  # of jaxlib, which has no types
 
@@ -37,24 +39,11 @@ _name_of: dict[int, str] = {}  # by the number of a device, which lives as long 
 
 
 @dataclasses.dataclass(frozen=True)
-class _Gpu:
-  """Facts that XLA:GPU asks of a device; those that all these devices share stand in `_gpu_config`."""
-
-  device_name: str
-  capability: int  # major version
-  cores: int  # streaming multiprocessors
-  lanes_per_core: int
-  clock_ghz: float
-  shared_memory_kib: int  # per core; a block can opt in to one KiB less
-  l2_mib: int
-
-
-@dataclasses.dataclass(frozen=True)
 class Target:
   """A kind of device that programs are compiled and modelled for.
 
   Attributes:
-    name: as `resolve` takes it.
+    name: as `resolve` takes it, with the figures that were measured, if they were.
     platform: ``"cpu"``, ``"gpu"`` or ``"tpu"``.
     memory_bytes: of one device, as a program may use it.
     roofline: how fast one device is: FLOPs of bfloat16 matrix products (of float32 on a CPU), memory bandwidth.
@@ -68,7 +57,7 @@ class Target:
   roofline: Roofline
   host_bytes_per_s: float
   num_devices: int = 1
-  _gpu: _Gpu | None = dataclasses.field(default=None, repr=False)
+  _gpu: Gpu | None = dataclasses.field(default=None, repr=False)
 
   @property
   def flops_per_s(self) -> float:
@@ -93,7 +82,7 @@ class Target:
       MissingWheelError: the compiler is not installed.
       UnknownTargetError: the compiler knows no such topology.
     """
-    return _devices(self)
+    return _devices(resolve(self.name.partition("@")[0]))
 
   def load(self) -> None:
     """Loads the target's compiler, if it is not there yet; raises as `devices`."""
@@ -122,9 +111,13 @@ class Target:
       if _is_spread(each)
       else None
       if is_any_spread
-      else self.sharding
+      else self._on_one_device(each)
       for each in shardings
     ]
+
+  def _on_one_device(self, sharding: jax.sharding.Sharding | None) -> jax.sharding.Sharding:
+    is_on_host = sharding is not None and sharding.memory_kind == "pinned_host"
+    return self.sharding.with_memory_kind("pinned_host") if is_on_host else self.sharding
 
   def mesh(
     self,
@@ -175,7 +168,7 @@ def _is_spread(sharding: jax.sharding.Sharding | None) -> TypeGuard[jax.sharding
 
 def _gpu(
   name: str,
-  gpu: _Gpu,
+  gpu: Gpu,
   memory_bytes: int,
   flops_per_s: float,
   bytes_per_s: float,
@@ -211,12 +204,12 @@ def _tpu(
 # NVIDIA's data sheets and architecture white papers; memory and clocks as the CUDA driver reports them.
 _GPUS = {
   "a100": _gpu(
-    "a100", _Gpu("NVIDIA A100-SXM4-80GB", 8, 108, 64, 1.41, 164, 40), 85_167_243_264, 312e12, 2.03904e12, 31.5e9, 3e11
+    "a100", Gpu("NVIDIA A100-SXM4-80GB", 8, 108, 64, 1.41, 164, 40), 85_167_243_264, 312e12, 2.03904e12, 31.5e9, 3e11
   ),
   "h100": _gpu(
-    "h100", _Gpu("NVIDIA H100 80GB HBM3", 9, 132, 128, 1.98, 228, 50), 84_929_347_584, 989e12, 3.35232e12, 63e9, 4.5e11
+    "h100", Gpu("NVIDIA H100 80GB HBM3", 9, 132, 128, 1.98, 228, 50), 84_929_347_584, 989e12, 3.35232e12, 63e9, 4.5e11
   ),
-  "h200": _gpu("h200", _Gpu("NVIDIA H200", 9, 132, 128, 1.98, 228, 50), 150_119_383_040, 989e12, 4.8e12, 63e9, 4.5e11),
+  "h200": _gpu("h200", Gpu("NVIDIA H200", 9, 132, 128, 1.98, 228, 50), 150_119_383_040, 989e12, 4.8e12, 63e9, 4.5e11),
 }
 # Google's documentation of each generation; memory is what libtpu's compiler says is available.
 _TPUS = {
@@ -241,6 +234,7 @@ NAMES = (
 )
 _GPU_NAME = re.compile(r"gpu:(\w+)(?::([1-9]\d*))?")
 _TPU_NAME = re.compile(r"tpu:(\w+):(\d+(?:x\d+){1,2})")
+_PROFILE = ".json"
 _EXTRAS = {"gpu": "gpu-target", "tpu": "tpu-target"}
 _WHEELS = {"gpu": "jax_plugins.xla_cuda12", "tpu": "libtpu"}
 # libtpu looks for a TPU host's metadata when it is loaded, and complains where there is none.
@@ -255,16 +249,20 @@ def resolve(name: str) -> Target:
   """The target of this name; needs no wheel until its devices are asked for.
 
   Args:
-    name: ``"cpu"``, ``"gpu:h100"``, ``"gpu:h100:8"`` or ``"tpu:v5e:2x2"``, in any case.
+    name: ``"cpu"``, ``"gpu:h100"``, ``"gpu:h100:8"`` or ``"tpu:v5e:2x2"``, in any case; the path of a profile of
+      :func:`coopjax.calibrate` (``"speeds.json"``), or one behind such a name: ``"tpu:v5e:2x2@speeds.json"``.
 
   Raises:
-    UnknownTargetError: no such target; the message lists those that are known and suggests the nearest.
+    UnknownTargetError: no such target; the message lists those that are known and suggests the nearest. Or no such
+      profile, or one of another kind of device.
 
   Example:
     >>> target = resolve("tpu:v5e:2x2")
     >>> target.platform, target.num_devices, f"{target.memory_bytes / 2**30:.2f} GiB"
     ('tpu', 4, '15.75 GiB')
   """
+  if isinstance(name, str) and ("@" in name or name.endswith(_PROFILE)):
+    return _calibrated(name)
   text = name.strip().lower() if isinstance(name, str) else ""
   if text == "cpu":
     return _cpu()
@@ -284,6 +282,26 @@ def resolve(name: str) -> Target:
 target = resolve  # its public name
 
 
+def _calibrated(name: str) -> Target:
+  """A device with speeds that were measured; its name has the figures in it, not the file."""
+  base, at, figures = name.partition("@")
+  if not at:
+    base, figures = "", name
+  profile = SpeedProfile.load(figures) if figures.endswith(_PROFILE) else SpeedProfile.from_suffix(base, figures)
+  device = resolve(base or profile.device)
+  if _kind(device.name) != _kind(profile.device):
+    raise UnknownTargetError(f"target={name!r}: what was measured there is {profile.device}, not {device.name}")
+  profile = SpeedProfile.from_suffix(device.name, profile.suffix)
+  return dataclasses.replace(
+    device, name=profile.target, roofline=profile.roofline, host_bytes_per_s=profile.host_bytes_per_s
+  )
+
+
+def _kind(name: str) -> list[str]:
+  """Platform and generation."""
+  return name.split(":")[:2]
+
+
 @functools.cache
 def running() -> Target:
   """The target that the default backend's first device is; an accelerator that is not known has a near one's speed."""
@@ -294,7 +312,9 @@ def running() -> Target:
   kind = device.device_kind.lower().replace("tpu v5 lite", "v5e").replace("tpu v6 lite", "v6e").replace("tpu v5", "v5p")
   near = next((target for name, target in known.items() if name in kind), known["a100" if known is _GPUS else "v4"])
   memory_bytes = (device.memory_stats() or {}).get("bytes_limit", near.memory_bytes)
-  return dataclasses.replace(near, memory_bytes=memory_bytes, num_devices=jax.device_count())
+  num_chips = max(jax.device_count() // near.num_devices, 1)
+  name = near.name if device.platform == "gpu" else f"{near.name}:1x{num_chips}"
+  return dataclasses.replace(near, name=name, memory_bytes=memory_bytes, num_devices=jax.device_count())
 
 
 def check_wheel(target: Target) -> None:
@@ -342,7 +362,11 @@ def _absent_devices(target: Target) -> Devices:
 
 
 def _gpu_devices(target: Target) -> Devices:
-  options = {"topology": f"1x1x{target.num_devices}", "target_config": _gpu_config(target)}
+  assert target._gpu is not None  # the target is a GPU
+  options = {
+    "topology": f"1x1x{target.num_devices}",
+    "target_config": target._gpu.config(target.memory_bytes, target.bytes_per_s),
+  }
   try:
     return tuple(topologies.get_topology_desc(target.name, platform="cuda", **options).devices)
   except NotImplementedError:  # the plugin looked for CUDA's libraries, which a compiler does not need, and gave up
@@ -361,34 +385,3 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
   finally:
     for key in added:
       del os.environ[key]
-
-
-def _gpu_config(target: Target) -> str:
-  """The target's ``GpuTargetConfigProto`` as text."""
-  gpu = target._gpu
-  assert gpu is not None  # the target is a GPU
-  fields: dict[str, Any] = {
-    "threads_per_block_limit": 1024,
-    "threads_per_warp": 32,
-    "threads_per_core_limit": 2048,
-    "shared_memory_per_block": 48 * 1024,
-    "shared_memory_per_core": gpu.shared_memory_kib * 1024,
-    "shared_memory_per_block_optin": (gpu.shared_memory_kib - 1) * 1024,
-    "registers_per_core_limit": 65536,
-    "registers_per_block_limit": 65536,
-    "block_dim_limit_x": 2**31 - 1,
-    "block_dim_limit_y": 65535,
-    "block_dim_limit_z": 65535,
-    "core_count": gpu.cores,
-    "fpus_per_core": gpu.lanes_per_core,
-    "clock_rate_ghz": gpu.clock_ghz,
-    "memory_bandwidth": int(target.bytes_per_s),
-    "l2_cache_size": gpu.l2_mib * 2**20,
-    "device_memory_size": target.memory_bytes,
-  }
-  info = " ".join(f"{key}: {value}" for key, value in fields.items())
-  return (
-    f"gpu_device_info {{ {info} cuda_compute_capability {{ major: {gpu.capability} }} }} "
-    f'platform_name: "CUDA" dnn_version_info {{ major: 9 minor: 8 }} '
-    f'runtime_version {{ major: 12 minor: 8 }} device_description_str: "{gpu.device_name}"'
-  )

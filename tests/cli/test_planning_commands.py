@@ -30,6 +30,13 @@ def make_args():
 def args_for(batch):
   return [jnp.eye(64)] * 6, jax.ShapeDtypeStruct((batch, 64), jnp.float32)
 
+def spread_args():
+  spread = lambda shape, spec: jax.ShapeDtypeStruct(
+    shape, "float32", sharding=jax.sharding.NamedSharding(jax.sharding.get_mesh(), spec)
+  )
+  P = jax.sharding.PartitionSpec
+  return [spread((64, 64), P())] * 6, spread((512, 64), P("data"))
+
 def broken():
   raise KeyError("weights")
 """
@@ -169,3 +176,32 @@ def test_fit_prints_what_fits_and_saves_the_largest_plan(script, capsys):
   status, out, _ = run(capsys, *asked, "--budget", "8KiB", "--batches", "512", "--json")
   fields = json.loads(out)
   assert status == 1 and fields["largest"] is None and not fields["points"][0]["fits"]
+
+
+def test_calibrate_saves_a_profile_that_is_a_target(script, capsys):
+  status, printed, _ = run(capsys, "calibrate", "--repeats", 1, "-o", script.parent / "speeds.json")
+  assert status == 0 and "flops_per_s" in printed
+  profile = coopjax.SpeedProfile.load(script.parent / "speeds.json")
+  assert profile.target in printed
+
+
+def test_what_a_mesh_is_asked_for_is_set_where_arguments_are_made(script, capsys):
+  asked = "plan", f"{script}:loss", "--args", "spread_args", "--budget", "50%", "--json", "--effort", "fast"
+  status, printed, _ = run(capsys, *asked, "--mesh", "data=1,model=1")
+  assert status == 0 and json.loads(printed)["measured"]["temp_bytes"] > 0
+  assert run(capsys, *asked)[0] == 2  # there, the arguments ask for the mesh
+  status, _, err = run(capsys, *asked, "--mesh", f"data={2 * jax.device_count()}")
+  assert status == 2 and "name a larger topology" in err
+  with pytest.raises(SystemExit):
+    run(capsys, *asked, "--mesh", "data:4")
+  assert "is no mesh" in capsys.readouterr().err
+
+
+@pytest.mark.targets
+def test_a_mesh_of_a_target_is_planned_for_one_of_its_devices(script, capsys):
+  asked = "plan", f"{script}:loss", "--args", "spread_args", "--budget", "8MiB", "--json", "--target", "tpu:v5e:2x2"
+  status, printed, _ = run(capsys, *asked, "--mesh", "data=4")
+  plan = json.loads(printed)
+  assert status == 0 and plan["mesh"] == "data=4" and plan["target"] == "tpu:v5e:2x2"
+  one_device = 512 // 4 * 64 * 4
+  assert plan["baseline"]["argument_bytes"] < 6 * 64 * 64 * 8 + 2 * one_device

@@ -78,6 +78,12 @@ def test_how_the_hlo_pass_works(run_page):
   assert int(clones.rpartition(":")[2]) > 0
 
 
+def test_training_from_an_error_to_a_job(run_page):
+  plan, losses, figures = run_page("train_an_llm.md")
+  assert "(fits)" in plan and "region layer, 6 a step" in plan
+  assert losses.startswith("loss 4.8") and "flops_per_s" in figures
+
+
 def test_every_page_links_to_what_is_there():
   for page in DOCS.glob("*.md"):
     for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):

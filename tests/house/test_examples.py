@@ -75,6 +75,35 @@ def test_llama_holds_a_budget_on_each_of_eight_devices(tmp_path):
   assert "on each device of data=4,model=2" in done.stdout and "recomputed" in done.stdout
 
 
+def test_a_launch_file_plans_trains_and_resumes(tmp_path):
+  small = (
+    "layers=2",
+    "width=16",
+    "length=16",
+    "vocabulary=32",
+    "steps=4",
+    "budget=70%",
+    "offload_state=true",
+    "mesh={fsdp: 2, tensor: 1}",
+  )
+  done = run_example("launch_file.py", tmp_path, *small)
+  assert done.returncode == 0, done.stdout + done.stderr
+  policy = (tmp_path / "out" / "launch_file" / "policy.yml").read_text()
+  assert "remat_policy: 'custom'" in policy and "mlpwo: " in policy
+  assert "(fits)" in done.stdout and "resumed after 2 steps" in done.stdout
+  losses = {int(step): float(loss) for step, loss in re.findall(r"step (\d+): loss (\S+)", done.stdout)}
+  assert sorted(losses) == [0, 1, 2, 3] and losses[3] < losses[0]
+
+
+def test_folded_layers_train_by_a_policy_from_yaml(tmp_path):
+  small = ["--layers", "3", "--width", "16", "--batch", "64", "--steps", "2", "--budget", "0.7"]
+  done = run_example("haliax_like.py", tmp_path, *small)
+  assert done.returncode == 0, done.stdout + done.stderr
+  assert "save_block_internals: [" in done.stdout and "(fits)" in done.stdout
+  asked, planned = re.findall(r": losses (.*)", done.stdout)
+  assert [float(loss) for loss in asked.split()] == pytest.approx([float(loss) for loss in planned.split()], rel=1e-4)
+
+
 def test_two_hosts_hold_one_plan(tmp_path):
   done = run_example("two_hosts.py", tmp_path, "--steps", "2")
   assert done.returncode == 0, done.stdout + done.stderr
