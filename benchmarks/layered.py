@@ -14,6 +14,7 @@ from coopjax.program.step_program import OUTPUT, PARAMETER, TEMPORARY, StepProgr
 _WIDTH_BYTES = 1 << 20
 _BYTES_PER_S = 1e10
 _ROW_SHARE = 1 / 64  # of a reduction's output over the width
+READS_NOTHING, READS_MADE, READS_INPUTS = range(3)  # residuals of a backward op
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Layers:
     num_kinds: layers cycle through so many kinds.
     near_skip: every fourth layer is read again so many layers later; 0: none.
     far_skip_every: one layer of so many is read again at the mirrored depth, as in a U-net; 0: none.
+    num_levels: sizes and costs halve so many times less one towards the middle, and double again, as in a U-net.
     is_varied: every op has a size and a cost of its own, so that no two layers are alike.
     seed: of all that is drawn.
   """
@@ -35,6 +37,7 @@ class Layers:
   num_kinds: int = 3
   near_skip: int = 6
   far_skip_every: int = 32
+  num_levels: int = 1
   is_varied: bool = False
   seed: int = 0
 
@@ -48,12 +51,17 @@ def layered(num_ops: int, layers: Layers = Layers()) -> StepProgram:
   num_forward = num_layers * layers.ops_per_layer
   sizes = np.stack([kind.bytes for kind in kinds])[kind_of].ravel()
   costs = np.stack([kind.cost_s for kind in kinds])[kind_of].ravel()
+  if layers.num_levels > 1:
+    depth = np.minimum(np.arange(num_layers), np.arange(num_layers)[::-1])
+    scales = np.repeat(0.5 ** (2 * layers.num_levels * depth // (num_layers + 1)), layers.ops_per_layer)
+    sizes, costs = np.maximum(64, sizes * scales).astype(np.int64), costs * scales
   if layers.is_varied:
     sizes = np.maximum(64, sizes * rng.uniform(0.6, 1.4, num_forward)).astype(np.int64)
     costs = costs * rng.uniform(0.6, 1.4, num_forward)
   has_weight = np.stack([kind.has_weight for kind in kinds])[kind_of].ravel()
   reads_made = np.stack([kind.reads_made for kind in kinds])[kind_of].ravel()
-  return _program(_Forward(sizes, costs, has_weight, reads_made, *_edges(kinds, kind_of, layers)))
+  residuals = np.where(reads_made, READS_MADE, READS_INPUTS)
+  return with_backward(Forward(sizes, costs, has_weight, residuals, *_edges(kinds, kind_of, layers)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,13 +96,19 @@ class _Kind:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Forward:
-  """The forward pass: per op as in :class:`_Kind`, and per read the ops (source, reader)."""
+class Forward:
+  """The forward pass: per op as in :class:`_Kind`, and per read the ops (source, reader).
+
+  Attributes:
+    residuals: per op what its backward op reads: `READS_NOTHING`, `READS_MADE` or `READS_INPUTS`.
+    sources: -1 is the program's input.
+    readers: ascending; every op with a weight reads something.
+  """
 
   bytes: np.ndarray
   cost_s: np.ndarray
   has_weight: np.ndarray
-  reads_made: np.ndarray
+  residuals: np.ndarray
   sources: np.ndarray
   readers: np.ndarray
 
@@ -116,9 +130,10 @@ def _edges(kinds: list[_Kind], kind_of: np.ndarray, layers: Layers) -> tuple[np.
   return edges[:, 1], edges[:, 0]
 
 
-def _program(forward: _Forward) -> StepProgram:
-  """Value ids: what forward op f makes is f; then one cotangent per edge, weights, their gradients, the input, the
-  loss.
+def with_backward(forward: Forward) -> StepProgram:
+  """A forward pass, a loss of what its last op made, and the backward pass.
+
+  Value ids: what forward op f makes is f; then one cotangent per edge, weights, their gradients, the input, the loss.
   """
   sizes, costs, has_weight = forward.bytes, forward.cost_s, forward.has_weight
   num_forward, num_edges, weighted = len(sizes), len(forward.sources) + 1, np.flatnonzero(has_weight)
@@ -130,18 +145,19 @@ def _program(forward: _Forward) -> StepProgram:
   cotangents = num_forward + np.arange(num_edges)
   weights = num_forward + num_edges + np.arange(len(weighted))
   gradients = weights + len(weighted)
-  given, loss_value = gradients[-1] + 1, gradients[-1] + 2
+  given = num_forward + num_edges + 2 * len(weighted)
+  loss_value = given + 1
   backward, weight_op = _backward_ops(has_weight)
   backward = np.append(backward, loss)
   num_ops = num_forward + 1 + num_forward + len(weighted)
 
   source_value = np.where(sources < 0, given, sources)
   takes_part = sources >= 0
-  reads_inputs = ~np.append(forward.reads_made, True)[readers]
+  reads_inputs = np.append(forward.residuals == READS_INPUTS, False)[readers]
   weight_edges = takes_part & np.append(has_weight, False)[sources]
   first_edge = np.full(num_forward, -1)
   first_edge[readers[:-1][::-1]] = np.arange(num_edges - 1)[::-1]  # by which an expensive op reads its matrix
-  made = np.flatnonzero(forward.reads_made)
+  made = np.flatnonzero(forward.residuals == READS_MADE)
   inputs = _csr(
     num_ops,
     [

@@ -41,6 +41,7 @@ class Settings:
     exact_steps: of one exact plan.
     announce: told what is under way.
     effort: in place of `max_steps`, as many as a request of this effort gets.
+    sizes: of programs planned for the table of scales, in ops.
   """
 
   models: tuple[str, ...] | None
@@ -48,6 +49,7 @@ class Settings:
   exact_steps: int
   announce: Callable[[str], None]
   effort: str | None = None
+  sizes: tuple[int, ...] = ()
 
   def steps_for(self, program: StepProgram) -> int:
     """Steps that one plan of a program may take."""

@@ -5,7 +5,7 @@
   coop      Coop, its ablations, DTR and DTE on Coop's models
   model     MODeL's orders and addresses at batch 1 and 32
   packing   offsets for fixed schedules, beside omnimalloc (PyPI)
-  scale     planning time from 1k to 1M ops
+  scale     planning time and quality from 10k to 1M ops, six shapes of graph
 
 Every plan is judged by the validator. A plain greedy stands in every table. Writes
 benchmarks/results/planners/TABLE.json.
@@ -32,7 +32,7 @@ from tables import Row
 from coopjax.planners.effort import DEFAULT_STEPS, EFFORTS
 
 RESULTS = tables.RESULTS / "planners"
-SCALES = (1_000, 10_000, 100_000, 1_000_000)
+SCALES = (10_000, 20_000, 50_000, 100_000, 500_000, 1_000_000)  # each and its half
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,11 +120,20 @@ def _sum_up_packing(rows: Sequence[Row]) -> list[str]:
 
 
 def _sum_up_scale(rows: Sequence[Row]) -> list[str]:
-  return [
-    f"{planner}: "
-    + ", ".join(f"{row['us_per_op']:.0f} us/op at {row['ops']:,}" for row in group if row["share"] == 0.25)
-    for (planner,), group in _grouped(rows, "planner")
-  ]
+  lines = []
+  for (planner, ops), group in _grouped(rows, "planner", "ops"):
+    halves = {(row["shape"], row["share"]): row for row in rows if row["planner"] == planner and 2 * row["ops"] == ops}
+    growth = [
+      row["overhead"] / half["overhead"] - 1
+      for row in group
+      if row["holds"] and (half := halves.get((row["shape"], row["share"]))) and half["holds"] and half["overhead"] > 0
+    ]
+    lines.append(
+      f"{planner}, {ops:,} ops: {sum(row['holds'] == 1 for row in group)} of {len(group)} hold the budget, at most "
+      f"{max(row['seconds'] for row in group):.1f} s"
+      + (f", cost at most {max(growth):+.1%} over that at half the ops" if growth else "")
+    )
+  return lines
 
 
 TABLES = {
@@ -214,13 +223,16 @@ TABLES = {
     _sum_up_packing,
   ),
   "scale": Table(
-    lambda settings: scale.rows(SCALES, settings.max_steps, settings.announce),
+    lambda settings: scale.rows(settings.sizes, settings.max_steps, settings.announce),
     {
+      "shape": "{shape}",
       "ops": "{ops:,}",
       "budget": "{share:.0%}",
       "planner": "{planner}",
       "holds": "{holds:.0f}",
       "extra cost": "{overhead:.2%}",
+      "at least": "{least_overhead:.2%}",
+      "steps": "{steps:,.0f}",
       "s": "{seconds:.2f}",
       "us/op": "{us_per_op:.1f}",
       "GiB": "{rss_gib:.2f}",
@@ -237,6 +249,7 @@ def main() -> None:
   parser.add_argument("--steps", type=int, default=6 * DEFAULT_STEPS, help="of one plan; of about 10 ns")
   parser.add_argument("--effort", choices=EFFORTS, help="in place of --steps, as many as requests get")
   parser.add_argument("--exact-steps", type=int, default=90 * DEFAULT_STEPS, help="of one exact plan")
+  parser.add_argument("--sizes", nargs="+", type=int, default=SCALES, metavar="OPS", help="of the table `scale`")
   parser.add_argument("--out", type=pathlib.Path, default=RESULTS, help="folder for the JSON")
   arguments = parser.parse_args()
 
@@ -250,6 +263,7 @@ def main() -> None:
         arguments.exact_steps,
         announce=lambda text: progress.update(bar, description=f"{name}: {text}"),
         effort=arguments.effort,
+        sizes=tuple(arguments.sizes),
       )
       rows = []
       for row in TABLES[name].rows(settings):

@@ -1,9 +1,11 @@
-"""Planning time over size: layered programs with skips, each planned in a process of its own.
+"""Planning time and quality over size: programs of six shapes (`shapes.py`), each in a process of its own.
 
-``python benchmarks/scale.py OPS SHARE PLANNER SECONDS`` plans one, and prints whether the budget holds, the overhead,
-the seconds, microseconds an op and the process's largest resident GiB.
+``python benchmarks/scale.py SHAPE OPS SHARE STEPS PLANNER...`` plans one, and prints, for each planner, whether the
+budget holds, the overhead, what no plan goes below, the steps, seconds and microseconds an op that it took, and the
+process's largest resident GiB so far.
 """
 
+import itertools
 import math
 import resource
 import subprocess
@@ -11,12 +13,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-import layered
+from shapes import SHAPES
 from tables import Row
 
 from coopjax import _core
 from coopjax.planners.auto import AutoPlanner
-from coopjax.planners.effort import DEFAULT_STEPS
 from coopjax.planners.peak import PeakPlanner
 from coopjax.planners.segments import SegmentPlanner
 
@@ -25,38 +26,44 @@ PLANNERS = {
   "auto": AutoPlanner(),
   "greedy": PeakPlanner.greedy(),
 }
-_GREEDY_TAKES = 20_000  # ops; above, it takes hours
+_GREEDY_TAKES = 10_000  # ops; above, it takes minutes, then hours
+_FIELDS = ("holds", "overhead", "least_overhead", "steps", "seconds", "us_per_op", "rss_gib")
+
+
+def steps_for(num_ops: int) -> int:
+  """As many as a second takes for 10,000 ops, six for 100,000 and sixty for a million, about."""
+  return (20_000 if num_ops <= AutoPlanner.large_ops else 6_000) * num_ops
 
 
 def rows(sizes: tuple[int, ...], max_steps: int, announce: Callable[[str], None]) -> Iterator[Row]:
-  """One row per size, share of the un-rematerialized peak and planner."""
-  for num_ops in sizes:
-    for share in (0.5, 0.25):
-      for label in PLANNERS:
-        if label == "greedy" and num_ops > _GREEDY_TAKES:
-          continue
-        announce(f"{num_ops:,} ops at {share:.0%}: {label}")
-        steps = min(max_steps, DEFAULT_STEPS) if num_ops <= AutoPlanner.large_ops else max_steps
-        child = [sys.executable, __file__, str(num_ops), str(share), label, str(steps)]
-        figures = subprocess.run(child, stdout=subprocess.PIPE, text=True, check=True).stdout
-        yield dict(
-          zip(
-            ("ops", "share", "planner", "holds", "overhead", "seconds", "us_per_op", "rss_gib"),
-            (num_ops, share, label, *map(float, figures.split())),
-            strict=True,
-          )
-        )
+  """One row per size, shape, share of the un-rematerialized peak and planner."""
+  for num_ops, shape, share in itertools.product(sizes, SHAPES, (0.5, 0.25)):
+    labels = [label for label in PLANNERS if label != "greedy" or num_ops <= _GREEDY_TAKES]
+    announce(f"{shape} of {num_ops:,} ops at {share:.0%}")
+    steps = min(max_steps, steps_for(num_ops))
+    child = [sys.executable, __file__, shape, str(num_ops), str(share), str(steps), *labels]
+    lines = subprocess.run(child, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
+    for label, figures in zip(labels, lines, strict=True):
+      yield {
+        "shape": shape,
+        "ops": num_ops,
+        "share": share,
+        "planner": label,
+        **dict(zip(_FIELDS, map(float, figures.split()), strict=True)),
+      }
 
 
-def main(num_ops: int, share: float, label: str, max_steps: int) -> None:
-  program = layered.layered(num_ops)
+def main(shape: str, num_ops: int, share: float, max_steps: int, *labels: str) -> None:
+  program = SHAPES[shape](num_ops)
   budget_bytes = math.floor(share * int(_core.live_bytes(program.core, program.schedule).max()))
-  start = time.perf_counter()
-  result = PLANNERS[label].plan(program, budget_bytes, max_steps=max_steps)
-  seconds = time.perf_counter() - start
-  rss_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-  print(int(result.is_feasible), result.overhead(program), seconds, 1e6 * seconds / program.num_ops, rss_gib)
+  for label in labels:
+    start, steps_before = time.perf_counter(), _core.steps_taken()
+    result = PLANNERS[label].plan(program, budget_bytes, max_steps=max_steps)
+    seconds, steps = time.perf_counter() - start, _core.steps_taken() - steps_before
+    rss_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    bounds = result.overhead(program), result.least_overhead(program)
+    print(int(result.is_feasible), *bounds, steps, seconds, 1e6 * seconds / program.num_ops, rss_gib)
 
 
 if __name__ == "__main__":
-  main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+  main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]), *sys.argv[5:])

@@ -322,6 +322,8 @@ def plan_fastsa(
   stage1_iterations: int = 20000000,
   stage2_iterations: int = 2000000,
   start_temperature: float = 0.001,
+  stage2_temperature: float = 0.0,
+  stays_within: bool = False,
   cooling: float = 0.0001,
   max_steps: int = 1000000000,
 ) -> AnnealResult:

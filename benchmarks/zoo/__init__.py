@@ -17,7 +17,7 @@ os.environ.setdefault("KERAS_BACKEND", "jax")  # read when Keras is imported
 
 from coopjax.jaxpr.step_program import ProgramOptions, step_program
 from coopjax.program.step_program import StepProgram
-from zoo import convolutional, dynamic, text, vision
+from zoo import attention, convolutional, dynamic, text, vision
 from zoo.step import Step
 
 FASTSA, COOP, MODEL = "fastsa", "coop", "model"
@@ -70,11 +70,16 @@ MODELS = {
   "mobilenet_v3_large": _model(vision.mobilenet_v3_large, fastsa=512, model=True, num_nodes=484),
   "efficientnet_b0": _model(vision.application, "EfficientNetB0", fastsa=512, model=True, num_nodes=996),
   "convnext_tiny": _model(vision.application, "ConvNeXtTiny", fastsa=512, num_nodes=932),
+  "convnext_v2_large": _model(attention.convnext_v2_large, fastsa=512, num_nodes=2840),
+  "coatnet_2": _model(attention.coatnet_2, fastsa=512, num_nodes=2204),
   "unet": _model(convolutional.unet, coop=5),
   "vit_small": _model(vision.vit, 12, 6, 384, fastsa=512, model=True, num_nodes=1425),
   "vit_base": _model(vision.vit, 12, 12, 768, model=True),
   "vit_large": _model(vision.vit, 24, 16, 1024, fastsa=512, model=True, num_nodes=2817),
   "deit_base": _model(vision.deit_base, fastsa=512, num_nodes=1545),
+  "beit_base": _model(attention.beit_base, fastsa=512, num_nodes=1835),
+  "eva02_large": _model(attention.eva02_large, fastsa=512, num_nodes=6205),
+  "xcit_tiny": _model(attention.xcit_tiny, fastsa=512, num_nodes=2818),
   "swin_tiny": _model(vision.swin_tiny, coop=40),
   "bert_base": _model(text.bert, 12, 12, 768, fastsa=128, model=True, num_nodes=2078),
   "bert_large": _model(text.bert, 24, 16, 1024, coop=16, model=True),
@@ -83,7 +88,9 @@ MODELS = {
   "electra_small": _model(text.electra_small, fastsa=128, num_nodes=2099),
   "xlm_roberta": _model(text.xlm_roberta, model=True),
   "gpt2": _model(text.gpt, 12, 12, 768, 1024, fastsa=8, num_nodes=1889),
+  "gpt3_125m": _model(text.gpt, 12, 12, 768, 2048, fastsa=8, num_nodes=2088),
   "gpt3_2_7b": _model(text.gpt, 32, 32, 2560, 2048, fastsa=8, coop=8, num_nodes=5488),
+  "opt_350m": _model(text.opt, 24, 16, 1024, fastsa=8, num_nodes=3971),
   "opt_6_7b": _model(text.opt, 32, 32, 4096, fastsa=8, num_nodes=5245),
   "bloom_560m": _model(text.bloom, 24, 16, 1024, fastsa=8, num_nodes=3667),
   "bloom_3b": _model(text.bloom, 30, 32, 2560, fastsa=8, num_nodes=4567),
@@ -91,7 +98,8 @@ MODELS = {
   "bilstm": _model(dynamic.bilstm, coop=2048),
   "spos": _model(dynamic.spos, coop=64),
 }
-"""By name. FastSA's DeiT III is a DeiT here, and its GPT-Neo 2.7B a GPT-3 2.7B, whose attention is dense throughout.
+"""By name. FastSA's DeiT III is a DeiT here, its GPT-Neos are GPT-3s of their sizes, whose attention is dense
+throughout, and its OPT 350M is normalized before attention, as the larger ones are.
 Coop's batches of SPOS and of GPT-3 are not known."""
 
 

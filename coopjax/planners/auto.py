@@ -147,7 +147,7 @@ class AutoPlanner:
     if coop.is_feasible:
       search.run(self._thorough(search), coop.schedule, order=default)
       yield
-    scratch = FastSAPlanner(stage1_iterations=self.anneal_iterations, stage2_iterations=self.anneal_iterations)
+    scratch = FastSAPlanner.improved(stage1_iterations=self.anneal_iterations, stage2_iterations=self.anneal_iterations)
     is_small = search.program.num_ops <= self.small_ops
     if is_small and not fixes_order:
       search.run(scratch, search.program.schedule)

@@ -38,12 +38,9 @@ def _with_kinds(program):
 
 
 def test_every_table_runs(benchmark, monkeypatch, tmp_path, capsys):
-  monkeypatch.setattr(benchmark, "SCALES", (200,))
-  monkeypatch.setattr(
-    sys,
-    "argv",
-    ["planners.py", "--models", "tiny", "--steps", "50000000", "--exact-steps", "50000000", "--out", str(tmp_path)],
-  )
+  monkeypatch.setattr(benchmark.scale, "SHAPES", ("wide",))
+  arguments = "--models tiny --steps 50000000 --exact-steps 50000000 --sizes 200 --out"
+  monkeypatch.setattr(sys, "argv", ["planners.py", *arguments.split(), str(tmp_path)])
   benchmark.main()
   shown = capsys.readouterr().out
   for name, table in benchmark.TABLES.items():

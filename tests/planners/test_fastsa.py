@@ -32,7 +32,7 @@ SWITCHES = [
   for group, retry, order_only, (seed, num_slots, stage1) in itertools.product(
     *[[True, False]] * 3, [(0, 0, 3000), (1, 1 << 12, 0)]
   )
-]
+] + [FastSAPlanner.improved(num_slots=0, stage1_iterations=3000, stage2_iterations=3000)]
 
 
 def check(program, result, budget_bytes) -> None:

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "base/allowance.h"
 #include "program/dependences.h"
@@ -175,6 +176,7 @@ void MarkReachable(const Csr& edges, std::vector<OpId>* frontier, int32_t stamp,
   while (!frontier->empty()) {
     const OpId op = frontier->back();
     frontier->pop_back();
+    CountSteps(1 + std::ssize(edges[op]) / 2);
     for (OpId next : edges[op]) {
       if ((*mark)[next] == stamp) continue;
       (*mark)[next] = stamp;
@@ -186,7 +188,8 @@ void MarkReachable(const Csr& edges, std::vector<OpId>* frontier, int32_t stamp,
 // Per op, the bytes of values that can be made only once, were made by something the op depends on, and
 // are read by something that depends on it: live at the op's first run, though it does not read them.
 std::vector<int64_t> BytesHeldAcross(const StepProgram& program) {
-  constexpr size_t kMostValues = 512;   // each costs a search of the graph
+  constexpr int64_t kMostValues = 512;   // each costs a search of the graph
+  constexpr int64_t kMostWork = 100'000'000;   // edges looked at
   std::vector<ValueId> values;
   for (ValueId v = 0; v < program.num_values(); ++v) {
     if (program.takes_budget(v) && program.value_bytes[v] > 0 && !MayRunTwice(program, program.value_producer[v])) {
@@ -195,7 +198,9 @@ std::vector<int64_t> BytesHeldAcross(const StepProgram& program) {
   }
   std::stable_sort(values.begin(), values.end(),
                    [&](ValueId a, ValueId b) { return program.value_bytes[a] > program.value_bytes[b]; });
-  values.resize(std::min(values.size(), kMostValues));
+  const int64_t work =
+      1 + program.num_ops() + std::ssize(program.op_inputs.items) + std::ssize(program.op_control.items);
+  values.resize(std::min<size_t>(values.size(), std::clamp<int64_t>(kMostWork / work, 1, kMostValues)));
   std::vector<int64_t> held(program.num_ops(), 0);
   if (values.empty()) return held;
   Csr before;
@@ -304,18 +309,24 @@ RecomputeTotals CountRecompute(const StepProgram& program, std::span<const OpId>
 }
 
 LowerBound ComputeLowerBound(const StepProgram& program) {
+  constexpr int64_t kMostSteps = 40'000'000;   // looking back from the ops of most bytes
   const ShareIndex shares(program);
   const std::vector<int64_t> held = BytesHeldAcross(program);
   const std::vector<uint8_t> is_held(program.num_values(), 0);
   LowerBound bound;
+  std::vector<std::pair<int64_t, OpId>> by_bytes;
   for (OpId op = 0; op < program.num_ops(); ++op) {
     int64_t bytes = program.op_workspace_bytes[op] + held[op] - MostBytesPassedOn(program, shares, op, is_held);
     for (ValueId v : program.op_inputs[op]) bytes += program.takes_budget(v) ? program.value_bytes[v] : 0;
     for (ValueId w : program.op_outputs[op]) bytes += program.takes_budget(w) ? program.value_bytes[w] : 0;
     if (bound.op == kNoOp || bytes > bound.bytes) bound = {bytes, op};
+    by_bytes.emplace_back(-bytes, op);
   }
+  std::ranges::sort(by_bytes);
   LastMade last_made(program, shares);
-  for (OpId op = 0; op < program.num_ops(); ++op) {
+  const Allowance allowance(kMostSteps);
+  for (const auto& [_, op] : by_bytes) {
+    if (allowance.Spent() > kMostSteps) break;
     const int64_t bytes = last_made.LeastPeakBefore(op, bound.bytes);
     if (bytes > bound.bytes) bound = {bytes, op};
   }

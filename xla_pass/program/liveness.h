@@ -45,7 +45,8 @@ RecomputeTotals CountRecompute(const StepProgram& program, std::span<const OpId>
 // Bytes that no schedule avoids. The largest working set of a single op: its temporary inputs, outputs and
 // workspace, less what in-place pairs and may_share can pass on at best, and the values that must be held across
 // its first run because they can't be made again. Or what getting there takes: of the inputs that must be live at
-// once, one was made last, next to the others; the least over which that was, a few steps back.
+// once, one was made last, next to the others; the least over which that was, a few steps back. A fixed amount of work:
+// in large programs the ops of most bytes and the largest of such values alone.
 struct LowerBound {
   int64_t bytes = 0;
   OpId op = kNoOp;                   // the op that forces it; kNoOp for an empty program

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/allowance.h"
 #include "planners/bounds/first_run_cut.h"
 #include "program/liveness.h"
 
@@ -30,6 +31,11 @@ class BoundSearch {
     const int32_t num_ops = program_.num_ops();
     Step stride = std::max<Step>(1, num_ops / num_samples_);
     std::vector<Sample> samples;
+    for (Step gate : LargestGates()) {
+      samples.assign(1, Measure(gate));
+      Try(&samples);
+    }
+    samples.clear();
     for (Step t = 0; t < num_ops; t += stride) samples.push_back(Measure(t));
     for (Step t : WidestSteps()) {
       if (t % stride != 0) samples.push_back(Measure(t));
@@ -72,12 +78,44 @@ class BoundSearch {
     return steps;
   }
 
+  // Steps of the program's own order whose op all later ones depend on and, of these, whose op depends on all earlier
+  // ones, such as the loss: the one of most live bytes each. All that is live there has to be held or made again,
+  // however many branches there are.
+  std::vector<Step> LargestGates() const {
+    const std::vector<int64_t> live_bytes = ComputeLiveness(program_, program_.schedule).live_bytes;
+    const int32_t num_ops = program_.num_ops();
+    std::vector<Step> step_of(num_ops);
+    std::vector<uint8_t> ends_all(num_ops);
+    for (Step t = 0; t < num_ops; ++t) step_of[program_.schedule[t]] = t;
+    CountSteps(2 * std::ssize(order_.before.items));
+    Step first_read = 0;              // of what was made, the last step to be read first
+    for (Step t = 0; t < num_ops; ++t) {
+      ends_all[t] = first_read <= t;
+      Step first = num_ops;
+      for (const OpId after : order_.after[program_.schedule[t]]) first = std::min(first, step_of[after]);
+      if (first < num_ops) first_read = std::max(first_read, first);
+    }
+    Step largest = -1, largest_of_both = -1, least = num_ops;   // of the latest ops that later ones wait for
+    for (Step t = num_ops - 1; t >= 0; --t) {
+      const auto is_larger = [&](Step than) { return than < 0 || live_bytes[t] > live_bytes[than]; };
+      if (least >= t && is_larger(largest)) largest = t;
+      if (least >= t && ends_all[t] && is_larger(largest_of_both)) largest_of_both = t;
+      Step latest = -1;
+      for (const OpId before : order_.before[program_.schedule[t]]) latest = std::max(latest, step_of[before]);
+      if (latest >= 0) least = std::min(least, latest);
+    }
+    std::vector<Step> gates;
+    if (largest_of_both >= 0) gates.push_back(largest_of_both);
+    if (largest >= 0 && largest != largest_of_both) gates.push_back(largest);
+    return gates;
+  }
+
   Sample Measure(Step step) const {
     return {step, FirstRunCut(program_, order_, shares_, program_.schedule[step]).most_bytes()};
   }
 
-  // Ops in the way of most bytes first: they promise most. Unless there is work enough for all, the price of the best
-  // so far tells, in one cut, whether a search may pay.
+  // Ops in the way of most bytes first: they promise most, though what is free to be made later counts, too. Unless
+  // there is work enough for all, the price of the best so far tells, in one cut, whether a search may pay.
   void Try(std::vector<Sample>* samples) {
     std::stable_sort(samples->begin(), samples->end(),
                      [](const Sample& a, const Sample& b) { return a.most_bytes > b.most_bytes; });

@@ -8,8 +8,8 @@
 // with a price per byte in place of the budget it is a minimum cut, and
 //   max over prices of  cut(price) - price * (budget - working set of o)
 // is a Lagrangian bound, valid for every schedule by the rules of program/step_program.h. Values that can't be made
-// again are held at any price; a value that o overwrites can't be held. The bound is the largest over a sample of ops,
-// rounded up where every cost is a multiple of one unit.
+// again are held at any price; a value that o overwrites can't be held. The bound is the largest over a sample of ops
+// (those that all others come before or after are among them), rounded up where every cost is a multiple of one unit.
 //
 // Not counted, so that the bound may be low: what the repeats themselves need while they run, and memory at more than
 // one step at once. Near-linear: a fixed amount of work is spread over as many ops as it allows, at least a few.

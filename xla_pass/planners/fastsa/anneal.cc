@@ -70,6 +70,7 @@ class Stage {
     int32_t num_slots;
     bool order_only;
     bool stops_at_target;
+    bool stays_within;
     Allowance allowance;
   };
 
@@ -150,8 +151,12 @@ bool Stage::Propose(Random* random, Mutation* mutation) const {
 bool Stage::Accept(const Mutation& mutation, double temperature, Random* random) {
   const double most = objective() - temperature * std::log(random->Share());
   const int64_t ticks = state_.cost_ticks() + state_.CostChange();
-  if (Objective(state_.PeakAtLeast(), ticks) > most) return false;
-  if (Objective(state_.Apply(), ticks) > most) {
+  const bool must_stay = setting_.stays_within && state_.peak_bytes() <= setting_.target_bytes;
+  const auto is_refused = [&](int64_t peak_bytes) {
+    return (must_stay && peak_bytes > setting_.target_bytes) || Objective(peak_bytes, ticks) > most;
+  };
+  if (is_refused(state_.PeakAtLeast())) return false;
+  if (is_refused(state_.Apply())) {
     state_.Undo();
     return false;
   }
@@ -190,10 +195,15 @@ class Annealer {
     double start_temperature;
     double stage1_share, stage2_share;
   };
+  // What stage 2 starts at: in units of the objective, or over that of its start.
+  struct Temperature {
+    double first;
+    bool is_relative;
+  };
   Stage::Setting Setting(size_t num_steps, bool stops_at_target, double share) const;
   void Keep(Schedule schedule);
   Schedule BothStages(std::span<const OpId> start, const Attempt& attempt);
-  Schedule Stage2(std::span<const OpId> start, double temperature, double share);
+  Schedule Stage2(std::span<const OpId> start, const Temperature& temperature, double share);
 
   const StepProgram& program_;
   const int64_t budget_bytes_;
@@ -211,7 +221,7 @@ AnnealResult Annealer::Run(std::span<const OpId> start) {
   const bool group = options_.group && !options_.order_only;
   const bool may_retry = group && options_.retry_ungrouped;
   if (has_repeats || (options_.stage1_iterations == 0 && !IsAtTarget(start))) {
-    Keep(Stage2(start, 0, 1.0));
+    Keep(Stage2(start, {options_.start_temperature, true}, 1.0));
   } else if (!IsAtTarget(start)) {
     Keep(BothStages(start, {group, options_.start_temperature, may_retry ? 0.4 : 0.75, may_retry ? 0.6 : 1.0}));
     if (may_retry && !IsAtTarget(result_.schedule)) {
@@ -227,8 +237,12 @@ AnnealResult Annealer::Run(std::span<const OpId> start) {
 // The setting of a stage that may take steps up to `share` of all.
 Stage::Setting Annealer::Setting(size_t num_steps, bool stops_at_target, double share) const {
   const auto least = std::max<int64_t>({options_.num_slots, 4 * static_cast<int64_t>(num_steps), 4});
-  return {target_bytes_, static_cast<int32_t>(std::bit_ceil(static_cast<uint64_t>(least))), options_.order_only,
-          stops_at_target, allowance_.Part(share)};
+  return {target_bytes_,
+          static_cast<int32_t>(std::bit_ceil(static_cast<uint64_t>(least))),
+          options_.order_only,
+          stops_at_target,
+          options_.stays_within && !stops_at_target,
+          allowance_.Part(share)};
 }
 
 void Annealer::Keep(Schedule schedule) {
@@ -244,15 +258,17 @@ Schedule Annealer::BothStages(std::span<const OpId> start, const Attempt& attemp
   stage.Run(cooling, &random_, &result_.counters);
   result_.is_cut_short |= stage.is_cut_short();
   if (result_.counters.num_groups == 0) result_.counters.num_groups = static_cast<int32_t>(grouped.order.size());
-  return Stage2(MembersInOrder(grouped.nodes, stage.BestSequence()), cooling.first * cooling.ratio,
+  const Schedule ungrouped = MembersInOrder(grouped.nodes, stage.BestSequence());
+  return Stage2(ungrouped,
+                options_.stage2_temperature > 0 ? Temperature{options_.stage2_temperature, true}
+                                                : Temperature{cooling.first * cooling.ratio, false},
                 attempt.stage2_share);
 }
 
-// From `temperature` on; 0: the options' over the objective of `start`.
-Schedule Annealer::Stage2(std::span<const OpId> start, double temperature, double share) {
+Schedule Annealer::Stage2(std::span<const OpId> start, const Temperature& temperature, double share) {
   Stage stage(singles_, start, Setting(start.size(), false, share));
-  if (temperature == 0) temperature = options_.start_temperature * stage.objective();
-  stage.Run({temperature, options_.cooling, options_.stage2_iterations}, &random_, &result_.counters);
+  const double first = temperature.first * (temperature.is_relative ? stage.objective() : 1);
+  stage.Run({first, options_.cooling, options_.stage2_iterations}, &random_, &result_.counters);
   result_.is_cut_short |= stage.is_cut_short();
   return stage.BestSequence();
 }

@@ -5,8 +5,10 @@
 // rotates one to an empty slot; one that keeps the sequence valid is accepted by Metropolis' rule on
 //   f = max(budget, peak) * cost.
 // Stage 1 anneals grouped nodes (planners/fastsa/node_groups.h) and stops as soon as the budget is met; stage 2 takes
-// the groups apart and removes what they compute for nothing, from the temperature that stage 1 would end at. (From the
-// one it was stopped at, stage 2 trades bytes for cost and leaves the budget for good.)
+// the groups apart and removes what they compute for nothing, from the temperature that stage 1 would end at (App.
+// D.4), 1e-7 of the initial objective. Hotter, or from the temperature at which stage 1 was stopped, half of the budget
+// is reached at less cost, but under tight budgets f falls as the budget is left, which is for good: what is best then
+// is what stage 2 started from. Two switches of ours go together against that, `stage2_temperature` and `stays_within`.
 //
 // What the paper leaves open and is chosen here: the three kinds of mutation are equally likely; the outcome
 // is the best sequence seen (feasible before cheap before small), not the last. What differs:
@@ -39,6 +41,8 @@ struct AnnealOptions {
   int64_t stage1_iterations = 20'000'000;  // at most; 0: stage 2 alone
   int64_t stage2_iterations = 2'000'000;
   double start_temperature = 1e-3;  // of the first stage, over its initial objective
+  double stage2_temperature = 0;  // of the second stage, over its initial objective; 0: where the first would end
+  bool stays_within = false;  // stage 2 accepts nothing above the budget once it is under it
   double cooling = 1e-4;  // a stage's last temperature over its first
   int64_t max_steps = kDefaultSteps;
 };

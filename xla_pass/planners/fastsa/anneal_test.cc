@@ -69,14 +69,30 @@ TEST(OrderOnlyMovesOnly) {
   EXPECT_EQ(ComputeLiveness(builder.program(), result.schedule).peak_bytes, 11);
 }
 
+// A quarter of the bytes at half again the cost: f is less above the budget, where a hot stage 2 stays for good. What
+// it comes back with then is what the groups came to, unless it stays within.
+TEST(AHotSecondStageThatStaysWithinTheBudgetFindsCheaperPlans) {
+  const StepProgram program = testing::ForwardBackwardChain(60, 10);
+  AnnealOptions options = Quick();
+  options.stage2_iterations = 40'000;
+  options.stage2_temperature = 1e-2;
+  const AnnealResult leaves = Anneal(program, program.schedule, 180, options);
+  options.stays_within = true;
+  const AnnealResult stays = Anneal(program, program.schedule, 180, options);
+  EXPECT_TRUE(leaves.is_feasible && stays.is_feasible);
+  EXPECT_TRUE(CountRecompute(program, stays.schedule).cost_s < 0.7 * CountRecompute(program, leaves.schedule).cost_s);
+}
+
 TEST(PlansAreValidAndDeterministicUnderAllSwitches) {
   for (uint32_t seed = 0; seed < 30; ++seed) {
     const StepProgram program = testing::RandomProgram(seed, 1 + seed % 30);
     const int64_t given_peak = ComputeLiveness(program, program.schedule).peak_bytes;
-    for (const int switches : {0, 1, 2}) {
+    for (const int switches : {0, 1, 2, 3}) {
       AnnealOptions options = Quick();
-      options.group = switches == 0;
+      options.group = switches == 0 || switches == 3;
       options.order_only = switches == 2;
+      options.stays_within = switches == 3;
+      options.stage2_temperature = switches == 3 ? 1e-2 : 0;
       options.seed = seed;
       const int64_t budget_bytes = given_peak * 6 / 10;
       const AnnealResult result = Anneal(program, program.schedule, budget_bytes, options);

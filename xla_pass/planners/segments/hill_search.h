@@ -5,7 +5,8 @@
 // from another segment can only be held, so a segment is remade as a whole at most, and its own bytes are
 // all that a remake adds (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, with the
 // checkpoints and what to keep beside them chosen by price). The price of a hill is found by bisection on
-// exact live bytes; between two prices some segments take the lower and the others the higher one.
+// exact live bytes; between two rungs of a ladder of prices some segments take the lower and the others the higher one,
+// or, where a hill is one segment, it takes a price in between.
 //
 // Weaknesses: one price for a whole hill although bytes are held for different times; a remake runs as
 // late as its first reader allows and serves all later ones. O(steps + reads) per price tried.
@@ -22,6 +23,8 @@
 
 namespace coopjax {
 
+inline constexpr Step kWholeHill = Step{1} << 29;  // as long a segment as there is
+
 // Steps [begin, end) around a highest step `peak`; those before the peak may be run again after it.
 struct Hill {
   Step begin;
@@ -36,8 +39,8 @@ std::vector<Hill> FindHills(std::span<const int64_t> live_bytes, int64_t budget_
 // What a program implies, indexed once.
 struct SegmentContext {
   const StepProgram& program;
-  Csr touches;                        // OpTouches
-  std::vector<uint8_t> may_repeat;    // per op; in-place writers are never repeated
+  Csr touches;  // OpTouches
+  std::vector<uint8_t> may_repeat;  // per op; in-place writers are never repeated
 
   explicit SegmentContext(const StepProgram& program);
 };
@@ -46,8 +49,8 @@ class HillSearch {
  public:
   struct Options {
     int64_t budget_bytes = 0;
-    Step segment_steps = 0;           // half to one and a half times so many steps a segment
-    int32_t num_rounds = 0;           // of bisection
+    Step segment_steps = 0;  // half to one and a half times so many steps a segment, or kWholeHill
+    int32_t num_rounds = 0;  // of bisection
   };
   // `schedule` is above the budget; its in-place writers run once. Everything must outlive this.
   HillSearch(const SegmentContext& context, std::span<const OpId> schedule, const Options& options, SegmentCuts* cuts);
@@ -64,7 +67,7 @@ class HillSearch {
     Step begin;
     Step end;
     int32_t kind;
-    int32_t first_outside;            // into outside_
+    int32_t first_outside;  // into outside_
   };
   // The search for one hill's price: `at` runs over the rungs of a ladder of prices, fractions included.
   struct Price {
@@ -72,10 +75,12 @@ class HillSearch {
     int32_t first_segment = 0;
     int32_t end_segment = 0;
     double at = 0;
-    double too_high = 0;              // the highest rung tried whose bytes are over the budget
-    double fits = -1;                 // the lowest rung tried that is under it; below 0: none yet
+    double too_high = 0;  // the highest rung tried whose bytes are over the budget
+    double fits = -1;  // the lowest rung tried that is under it; below 0: none yet
     double lowest_at = 0;
     int64_t lowest_bytes = 0;
+
+    double Between(size_t rung, double share) const;  // that rung and the next
   };
 
   void Split(const Hill& hill);
@@ -97,14 +102,14 @@ class HillSearch {
   SegmentCuts& cuts_;
   const ScheduleFlow flow_;
   std::vector<Hill> hills_;
-  std::vector<Price> prices_;            // per hill
+  std::vector<Price> prices_;  // per hill
   std::vector<Segment> segments_;
   std::vector<int32_t> outside_;
-  std::vector<int32_t> index_of_;        // scratch of ProblemOf, per production
-  std::vector<uint8_t> is_held_;         // per production: for another segment's sake
-  std::vector<uint8_t> is_chosen_;       // per step: to run again after its hill's peak
-  std::vector<Step> hill_at_;            // per hill: where it begins in the schedule built last
-  std::vector<int64_t> hill_bytes_;      // per hill: its peak in the schedule evaluated last
+  std::vector<int32_t> index_of_;  // scratch of ProblemOf, per production
+  std::vector<uint8_t> is_held_;  // per production: for another segment's sake
+  std::vector<uint8_t> is_chosen_;  // per step: to run again after its hill's peak
+  std::vector<Step> hill_at_;  // per hill: where it begins in the schedule built last
+  std::vector<int64_t> hill_bytes_;  // per hill: its peak in the schedule evaluated last
   std::vector<uint8_t> is_held_scratch_;
   int64_t num_evaluations_ = 0;
 };

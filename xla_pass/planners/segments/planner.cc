@@ -17,7 +17,9 @@ namespace coopjax {
 namespace {
 
 constexpr Step kSegmentSteps[] = {16, 64, 256, 1024};
+constexpr Step kLeastWhole = 4096;       // steps of a program whose hills are planned whole, too
 constexpr Step kShorterByLevel = 4;
+constexpr int64_t kLeastFall = 50;       // a whole level that takes no more than this part of the excess is the last
 constexpr double kFirstMargin = 0.02;   // over the budget, of the first proposal to be polished
 constexpr double kLastMargin = 1.0;
 constexpr int32_t kPatience = 3;        // proposals in a row that lead to nothing better
@@ -48,7 +50,11 @@ class SegmentPlanner {
   SegmentResult Run() {
     Keep(order_);
     if (order_.peak_bytes > budget_bytes_) {
-      Keep(CleanedUp(Propose(budget_bytes_), budget_bytes_));
+      Plan proposal = Propose(budget_bytes_);
+      if (static_cast<Step>(order_.schedule.size()) >= kLeastWhole && !IsOver()) {
+        TryLength(budget_bytes_, kWholeHill, &proposal);
+      }
+      Keep(CleanedUp(std::move(proposal), budget_bytes_));
       if (static_cast<int32_t>(order_.schedule.size()) <= options_.max_polished_ops) Polish();
     }
     result_.is_cut_short = IsOver();
@@ -83,11 +89,15 @@ class SegmentPlanner {
     for (Step segment_steps : kSegmentSteps) {
       if (segment_steps > kSegmentSteps[0] && (segment_steps > static_cast<Step>(order_.schedule.size()) || IsOver()))
         break;
-      Plan plan = Lowered(target_bytes, segment_steps);
-      Keep(plan);
-      if (plan.Rank(target_bytes) < best.Rank(target_bytes)) best = std::move(plan);
+      TryLength(target_bytes, segment_steps, &best);
     }
     return best;
+  }
+
+  void TryLength(int64_t target_bytes, Step segment_steps, Plan* best) {
+    Plan plan = Lowered(target_bytes, segment_steps);
+    Keep(plan);
+    if (plan.Rank(target_bytes) < best->Rank(target_bytes)) *best = std::move(plan);
   }
 
   // Level by level, in shorter and shorter segments, as long as the peak falls.
@@ -96,13 +106,14 @@ class SegmentPlanner {
     Plan plan = order_;
     for (int32_t level = 0; level < options_.max_levels && plan.peak_bytes > target_bytes; ++level) {
       HillSearch search(context_, plan.schedule, {target_bytes, segment_steps, options_.num_rounds}, &cuts);
-      segment_steps = std::max(segment_steps / kShorterByLevel, kSegmentSteps[0]);
+      if (segment_steps < kWholeHill) segment_steps = std::max(segment_steps / kShorterByLevel, kSegmentSteps[0]);
       const Schedule lowered = search.Run([this] { return IsOver(); });
       result_.evaluations += search.num_evaluations();
       result_.segments += search.num_segments();
       Plan next = Judged(WithoutUnreadRepeats(context_.program, context_.touches, lowered));
-      if (next.peak_bytes >= plan.peak_bytes) break;
-      plan = std::move(next);
+      const int64_t fall = plan.peak_bytes - next.peak_bytes, excess = plan.peak_bytes - target_bytes;
+      if (fall > 0) plan = std::move(next);
+      if (fall <= (segment_steps == kWholeHill ? excess / kLeastFall : 0)) break;
     }
     result_.kinds += cuts.num_kinds();
     result_.cuts += cuts.num_solved();

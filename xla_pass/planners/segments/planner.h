@@ -1,8 +1,9 @@
 // Rematerialization of large programs (10^4 to 10^6 ops) under a budget of live bytes, in near-linear time.
 //
 //  1. HillSearch lowers the hills of the order, then, where remakes stand above the budget themselves, the
-//     hills of what came out, level by level: recursive checkpointing. That for several lengths of segments;
-//     the cheapest outcome wins.
+//     hills of what came out, level by level: recursive checkpointing. That for several lengths of segments, up to
+//     the whole way to the top, which graphs need whose values are read far from where they are made; the cheapest
+//     outcome wins.
 //  2. Repeats that the budget has room to do without are taken out (RemoveUnneededRepeats).
 //  3. Programs that are not too long are polished: proposals for somewhat more than the budget are lowered
 //     to it by exact single moves (Lowering). What a remake adds near the top of a hill then costs a few

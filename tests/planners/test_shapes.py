@@ -1,0 +1,45 @@
+"""Every shape of graph that `benchmarks/shapes.py` builds: valid programs, plans at once, bounds near them."""
+
+import importlib
+
+import pytest
+
+from coopjax import _core
+from coopjax.planners.auto import AutoPlanner
+from coopjax.planners.segments import SegmentPlanner
+from coopjax.program.validate import validate
+from tests.support import ROOT
+from tests.support.programs import peak_of
+
+
+@pytest.fixture
+def shapes(monkeypatch):
+  monkeypatch.syspath_prepend(ROOT / "benchmarks")
+  return importlib.import_module("shapes").SHAPES
+
+
+@pytest.mark.parametrize(
+  "shape, most_overhead",
+  [("chain", 0.08), ("layered", 0.03), ("unet", 0.03), ("wide", 0.03), ("random", 0.045), ("rnn", 0.08)],
+)
+def test_half_of_the_bytes(shapes, shape, most_overhead):
+  program = shapes[shape](3000)
+  assert 2800 < program.num_ops < 3200
+  budget_bytes = peak_of(program) // 2
+  result = AutoPlanner().plan(program, budget_bytes, max_steps=60_000_000)
+  report = validate(program, result.schedule, budget_bytes=budget_bytes)
+  assert report.is_valid, str(report)
+  assert 0 < result.least_overhead(program) <= result.overhead(program) <= most_overhead
+
+
+def test_what_is_read_far_away_is_planned_across_all_steps_at_once(shapes):
+  program = shapes["random"](20_000)
+  result = SegmentPlanner(max_polished_ops=0).plan(program, peak_of(program) // 2)
+  assert result.is_feasible and result.overhead(program) < 0.06  # by segments of at most a thousand steps: 0.2
+
+
+@pytest.mark.parametrize("shape, least", [("wide", 0.043), ("rnn", 0.14)])  # the plans take 0.044 and 0.144
+@pytest.mark.parametrize("num_ops", [5000, 60_000])
+def test_bounds_look_at_what_all_other_ops_come_before_or_after(shapes, shape, least, num_ops):
+  program = shapes[shape](num_ops)
+  assert _core.cost_bound(program.core, peak_of(program) // 4) > least * program.op_cost_s.sum()
