@@ -4,6 +4,8 @@
 # make pytest  the Python tests alone
 # make test-jax  what of it depends on JAX, for another JAX than the one that all of it was run on
 # make oldest-test-jax  that on the oldest JAX that is supported; oldest- goes before any target with tests
+# make nightly-test-jax  that on last night's JAX, for a job of its own: it may fail on what JAX is changing
+# make wheel   the sdist and this platform's wheel, and that wheel tried in an empty environment; files in build/dist
 # make cc-test the C++ unit tests alone
 # make test-targets  the tests that compile for TPUs and GPUs, which need not be there; fetches 400 MB of compilers
 # make test-browser  the report in headless Chromium; installs one from Debian if there is none
@@ -74,6 +76,14 @@ test-targets: $(INSTALLED)
 	.ci/install-targets '$(VENV)'
 	JAX_PLATFORMS=cpu $(VENV)/bin/python -m pytest -n $(JOBS) -m targets
 
+# From where JAX's own pages say its nightly releases are; other packages may be ahead of their releases there, too.
+nightly-%:
+	PIP_PRE=1 PIP_EXTRA_INDEX_URL=https://us-python.pkg.dev/ml-oss-artifacts-published/jax/simple/ \
+	$(MAKE) $* VENV=.venv-nightly
+
+wheel: $(INSTALLED)
+	.ci/make-wheel '$(VENV)'
+
 oldest-%:
 	$(MAKE) $* $(OLDEST)
 
@@ -109,4 +119,4 @@ clean:
 	rm -rf .venv .venv-* build out .pytest_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help venv demo test test-jax lint test-browser test-targets cc-test native-test bazel-test fuzz bench bench-planners clean
+.PHONY: help venv demo wheel test test-jax lint test-browser test-targets cc-test native-test bazel-test fuzz bench bench-planners clean
