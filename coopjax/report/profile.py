@@ -192,6 +192,7 @@ class _Describer:
       )
     }
     self._end = len(facts["names"])
+    self._frames: dict[int, tuple[str, ...]] = {0: ()}  # by id: many buffers come from one line
 
   def buffers(self, rows: list[_Row]) -> list[Buffer]:
     """The buffers of all rows but those of values that are none of the scheduled program's."""
@@ -221,7 +222,15 @@ class _Describer:
       op=facts["opcodes"][time],
       scope=facts["scopes"][time],
       source=facts["sources"][time],
+      frames=self._stack(int(facts["frame_ids"][time])),
     )
+
+  def _stack(self, frame_id: int) -> tuple[str, ...]:
+    """A frame and those that called it, the innermost first."""
+    if frame_id not in self._frames:
+      callers = self._stack(int(self._facts["frame_callers"][frame_id - 1]))
+      self._frames[frame_id] = (self._facts["frames"][frame_id - 1], *callers)
+    return self._frames[frame_id]
 
   def _kind(self, row: _Row, time: int, end: int) -> str:
     """Of the value: outputs' and donated parameters' memory serves as scratch, too."""
