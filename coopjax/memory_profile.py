@@ -39,6 +39,7 @@ class Buffer:
     scope: name-scope path, as in HLO metadata.
     source: ``file:line`` of the innermost frame outside of installed packages, or "".
     frames: all frames, the innermost first, packages' ones included (JAX's own are left out): "train.py:12 (block)".
+    made_of_layer: the layer of the arguments that it is made from, "net.blocks[3]" for one, or "".
     cost_s: modelled seconds to make it again where it is read last, with all that has to come back first; nan where it
       can't be.
     cost_rank: 0 for the cheapest byte to bring back, by ``cost_s / num_bytes``; -1 where it can't be.
@@ -59,6 +60,7 @@ class Buffer:
   scope: str = ""
   source: str = ""
   frames: tuple[str, ...] = ()
+  made_of_layer: str = ""
   cost_s: float = float("nan")
   cost_rank: int = -1
 
@@ -79,9 +81,12 @@ class Buffer:
 
   @property
   def layer(self) -> str:
-    """The module path down to its first numbered part, "encoder/block_3" for one; all of it where none is numbered."""
+    """The module path down to its first numbered part, "encoder/block_3" for one. Where none is numbered, the layer of
+    the arguments that it is made from (Equinox and NNX open no scopes); else all of the path.
+    """
     parts = user_scopes(self.scope)
-    return "/".join(parts[: numbered_part(parts) + 1])
+    layer = "/".join(parts[: numbered_part(parts) + 1])
+    return layer if any(map(str.isdigit, layer)) else self.made_of_layer or layer
 
 
 @dataclasses.dataclass(frozen=True)
