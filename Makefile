@@ -12,7 +12,7 @@
 # make native-test  what links to XLA itself; fetches a TensorFlow wheel (270 MB) for its headers and libraries
 # make fuzz    mutated modules through the HLO pass under sanitizers, FUZZ_RUNS of them through all; needs Clang 16
 # make bazel-test  the same C++ and the planners' tests, built and run by Bazel, without a network
-# make bench   the measured table of the README: memory against time
+# make bench   the measured tables of the README: memory against time, a training run inside budgets
 # make bench-planners  planners beside each other; TABLES="fastsa exact" for some of the tables
 # make clean   remove everything that was built or installed here
 #
@@ -31,7 +31,7 @@ OLDEST := VENV=.venv-floor PYTHON_VERSION=3.12 JAX="jax==0.11.2"
 WITHOUT_JAX := $(addprefix --ignore=,tests/planners tests/api/test_stability.py $(addprefix tests/house/,test_benchmarks.py \
   test_build.py test_cpp.py test_cpp_layers.py test_hand_ladder.py test_hlo_pass_benchmark.py test_layers.py \
   test_no_clock.py test_one_plan_benchmark.py test_planned_modules.py test_planning_time.py test_random_bits.py \
-  test_reachable_budgets.py test_rooms.py test_workers.py)) \
+  test_reachable_budgets.py test_rooms.py test_training_run.py test_workers.py)) \
   $(addprefix --deselect=,tests/house/test_examples.py::test_benchmark_measures_every_variant_of_a_model \
   tests/xla/test_targets.py::test_the_benchmark_measures_and_joins_what_was_measured)
 PYTEST = $(VENV)/bin/python -m pytest -n $(JOBS) --durations=30 -m "not browser and not targets and not native"
@@ -110,6 +110,8 @@ bazel-test: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(VENV)/bin/python benchmarks/gpt_budget.py
+	$(VENV)/bin/python benchmarks/training_run.py
+	$(VENV)/bin/python benchmarks/readme_tables.py
 
 bench-planners: $(INSTALLED)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[bench]"

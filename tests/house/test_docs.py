@@ -1,5 +1,6 @@
 """README and ``docs/`` do what they say: their scripts and commands are run, in order, in an empty directory."""
 
+import importlib
 import json
 import os
 import pathlib
@@ -90,6 +91,14 @@ def test_the_readme_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
   lines = dict(re.findall(r"^(\w+) ([\d.]+ MiB) of temporaries", capsys.readouterr().out, re.MULTILINE))
   assert f"It prints {lines['step']} for `step` and {lines['fitted_step']} for `fitted_step`." in readme
   assert names["plan"].fits and names["fitted_step"](names["weights"], names["x"])
+
+
+def test_the_readme_says_what_the_results_say(monkeypatch):
+  monkeypatch.syspath_prepend(ROOT / "benchmarks")
+  readme_tables = importlib.import_module("readme_tables")
+  readme = (ROOT / "README.md").read_text()
+  assert readme_tables.filled(readme) == readme
+  assert readme_tables.filled(readme.replace("| none |  |", "| 100% |  |")) == readme
 
 
 @pytest.fixture(scope="module")
