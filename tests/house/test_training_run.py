@@ -1,4 +1,4 @@
-"""The benchmark that trains inside budgets, on a few steps of a tiny model: resumed in the middle, with the same bits."""
+"""The benchmark that trains inside budgets, on a few steps of a tiny model: resumed midway, with the same bits."""
 
 import importlib
 import json
