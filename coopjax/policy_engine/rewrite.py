@@ -128,7 +128,7 @@ def _kept_at(position: int, kept: dict[Value, str]) -> collections.defaultdict[i
 
 
 def _value_decisions(
-  info: EquationInfo, steps: int, kept: collections.defaultdict[int, str], names: dict[core.Var, str]
+  info: EquationInfo, steps: int, kept: collections.defaultdict[int, str], names: dict[Any, str]
 ) -> list[ValueDecision]:
   flops = cost.equation_flops(info.equation)
   return [
