@@ -32,7 +32,9 @@ WITHOUT_JAX := $(addprefix --ignore=,tests/planners tests/api/test_stability.py 
   test_build.py test_cpp.py test_cpp_layers.py test_hand_ladder.py test_hlo_pass_benchmark.py test_layers.py \
   test_no_clock.py test_one_plan_benchmark.py test_planned_modules.py test_planning_time.py test_random_bits.py \
   test_reachable_budgets.py test_rooms.py test_training_run.py test_workers.py)) \
-  $(addprefix --deselect=,tests/house/test_examples.py::test_benchmark_measures_every_variant_of_a_model \
+  $(addprefix --deselect=,tests/house/test_docs.py::test_the_readme_runs_from_top_to_bottom \
+  tests/house/test_docs.py::test_the_readme_says_what_the_results_say \
+  tests/house/test_examples.py::test_benchmark_measures_every_variant_of_a_model \
   tests/xla/test_targets.py::test_the_benchmark_measures_and_joins_what_was_measured)
 PYTEST = $(VENV)/bin/python -m pytest -n $(JOBS) --durations=30 -m "not browser and not targets and not native"
 

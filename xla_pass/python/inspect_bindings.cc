@@ -78,8 +78,8 @@ void BindInspect(nb::module_& m) {
         AddBuffers(analysis, fields);
         return fields;
       },
-      "Instructions by flattened time (id, name, opcode, scope, source, computation, frame), the frames, and the buffers'\n"
-      "types.");
+      "Instructions by flattened time (id, name, opcode, scope, source, computation, frame), the frames, and the\n"
+      "buffers' types.");
 }
 
 }  // namespace coopjax::python
