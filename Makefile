@@ -4,13 +4,15 @@
 # make pytest  the Python tests alone
 # make test-jax  what of it depends on JAX, for another JAX than the one that all of it was run on
 # make oldest-test-jax  that on the oldest JAX that is supported; oldest- goes before any target with tests
+# make nightly-test-jax  that on last night's JAX, for a job of its own: it may fail on what JAX is changing
+# make wheel   the sdist and this platform's wheel, and that wheel tried in an empty environment; files in build/dist
 # make cc-test the C++ unit tests alone
 # make test-targets  the tests that compile for TPUs and GPUs, which need not be there; fetches 400 MB of compilers
 # make test-browser  the report in headless Chromium; installs one from Debian if there is none
 # make native-test  what links to XLA itself; fetches a TensorFlow wheel (270 MB) for its headers and libraries
 # make fuzz    mutated modules through the HLO pass under sanitizers, FUZZ_RUNS of them through all; needs Clang 16
 # make bazel-test  the same C++ and the planners' tests, built and run by Bazel, without a network
-# make bench   the measured table of the README: memory against time
+# make bench   the measured tables of the README: memory against time, a training run inside budgets
 # make bench-planners  planners beside each other; TABLES="fastsa exact" for some of the tables
 # make clean   remove everything that was built or installed here
 #
@@ -29,8 +31,10 @@ OLDEST := VENV=.venv-floor PYTHON_VERSION=3.12 JAX="jax==0.11.2"
 WITHOUT_JAX := $(addprefix --ignore=,tests/planners tests/api/test_stability.py $(addprefix tests/house/,test_benchmarks.py \
   test_build.py test_calibrated.py test_cpp.py test_cpp_layers.py test_hand_ladder.py test_hlo_pass_benchmark.py test_layers.py \
   test_no_clock.py test_one_plan_benchmark.py test_planned_modules.py test_planning_time.py test_random_bits.py \
-  test_reachable_budgets.py test_rooms.py test_workers.py)) \
-  $(addprefix --deselect=,tests/house/test_examples.py::test_benchmark_measures_every_variant_of_a_model \
+  test_reachable_budgets.py test_rooms.py test_training_run.py test_workers.py)) \
+  $(addprefix --deselect=,tests/house/test_docs.py::test_the_readme_runs_from_top_to_bottom \
+  tests/house/test_docs.py::test_the_readme_says_what_the_results_say \
+  tests/house/test_examples.py::test_benchmark_measures_every_variant_of_a_model \
   tests/xla/test_targets.py::test_the_benchmark_measures_and_joins_what_was_measured)
 PYTEST = $(VENV)/bin/python -m pytest -n $(JOBS) --durations=30 -m "not browser and not targets and not native"
 
@@ -74,6 +78,14 @@ test-targets: $(INSTALLED)
 	.ci/install-targets '$(VENV)'
 	JAX_PLATFORMS=cpu $(VENV)/bin/python -m pytest -n $(JOBS) -m targets
 
+# From where JAX's own pages say its nightly releases are; other packages may be ahead of their releases there, too.
+nightly-%:
+	PIP_PRE=1 PIP_EXTRA_INDEX_URL=https://us-python.pkg.dev/ml-oss-artifacts-published/jax/simple/ \
+	$(MAKE) $* VENV=.venv-nightly
+
+wheel: $(INSTALLED)
+	.ci/make-wheel '$(VENV)'
+
 oldest-%:
 	$(MAKE) $* $(OLDEST)
 
@@ -100,6 +112,8 @@ bazel-test: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(VENV)/bin/python benchmarks/gpt_budget.py
+	$(VENV)/bin/python benchmarks/training_run.py
+	$(VENV)/bin/python benchmarks/readme_tables.py
 
 bench-planners: $(INSTALLED)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[bench]"
@@ -109,4 +123,4 @@ clean:
 	rm -rf .venv .venv-* build out .pytest_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help venv demo test test-jax lint test-browser test-targets cc-test native-test bazel-test fuzz bench bench-planners clean
+.PHONY: help venv demo wheel test test-jax lint test-browser test-targets cc-test native-test bazel-test fuzz bench bench-planners clean

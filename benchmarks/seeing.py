@@ -1,4 +1,4 @@
-"""How fast memory is seen: `coopjax inspect` on a module of 10 MB, and the report of a program with 20,000 buffers.
+"""How fast memory is seen: `coopjax inspect` on a module of 10 MB, and the report of a program of 100,000 steps.
 
 The module is the gradient of an unrolled decoder on the CPU; the command is timed as a user runs it, the interpreter's
 start included; beside it stands its CPU time, which a busy machine changes less. The report is opened in headless
@@ -25,7 +25,7 @@ import tables
 from coopjax.report import html
 from tests.support import browser, profiles
 
-NUM_LAYERS, NUM_BUFFERS, NUM_RUNS = 28, 20_000, 5
+NUM_LAYERS, NUM_BUFFERS, NUM_RUNS = 28, 100_000, 5
 MB = 1_000_000
 COLUMNS = {
   "what": "{what}",

@@ -47,7 +47,8 @@ _HOMES = {
   ),
   "coopjax.memory_profile": ("Buffer", "MemoryProfile"),
   "coopjax.optimizers": ("offload_state", "state_on_host"),
-  "coopjax.planning.remat_plan": ("Decision", "RematPlan"),
+  "coopjax.planning.decision": ("Decision",),
+  "coopjax.planning.remat_plan": ("RematPlan",),
   "coopjax.report.profile": ("inspect",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -149,7 +150,7 @@ if TYPE_CHECKING:
   from coopjax.planning.budget_frontier import (
     frontier as frontier,
   )
-  from coopjax.planning.remat_plan import Decision as Decision
+  from coopjax.planning.decision import Decision as Decision
   from coopjax.planning.remat_plan import RematPlan as RematPlan
   from coopjax.report.profile import inspect as inspect
   from coopjax.xla.speeds import SpeedProfile as SpeedProfile

@@ -499,6 +499,9 @@ class ModuleFacts(TypedDict):
   scopes: tuple[str, ...]
   sources: tuple[str, ...]
   computations: tuple[str, ...]
+  frame_ids: Int64s
+  frames: tuple[str, ...]
+  frame_callers: Int64s
   buffer_types: tuple[str, ...]
   buffer_unpadded_bytes: Int64s
 

@@ -1,24 +1,71 @@
 """What profiles, plans and frontiers share when they are shown: tables as text and HTML, pictures, data frames.
 
-matplotlib and pandas are loaded when they are asked for; where one is not there, a `MissingPackageError` says so.
+matplotlib and pandas are loaded when they are asked for; where one is not there, a `MissingPackageError` names what
+brings it.
 """
 
 import html
 import importlib
+import shutil
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from coopjax.errors import MissingPackageError
 
 MIB = 2**20
+_GAP = "  "  # between columns
+_ROOM = 20  # characters for a column while another could be left out
+_LEAST = 10  # that a column keeps
 _STYLE = "text-align:left;padding:2px 12px 2px 0;font-variant-numeric:tabular-nums"
 
 
-def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-  """A table with aligned columns; the last one is not padded."""
-  widths = [max(len(row[i]) for row in (columns, *rows)) for i in range(len(columns))]
-  line = lambda row: "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip()
+def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int = 0, spare: Sequence[str] = ()) -> str:
+  """A table with aligned columns; the last one is not padded.
+
+  Args:
+    columns: headings.
+    rows: cells.
+    width: characters that a line may take; 0: as many as it takes. Where they are too few, columns are left out, and
+      long cells shortened: paths and scopes keep their end, other text its beginning.
+    spare: headings of the columns that are left out for it, the first of them first.
+  """
+  kept, widths = list(columns), _widths(columns, rows)
+  needed = lambda most: sum(min(widths[name], most) for name in kept) + len(_GAP) * (len(kept) - 1)
+  for name in spare:
+    if width and needed(_ROOM) > width and name in kept:
+      kept.remove(name)
+  most = max(widths[name] for name in kept)
+  while width and most > _LEAST and needed(most) > width:
+    most -= 1
+  places = [(columns.index(name), min(widths[name], most)) for name in kept]
+  line = lambda row: _GAP.join(_shortened(row[i], room).ljust(room) for i, room in places).rstrip()
   return "\n".join(line(row) for row in (columns, *rows))
+
+
+def wrapped(text: str, width: int = 0) -> str:
+  """Text whose lines have at most `width` characters, what is carried over indented; as it is for 0."""
+  if not width:
+    return text
+  fill = lambda line: textwrap.wrap(
+    line, width, subsequent_indent=" " * (4 + len(line) - len(line.lstrip())), break_on_hyphens=False
+  )
+  return "\n".join(part for line in text.splitlines() for part in fill(line) or [""])
+
+
+def terminal_width() -> int:
+  """Characters of a line of the terminal that is written to, or what COLUMNS says; 0 for files and pipes."""
+  return shutil.get_terminal_size((0, 0)).columns
+
+
+def _widths(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[str, int]:
+  return {name: max(len(row[i]) for row in (columns, *rows)) for i, name in enumerate(columns)}
+
+
+def _shortened(cell: str, room: int) -> str:
+  if len(cell) <= room:
+    return cell
+  return f"..{cell[2 - room :]}" if "/" in cell or ":" in cell else f"{cell[: room - 2]}.."
 
 
 def html_table(headline: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], more: int = 0) -> str:
@@ -80,9 +127,15 @@ def plot_totals(given: Any, title: str, totals: Mapping[str, int]) -> Any:
   return shown
 
 
+def require_pictures(what: str) -> None:
+  """Raises the error of a missing matplotlib before anything is computed, if it is missing."""
+  _package("matplotlib", what)
+
+
 def _package(name: str, what: str) -> Any:
   try:
     return importlib.import_module(name)
   except ImportError as error:
     package = name.partition(".")[0]
-    raise MissingPackageError(f"{what} needs {package}, which is not installed: pip install {package}") from error
+    brings = {"matplotlib": "'coopjax[cli]'"}.get(package, package)
+    raise MissingPackageError(f"{what} needs {package}, which is not installed: pip install {brings}") from error

@@ -37,7 +37,9 @@ class Buffer:
     end: first step at which it no longer is.
     op: HLO opcode.
     scope: name-scope path, as in HLO metadata.
-    source: ``file:line``, or "".
+    source: ``file:line`` of the innermost frame outside of installed packages, or "".
+    frames: all frames, the innermost first, packages' ones included (JAX's own are left out): "train.py:12 (block)".
+    made_of_layer: the layer of the arguments that it is made from, "net.blocks[3]" for one, or "".
     cost_s: modelled seconds to make it again where it is read last, with all that has to come back first; nan where it
       can't be.
     cost_rank: 0 for the cheapest byte to bring back, by ``cost_s / num_bytes``; -1 where it can't be.
@@ -57,6 +59,8 @@ class Buffer:
   op: str = ""
   scope: str = ""
   source: str = ""
+  frames: tuple[str, ...] = ()
+  made_of_layer: str = ""
   cost_s: float = float("nan")
   cost_rank: int = -1
 
@@ -71,10 +75,18 @@ class Buffer:
     return "/".join(user_scopes(self.scope))
 
   @property
+  def argument(self) -> str:
+    """Of a parameter, what it is in the user's arguments, "params['dense']['kernel']" for one; "" for anything else."""
+    return self.scope if self.op == "parameter" else ""
+
+  @property
   def layer(self) -> str:
-    """The module path down to its first numbered part, "encoder/block_3" for one; all of it where none is numbered."""
+    """The module path down to its first numbered part, "encoder/block_3" for one. Where none is numbered, the layer of
+    the arguments that it is made from (Equinox and NNX open no scopes); else all of the path.
+    """
     parts = user_scopes(self.scope)
-    return "/".join(parts[: numbered_part(parts) + 1])
+    layer = "/".join(parts[: numbered_part(parts) + 1])
+    return layer if any(map(str.isdigit, layer)) else self.made_of_layer or layer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,11 +108,13 @@ class Group:
 
 GROUP_KEYS: dict[str, Callable[[Buffer], str]] = {
   "line": lambda buffer: buffer.source or "(no source line)",
+  "frames": lambda buffer: " < ".join(buffer.frames) or "(no source line)",
   "scope": lambda buffer: buffer.module_path or "(no scope)",
   "layer": lambda buffer: buffer.layer or "(no scope)",
   "op": lambda buffer: buffer.op or "(unknown)",
   "dtype": lambda buffer: buffer.dtype,
   "kind": lambda buffer: buffer.kind,
+  "argument": lambda buffer: buffer.argument or "(no argument)",
 }
 
 
@@ -175,6 +189,11 @@ class MemoryProfile:
       [buffer for buffer in self.temporaries if peak < 0 or buffer.start < 0 or buffer.start <= peak < buffer.end]
     )
 
+  @property
+  def arguments(self) -> tuple[Buffer, ...]:
+    """What the program is called with, largest first."""
+    return tuple(self.largest([buffer for buffer in self.buffers if buffer.op == "parameter" and buffer.argument]))
+
   @functools.cached_property
   def temporaries(self) -> tuple[Buffer, ...]:
     """What lies in temporary memory, the device's main one."""
@@ -191,7 +210,7 @@ class MemoryProfile:
 
     Args:
       buffers: ``profile.at_peak()``, say.
-      by: one of ``GROUP_KEYS``: "line", "scope", "layer", "op", "dtype", "kind".
+      by: one of ``GROUP_KEYS``: "line", "frames", "scope", "layer", "op", "dtype", "kind", "argument".
 
     Returns:
       The groups, largest first.
@@ -213,7 +232,7 @@ class MemoryProfile:
   @classmethod
   def from_fields(cls, fields: dict[str, Any]) -> "MemoryProfile":
     """The inverse of ``dataclasses.asdict``, after JSON made lists of its tuples."""
-    buffers = tuple(Buffer(**buffer) for buffer in fields["buffers"])
+    buffers = tuple(Buffer(**{**buffer, "frames": tuple(buffer.get("frames", ()))}) for buffer in fields["buffers"])
     return cls(**{**fields, "live_bytes": tuple(fields["live_bytes"]), "buffers": buffers})
 
   def to_dict(self) -> dict[str, Any]:

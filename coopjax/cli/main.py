@@ -2,15 +2,17 @@
 
 ``plan`` and ``frontier`` stand in `coopjax.cli.planning_commands`.
 
-Exit status: 0 fine, 1 over budget (``check``, ``plan``), 2 bad input.
+Exit status: 0 fine, 1 over budget (``check``, ``plan``, ``fit``), 2 bad input, 130 interrupted. A reader that stops
+early (``| head``) is none of these. docs/command_line.md says what each command prints with ``--json``.
 """
 
 import argparse
-import importlib.util
 import json
 import os
 import pathlib
 import sys
+import sysconfig
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,10 +46,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
   _complete(parser)
   options = parser.parse_args(arguments)
   try:
-    return options.command(options)
-  except (CoopjaxError, OSError, ValueError) as error:
-    print(f"coopjax: {error}", file=sys.stderr)
+    status = options.command(options)
+    sys.stdout.flush()
+  except BrokenPipeError:  # nobody reads on; nor may the interpreter write what is left
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+  except KeyboardInterrupt:
+    print("coopjax: interrupted", file=sys.stderr)
+    return 130
+  except Exception as error:
+    if options.traceback:
+      raise
+    print(f"coopjax: {_told(error)}", file=sys.stderr)
     return 2
+  return status
+
+
+def _told(error: Exception) -> str:
+  """An error in a line or a few: ours say all by themselves, others what they are and which of the user's lines."""
+  if isinstance(error, (CoopjaxError, OSError, ValueError)) and not _users_line(error):
+    return str(error)
+  return f"{_users_line(error)}{type(error).__name__}: {error} (--traceback shows where)"
+
+
+def _users_line(error: Exception) -> str:
+  """The innermost line outside of coopjax and of installed packages that an error passed, or ""."""
+  coopjax, frames = str(pathlib.Path(__file__).parents[1]), traceback.extract_tb(error.__traceback__)
+  theirs = coopjax, sysconfig.get_path("stdlib"), "<"
+  is_users = lambda file: not file.startswith(theirs) and "-packages" not in file
+  return next((f"{frame.filename}:{frame.lineno}: " for frame in reversed(frames) if is_users(frame.filename)), "")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -59,13 +86,15 @@ def _parser() -> argparse.ArgumentParser:
     formatter_class=raw,
   )
   parser.add_argument("--version", action="version", version=f"coopjax {__version__}")
+  parser.add_argument("--traceback", action="store_true", help="of an error, all of it")
   commands = parser.add_subparsers(required=True, metavar="COMMAND")
   look = commands.add_parser(
     "inspect", help="totals, and the buffers at the peak with their source lines", epilog=_EXAMPLES, formatter_class=raw
   )
-  look.add_argument("--top", type=_count, default=20, metavar="N", help="rows shown (20)")
+  look.add_argument("--top", type=planning_commands.positive, default=20, metavar="N", help="rows shown (20)")
   look.add_argument("--sort", choices=tables.SORTS, default="size", help="order of the buffers (size)")
   look.add_argument("--group-by", choices=GROUP_KEYS, help="sum the buffers up")
+  look.add_argument("--arguments", action="store_true", help="the program's arguments, not what is live at the peak")
   look.set_defaults(command=_inspect)
   check = commands.add_parser(
     "check", help="exit with 1 if a program takes more than a budget", epilog=_EXAMPLES, formatter_class=raw
@@ -76,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
   )
   check.set_defaults(command=_check)
   diff = commands.add_parser("diff", help="two programs beside each other", epilog=_EXAMPLES, formatter_class=raw)
-  diff.add_argument("--top", type=_count, default=20, metavar="N", help="changes shown (20)")
+  diff.add_argument("--top", type=planning_commands.positive, default=20, metavar="N", help="changes shown (20)")
   diff.add_argument("--group-by", choices=GROUP_KEYS, default="line", help="what is compared at the peaks (line)")
   diff.set_defaults(command=_diff)
   report = commands.add_parser("report", help="one HTML file that works offline", epilog=_EXAMPLES, formatter_class=raw)
@@ -84,12 +113,13 @@ def _parser() -> argparse.ArgumentParser:
   report.add_argument("--budget", type=_size, help="of the temporaries, drawn as a line")
   report.add_argument("--frontier", metavar="FILE", help="a file that coopjax frontier -o FILE.json wrote: drawn, too")
   report.add_argument("--plan", metavar="PLAN", help="a file that RematPlan.save wrote: its decisions are listed")
+  report.add_argument("--json", action="store_true", help="print JSON")
   report.set_defaults(command=_report)
   explain = commands.add_parser(
     "explain", help="a saved plan: each decision, with its bytes and cost", epilog=_EXAMPLES, formatter_class=raw
   )
   explain.add_argument("path", help="a file that RematPlan.save wrote")
-  explain.add_argument("--top", type=_count, default=20, metavar="N", help="decisions shown (20)")
+  explain.add_argument("--top", type=planning_commands.positive, default=20, metavar="N", help="decisions shown (20)")
   explain.add_argument("--json", action="store_true", help="print JSON")
   explain.set_defaults(command=_explain)
   planning_commands.add_parsers(commands)
@@ -134,9 +164,12 @@ def _inspect(options: argparse.Namespace) -> int:
   if options.json:
     return _print_json(profile.to_dict())
   others = _other_modules(options, profile)
-  print("\n".join([*tables.headline(profile, options.units), *others, ""]))
+  print(display.wrapped("\n".join([*tables.headline(profile, options.units), *others, ""]), display.terminal_width()))
   if options.group_by:
-    columns, rows = tables.GROUP_COLUMNS, tables.group_rows(profile, options.group_by, options.units)
+    shown = profile.arguments if options.arguments else profile.at_peak()
+    columns, rows = tables.GROUP_COLUMNS, tables.group_rows(profile, shown, options.group_by, options.units)
+  elif options.arguments:
+    columns, rows = tables.ARGUMENT_COLUMNS, tables.argument_rows(profile, options.units)
   else:
     columns, rows = tables.BUFFER_COLUMNS, tables.buffer_rows(profile, options.sort, options.units)
   _print_table(columns, rows[: options.top])
@@ -163,13 +196,12 @@ def _check(options: argparse.Namespace) -> int:
     return 0 if fits else 1
   what = "temporaries" if options.temp else "memory in total"
   size = lambda num_bytes: tables.in_units(num_bytes, options.units)
-  print(
-    f"{profile.name}: {size(taken)} of {what}, budget {size(options.budget)}: "
-    + ("fits" if fits else f"OVER BUDGET by {size(taken - options.budget)}")
-  )
+  verdict = "fits" if fits else f"OVER BUDGET by {size(taken - options.budget)}"
+  told = f"{profile.name}: {size(taken)} of {what}, budget {size(options.budget)}: {verdict}"
+  print(display.wrapped(told, display.terminal_width()))
   if not fits:
     print("the largest lines at the peak:")
-    _print_table(tables.GROUP_COLUMNS, tables.group_rows(profile, "line", options.units)[:3])
+    _print_table(tables.GROUP_COLUMNS, tables.group_rows(profile, profile.at_peak(), "line", options.units)[:3])
   return 0 if fits else 1
 
 
@@ -194,13 +226,16 @@ def _report(options: argparse.Namespace) -> int:
   frontier = _frontier(pathlib.Path(options.frontier)) if options.frontier else None
   path = pathlib.Path(options.output)
   path.write_text(to_html(before, after, plan=plan, frontier=frontier, budget_bytes=options.budget), encoding="utf-8")
-  print(f"{path}: {tables.in_units(path.stat().st_size)}")
+  num_bytes = path.stat().st_size
+  if options.json:
+    return _print_json({"path": str(path), "num_bytes": num_bytes})
+  print(f"{path}: {tables.in_units(num_bytes)}")
   return 0
 
 
 def _explain(options: argparse.Namespace) -> int:
   plan = RematPlan.load(options.path)
-  print(plan.to_json() if options.json else plan.explain(options.top))
+  print(plan.to_json() if options.json else plan.explain(options.top, display.terminal_width()))
   return 0
 
 
@@ -239,29 +274,12 @@ def _other_modules(options: argparse.Namespace, profile: MemoryProfile) -> list[
 
 
 def _print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-  """With rich on a terminal that has it, else aligned text (for pipes, too)."""
-  if not sys.stdout.isatty() or importlib.util.find_spec("rich") is None:
-    print(display.text_table(columns, rows))
-    return
-  from rich import box, console, table
-
-  shown = table.Table(box=box.SIMPLE_HEAD)
-  for column in columns:
-    shown.add_column(column, overflow="fold", justify="right" if column in ("bytes", "share", "rank") else "left")
-  for row in rows:
-    shown.add_row(*row)
-  console.Console().print(shown)
+  print(display.text_table(columns, rows, display.terminal_width(), tables.SPARE_COLUMNS))
 
 
 def _print_json(fields: dict[str, Any]) -> int:
   print(json.dumps(fields))
   return 0
-
-
-def _count(text: str) -> int:
-  if not text.isdigit() or not int(text):
-    raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-  return int(text)
 
 
 def _size(text: str) -> int:

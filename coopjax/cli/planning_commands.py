@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from coopjax import display
 from coopjax.budget import Budget
 from coopjax.errors import BudgetExceededWarning, BudgetInfeasibleError, InvalidBudgetError, RematNoEffectWarning
 
@@ -48,7 +49,7 @@ def add_parsers(commands: Any) -> None:
     help="the budget is of arguments + outputs + temporaries - aliased, not of the temporaries alone",
   )
   plan.add_argument("--output", "-o", metavar="FILE", help="save the plan, for RematPlan.load, explain and report")
-  plan.add_argument("--top", type=int, default=20, metavar="N", help="decisions shown (20)")
+  plan.add_argument("--top", type=positive, default=20, metavar="N", help="decisions shown (20)")
   plan.add_argument(
     "--format", choices=FORMATS, help="print the plan as a policy over names, for a job without coopjax, not a report"
   )
@@ -69,9 +70,9 @@ def add_parsers(commands: Any) -> None:
     "fit", help="the largest batch that a device takes, and the fastest", epilog=_EXAMPLES, formatter_class=raw
   )
   fit.add_argument("--budget", type=_budget, default=Budget("fits"), help="as of plan (fits)")
-  fit.add_argument("--batches", type=int, nargs="+", metavar="N", help="to try (doubled until none fits)")
-  fit.add_argument("--microbatches", type=int, nargs="+", default=[1], metavar="N", help="numbers of them (1)")
-  fit.add_argument("--unit", type=int, default=1, metavar="N", help="that batches are multiples of (1)")
+  fit.add_argument("--batches", type=positive, nargs="+", metavar="N", help="to try (doubled until none fits)")
+  fit.add_argument("--microbatches", type=positive, nargs="+", default=[1], metavar="N", help="numbers of them (1)")
+  fit.add_argument("--unit", type=positive, default=1, metavar="N", help="that batches are multiples of (1)")
   fit.add_argument(
     "--existing", default="replace", choices=EXISTING, help="what becomes of a step's jax.checkpoints (replace)"
   )
@@ -154,7 +155,7 @@ def _plan(options: argparse.Namespace) -> int:
   if options.format:
     print(getattr(plan, f"to_{options.format}")())
   else:
-    print(plan.to_json() if options.json else plan.explain(options.top))
+    print(plan.to_json() if options.json else plan.explain(options.top, display.terminal_width()))
   return 0 if plan.fits else 1
 
 
@@ -165,6 +166,8 @@ def _frontier(options: argparse.Namespace) -> int:
   suffix = pathlib.Path(options.output).suffix if options.output else ""
   if options.output and suffix not in (*PICTURES, ".json"):
     raise OSError(f"{options.output}: expected a name that ends in {', '.join(PICTURES)} or .json")
+  if suffix in PICTURES:
+    display.require_pictures(f"frontier -o {options.output}")
   found = coopjax.frontier(function, *args, budgets=options.budget, **_settings(options), **kwargs)
   text = json.dumps(found.to_dict())
   if suffix == ".json":
@@ -174,7 +177,7 @@ def _frontier(options: argparse.Namespace) -> int:
 
     matplotlib.use("agg")  # no window, no display
     found.plot().figure.savefig(options.output, dpi=150)
-  print(text if options.json else found.table())
+  print(text if options.json else found.table(display.terminal_width()))
   return 0
 
 
@@ -194,7 +197,7 @@ def _fit(options: argparse.Namespace) -> int:
   )
   if options.output and found.largest and found.largest.plan:
     found.largest.plan.save(options.output)
-  print(json.dumps(found.to_dict()) if options.json else found.table())
+  print(json.dumps(found.to_dict()) if options.json else found.table(display.terminal_width()))
   return 0 if found.largest else 1
 
 
@@ -238,6 +241,13 @@ def _mesh_axes(text: str) -> list[tuple[str, int]]:
   if not all(name.isidentifier() and size.isdigit() and int(size) for name, _, size in axes):
     raise argparse.ArgumentTypeError(f"{text!r} is no mesh: expected axes with their sizes, fsdp=16,tensor=4 for one")
   return [(name, int(size)) for name, _, size in axes]
+
+
+def positive(text: str) -> int:
+  """A count that was typed."""
+  if not text.isdigit() or not int(text):
+    raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+  return int(text)
 
 
 def _budget(text: str) -> Budget:

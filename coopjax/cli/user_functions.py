@@ -81,15 +81,27 @@ def _module(where: str) -> Any:
     if path.suffix != ".py":
       return importlib.import_module(where)
     sys.path.insert(0, str(path.resolve().parent))  # as when Python runs the file
-    if path.stem not in sys.modules:
-      spec = importlib.util.spec_from_file_location(path.stem, path)
-      if spec is None or spec.loader is None:
-        raise ImportError("no loader takes it")
-      sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-      spec.loader.exec_module(sys.modules[path.stem])
-    return sys.modules[path.stem]
+    return _loaded(path.resolve())
   except Exception as error:
     raise UserFunctionError(f"{where} can't be imported: {type(error).__name__}: {error}") from error
+
+
+def _loaded(path: pathlib.Path) -> Any:
+  """The module of a file, loaded once: under the file's name, or where another module has that one, under its path."""
+  name = path.stem
+  if name in sys.modules and getattr(sys.modules[name], "__file__", None) != str(path):
+    name = str(path.with_suffix(""))
+  if name not in sys.modules:
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+      raise ImportError("no loader takes it")
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+      spec.loader.exec_module(sys.modules[name])
+    except BaseException:
+      del sys.modules[name]  # half of it: the next who asks gets the same error
+      raise
+  return sys.modules[name]
 
 
 def load_beside(function: str, name: str) -> Callable:

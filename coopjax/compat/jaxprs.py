@@ -47,6 +47,7 @@ _LAZY_RULES = {"custom_jvp_call": "jvp_jaxpr_fun", "custom_vjp_call": "fwd_jaxpr
 
 # A user frame is one of the user's files: neither JAX's nor ours.
 source_info_util.register_exclusion(os.path.dirname(coopjax.__file__) + os.sep)
+_INSTALLED = ("site-packages/", "dist-packages/")  # as in xla_pass/hlo/metadata.cc
 
 
 class SourceLine(NamedTuple):
@@ -58,9 +59,15 @@ class SourceLine(NamedTuple):
 
 
 def source_line(equation: core.JaxprEqn) -> SourceLine | None:
-  """The innermost frame of user code behind an equation; None when JAX recorded none."""
-  frame = source_info_util.user_frame(equation.source_info.traceback)
-  return None if frame is None else SourceLine(frame.file_name, frame.start_line, frame.function_name)
+  """The innermost frame of user code behind an equation, outside of installed packages if any is; None when JAX
+  recorded none.
+  """
+  first = None
+  for frame in source_info_util.user_frames(equation.source_info.traceback):
+    first = first or frame
+    if not any(part in frame.file_name for part in _INSTALLED):
+      return SourceLine(frame.file_name, frame.start_line, frame.function_name)
+  return first and SourceLine(first.file_name, first.start_line, first.function_name)
 
 
 def flatten(tree: Any) -> tuple[list[Any], Any]:

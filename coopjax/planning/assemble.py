@@ -11,7 +11,8 @@ from coopjax.jaxpr.placement import Spread
 from coopjax.jaxpr.trace import TracedFn
 from coopjax.memory_profile import MemoryProfile
 from coopjax.planning.choice import Choice
-from coopjax.planning.remat_plan import Decision, RegionPlan, RematPlan
+from coopjax.planning.decision import Decision
+from coopjax.planning.remat_plan import RegionPlan, RematPlan
 from coopjax.planning.request import Request
 from coopjax.policy_engine import rewrite
 from coopjax.policy_engine.decisions import PolicyDecisions
@@ -154,14 +155,15 @@ def jaxpr_decisions(
   """
   return tuple(
     Decision(
-      value=f"equation {value.equation_id}[{value.index}]",
+      value=value.name or f"equation {value.equation_id}[{value.index}]",
       type=value.type,
       source=value.source,
-      scope=scope,
+      scope="/".join(filter(None, (scope, value.scope))),
       num_bytes=value.num_bytes,
       decision=value.decision,
       times=int(value.decision == "recomputed"),
       cost_s=value.flops / target.flops_per_s,
+      op=value.op,
     )
     for value in rewrite.describe(traced, decisions)
   )
@@ -190,6 +192,7 @@ def _module_decisions(program: StepProgram, schedule: np.ndarray) -> list[Decisi
         decision="recomputed" if times[op] else "saved",
         times=int(times[op]),
         cost_s=float(program.op_cost_s[op]),
+        op=program.op_kinds[op] if program.op_kinds else "",
       )
     )
   return decisions

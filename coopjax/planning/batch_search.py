@@ -16,6 +16,7 @@ from coopjax.planning.request import Request
 from coopjax.xla import targets
 
 COLUMNS = "batch", "microbatches", "arguments", "in total", "extra compute", "examples a second", "engine"
+SPARE_COLUMNS = "arguments", "engine", "microbatches"  # on a narrow terminal
 _MOST_DOUBLINGS = 24
 _FINENESS = 8  # the largest batch is found to this part of it
 
@@ -89,10 +90,14 @@ class Fit:
     """The batch with the most examples a second, modelled; None where none is held or none can be modelled."""
     return max((point for point in self.points if point.examples_per_s), key=_rate, default=None)
 
-  def table(self) -> str:
-    """All points as aligned text, and which of them are the largest and the fastest."""
+  def table(self, width: int = 0) -> str:
+    """All points as aligned text, of `width` characters a line (0: as many as it takes), and which are the largest and
+    the fastest.
+    """
     lines = [f"{self.name}{f' on {self.target}' if self.target else ''}: what fits", ""]
-    lines.append(display.text_table(COLUMNS, [point.row() for point in sorted(self.points, key=_size)]))
+    lines.append(
+      display.text_table(COLUMNS, [point.row() for point in sorted(self.points, key=_size)], width, SPARE_COLUMNS)
+    )
     for what, point in (("largest", self.largest), ("fastest, modelled", self.fastest)):
       over = f" over {point.microbatches} microbatches" if point and point.microbatches > 1 else ""
       lines.append(f"{what}: {f'a batch of {point.batch:,}{over}' if point else 'none'}")

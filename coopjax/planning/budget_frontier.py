@@ -17,6 +17,7 @@ from coopjax.xla import targets
 
 SHARES = (1.0, 0.75, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08)
 COLUMNS = ("", "budget", "temporaries", "predicted", "total", "extra compute", "recomputed", "engine")
+SPARE_COLUMNS = "predicted", "total", "recomputed", "engine"  # on a narrow terminal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,10 +68,10 @@ class Frontier:
   references: tuple[FrontierPoint, ...]
   omitted: tuple[tuple[str, str], ...] = ()
 
-  def table(self) -> str:
-    """The points and the references as aligned text."""
+  def table(self, width: int = 0) -> str:
+    """The points and the references as aligned text, of `width` characters a line (0: as many as it takes)."""
     lines = [f"{name}: {reason}" for name, reason in self.omitted]
-    return "\n".join([self._headline(), "", display.text_table(COLUMNS, self._rows()), *lines])
+    return "\n".join([self._headline(), "", display.text_table(COLUMNS, self._rows(), width, SPARE_COLUMNS), *lines])
 
   def plot(self, ax: Any = None) -> Any:
     """Temporaries against extra compute: the plans as a line, the references as marks. Returns matplotlib's axes."""

@@ -13,36 +13,12 @@ from coopjax import display
 from coopjax.budget import Budget, format_bytes
 from coopjax.errors import InvalidPlanError
 from coopjax.memory_profile import MemoryProfile
-from coopjax.planning import files, policy_names
+from coopjax.planning import decision, files, policy_names
+from coopjax.planning.decision import Decision
 from coopjax.policy_engine.decisions import PolicyDecisions
 
 FORMAT_VERSION = 3
 _SHOWN = 20  # decisions in a notebook
-
-
-@dataclasses.dataclass(frozen=True)
-class Decision:
-  """What happens to one value.
-
-  Attributes:
-    value: name of the op that makes it, and which of its outputs.
-    type: dtype and shape.
-    source: the user's ``file:line``, or "".
-    scope: name-scope path, or "".
-    num_bytes: size of its buffer; if the policy engine decided, of the whole array, whatever its sharding.
-    decision: "saved", "recomputed" or "offloaded".
-    times: how often it is recomputed.
-    cost_s: modelled seconds of one run of the op that makes it.
-  """
-
-  value: str
-  type: str
-  source: str
-  scope: str
-  num_bytes: int
-  decision: str
-  times: int
-  cost_s: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,18 +208,17 @@ class RematPlan:
     ]
     return "\n".join([*lines, *(f"  {line}" for line in self.rounds)])
 
-  def explain(self, top: int = 20) -> str:
-    """The plan as text: the headline, then the ``top`` largest decisions with their source lines."""
-    lines = [self.headline()]
-    for decision in self.decisions[:top]:
-      times = f" {decision.times}x" if decision.times > 1 else ""
-      lines.append(
-        f"  {decision.decision + times:<14} {format_bytes(decision.num_bytes):>10}  {decision.cost_s * 1e6:>9.1f} us  "
-        f"{decision.type:<22} {decision.source or decision.scope or decision.value}"
-      )
-    if len(self.decisions) > top:
-      lines.append(f"  ... and {len(self.decisions) - top} smaller ones")
-    return "\n".join(lines)
+  def explain(self, top: int = 20, width: int = 0) -> str:
+    """The plan as text: the headline, then the decisions, and what the next ones would give and cost.
+
+    Values that differ in their layer alone are one line ("block_0..15 x 16 layers"): what makes them, where the
+    user wrote it, and the seconds to make all of them once more.
+
+    Args:
+      top: lines of decisions, the largest first.
+      width: characters of a line; 0: as many as it takes.
+    """
+    return "\n".join([display.wrapped(self.headline(), width), *decision.table(self.decisions, top, width)])
 
   def plot(self, ax: Any = None) -> Any:
     """Live bytes over the schedule before and after, or the totals where they are not known, with the budget.
@@ -262,7 +237,7 @@ class RematPlan:
 
   def to_frame(self) -> Any:
     """A row a decision, as a ``pandas.DataFrame``."""
-    return display.frame([vars(decision) for decision in self.decisions])
+    return display.frame([{**vars(each), "layer": each.layer} for each in self.decisions])
 
   def _repr_html_(self) -> str:
     columns = ("decision", "bytes", "one recompute", "type", "line", "scope")
@@ -323,7 +298,7 @@ class RematPlan:
     fields["budget"] = Budget(**fields["budget"])
     for key in ("baseline", "predicted", "measured"):
       fields[key] = MemoryProfile.from_fields(fields[key])
-    fields["decisions"] = tuple(Decision(**decision) for decision in fields["decisions"])
+    fields["decisions"] = tuple(Decision(**each) for each in fields["decisions"])
     fields["rounds"] = tuple(fields["rounds"])
     fields["shards"] = tuple((path, tuple(shape)) for path, shape in fields.get("shards", ()))
     fields["regions"] = tuple(map(RegionPlan.from_fields, fields["regions"]))

@@ -82,6 +82,9 @@ class ValueDecision:
     num_bytes: in JAX's layout; of all steps for a value inside a scan.
     flops: to make it again from its inputs; of all steps.
     decision: "saved", "recomputed" or "offloaded".
+    op: the primitive that makes it.
+    scope: the user's name scopes and the primitive, "block_3/dot_general" for one.
+    name: that the user gave it (`checkpoint_name`), or "".
   """
 
   equation_id: int
@@ -91,6 +94,9 @@ class ValueDecision:
   num_bytes: int
   flops: float
   decision: str
+  op: str
+  scope: str
+  name: str
 
 
 def describe(traced: TracedFn, decisions: PolicyDecisions) -> tuple[ValueDecision, ...]:
@@ -105,9 +111,10 @@ def describe(traced: TracedFn, decisions: PolicyDecisions) -> tuple[ValueDecisio
       parent_id = table[parent_id].parent_id
     kept = {value: "saved" for leaf, _ in region.leaves for value in leaf.saved}
     kept |= {value: "offloaded" for leaf, _ in region.leaves for value in leaf.offloaded}
+    names = {info.equation.invars[0]: info.equation.params["name"] for info in equations if info.primitive == "name"}
     wrapped = [p for leaf, is_repeated in region.leaves if is_repeated for p in range(leaf.start, leaf.stop)]
     for position in sorted({*wrapped, *(position for position, _ in kept if position >= 0)}):
-      found += _value_decisions(equations[position], steps, _kept_at(position, kept))
+      found += _value_decisions(equations[position], steps, _kept_at(position, kept), names)
     found += [_carry_decision(table[region.scan_id], int(index), steps) for position, index in kept if position < 0]
   return tuple(sorted(found, key=lambda decision: -decision.num_bytes))
 
@@ -121,7 +128,9 @@ def _kept_at(position: int, kept: dict[Value, str]) -> collections.defaultdict[i
   )
 
 
-def _value_decisions(info: EquationInfo, steps: int, kept: collections.defaultdict[int, str]) -> list[ValueDecision]:
+def _value_decisions(
+  info: EquationInfo, steps: int, kept: collections.defaultdict[int, str], names: dict[Any, str]
+) -> list[ValueDecision]:
   flops = cost.equation_flops(info.equation)
   return [
     ValueDecision(
@@ -132,6 +141,9 @@ def _value_decisions(info: EquationInfo, steps: int, kept: collections.defaultdi
       steps * cost.num_bytes(var.aval),
       steps * flops,
       kept[index],
+      info.primitive,
+      _scope(info),
+      names.get(var, ""),
     )
     for index, var in enumerate(info.equation.outvars)
     if (flops or index in kept) and not isinstance(var, core.DropVar)
@@ -150,7 +162,14 @@ def _carry_decision(scan: EquationInfo, index: int, steps: int) -> ValueDecision
     steps * cost.num_bytes(var.aval),
     0.0,
     "offloaded",
+    scan.primitive,
+    _scope(scan),
+    "",
   )
+
+
+def _scope(info: EquationInfo) -> str:
+  return f"{compat.name_scopes(info.equation)}/{info.primitive}".removeprefix("/")
 
 
 def _source(info: EquationInfo) -> str:

@@ -11,7 +11,7 @@ from coopjax.memory_profile import MemoryProfile
 from coopjax.planning.budget_frontier import Frontier
 from coopjax.planning.remat_plan import RematPlan
 
-_TEXTS = ("name", "type", "kind", "memory", "op", "source", "module_path")
+_TEXTS = ("name", "type", "kind", "memory", "op", "source", "module_path", "layer", "argument")
 _NUMBERS = ("num_bytes", "padding_bytes", "allocation", "offset", "memory_space", "start", "end", "cost_s", "cost_rank")
 _MAX_DECISIONS = 500
 
@@ -49,7 +49,9 @@ def to_html(
   if frontier is not None:
     data["frontier"] = frontier.to_dict()
   part = lambda name: importlib.resources.files("coopjax.report").joinpath(name).read_text(encoding="utf-8")
-  page = part("report.html").replace("__SCRIPT__", part("report_plan.js") + part("report.js"))
+  page = part("report.html").replace(
+    "__SCRIPT__", part("report_plan.js") + part("report_groups.js") + part("report.js")
+  )
   text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
   return page.replace("__TITLE__", html.escape(profile.name)).replace("__DATA__", text)
 
@@ -60,6 +62,8 @@ def _packed(profile: MemoryProfile, label: str) -> dict[str, Any]:
   columns: dict[str, list[Any]] = {
     name: [number_of.setdefault(getattr(buffer, name), len(number_of)) for buffer in profile.buffers] for name in _TEXTS
   }
+  stacks: dict[tuple[str, ...], int] = {}
+  columns["stack"] = [stacks.setdefault(buffer.frames, len(stacks)) for buffer in profile.buffers]
   for name in _NUMBERS:
     columns[name] = [getattr(buffer, name) for buffer in profile.buffers]
   columns["cost_s"] = [None if math.isnan(cost) else float(f"{cost:.4g}") for cost in columns["cost_s"]]
@@ -78,4 +82,11 @@ def _packed(profile: MemoryProfile, label: str) -> dict[str, Any]:
       "is_predicted",
     )
   }
-  return {**totals, "label": label, "live_bytes": profile.live_bytes, "columns": columns, "texts": list(number_of)}
+  return {
+    **totals,
+    "label": label,
+    "live_bytes": profile.live_bytes,
+    "columns": columns,
+    "texts": list(number_of),
+    "stacks": list(stacks),
+  }

@@ -12,7 +12,7 @@ from coopjax import _core
 from coopjax.errors import DumpError
 from coopjax.memory_profile import Buffer, MemoryProfile, Totals, totals_of
 from coopjax.planning.remat_plan import RematPlan
-from coopjax.report import dump
+from coopjax.report import dump, layers
 from coopjax.xla.buffer_assignment import Allocation, BufferAssignment
 from coopjax.xla.compile import module_of
 from coopjax.xla.module import AllocationKind, HeapResult, parse_module, predict_memory, read_step_program
@@ -102,7 +102,7 @@ def _of_module(module: _core.HloModule, assignment: BufferAssignment | None, nam
     live_bytes=tuple(live_bytes.tolist()),
     peak_live_bytes=int(live_bytes.max(initial=0)),
   )
-  return _with_costs(profile, module)
+  return _with_program(profile, module, facts)
 
 
 class _Row(NamedTuple):
@@ -192,6 +192,7 @@ class _Describer:
       )
     }
     self._end = len(facts["names"])
+    self._frames: dict[int, tuple[str, ...]] = {0: ()}  # by id: many buffers come from one line
 
   def buffers(self, rows: list[_Row]) -> list[Buffer]:
     """The buffers of all rows but those of values that are none of the scheduled program's."""
@@ -221,7 +222,15 @@ class _Describer:
       op=facts["opcodes"][time],
       scope=facts["scopes"][time],
       source=facts["sources"][time],
+      frames=self._stack(int(facts["frame_ids"][time])),
     )
+
+  def _stack(self, frame_id: int) -> tuple[str, ...]:
+    """A frame and those that called it, the innermost first."""
+    if frame_id not in self._frames:
+      text, callers = self._facts["frames"][frame_id - 1], self._stack(int(self._facts["frame_callers"][frame_id - 1]))
+      self._frames[frame_id] = callers if text.startswith("<frozen ") else (text, *callers)  # how Python began
+    return self._frames[frame_id]
 
   def _kind(self, row: _Row, time: int, end: int) -> str:
     """Of the value: outputs' and donated parameters' memory serves as scratch, too."""
@@ -250,18 +259,29 @@ def _live_bytes(buffers: list[Buffer], num_steps: int) -> np.ndarray:
   return np.cumsum(change[:num_steps])
 
 
-def _with_costs(profile: MemoryProfile, module: _core.HloModule) -> MemoryProfile:
-  """With the cost to make each temporary of the entry again, and the rank of its bytes by that."""
+def _with_program(profile: MemoryProfile, module: _core.HloModule, facts: "_core.ModuleFacts") -> MemoryProfile:
+  """With the layer of each temporary of the entry, the cost to make it again, and the rank of its bytes by that."""
   program, _ = read_step_program(module)
+  entry = facts["computations"][-1]  # its root runs last
+  instructions = zip(facts["opcodes"], facts["computations"], facts["scopes"], strict=True)
+  arguments = [scope for op, computation, scope in instructions if op == "parameter" and computation == entry]
+  layer_of = dict(zip(program.op_names, layers.layers_of_ops(program, arguments), strict=True))
   remake_s, _ = _core.remake_costs(program.core, program.schedule)
   cost_s = {program.op_names[op]: float(remake_s[program.outputs(op)].max(initial=0)) for op in range(program.num_ops)}
   costs = {}
   for i, buffer in enumerate(profile.buffers):
-    cost = cost_s.get(buffer.name.partition("[")[0], np.inf)
+    cost = cost_s.get(_op_name(buffer), np.inf)
     if buffer.memory == "temporary" and np.isfinite(cost):
       costs[i] = cost
   ranked = sorted(costs, key=lambda i: (costs[i] / max(profile.buffers[i].num_bytes, 1), i))
-  buffers = list(profile.buffers)
+  buffers = [
+    dataclasses.replace(buffer, made_of_layer=layer) if (layer := layer_of.get(_op_name(buffer))) else buffer
+    for buffer in profile.buffers
+  ]
   for rank, i in enumerate(ranked):
     buffers[i] = dataclasses.replace(buffers[i], cost_s=costs[i], cost_rank=rank)
   return dataclasses.replace(profile, buffers=tuple(buffers))
+
+
+def _op_name(buffer: Buffer) -> str:
+  return buffer.name.partition("[")[0]

@@ -16,7 +16,8 @@ function unpack(program) {
   const c = program.columns, text = program.texts;
   program.buffers = c.num_bytes.map((bytes, i) => ({
     bytes, name: text[c.name[i]], type: text[c.type[i]], kind: text[c.kind[i]], op: text[c.op[i]], memory: text[c.memory[i]],
-    source: text[c.source[i]], scope: text[c.module_path[i]], offset: c.offset[i], allocation: c.allocation[i],
+    source: text[c.source[i]], scope: text[c.argument[i]] || text[c.module_path[i]], layer: text[c.layer[i]],
+    stack: program.stacks[c.stack[i]], offset: c.offset[i], allocation: c.allocation[i],
     start: c.start[i], end: c.end[i], cost: c.cost_s[i], rank: c.cost_rank[i], padding: c.padding_bytes[i],
     isTemp: text[c.memory[i]] === "temporary" && c.memory_space[i] === 0 }));
   program.temps = program.buffers.filter(b => b.isTemp && b.start >= 0);
@@ -28,6 +29,7 @@ function unpack(program) {
   program.top = program.inHeap.reduce((most, b) => Math.max(most, b.offset + b.bytes), 1);
   program.ranked = program.temps.reduce((most, b) => Math.max(most, b.rank), 0);
   program.steps = Math.max(program.live_bytes.length, 1);
+  program.hasSteps = program.live_bytes.length > 0;
 }
 DATA.programs.forEach(unpack);
 let program = DATA.programs[0], view, picked = null, shown = PAGE, sort = { key: "bytes", down: true };
@@ -37,24 +39,39 @@ function colourOf(b) {
   if ($("colour").value === "kind") return css(b.kind);
   return b.rank < 0 ? css("constant") : `hsl(${Math.round(130 - 130 * b.rank / Math.max(program.ranked, 1))} 60% 50%)`;
 }
-function canvas(id) {
-  const element = $(id), ratio = window.devicePixelRatio || 1, width = element.clientWidth, height = +element.dataset.height;
-  element.width = width * ratio; element.height = height * ratio; element.style.height = height + "px";
-  const context = element.getContext("2d");
-  context.scale(ratio, ratio); context.clearRect(0, 0, width, height); context.font = "12px system-ui, sans-serif";
-  return { context, width, height };
+// A canvas with axes: steps from left to right, bytes upwards from `low` to `high`, both with titles and numbers.
+const MARGIN = { left: 84, right: 14, top: 22, bottom: 40 };
+const inner = element => ({ width: element.clientWidth - MARGIN.left - MARGIN.right,
+  height: +element.dataset.height - MARGIN.top - MARGIN.bottom });
+function chart(id, title, low, high) {
+  const element = $(id), ratio = window.devicePixelRatio || 1, whole = { width: element.clientWidth, height: +element.dataset.height };
+  element.width = whole.width * ratio; element.height = whole.height * ratio; element.style.height = whole.height + "px";
+  const context = element.getContext("2d"), { width, height } = inner(element), bottom = MARGIN.top + height;
+  context.scale(ratio, ratio); context.clearRect(0, 0, whole.width, whole.height); context.font = "12px system-ui, sans-serif";
+  const x = step => MARGIN.left + (step - view.from) / (view.to - view.from) * width;
+  const y = bytes => bottom - (bytes - low) / (high - low) * height;
+  context.strokeStyle = css("line"); context.fillStyle = css("dim"); context.lineWidth = 1;
+  const unit = 1024 ** Math.min(Math.max(Math.floor(Math.log2(Math.max(high, 1)) / 10), 0), 4);
+  const line = (fromX, fromY, toX, toY) => { context.beginPath(); context.moveTo(fromX, fromY); context.lineTo(toX, toY); context.stroke(); };
+  context.textAlign = "right";
+  for (const at of ticks(low / unit, high / unit)) {
+    line(MARGIN.left, y(at * unit), MARGIN.left + width, y(at * unit));
+    context.fillText(size(Math.round(at * unit)), MARGIN.left - 6, y(at * unit) + 4);
+  }
+  context.textAlign = "center";
+  for (const at of ticks(view.from, view.to).filter(Number.isInteger)) {
+    line(x(at), bottom, x(at), bottom + 4);
+    context.fillText(at.toLocaleString("en"), x(at), bottom + 17);
+  }
+  context.fillText("step of the schedule", MARGIN.left + width / 2, bottom + 34);
+  context.textAlign = "left"; context.fillText(title, MARGIN.left, 14);
+  context.save(); context.beginPath(); context.rect(MARGIN.left, MARGIN.top, width, height); context.clip();
+  return { context, x, y, width, height };  // what is drawn now stays inside; the caller restores
 }
 for (const id of ["curve", "map"]) $(id).dataset.height = $(id).getAttribute("height");
 
-function note(context, text, x, y) {  // readable over rectangles
-  context.fillStyle = css("paper"); context.globalAlpha = .8;
-  context.fillRect(x - 3, y - 12, context.measureText(text).width + 6, 16);
-  context.globalAlpha = 1; context.fillStyle = css("dim"); context.fillText(text, x, y);
-}
 function drawMap() {
-  const { context, width, height } = canvas("map"), colours = new Map();
-  const x = step => (step - view.from) / (view.to - view.from) * width;
-  const y = address => height - (address - view.low) / (view.high - view.low) * height;
+  const { context, x, y, height } = chart("map", "address in the heap", view.low, view.high), colours = new Map();
   for (const b of program.inHeap) {
     if (b.end <= view.from || b.start >= view.to || b.offset >= view.high || b.offset + b.bytes <= view.low) continue;
     const left = x(b.start), top = y(b.offset + b.bytes);
@@ -68,58 +85,62 @@ function drawMap() {
   }
   if (program.peak_step >= 0) {
     context.strokeStyle = css("text"); context.setLineDash([4, 4]); context.lineWidth = 1;
-    context.beginPath(); context.moveTo(x(program.peak_step + .5), 0); context.lineTo(x(program.peak_step + .5), height);
-    context.stroke(); context.setLineDash([]);
+    context.beginPath(); context.moveTo(x(program.peak_step + .5), MARGIN.top);
+    context.lineTo(x(program.peak_step + .5), MARGIN.top + height); context.stroke(); context.setLineDash([]);
   }
-  note(context, size(Math.round(view.high)), 6, 16);
-  note(context, `step ${Math.floor(view.from)}`, 6, height - 8);
-  const last = `step ${Math.ceil(view.to)}`;
-  note(context, last, width - 6 - context.measureText(last).width, height - 8);
+  context.restore();
 }
+// The most of the steps that fall on one pixel, pixel by pixel: a peak of one step in 100,000 is seen.
 function drawCurve() {
-  const { context, width, height } = canvas("curve"), live = program.live_bytes;
-  const most = Math.max(...DATA.programs.map(p => p.peak_live_bytes), DATA.budget_bytes || 0, 1) * 1.18;
-  const x = step => (step - view.from) / (view.to - view.from) * width, y = bytes => height - bytes / most * height;
-  context.fillStyle = css("temporary"); context.globalAlpha = .55; context.beginPath(); context.moveTo(x(0), height);
-  for (let step = 0; step < live.length; step++) {
-    if (step + 1 < view.from || step > view.to) continue;
-    context.lineTo(x(step), y(live[step])); context.lineTo(x(step + 1), y(live[step]));
+  const live = program.live_bytes, most = Math.max(...DATA.programs.map(p => p.peak_live_bytes), DATA.budget_bytes || 0, 1) * 1.18;
+  const { context, x, y, width } = chart("curve", "live temporary bytes", 0, most), perPixel = (view.to - view.from) / width;
+  context.fillStyle = css("temporary"); context.globalAlpha = .55; context.beginPath(); context.moveTo(MARGIN.left, y(0));
+  for (let pixel = 0; pixel < width; pixel++) {
+    const from = Math.floor(view.from + pixel * perPixel), to = Math.max(from + 1, Math.ceil(view.from + (pixel + 1) * perPixel));
+    let bytes = 0;
+    for (let step = from; step < Math.min(to, live.length); step++) bytes = Math.max(bytes, live[step]);
+    context.lineTo(MARGIN.left + pixel, y(bytes)); context.lineTo(MARGIN.left + pixel + 1, y(bytes));
   }
-  context.lineTo(x(Math.min(live.length, view.to)), height); context.fill(); context.globalAlpha = 1;
+  context.lineTo(MARGIN.left + width, y(0)); context.fill(); context.globalAlpha = 1;
   context.fillStyle = css("text");
   if (program.peak_step >= 0) {
-    const near = Math.min(Math.max(x(program.peak_step + .5), 4), width - 150);
-    context.fillText(`peak ${size(program.peak_live_bytes)}, step ${program.peak_step}`, near, y(program.peak_live_bytes) - 4);
+    const text = `peak ${size(program.peak_live_bytes)}, step ${program.peak_step}`, wide = context.measureText(text).width;
+    const near = Math.min(Math.max(x(program.peak_step + .5), MARGIN.left + 4), MARGIN.left + width - wide - 4);
+    context.fillText(text, near, y(program.peak_live_bytes) - 4);
   }
   if (DATA.budget_bytes) {
     context.strokeStyle = context.fillStyle = css("over"); context.setLineDash([6, 4]); context.beginPath();
-    context.moveTo(0, y(DATA.budget_bytes)); context.lineTo(width, y(DATA.budget_bytes)); context.stroke();
-    context.setLineDash([]); context.fillText(`budget ${size(DATA.budget_bytes)}`, 6, y(DATA.budget_bytes) - 4);
+    context.moveTo(MARGIN.left, y(DATA.budget_bytes)); context.lineTo(MARGIN.left + width, y(DATA.budget_bytes)); context.stroke();
+    context.setLineDash([]); context.fillText(`budget ${size(DATA.budget_bytes)}`, MARGIN.left + 6, y(DATA.budget_bytes) - 4);
   }
+  context.restore();
 }
 let pending = false;
 function draw() {
   if (pending) return;
   pending = true;
-  requestAnimationFrame(() => { pending = false; drawMap(); drawCurve(); });
+  requestAnimationFrame(() => { pending = false; if (program.hasSteps) { drawMap(); drawCurve(); } });
 }
 
 const COLUMNS = [["bytes", "bytes", b => size(b.bytes), "number"], ["kind", "kind", b => b.kind],
-  ["type", "type", b => b.type], ["start", "live", b => b.start < 0 ? "" : `${b.start}..${b.end - 1}`, "number"],
+  ["type", "type", b => b.type, "whole"], ["start", "live", b => b.start < 0 ? "" : `${b.start}..${b.end - 1}`, "number wide"],
   ["cost", "recompute", b => seconds(b.cost), "number wide"], ["rank", "rank", b => b.rank < 0 ? "" : b.rank, "number wide"],
   ["source", "line", b => b.source], ["scope", "scope", b => b.scope, "wide"], ["name", "buffer", b => b.name, "wide"]];
 function fillTable() {
-  const words = $("search").value.toLowerCase().split(/\s+/).filter(Boolean), peak = program.peak_step;
+  const group = $("group").value, words = $("search").value.toLowerCase().split(/\s+/).filter(Boolean), peak = program.peak_step;
   const rows = program.buffers.filter(b =>
     (!$("peak").checked || (b.isTemp && (b.start < 0 || peak < 0 || (b.start <= peak && peak < b.end)))) &&
-    words.every(word => `${b.source} ${b.scope} ${b.type} ${b.name} ${b.kind}`.toLowerCase().includes(word)));
+    words.every(word => `${b.source} ${b.scope} ${b.type} ${b.name} ${b.kind} ${b.stack.join(" ")}`.toLowerCase().includes(word)));
+  $("count").textContent = `${rows.length} buffers, ${size(rows.reduce((sum, b) => sum + b.bytes, 0))}`;
+  $("buffers").hidden = group !== "buffer"; $("groups").replaceChildren();
+  $("more").hidden = group !== "buffer" || rows.length <= shown;
+  if (group !== "buffer") return fillGroups(rows, group);
   const unknown = v => v === null || v === "" || (sort.key === "rank" && v < 0);
   rows.sort((a, b) => {
     const [p, q] = [a[sort.key], b[sort.key]];
     if (unknown(p) !== unknown(q)) return unknown(p) ? 1 : -1;
     return (p < q ? -1 : p > q ? 1 : 0) * (sort.down ? -1 : 1);
   });
-  $("count").textContent = `${rows.length} buffers, ${size(rows.reduce((sum, b) => sum + b.bytes, 0))}`;
   const body = document.createElement("tbody");
   for (const b of rows.slice(0, shown)) {
     const row = body.insertRow();
@@ -134,7 +155,6 @@ function fillTable() {
     };
   }
   $("buffers").tBodies[0].replaceWith(body);
-  $("more").hidden = rows.length <= shown;
 }
 function fillHead() {
   const row = $("buffers").tHead.insertRow();
@@ -166,16 +186,18 @@ function choose(next) {
   const over = DATA.budget_bytes && program.temp_bytes > DATA.budget_bytes;
   const cards = [["total" + (program.is_predicted ? " (modelled)" : ""), size(program.total_bytes)],
     ["temporaries", size(program.temp_bytes), over], ["live at the peak", size(program.peak_live_bytes)],
-    ["fragmentation", (100 * program.fragmentation).toFixed(1) + "%"], ["arguments", size(program.argument_bytes)],
+    ["fragmentation", (100 * program.fragmentation).toFixed(1) + "%"],
+    [`arguments, ${share(program.argument_bytes, program.total_bytes)} of the total`, size(program.argument_bytes)],
     ["outputs", size(program.output_bytes)], ["aliased", size(program.alias_bytes)]];
   if (DATA.budget_bytes) cards.push(["budget for temporaries", size(DATA.budget_bytes)]);
   $("cards").replaceChildren(...cards.map(c => card(...c)));
   for (const button of $("toggle").querySelectorAll("button")) button.ariaPressed = String(button.textContent === program.label);
-  showAll(); draw(); fillTable();
+  $("pictures").hidden = !program.hasSteps;
+  showAll(); fillLegend(); draw(); fillFlames(); fillTable();
 }
 function fillLegend() {
   const byKind = $("colour").value === "kind";
-  const entries = byKind ? KINDS.map(kind => [kind, css(kind)])
+  const entries = byKind ? KINDS.filter(kind => program.inHeap.some(b => b.kind === kind)).map(kind => [kind, css(kind)])
     : [["cheap to bring back", "hsl(130 60% 50%)"], ["dear", "hsl(0 60% 50%)"], ["can't be", css("constant")]];
   $("legend").replaceChildren(...entries.map(([name, colour]) => {
     const entry = document.createElement("span"), swatch = document.createElement("span");
@@ -197,10 +219,15 @@ function move(steps, bytes) {
   view = { from: view.from + dx, to: view.to + dx, low: view.low + dy, high: view.high + dy };
   draw();
 }
+// Where on the map, from 0 to 1 and beyond it, steps and addresses.
+function place(event) {
+  const box = $("map").getBoundingClientRect(), { width, height } = inner($("map"));
+  return [(event.clientX - box.left - MARGIN.left) / width, (box.top + MARGIN.top + height - event.clientY) / height];
+}
 function bufferAt(event) {
-  const box = $("map").getBoundingClientRect();
-  const step = view.from + (event.clientX - box.left) / box.width * (view.to - view.from);
-  const address = view.low + (box.bottom - event.clientY) / box.height * (view.high - view.low);
+  const [atX, atY] = place(event), step = view.from + atX * (view.to - view.from);
+  const address = view.low + atY * (view.high - view.low);
+  if (Math.min(atX, atY, 1 - atX, 1 - atY) < 0) return undefined;
   return program.inHeap.find(b => b.start <= step && step < b.end && b.offset <= address && address < b.offset + b.bytes);
 }
 function tip(event) {
@@ -209,7 +236,7 @@ function tip(event) {
   if (!b) return;
   const lines = [`${size(b.bytes)} ${b.type} ${b.kind}`, b.source, b.scope, `${b.name} (${b.op})`,
     `steps ${b.start} to ${b.end - 1}, address ${size(b.offset)}` + (b.padding ? `, ${size(b.padding)} of it padding` : ""),
-    b.cost === null ? "" : `bringing it back: ${seconds(b.cost)}, rank ${b.rank}`].filter(Boolean);
+    b.cost === null ? "" : `bringing it back: ${seconds(b.cost)}, rank ${b.rank}`, ...b.stack.slice(1)].filter(Boolean);
   $("tip").replaceChildren(...lines.map(line => Object.assign(document.createElement("div"), { textContent: line })));
   $("tip").style.left = Math.min(event.clientX + 14, innerWidth - $("tip").offsetWidth - 8) + "px";
   $("tip").style.top = Math.min(event.clientY + 14, innerHeight - $("tip").offsetHeight - 8) + "px";
@@ -225,14 +252,14 @@ $("map").onpointermove = e => {
   const dx = drag.x - e.clientX, dy = e.clientY - drag.y;
   if (Math.abs(dx) + Math.abs(dy) < 3 && !drag.moved) return;
   $("tip").style.display = "none";
-  move(dx / $("map").clientWidth * (view.to - view.from), dy / $("map").clientHeight * (view.high - view.low));
+  const { width, height } = inner($("map"));
+  move(dx / width * (view.to - view.from), dy / height * (view.high - view.low));
   drag = { x: e.clientX, y: e.clientY, moved: true };
 };
 $("map").onpointerleave = () => { $("tip").style.display = "none"; };
 $("map").addEventListener("wheel", e => {
-  const box = $("map").getBoundingClientRect();
   e.preventDefault();
-  zoom(e.deltaY > 0 ? 1.2 : 1 / 1.2, (e.clientX - box.left) / box.width, (box.bottom - e.clientY) / box.height);
+  zoom(e.deltaY > 0 ? 1.2 : 1 / 1.2, ...place(e));
 }, { passive: false });
 $("map").onkeydown = e => {
   const w = (view.to - view.from) / 10, h = (view.high - view.low) / 10;
@@ -242,14 +269,14 @@ $("map").onkeydown = e => {
 };
 $("reset").onclick = () => { showAll(); draw(); };
 $("colour").onchange = () => { fillLegend(); draw(); };
-$("search").oninput = $("peak").onchange = () => { shown = PAGE; fillTable(); };
+$("search").oninput = $("peak").onchange = $("group").onchange = () => { shown = PAGE; fillTable(); };
 $("more").onclick = () => { shown += 20 * PAGE; fillTable(); };
 addEventListener("keydown", e => {
   if (e.target.matches("input, select") || e.ctrlKey || e.metaKey || e.altKey) return;
   if (e.key === "/") { $("search").focus(); e.preventDefault(); }
-  if (e.key === "t") choose(DATA.programs[(DATA.programs.indexOf(program) + 1) % DATA.programs.length]);
+  if (e.key === "t" && DATA.programs.length > 1) choose(DATA.programs[(DATA.programs.indexOf(program) + 1) % DATA.programs.length]);
 });
-addEventListener("resize", draw);
+addEventListener("resize", () => { draw(); fillFlames(); });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { fillLegend(); draw(); });
 
 if (DATA.programs.length > 1) {
@@ -260,6 +287,6 @@ if (DATA.programs.length > 1) {
     $("toggle").lastElementChild.before(button);
   }
 }
-fillHead(); fillLegend(); choose(program);
+fillHead(); choose(program);
 if (DATA.plan) fillPlan(DATA.plan);
 if (DATA.frontier) fillFrontier(DATA.frontier);

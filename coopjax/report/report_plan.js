@@ -38,7 +38,7 @@ function fillPlan(plan) {
   sortedTable("plan", [["decision", d => d.decision + (d.times > 1 ? ` ${d.times}x` : ""), d => d.decision],
     ["bytes", d => size(d.num_bytes), d => d.num_bytes, "number"],
     ["one recompute", d => seconds(d.cost_s), d => d.cost_s, "number"], ["type", d => d.type, d => d.type],
-    ["line", d => d.source || d.scope, d => d.source || d.scope], ["value", d => d.value, d => d.value, "wide"]],
+    ["line", d => d.source || d.scope, d => d.source || d.scope], ["op", d => d.op, d => d.op, "wide"], ["value", d => d.value, d => d.value, "wide"]],
     plan.decisions);
 }
 

@@ -1,6 +1,6 @@
 """Memory profiles as rows of text: what the command line, notebooks and explanations show."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from coopjax.budget import format_bytes
 from coopjax.memory_profile import Buffer, MemoryProfile
@@ -15,6 +15,8 @@ SORTS: dict[str, Callable[[Buffer], tuple]] = {
 BUFFER_COLUMNS = ("bytes", "share", "kind", "type", "steps", "recompute", "rank", "source", "scope", "buffer")
 DIFF_COLUMNS = ("before", "after", "change", "of")
 GROUP_COLUMNS = ("bytes", "share", "buffers", "largest", "of")
+ARGUMENT_COLUMNS = ("bytes", "share", "type", "argument")
+SPARE_COLUMNS = ("buffer", "rank", "scope", "recompute", "steps", "buffers", "kind", "largest")  # on a narrow terminal
 
 
 def in_units(num_bytes: int, units: str = "auto") -> str:
@@ -57,7 +59,7 @@ def buffer_rows(profile: MemoryProfile, sort: str = "size", units: str = "auto")
   return [
     (
       in_units(buffer.num_bytes, units),
-      _share(buffer.num_bytes, profile),
+      _share(buffer.num_bytes, _at_peak(profile)),
       buffer.kind,
       buffer.type,
       f"{buffer.start}..{buffer.end - 1}" if buffer.start >= 0 else "",
@@ -71,17 +73,33 @@ def buffer_rows(profile: MemoryProfile, sort: str = "size", units: str = "auto")
   ]
 
 
-def group_rows(profile: MemoryProfile, by: str, units: str = "auto") -> list[tuple[str, ...]]:
-  """What the buffers at the peak come to, a row a group under ``GROUP_COLUMNS``."""
+def argument_rows(profile: MemoryProfile, units: str = "auto") -> list[tuple[str, ...]]:
+  """The arguments, a row each under ``ARGUMENT_COLUMNS``."""
+  return [
+    (
+      in_units(buffer.num_bytes, units),
+      _share(buffer.num_bytes, profile.argument_bytes),
+      buffer.type,
+      buffer.argument,
+    )
+    for buffer in profile.arguments
+  ]
+
+
+def group_rows(
+  profile: MemoryProfile, buffers: Sequence[Buffer], by: str, units: str = "auto"
+) -> list[tuple[str, ...]]:
+  """What buffers of a profile come to, a row a group under ``GROUP_COLUMNS``."""
+  whole = profile.argument_bytes if buffers and buffers[0].op == "parameter" else _at_peak(profile)
   return [
     (
       in_units(group.num_bytes, units),
-      _share(group.num_bytes, profile),
+      _share(group.num_bytes, whole),
       str(group.num_buffers),
       f"{in_units(group.largest.num_bytes, units)} {group.largest.type}",
       group.key,
     )
-    for group in profile.grouped(profile.at_peak(), by)
+    for group in profile.grouped(buffers, by)
   ]
 
 
@@ -100,8 +118,11 @@ def diff_rows(before: MemoryProfile, after: MemoryProfile, by: str, units: str =
   return totals + [row(old.get(key, 0), new.get(key, 0), key) for key in changed]
 
 
-def _share(num_bytes: int, profile: MemoryProfile) -> str:
-  whole = profile.peak_live_bytes or profile.temp_bytes
+def _at_peak(profile: MemoryProfile) -> int:
+  return profile.peak_live_bytes or profile.temp_bytes
+
+
+def _share(num_bytes: int, whole: int) -> str:
   return f"{num_bytes / whole:.1%}" if whole else ""
 
 

@@ -10,6 +10,7 @@ import pytest
 
 import coopjax
 from coopjax.cli import main
+from coopjax.memory_profile import GROUP_KEYS
 from coopjax.report import tables
 
 
@@ -35,7 +36,7 @@ def test_inspect_shows_totals_and_the_buffers_at_the_peak(dumped, capsys):
   assert f"{__file__}:" in out and "f32[512,64]" in out
 
 
-@pytest.mark.parametrize("by", ["line", "scope", "layer", "op", "dtype", "kind"])
+@pytest.mark.parametrize("by", GROUP_KEYS)
 def test_inspect_groups(dumped, capsys, by):
   status, out, _ = run(capsys, "inspect", dumped[0], "--group-by", by)
   assert status == 0 and all(column in out for column in tables.GROUP_COLUMNS)
@@ -110,6 +111,41 @@ def test_explain_and_diff_read_saved_plans(dumped, capsys, tmp_path):
 def test_bad_input_is_two(arguments, message):
   done = subprocess.run([sys.executable, "-m", "coopjax.cli", *arguments], capture_output=True, text=True)
   assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_arguments_go_by_their_names(dumped, capsys):
+  status, out, _ = run(capsys, "inspect", dumped[0], "--arguments", "--units", "B")
+  rows = [line.split() for line in out.splitlines() if line.endswith(("weight", "x"))]
+  assert status == 0 and [row[-2:] for row in rows] == [["f32[512,64]", "x"], ["f32[64,64]", "weight"]]
+  status, out, _ = run(capsys, "inspect", dumped[0], "--arguments", "--group-by", "argument")
+  assert status == 0 and out.splitlines()[-1].split()[-1] == "weight"
+
+
+@pytest.mark.parametrize("command", [("inspect",), ("inspect", "--group-by", "line"), ("diff",)])
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_tables_take_the_width_of_the_terminal(dumped, capsys, monkeypatch, command, width):
+  monkeypatch.setenv("COLUMNS", str(width))
+  paths = [dumped[0]] * (1 + (command[0] == "diff"))
+  status, out, _ = run(capsys, command[0], *paths, *command[1:])
+  assert status == 0 and max(map(len, out.splitlines())) <= width
+  if command[0] == "inspect":
+    assert "test_cli.py:" in out
+
+
+def test_a_reader_that_stops_early_is_no_error(dumped):
+  command = [sys.executable, "-m", "coopjax.cli", "inspect", str(dumped[0]), "--json"]
+  with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    process.stdout.read(40)
+    process.stdout.close()
+    assert not process.stderr.read() and process.wait() == 0
+
+
+def test_an_interrupt_is_one_line(monkeypatch, capsys):
+  def interrupted(path):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(coopjax.RematPlan, "load", interrupted)
+  assert run(capsys, "explain", "plan.json") == (130, "", "coopjax: interrupted\n")
 
 
 def test_help_has_examples(capsys):

@@ -39,6 +39,9 @@ def spread_args():
 
 def broken():
   raise KeyError("weights")
+
+def odd(weights, x):
+  return jnp.mean(x @ weights[0].T[1:])
 """
 SHAPES = {"args": [["f32[64, 64]"] * 6, "float32[512,64]"], "kwargs": {"scale": 2.0}}
 
@@ -99,9 +102,10 @@ def test_frontier_prints_a_table_and_draws(script, capsys):
   "arguments, message",
   [
     (("nowhere.py:loss", "--args", "make_args"), "nowhere.py does not exist"),
-    (("{script}:los", "--args", "make_args"), "it has args_for, broken, loss, make_args"),
+    (("{script}:los", "--args", "make_args"), "it has args_for, broken, loss, make_args, odd"),
     (("{script}", "--args", "make_args"), "names no function"),
     (("{script}:loss", "--args", "broken"), "KeyError: 'weights'"),
+    (("{script}:odd", "--args", "make_args"), "fit_me.py:20: TypeError: dot_general requires"),
     (("{script}:loss", "--shapes", "{script}"), "is not JSON"),
     (("{script}:loss", "--shapes", "{directory}/odd.json"), "'f32[8' is no array"),
     (("{script}:loss", "--args", "make_args", "--planner", "best"), "unknown planner 'best'"),
@@ -113,6 +117,28 @@ def test_what_can_not_be_planned_is_two(script, capsys, arguments, message):
   filled = [argument.format(script=script, directory=script.parent) for argument in arguments]
   status, _, err = run(capsys, "plan", *filled, "--budget", "0.5")
   assert status == 2 and message in err
+
+
+def test_errors_of_users_code_are_lines_and_a_traceback_on_demand(script):
+  asked = "plan", f"{script}:odd", "--args", "make_args", "--budget", "0.5"
+  with pytest.raises(TypeError, match="dot_general"):
+    main.main(["--traceback", *asked])
+
+
+def test_files_of_one_name_are_two_modules(script, tmp_path, monkeypatch):
+  for name, value in (("one", 1), ("two", 2)):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "json.py").write_text(f"def number(): return {value}")
+  numbers = [user_functions.load_function(f"{tmp_path}/{name}/json.py:number") for name in ("one", "two", "one")]
+  assert [number() for number in numbers] == [1, 2, 1] and numbers[0] is numbers[2]
+  assert user_functions.load_function(f"{script}:loss").__module__ == "fit_me"
+
+
+def test_a_picture_without_its_extra_is_told_before_anything_is_planned(script, capsys, monkeypatch):
+  monkeypatch.setitem(sys.modules, "matplotlib", None)
+  asked = "frontier", f"{script}:broken", "--args", "make_args"
+  status, out, err = run(capsys, *asked, "-o", "frontier.svg")
+  assert status == 2 and not out and "pip install 'coopjax[cli]'" in err
 
 
 def test_shapes_are_pytrees_of_arrays(script):

@@ -1,5 +1,7 @@
-"""The pages of ``docs/`` do what they say: their scripts and commands are run, in order, in an empty directory."""
+"""README and ``docs/`` do what they say: their scripts and commands are run, in order, in an empty directory."""
 
+import importlib
+import json
 import os
 import pathlib
 import re
@@ -7,9 +9,10 @@ import shlex
 import subprocess
 import sys
 
+import jax
 import pytest
 
-from coopjax.cli import main
+from coopjax.cli import main, user_functions
 from tests.support import ROOT
 
 DOCS = ROOT / "docs"
@@ -84,7 +87,75 @@ def test_training_from_an_error_to_a_job(run_page):
   assert losses.startswith("loss 4.8") and "flops_per_s" in figures
 
 
+def test_the_readme_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
+  """In one session; the first block alone is what `.ci/try-readme` runs in an environment with the wheel."""
+  monkeypatch.chdir(tmp_path)
+  readme, names = (ROOT / "README.md").read_text(), {"__name__": "readme"}
+  for language, text in _BLOCK.findall(readme):
+    assert language == "python"
+    exec(compile(text, "README.md", "exec"), names)
+  lines = dict(re.findall(r"^(\w+) ([\d.]+ MiB) of temporaries", capsys.readouterr().out, re.MULTILINE))
+  assert f"It prints {lines['step']} for `step` and {lines['fitted_step']} for `fitted_step`." in readme
+  assert names["plan"].fits and names["fitted_step"](names["weights"], names["x"])
+
+
+def test_the_readme_says_what_the_results_say(monkeypatch):
+  monkeypatch.syspath_prepend(ROOT / "benchmarks")
+  readme_tables = importlib.import_module("readme_tables")
+  readme = (ROOT / "README.md").read_text()
+  assert readme_tables.filled(readme) == readme
+  assert readme_tables.filled(readme.replace("| none |  |", "| 100% |  |")) == readme
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory):
+  """A script, a dump of it and what else the commands read."""
+  directory = tmp_path_factory.mktemp("json")
+  (directory / "train_json.py").write_text(
+    "import jax, jax.numpy as jnp\n"
+    "def loss(weights, x):\n"
+    "  for weight in weights:\n"
+    "    x = jnp.tanh(x @ weight)\n"
+    "  return jnp.mean(x**2)\n"
+    "def args_for(batch=512):\n"
+    "  return [jnp.eye(64)] * 6, jax.ShapeDtypeStruct((batch, 64), jnp.float32)\n"
+  )
+  loss = user_functions.load_function(f"{directory}/train_json.py:loss")
+  weights, x = user_functions.load_beside(f"{directory}/train_json.py:loss", "args_for")()
+  options = {"xla_dump_to": str(directory / "dump"), "xla_dump_hlo_as_proto": True}
+  jax.jit(jax.grad(loss)).lower(weights, x).compile(compiler_options=options)
+  return directory
+
+
+JSON_COMMANDS = {
+  "inspect": "inspect dump",
+  "check": "check dump --budget 1GiB",
+  "diff": "diff dump dump",
+  "report": "report dump",
+  "explain": "plan train_json.py:loss --args args_for --budget 0.6 --engine hlo --planner peak",
+  "frontier": "frontier train_json.py:loss --args args_for --budget 0.6 --engine hlo --planner peak",
+  "fit": "fit train_json.py:loss --args-for-batch args_for --batches 64 --budget 1GiB --engine hlo --planner peak",
+}
+
+
+@pytest.mark.parametrize("command", JSON_COMMANDS)
+def test_json_is_what_the_page_says(train, monkeypatch, capsys, command):
+  page = (DOCS / "command_line.md").read_text()
+  assert re.findall(r"^### (\w+)$", page, re.MULTILINE) == list(JSON_COMMANDS)
+  section = page.split(f"### {command}\n")[1].partition("\n### ")[0]
+  names = [
+    name for cell in re.findall(r"^\| (`.*?) \|", section, re.MULTILINE) for name in re.findall(r"`(.*?)`", cell)
+  ]
+  monkeypatch.chdir(train)
+  assert main.main([*shlex.split(JSON_COMMANDS[command]), "--json"]) == 0
+  printed = json.loads(capsys.readouterr().out)
+  assert set(printed) == {name for name in names if "[]" not in name}
+  for rows in {name.partition("[]")[0] for name in names if "[]" in name}:
+    said = {name.partition("[].")[2] for name in names if name.startswith(f"{rows}[]")}
+    assert printed[rows] and set(printed[rows][0]) == said
+
+
 def test_every_page_links_to_what_is_there():
-  for page in DOCS.glob("*.md"):
+  for page in (ROOT / "README.md", *DOCS.glob("*.md")):
     for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
-      assert (DOCS / target).exists(), f"{page.name}: {target}"
+      assert (page.parent / target).exists(), f"{page.name}: {target}"

@@ -8,6 +8,7 @@ import pytest
 
 import coopjax
 from coopjax.budget import format_bytes
+from coopjax.memory_profile import Buffer, MemoryProfile
 from coopjax.planning.budget_frontier import Frontier, FrontierPoint
 from coopjax.report.html import to_html
 from tests.support import models
@@ -20,9 +21,9 @@ MIDDLE_OF_A_BUFFER = """(() => {
   const map = document.getElementById('map');
   const b = program.inHeap.reduce((p, q) => q.end - q.start > p.end - p.start ? q : p);
   map.scrollIntoView({ block: 'center' });
-  const box = map.getBoundingClientRect();
-  return [box.left + (b.start + b.end) / 2 / program.steps * box.width,
-          box.bottom - (b.offset + b.bytes / 2) / program.top * box.height];
+  const box = map.getBoundingClientRect(), { width, height } = inner(map);
+  return [box.left + MARGIN.left + (b.start + b.end) / 2 / program.steps * width,
+          box.top + MARGIN.top + height - (b.offset + b.bytes / 2) / program.top * height];
 })()"""
 COLOURS_DRAWN = """(() => {
   const map = document.getElementById('map'), found = new Set();
@@ -131,6 +132,47 @@ def test_keyboard_and_mouse_move_the_map(opened):
   opened.press("Enter")
   assert opened.run("document.querySelectorAll('#buffers tbody tr')[1].className") == "picked"
   assert opened.run("document.activeElement.rowIndex") == 2
+
+
+def test_buffers_are_grouped_by_line_and_by_layer(opened, report):
+  profile = report[1][0]
+  for by in ("line", "layer"):
+    choose = f"document.getElementById('group').value = '{by}'; document.getElementById('group').onchange()"
+    opened.run(choose)
+    expected = profile.grouped(profile.at_peak(), by)
+    assert [row[4] for row in rows(opened, "groups")] == [group.key for group in expected]
+    assert rows(opened, "groups")[0][:3:2] == [format_bytes(expected[0].num_bytes), str(expected[0].num_buffers)]
+  assert not opened.run("document.getElementById('buffers').offsetHeight")
+
+
+def test_frames_at_the_peak_are_a_flame_graph(opened, report):
+  profile = report[1][0]
+  frames = opened.run("[...document.querySelectorAll('.flame')].map(r => [...r.children].map(b => b.title))")
+  assert frames[0] == [f"{format_bytes(sum(b.num_bytes for b in profile.at_peak()))}, 100.0%: all at the peak"]
+  innermost = {buffer.frames[0] for buffer in profile.at_peak() if buffer.frames}
+  assert any(title.endswith(frame) for row in frames for title in row for frame in innermost)
+  opened.run("document.querySelector('.flame:last-child button').click()")
+  assert opened.run("document.getElementById('search').value").startswith("/") and rows(opened)
+
+
+SHOWN_KEYS = "[...document.querySelectorAll('kbd')].filter(k => k.offsetHeight).map(k => k.textContent)"
+
+
+def test_axes_have_titles_and_scales(opened):
+  drawn = opened.run(
+    "(() => { const text = [], c = CanvasRenderingContext2D.prototype, old = c.fillText;"
+    "c.fillText = function (t, ...at) { text.push(t); return old.call(this, t, ...at); }; drawMap(); drawCurve();"
+    "c.fillText = old; return text; })()"
+  )
+  assert {"address in the heap", "live temporary bytes", "step of the schedule", "0 B"} <= set(drawn)
+  assert opened.run(SHOWN_KEYS) == ["t", "+", "-", "0", "/"]
+
+
+def test_keys_are_told_that_do_something(page, tmp_path):
+  path = tmp_path / "one.html"
+  path.write_text(to_html(MemoryProfile(4, name="f", buffers=(Buffer("add", "f32[1]", 4),))))
+  page.open(path)
+  assert page.run(SHOWN_KEYS) == ["/"]
 
 
 def test_decisions_and_frontier_are_there(opened, report):

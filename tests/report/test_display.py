@@ -52,8 +52,10 @@ def test_frames_have_a_row_for_each(plan, profile):
   assert plan.to_dict()["budget_bytes"] == plan.budget_bytes
 
 
-@pytest.mark.parametrize("package, show", [("pandas", "to_frame"), ("matplotlib.pyplot", "plot")])
-def test_a_missing_package_is_named(monkeypatch, plan, package, show):
+@pytest.mark.parametrize(
+  "package, show, brings", [("pandas", "to_frame", "pandas"), ("matplotlib.pyplot", "plot", "'coopjax\\[cli\\]'")]
+)
+def test_a_missing_package_is_named(monkeypatch, plan, package, show, brings):
   monkeypatch.setitem(sys.modules, package, None)
-  with pytest.raises(coopjax.MissingPackageError, match=f"pip install {package.partition('.')[0]}"):
+  with pytest.raises(coopjax.MissingPackageError, match=f"pip install {brings}"):
     getattr(plan, show)()

@@ -15,7 +15,7 @@ namespace {
 // The instructions in flattened time: what runs when, and where it comes from.
 void AddInstructions(const HloAnalysis& analysis, nb::dict& fields) {
   const hlo::Module& module = analysis.graph.module();
-  std::vector<int64_t> ids;
+  std::vector<int64_t> ids, frame_ids;
   std::vector<std::string> names, opcodes, scopes, sources, computations;
   for (const int32_t i : analysis.ranges.sequence) {
     const hlo::Instruction& instruction = module.instructions[i];
@@ -25,6 +25,7 @@ void AddInstructions(const HloAnalysis& analysis, nb::dict& fields) {
     opcodes.emplace_back(instruction.opcode);
     scopes.emplace_back(metadata.op_name);
     sources.push_back(metadata.Source());
+    frame_ids.push_back(metadata.frame_id);
     computations.emplace_back(module.computations[instruction.computation].name);
   }
   fields["instruction_ids"] = ToNumpy(ids);
@@ -33,6 +34,19 @@ void AddInstructions(const HloAnalysis& analysis, nb::dict& fields) {
   fields["scopes"] = ToTexts(scopes);
   fields["sources"] = ToTexts(sources);
   fields["computations"] = ToTexts(computations);
+  fields["frame_ids"] = ToNumpy(frame_ids);
+}
+
+// The stack frames: of each its text, and its caller's id. All ids count from 1, 0 is none.
+void AddFrames(const HloAnalysis& analysis, nb::dict& fields) {
+  std::vector<std::string> texts;
+  std::vector<int64_t> callers;
+  for (int64_t id = 1; id <= analysis.metadata.num_frames(); ++id) {
+    texts.push_back(analysis.metadata.FrameText(id));
+    callers.push_back(analysis.metadata.Caller(id));
+  }
+  fields["frames"] = ToTexts(texts);
+  fields["frame_callers"] = ToNumpy(callers);
 }
 
 // The shapes of the buffers, in the order of `predict_memory`, and what they would take without padding.
@@ -60,10 +74,12 @@ void BindInspect(nb::module_& m) {
         nb::dict fields;
         fields["module_name"] = ToText(parsed.module->name);
         AddInstructions(analysis, fields);
+        AddFrames(analysis, fields);
         AddBuffers(analysis, fields);
         return fields;
       },
-      "Instructions by flattened time (id, name, opcode, scope, source, computation), and the buffers' types.");
+      "Instructions by flattened time (id, name, opcode, scope, source, computation, frame), the frames, and the\n"
+      "buffers' types.");
 }
 
 }  // namespace coopjax::python

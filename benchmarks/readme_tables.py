@@ -1,0 +1,78 @@
+"""Writes what the README says of benchmarks from their results, between `<!-- name -->` and `<!-- /name -->`.
+
+python benchmarks/readme_tables.py            # after a benchmark has written its results
+python benchmarks/readme_tables.py --check    # exits with 1 where README and results differ
+"""
+
+import argparse
+import json
+import pathlib
+import re
+import sys
+from typing import Any
+
+ROOT = pathlib.Path(__file__).parent.parent
+README, RESULTS = ROOT / "README.md", ROOT / "benchmarks" / "results"
+MIB = 2**20
+
+
+def read(name: str) -> dict[str, Any]:
+  return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def training_run() -> str:
+  """The runs of benchmarks/training_run.py as a table."""
+  found = read("training_run")
+  plain = found["rows"][0]
+  lines = [
+    f"| budget | allowed | compiled temporaries | processes | loss after {found['steps']:,} steps | other bits |",
+    "|---|---|---|---|---|---|",
+  ]
+  for row in found["rows"]:
+    allowed = f"{row['share'] * plain['temp_bytes'] / MIB:.1f} MiB" if row["share"] < 1 else ""
+    cells = (
+      row["name"] if allowed else "none",
+      allowed,
+      f"{row['temp_bytes'] / MIB:.1f} MiB",
+      str(row["num_processes"]),
+      f"{row.get('losses', plain['losses'])[-1]:.9f}",
+      f"{row['num_other_bits']} steps",
+    )
+    lines.append(f"| {' | '.join(cells)} |")
+  return "\n".join(lines)
+
+
+def seeing() -> str:
+  """The report's row of benchmarks/seeing.py as a sentence."""
+  row = next(row for row in read("seeing")["rows"] if "report" in row["what"])
+  return (
+    f"The report of a program of {row['num_buffers']:,} steps ({row['size_mb']:.0f} MB) answers the first key after "
+    f"{row['seconds']:.1f} s in Chromium (`python benchmarks/seeing.py`)."
+  )
+
+
+BLOCKS = {"training_run": training_run, "seeing": seeing}
+
+
+def filled(text: str) -> str:
+  """The README with all blocks written anew."""
+  for name, block in BLOCKS.items():
+    pattern = re.compile(rf"(<!-- {name} -->\n).*?(\n<!-- /{name} -->)", re.DOTALL)
+    text, count = pattern.subn(lambda match: match[1] + block() + match[2], text)
+    if count != 1:
+      sys.exit(f"{README.name} has {count} blocks {name}, expected one")
+  return text
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+  parser.add_argument("--check", action="store_true", help="only compare")
+  arguments = parser.parse_args()
+  text = README.read_text()
+  if arguments.check and filled(text) != text:
+    sys.exit("README.md differs from benchmarks/results: python benchmarks/readme_tables.py")
+  README.write_text(filled(text))
+
+
+if __name__ == "__main__":
+  main()
