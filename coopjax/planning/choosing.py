@@ -282,7 +282,7 @@ class Case:
   def _is_worse_than_by_hand(self, outcome: hook.Outcome, profile: CompiledProfile | None) -> bool:
     """Whether something that people pick is predicted to fit, and to repeat less than the HLO engine does."""
     traced = self.traced
-    if not traced.placement.is_known or not outcome.recompute_flops:
+    if not traced.placement.is_known or not outcome.recompute_flops or outcome.budget_bytes is None:
       return False
     space = Candidates(traced, only_scans=False, profile=profile, planner=BY_HAND)
     room = _ABOUT * outcome.budget_bytes / outcome.baseline.temp_bytes * space.baseline_bytes

@@ -244,8 +244,9 @@ class _GraphBuilder:
     starts = [self._ids[var] for var in carries]
     for inner in body.eqns:
       ops += self._add_ops(inner, position, inside)
-    ends = zip(starts, body.outvars[: len(carries)], strict=True)
-    self._carried.update((start, *self._known([end])) for start, end in ends if self._known([end]))
+    for start, end in zip(starts, body.outvars[: len(carries)], strict=True):
+      if known := self._known([end]):
+        self._carried[start] = known[0]
     for i, (var, inner) in enumerate(zip(equation.outvars, body.outvars, strict=True)):
       if isinstance(var, core.DropVar):
         continue
@@ -312,7 +313,7 @@ class _GraphBuilder:
     """Of all steps, on one device."""
     if not steps or not isinstance(aval, jax.core.ShapedArray):
       return self._shards.num_bytes(aval, position) * math.prod(steps)
-    return self._shards.num_bytes(aval.update(shape=(*steps, *aval.shape)), position)
+    return self._shards.num_bytes(jax.ShapeDtypeStruct((*steps, *aval.shape), aval.dtype), position)
 
   def _add_value(self, var: core.Var, position: int, steps: tuple[int, ...], name: Value | None = None) -> int:
     value = len(self._bytes)
