@@ -154,7 +154,6 @@ class Progress[Decisions: Hashable]:
       found = self._first(
         self._nearly_cheapest(fitting),
         lambda candidate: (
-          not candidate.is_by_hand,
           self._hoped(candidate) if candidate.has_loops else 0,
           candidate.num_segments if candidate.kin else -candidate.num_segments,
           candidate.flops,

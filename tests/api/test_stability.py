@@ -1,4 +1,4 @@
-"""A small change to a model is a small change to its plan: with one layer more, two others do something else at most.
+"""A small change to a model is a small change to its plan: with one layer more, three others do something else at most.
 
 At the same share of the temporaries. The layers are alike, so any of the thirteen may count as the new one.
 """
@@ -96,7 +96,7 @@ def test_checkpoints_and_saved_values(share, is_compiled):
     plan = search(candidates, limit, temp_bytes_of, profile.temp_bytes)
     assert plan.is_feasible and plan.temp_bytes <= limit and len(plan.rounds) <= 4
     decided.append(by_layer(depth, states(plan.decisions)))
-  assert num_changed(*decided) <= 2
+  assert num_changed(*decided) <= 3
 
 
 def test_recomputed_values(monkeypatch):
@@ -109,7 +109,7 @@ def test_recomputed_values(monkeypatch):
     assert outcome.fits
     decided.append(by_layer(depth, recomputed(decoder(depth), outcome)))
     assert any(any(layer) for layer in decided[-1])
-  assert num_changed(*decided) <= 2
+  assert num_changed(*decided) <= 3
 
 
 def recomputed(traced, outcome):

@@ -105,7 +105,7 @@ def test_frontier_prints_a_table_and_draws(script, capsys):
     (("{script}:los", "--args", "make_args"), "it has args_for, broken, loss, make_args, odd"),
     (("{script}", "--args", "make_args"), "names no function"),
     (("{script}:loss", "--args", "broken"), "KeyError: 'weights'"),
-    (("{script}:odd", "--args", "make_args"), "fit_me.py:20: TypeError: dot_general requires"),
+    (("{script}:odd", "--args", "make_args"), "fit_me.py:27: TypeError: dot_general requires"),
     (("{script}:loss", "--shapes", "{script}"), "is not JSON"),
     (("{script}:loss", "--shapes", "{directory}/odd.json"), "'f32[8' is no array"),
     (("{script}:loss", "--args", "make_args", "--planner", "best"), "unknown planner 'best'"),
