@@ -74,6 +74,7 @@ def pytest_runtest_setup(item):
 
 
 def pytest_configure(config):
+  os.environ.pop("COLUMNS", None)  # pytest-xdist says 80, and commands take what a terminal has
   directory = tempfile.TemporaryDirectory(
     prefix="coopjax-cache-"
   )  # of each worker: what one plans, another does not skip

@@ -149,7 +149,8 @@ class Progress[Decisions: Hashable]:
       if (rounds_left <= _HAND_ROUNDS or not self._tried) and (found := self._first_by_hand(by_hand)):
         return found
     fitting = [c for c in untried if self._hoped(c) <= self._limit(is_looped=c.has_loops)]
-    fitting = [c for c in fitting if self._predict(c) <= self._budget] or fitting  # without help first: that costs, too
+    if self._holds and (not self._tried or any(trial.hlo_share for trial in self._tried)):  # help costs, too
+      fitting = [c for c in fitting if c.has_loops or self._predict(c) <= self._budget] or fitting
     while fitting and (self._holds or rounds_left > 1):
       found = self._first(
         self._nearly_cheapest(fitting),

@@ -44,13 +44,13 @@ def test_it_is_the_best_that_names_can_say():
 
 
 def test_what_names_cannot_say_is_listed_with_its_worth():
-  half, asked = 0.5, {"engine": "policy"}
-  plan = coopjax.plan(make_step(), *arguments(), budget=half, **asked)
+  share, asked = 0.55, {"engine": "policy"}
+  plan = coopjax.plan(make_step(), *arguments(), budget=share, **asked)
   (names,) = plan.names
   assert any("saved without a name: float32[4,4,64,1] of " in line for line in names.beyond)
   assert "what has no name spares " in names.beyond[-1]
   assert "# Names can't say all" in plan.to_jax() and "names_only=True" in plan.to_maxtext()
-  named = coopjax.plan(make_step(), *arguments(), budget=half, names_only=True, **asked)
+  named = coopjax.plan(make_step(), *arguments(), budget=share, names_only=True, **asked)
   assert plan.recompute_flops <= named.recompute_flops
 
 
