@@ -163,13 +163,18 @@ def inlined(call: core.JaxprEqn, inner: core.JaxprEqn, invars: Sequence[Any], ou
   )
 
 
-def relabel(equation: core.JaxprEqn, scopes: tuple[str, ...], metadata: dict[str, str]) -> core.JaxprEqn:
+def metadata_of(equation: core.JaxprEqn, key: str) -> str | None:
+  """A piece of the XLA metadata that an equation carries."""
+  return (equation.ctx.xla_metadata or {}).get(key)
+
+
+def relabel(equation: core.JaxprEqn, scopes: tuple[str, ...], metadata: dict[str, str | None]) -> core.JaxprEqn:
   """The equation with name scopes put around it and XLA metadata set; its source line stays.
 
   Args:
     equation: any equation.
     scopes: appended to the equation's name stack, outermost first.
-    metadata: merged over the XLA metadata that the equation already carries.
+    metadata: merged over the XLA metadata that the equation already carries; None takes away.
   """
   name_stack = equation.source_info.name_stack
   for scope in scopes:

@@ -137,7 +137,8 @@ class _Tagger:
     equation_id = len(self.table)
     source = compat.source_line(equation)
     self.table.append(EquationInfo(equation_id, equation.primitive.name, source, parent_id, equation, is_kept))
-    in_rule = _Marker(self._metadata).mark  # equations of a rule already run under the tag of the call that owns it
+    # Equations of a rule run under the tag of the call that owns it, and have its mark: JAX keeps them with another's.
+    in_rule = _Marker(self._metadata or {MARK_ATTRIBUTE: compat.metadata_of(equation, MARK_ATTRIBUTE)}).mark
     equation = compat.map_sub_jaxprs(equation, lambda inner: self.tag(inner, equation_id, call), in_rule)
     scopes = (f"coop{equation_id}", KEPT_SCOPE) if is_kept else (f"coop{equation_id}",)
     return compat.relabel(equation, scopes, self._metadata)
@@ -149,7 +150,7 @@ class _Marker:
   What `jax.numpy` calls again and again stays one jaxpr, which JAX differentiates once.
   """
 
-  def __init__(self, metadata: dict[str, str], policy: Callable | None = None):
+  def __init__(self, metadata: dict[str, str | None], policy: Callable | None = None):
     self._metadata, self._policy = metadata, policy
     self._opened: dict[tuple[int, tuple[int, ...]], tuple[core.Jaxpr, core.Jaxpr]] = {}
 
