@@ -27,8 +27,6 @@ import tables
 from unlike_programs import PROGRAMS
 
 import coopjax
-from coopjax import compat
-from coopjax.jaxpr import cost
 from coopjax.jaxpr.trace import differentiable, fn_and_gradient, trace
 from coopjax.xla.compile import compile_trial, measure
 
@@ -57,8 +55,7 @@ def _gradient(loss: Callable, arguments: Any) -> tuple[Callable, Any]:
 
 def flops(loss: Callable, arguments: Any) -> float:
   """Of loss and gradient, as traced."""
-  fn, avals = _gradient(loss, arguments)
-  return cost.jaxpr_flops(compat.dce(jax.make_jaxpr(fn)(*avals)), 0.0)
+  return backends.gradient_flops(*_gradient(loss, arguments))
 
 
 def temp_bytes(loss: Callable, arguments: Any) -> int:
@@ -66,8 +63,8 @@ def temp_bytes(loss: Callable, arguments: Any) -> int:
   return measure(compile_trial(*_gradient(loss, arguments))).temp_bytes
 
 
-def planned(loss: Callable, arguments: Any, budget_bytes: int, engine: str) -> tables.Row:
-  """What a plan takes and repeats beyond `loss`; where there is none, the least bytes."""
+def planned(loss: Callable, arguments: Any, plain_flops: float, budget_bytes: int, engine: str) -> tables.Row:
+  """What a plan takes and repeats beyond `loss`, whose FLOPs are given; where there is none, the least bytes."""
   start_s = time.process_time()
   try:
     plan = coopjax.plan(loss, *arguments, budget=budget_bytes, engine=engine)
@@ -76,7 +73,7 @@ def planned(loss: Callable, arguments: Any, budget_bytes: int, engine: str) -> t
   planning_s, applied = time.process_time() - start_s, plan.apply(loss)
   with backends.outcomes() as made:
     compile_trial(*_gradient(applied, arguments))
-  repeated = flops(applied if plan.policy is not None else loss, arguments) - flops(loss, arguments)
+  repeated = flops(applied, arguments) - plain_flops if plan.policy is not None else 0.0
   repeated += sum(outcome.recompute_flops for outcome in made)
   assert plan.measured is not None  # a CPU's compiler says
   return {"mib": plan.measured.temp_bytes / 2**20, "mflop": repeated / 1e6, "planning_s": planning_s}
@@ -93,7 +90,7 @@ def rows_of(name: str, engines: list[str]) -> Iterator[tables.Row]:
       continue
     hand_flops = flops(by_hand, arguments) - plain_flops
     for engine in engines:
-      row = planned(loss, arguments, hand_bytes, engine)
+      row = planned(loss, arguments, plain_flops, hand_bytes, engine)
       if row["mflop"] is not None:
         row["ratio"] = hand_ladder.ratio(row["mflop"] / 1e3, hand_flops / 1e9)
       hand = {"policy": title, "hand_mib": hand_bytes / 2**20, "hand_mflop": hand_flops / 1e6}

@@ -10,7 +10,7 @@ import numpy as np
 
 from coopjax import display
 from coopjax.budget import format_bytes
-from coopjax.program.scopes import numbered_part, user_scopes
+from coopjax.program.scopes import layer_of, user_scopes
 
 _SHOWN = 20  # buffers in a notebook
 _HTML_COLUMNS = ("bytes", "kind", "type", "live", "line", "scope", "buffer")
@@ -84,8 +84,7 @@ class Buffer:
     """The module path down to its first numbered part, "encoder/block_3" for one. Where none is numbered, the layer of
     the arguments that it is made from (Equinox and NNX open no scopes); else all of the path.
     """
-    parts = user_scopes(self.scope)
-    layer = "/".join(parts[: numbered_part(parts) + 1])
+    layer = layer_of(self.scope)
     return layer if any(map(str.isdigit, layer)) else self.made_of_layer or layer
 
 

@@ -113,7 +113,7 @@ def marked(mark: str | None) -> contextlib.AbstractContextManager:
 
 class _Tagger:
   def __init__(self, mark: str | None, policy: Callable | None):
-    self._metadata = {} if mark is None else {MARK_ATTRIBUTE: mark}
+    self._metadata: dict[str, str | None] = {} if mark is None else {MARK_ATTRIBUTE: mark}
     self._policy = policy
     self.table: list[EquationInfo] = []
 
@@ -138,7 +138,8 @@ class _Tagger:
     source = compat.source_line(equation)
     self.table.append(EquationInfo(equation_id, equation.primitive.name, source, parent_id, equation, is_kept))
     # Equations of a rule run under the tag of the call that owns it, and have its mark: JAX keeps them with another's.
-    in_rule = _Marker(self._metadata or {MARK_ATTRIBUTE: compat.metadata_of(equation, MARK_ATTRIBUTE)}).mark
+    own_metadata: dict[str, str | None] = {MARK_ATTRIBUTE: compat.metadata_of(equation, MARK_ATTRIBUTE)}
+    in_rule = _Marker(self._metadata or own_metadata).mark
     equation = compat.map_sub_jaxprs(equation, lambda inner: self.tag(inner, equation_id, call), in_rule)
     scopes = (f"coop{equation_id}", KEPT_SCOPE) if is_kept else (f"coop{equation_id}",)
     return compat.relabel(equation, scopes, self._metadata)

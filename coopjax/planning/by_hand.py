@@ -16,7 +16,7 @@ from coopjax.jaxpr.trace import TracedFn
 from coopjax.planning.choice import Choice
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
 from coopjax.policy_engine.scan import find_scans
-from coopjax.program.scopes import numbered_part, user_scopes
+from coopjax.program.scopes import layer_of
 
 DOTS = "dots_with_no_batch_dims_saveable"
 NO_LAYERS = "no scan over layers, and no name scopes with numbers (block_0, block_1, ...) around equal parts"
@@ -66,7 +66,6 @@ def _blocks(jaxpr: core.Jaxpr) -> tuple[Segment, ...]:
 
 def _layer(equation: Any) -> tuple[str, str]:
   """The family of the block that an equation stands in, "encoder/block_" for one, and its name; empty where in none."""
-  parts = user_scopes(f"{compat.name_scopes(equation)}/{equation.primitive.name}")
-  name = "/".join(parts[: numbered_part(parts) + 1])
+  name = layer_of(f"{compat.name_scopes(equation)}/{equation.primitive.name}")
   family = re.sub(r"\d+", "", name)
   return (family, name) if family != name else ("", "")

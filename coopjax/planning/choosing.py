@@ -1,10 +1,11 @@
 """The ways to choose how one function is carried out: on its module alone, by compiles, or by the policy engine."""
 
 import dataclasses
+import functools
 import logging
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -98,10 +99,9 @@ class Case:
     request, module = self.request, self.baseline.module
     outcome = self._planned_module(module, request.budget)
     chosen = Chosen(Choice(request.mark(self.fingerprint)), outcome)
-    if request.engine == "auto":
-      profile = profile_of_module(self.traced, module)
-      if not outcome.fits or self._is_dear(outcome) or self._is_worse_than_by_hand(outcome, profile):
-        return self.choose_by_policy(outcome, profile=profile, rival=chosen if outcome.fits else None)
+    profile = functools.cache(lambda: profile_of_module(self.traced, module))
+    if request.engine == "auto" and (not outcome.fits or self._repeats_much(outcome, profile)):
+      return self.choose_by_policy(outcome, profile=profile(), rival=chosen if outcome.fits else None)
     if not outcome.fits and self.traced.placement.is_known:  # else the hook, which sees one device's program, decides
       self._report_missed(outcome)
     return chosen
@@ -141,10 +141,9 @@ class Case:
       if best is None or (measured and measured.temp_bytes < best.temp_bytes):
         best = Chosen(Choice(mark), outcome, before=before, measured=measured)
       if measured and measured.temp_bytes <= budget_bytes:
-        if request.engine == "auto":
-          profile = profile_of_module(self.traced, module, before.temp_bytes)
-          if self._is_dear(outcome) or self._is_worse_than_by_hand(outcome, profile):
-            return self.choose_by_policy(outcome, before, profile, rival=best)
+        profile = functools.cache(lambda: profile_of_module(self.traced, module, before.temp_bytes))
+        if request.engine == "auto" and self._repeats_much(outcome, profile):
+          return self.choose_by_policy(outcome, before, profile(), rival=best)
         return best
       if not (measured and outcome.fits):
         break
@@ -279,12 +278,13 @@ class Case:
     limit_flops = _ASKS_POLICY_ABOVE * cost.jaxpr_flops(self.traced.inlined)
     return self.traced.placement.is_known and outcome.recompute_flops > limit_flops
 
-  def _is_worse_than_by_hand(self, outcome: hook.Outcome, profile: CompiledProfile | None) -> bool:
-    """Whether something that people pick is predicted to fit, and to repeat less than the HLO engine does."""
-    traced = self.traced
-    if not traced.placement.is_known or not outcome.recompute_flops or outcome.budget_bytes is None:
+  def _repeats_much(self, outcome: hook.Outcome, profile: Callable[[], CompiledProfile | None]) -> bool:
+    """Whether the HLO engine's plan is dear, or something that people pick is predicted to fit and to repeat less."""
+    if self._is_dear(outcome):
+      return True
+    if not self.traced.placement.is_known or not outcome.recompute_flops or outcome.budget_bytes is None:
       return False
-    space = Candidates(traced, only_scans=False, profile=profile, planner=BY_HAND)
+    space = Candidates(self.traced, only_scans=False, profile=profile(), planner=BY_HAND)
     room = _ABOUT * outcome.budget_bytes / outcome.baseline.temp_bytes * space.baseline_bytes
     return any(
       candidate.flops < outcome.recompute_flops and candidate.estimated_bytes <= room for candidate in space.found

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from coopjax import display
 from coopjax.budget import format_bytes
-from coopjax.program.scopes import numbered_part, user_scopes
+from coopjax.program.scopes import layer_of
 
 COLUMNS = ("decision", "bytes", "each", "to repeat", "op", "value", "type", "layer", "line")
 _SPARE = ("value", "each", "type", "to repeat", "op")  # on a narrow terminal
@@ -44,8 +44,7 @@ class Decision:
   @property
   def layer(self) -> str:
     """The scopes that the user opened (in Flax, the modules' names) down to the first numbered one."""
-    parts = user_scopes(self.scope)
-    return "/".join(parts[: numbered_part(parts) + 1])
+    return layer_of(self.scope)
 
 
 @dataclasses.dataclass(frozen=True)

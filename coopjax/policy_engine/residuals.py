@@ -288,7 +288,8 @@ class _GraphBuilder:
         continue
       name = self._name_of(equation, position, index)
       if is_view:
-        value = self._add_view(var, position, self._root[inputs[0]] if inputs else -1, name)
+        root = self._root[inputs[0]] if inputs else -1
+        value = self._add(var, root, self._bytes[root] if root >= 0 else 0, position, name)
       else:
         value = self._add_value(var, position, steps, name)
         made_bytes += self._num_bytes(var.aval, position, ())
@@ -316,21 +317,16 @@ class _GraphBuilder:
     return self._shards.num_bytes(jax.ShapeDtypeStruct((*steps, *aval.shape), aval.dtype), position)
 
   def _add_value(self, var: core.Var, position: int, steps: tuple[int, ...], name: Value | None = None) -> int:
-    value = len(self._bytes)
-    self._add(var, value, self._num_bytes(var.aval, position, steps), position, name)
-    return value
+    return self._add(var, len(self._bytes), self._num_bytes(var.aval, position, steps), position, name)
 
-  def _add_view(self, var: core.Var, position: int, root: int, name: Value | None) -> int:
-    value = len(self._bytes)
-    self._add(var, root, self._bytes[root] if root >= 0 else 0, position, name)
-    return value
-
-  def _add(self, var: core.Var, root: int, num_bytes: int, position: int, name: Value | None) -> None:
+  def _add(self, var: core.Var, root: int, num_bytes: int, position: int, name: Value | None) -> int:
+    """The id of a new value."""
     self._ids[var] = len(self._bytes)
     self._root.append(root)
     self._bytes.append(num_bytes)
     self._position.append(position)
     self._named.append(name)
+    return self._ids[var]
 
   def _first_read(self, ops: Sequence[Sequence[ForwardOp]]) -> tuple[int, ...]:
     first = list(self._position)  # what nobody reads is there for a derivative rule of its own position

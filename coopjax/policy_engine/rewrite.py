@@ -285,13 +285,14 @@ class _Evaluator:
       self._run_segment(piece, env)
     if segment.inner:
       return
-    kept = frozenset((*segment.saved, *segment.offloaded)) if known is None else ()
+    kept = frozenset((*segment.saved, *segment.offloaded)) if known is None else frozenset[Value]()
+    inside: dict[int, dict[str, str]] = {}  # by position, names by place
+    for value in filter(is_inside, kept):
+      inside.setdefault(value[0], {})[str(value[1])] = self._name(value)
     for position in range(segment.start, segment.stop):
       equation = self._jaxpr.eqns[position]
-      inside = {str(index): self._name((at, index)) for at, index in kept if at == position and is_inside((at, index))}
-      outputs = compat.bind(
-        opened(equation, inside.get) if inside else equation, [_read(env, atom) for atom in equation.invars]
-      )
+      named = opened(equation, inside[position].get) if position in inside else equation
+      outputs = compat.bind(named, [_read(env, atom) for atom in equation.invars])
       is_ours = not self._checkpoints.is_offloaded(equation)
       for index, (var, out) in enumerate(zip(equation.outvars, outputs, strict=True)):
         is_named = is_ours and (position, index) in kept

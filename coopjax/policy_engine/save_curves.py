@@ -135,6 +135,7 @@ class SavingRegion:
     moved = [sum(graph.value_bytes[value] for value in (*op.inputs, *op.outputs)) for op in ops]
     self._is_product = self._flops > _PRODUCT_FLOPS_PER_BYTE * np.array(moved, np.float64)
     self._wanted = [local[value] for value in self._values if graph.is_wanted(value, stop)]
+    self._carried = [(value, graph.carried[value]) for value in self._values if value in graph.carried]
 
   def choice(self, saved: Iterable[Value]) -> CurvePoint:
     """Under a checkpoint that saves these values, without those that nothing reads then."""
@@ -171,7 +172,7 @@ class SavingRegion:
           repeated.add(i)
           flops += self._flops[i]
           needed.update(self._values[value] for value in self._inputs[i])
-      handed_on = {end for start, end in graph.carried.items() if start in needed and start not in saved}
+      handed_on = {end for start, end in self._carried if start in needed and start not in saved}
       is_more = not needed.issuperset(handed_on)
       needed |= handed_on
     kept = needed & saved

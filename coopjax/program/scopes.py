@@ -1,7 +1,6 @@
 """Name scopes as text: the ``op_name`` of an instruction, and what of it a user wrote."""
 
 import re
-from collections.abc import Sequence
 
 KEPT_SCOPE = "coopkept"  # on what the user's policy saves: the HLO engine does not recompute it
 _TRANSFORMED = re.compile(r"(?:jit|pjit|jvp|vjp|transpose|vmap|checkpoint|rematted_computation|shard_map)\((.*)\)$")
@@ -9,9 +8,11 @@ _OWN_SCOPE = re.compile(r"coop(?:region)?\d+$")  # what `coopjax.remat` puts aro
 _PLUMBING = {"", "while", "body", "cond", "checkpoint", "rematted_computation", "closed_call"}
 
 
-def numbered_part(parts: Sequence[str]) -> int:
-  """Which of the parts of a module path is the first with a number in it, a layer's; the last where none is."""
-  return next((i for i, part in enumerate(parts) if re.search(r"\d", part)), len(parts) - 1)
+def layer_of(scope: str) -> str:
+  """The scopes that a user opened down to the first with a number in it, a layer's; all where none has."""
+  parts = user_scopes(scope)
+  numbered = next((i for i, part in enumerate(parts) if re.search(r"\d", part)), len(parts) - 1)
+  return "/".join(parts[: numbered + 1])
 
 
 def user_scopes(scope: str) -> list[str]:
