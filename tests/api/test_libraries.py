@@ -70,18 +70,17 @@ def network():
   return Network(depth=4, width=32), models.normal(1, 1024, 32)
 
 
-@pytest.mark.parametrize("engine", ["hlo", "policy"])
-def test_equinox_value_and_grad_of_the_array_partition(network, engine):
+def test_equinox_value_and_grad_of_the_array_partition(network):
   model, rows = network
   arrays, static = eqx.partition(model, eqx.is_array)
 
   def loss(arrays, rows):
     return jnp.mean(eqx.combine(arrays, static).of_rows(rows) ** 2)
 
-  check(lambda wrap: eqx.filter_value_and_grad(wrap(loss)), (arrays, rows), engine)
+  check(lambda wrap: eqx.filter_value_and_grad(wrap(loss)), (arrays, rows), "policy")
 
 
-@pytest.mark.parametrize("method, engine", [("__call__", "hlo"), ("of_rows", "hlo"), ("of_rows", "policy")])
+@pytest.mark.parametrize("method, engine", [("__call__", "hlo"), ("of_rows", "policy")])
 def test_equinox_bound_methods(network, method, engine):
   """The module's arrays are tracers that the method closes over; their gradients flow all the same.
 
@@ -177,7 +176,7 @@ def classifier():
 
   keras.utils.set_random_seed(0)
   layers = [keras.Input((32,))]
-  for _ in range(8):
+  for _ in range(5):
     layers += [keras.layers.Dense(64, activation="tanh"), keras.layers.BatchNormalization()]
   model = keras.Sequential([*layers, keras.layers.Dropout(0.1), keras.layers.Dense(10)])
 

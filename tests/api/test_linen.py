@@ -149,7 +149,7 @@ def cost_of_a_block(block):
   return (temp_bytes(steps[1]) - temp_bytes(steps[0])) / 2, num_bytes, steps[1]
 
 
-@pytest.mark.parametrize("budget", [0, HIDDEN_BYTES, "600 KB", 0.6], ids=str)
+@pytest.mark.parametrize("budget", [0, "600 KB", 0.6], ids=str)
 def test_a_block_costs_its_budget_more_than_under_flax_remat(budget, decided):
   budget_bytes = {"600 KB": 600_000, 0.6: 0.6 * 4 * HIDDEN_BYTES}.get(budget, budget)
   compiled, handed, step = cost_of_a_block(fitted(budget=budget))
@@ -324,7 +324,7 @@ def test_flax_is_imported_when_it_is_asked_for():
 
 
 def test_example_resnet_holds_what_it_promises():
-  small = ["--width", "16", "--blocks", "1", "--batch-size", "16", "--steps", "2"]
+  small = ["--width", "8", "--blocks", "1", "--batch-size", "16", "--steps", "2"]
   command = [sys.executable, "-m", "tests.support.quick", str(ROOT / "examples" / "flax_resnet.py"), *small]
   done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu"})
   assert done.returncode == 0, json.dumps([done.stdout, done.stderr])

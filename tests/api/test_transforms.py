@@ -115,7 +115,7 @@ TRANSFORMS = {
 # Made of others that run for every kind: these run for kinds with a structure or rules of their own.
 COMPOSED = {"jit", "make_jaxpr", "vmap", "grad_of_jit", "value_and_grad_aux", "vjp", "linearize", "jacfwd", "jacrev"}
 COMPOSED |= {"grad_of_vmap", "scan_over_gradient"}
-COMPOSED_KINDS = set("scan while_loop switch custom_jvp custom_vjp complex_input".split())
+COMPOSED_KINDS = set("scan while_loop custom_vjp complex_input".split())
 # The largest programs take turns among the other kinds: `tests/conformance` has them of other functions.
 IN_TURN = ("hessian", "gradient_of_scan_over", "in_checkpoint")
 # A generator of random numbers is a large program, and twice that in a loop: of these kinds, what is made of others.

@@ -237,13 +237,13 @@ def test_processes_that_write_at_once_never_see_half_an_entry(home):
   code = """
     import os
     from coopjax.planning import cache
-    for turn in range(150):
+    for turn in range(60):
       for name in ("shared", f"{os.getpid()}.{turn}"):
         key = cache.Key(name, "request", "environment")
         cache.store(key, {"text": "x" * 20_000})
         assert cache.load(key, lambda fields: fields["text"]) == "x" * 20_000
   """
-  for process in [run_python(code) for _ in range(4)]:
+  for process in [run_python(code) for _ in range(3)]:
     output_of(process)
   assert not [path for path in home.iterdir() if path.suffix != ".json"]
 

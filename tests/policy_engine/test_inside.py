@@ -56,7 +56,6 @@ def loss(weights, x, layer=gated, is_scanned=True):
   ("layer", "is_scanned", "engine"),
   [
     (gated, True, "policy"),
-    (branching, False, "policy"),
     (branching, True, "policy"),
     (convolved, False, "policy"),
     (gated, True, "auto"),

@@ -51,16 +51,17 @@ def test_trials_are_made_with_less_effort(monkeypatch, what):
   monkeypatch.setattr(hook, "_plan", recording)
   monkeypatch.setattr(function_plan, "_choices", function_plan.KeptChoices())
   monkeypatch.setenv("COOPJAX_CACHE_DIR", "")
-  rows, options = models.normal(51, 500, 64), {"budget": 0.4, "on_infeasible": "best_effort"}
+  weights, rows = WEIGHTS[:8], models.normal(51, 500, 64)
+  options = {"budget": 0.4, "on_infeasible": "best_effort"}
   with warnings.catch_warnings():  # whether it is reached is not the question here
     warnings.simplefilter("ignore", coopjax.BudgetExceededWarning)
     if what == "plan":
-      coopjax.plan(loss, WEIGHTS, rows, **options)
+      coopjax.plan(loss, weights, rows, **options)
     elif what == "remat":
-      jax.jit(jax.grad(coopjax.remat(loss, **options))).lower(WEIGHTS, rows).compile()
+      jax.jit(jax.grad(coopjax.remat(loss, **options))).lower(weights, rows).compile()
     else:
       region = coopjax.remat(loss, budget=0.5)
       step = lambda weights, x: jax.tree.map(jnp.subtract, weights, jax.grad(region)(weights, x))
-      assert "policy" in coopjax.plan(step, WEIGHTS, rows, **options).engine
+      assert "policy" in coopjax.plan(step, weights, rows, **options).engine
   assert set(given) <= {"fast", "normal"} and "fast" in given and given.count("normal") <= 1
   assert given[-1] == "normal" or what == "step"  # whose last compile is a trial if the budget is not reached
