@@ -6,7 +6,6 @@ import threading
 
 import jax
 import jax.numpy as jnp
-import pytest
 
 import coopjax
 from coopjax import _core
@@ -18,8 +17,6 @@ from tests.support.checks import compile_step, temp_bytes
 from tests.support.hlo_hook import before_ours
 from tests.support.hlo_hook import hook as other_hook
 from tests.support.scheduled import GPT, MLP, plain, sequence, step_of
-
-pytestmark = pytest.mark.optimized  # what it shares is compared bit by bit in `test_enable`
 
 
 def test_programs_compiled_in_threads_are_all_planned(outcomes):

@@ -31,7 +31,7 @@ def test_a_block_has_one_way_to_be_planned_by_the_policy_engine(planner):
 
 def test_a_planner_says_how_the_policy_engine_finds_what_to_save(monkeypatch):
   monkeypatch.setenv("COOPJAX_CACHE_DIR", "")
-  loss, params, x = models.gpt(depth=1)
+  loss, params, x = models.mlp(depth=8)
   traced = differentiable(trace(loss, (params, x), {}))
   profile = profile_of(traced, compile_abstract(*fn_and_gradient(traced, tagged_fn(traced))))
   found = {
