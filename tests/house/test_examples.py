@@ -1,5 +1,6 @@
 """The demo and the benchmark at small sizes: what they print and write holds, and faults are told."""
 
+import functools
 import importlib
 import json
 import os
@@ -8,10 +9,14 @@ import re
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import rich.progress
 
 from tests.support import ROOT
+from tests.support.models import mlp
 
 SMALL = [
   "--num-layers",
@@ -132,7 +137,18 @@ def test_batches_are_excerpts_of_the_corpus_and_repeat(scripts):
 def test_benchmark_measures_every_variant_of_a_model(scripts, monkeypatch):
   models, bench = importlib.import_module("models"), importlib.import_module("gpt_budget")
   monkeypatch.setattr(bench, "BUDGETS", (0.5,))
-  model = models.decoder(num_layers=2, width=64, context=64, batch_size=4, num_heads=2, vocab_size=64)
+  loss, params, x = mlp(depth=8, width=32)
+  layers = lambda x, weights: functools.reduce(lambda x, weight: jnp.tanh(x @ weight), weights, x)
+
+  def checkpointed(params, x):
+    for i in range(0, len(params), 2):
+      x = jax.checkpoint(layers)(x, params[i : i + 2])
+    return jnp.mean(x**2)
+
+  decoder = models.decoder(num_layers=2, width=64, context=64, batch_size=4, num_heads=2, vocab_size=64)
+  gradients = [jax.grad(fn) for fn in (decoder.loss, decoder.checkpointed_loss)]
+  assert len({str(jax.eval_shape(fn, decoder.params, *decoder.batch)) for fn in gradients}) == 1
+  model = models.Model("MLP", loss, checkpointed, params, (np.asarray(x),))
   with rich.progress.Progress(disable=True) as progress:
     rows = bench.measure(bench.gradient_case(model), rounds=1, progress=progress)
   plain = rows[0]

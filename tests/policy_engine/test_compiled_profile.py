@@ -150,7 +150,7 @@ def test_where_a_single_op_is_over_the_budget_the_error_names_it_and_its_line(en
 
 
 def test_the_public_door_uses_the_profile_and_shows_its_rounds():
-  loss, params, ids = models.gpt(depth=2)
+  loss, params, ids = models.mlp()
   plan = coopjax.plan(loss, params, ids, budget=0.5, engine="policy")
   plain, fitted = compile_step(loss, params, ids), compile_step(plan.apply(loss), params, ids)
   assert plan.fits and 1 <= len(plan.rounds) <= 4 and temp_bytes(fitted) <= 0.55 * temp_bytes(plain)

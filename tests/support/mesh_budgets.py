@@ -262,7 +262,6 @@ def scan_over_explicit_axes():
   plain = step(scanned_loss)
   budget = int(0.7 * temp_bytes(plain))
   for fitted in (
-    step(coopjax.remat(scanned_loss, budget=budget)),
     step(coopjax.remat(scanned_loss, budget=0.7)),
     step(coopjax.plan(scanned_loss, *shapes("data", EXPLICIT), budget=budget).apply(scanned_loss)),
   ):
