@@ -25,7 +25,7 @@ def benchmark(monkeypatch):
 
 def test_rows_are_kept_and_merged(benchmark, monkeypatch, tmp_path, capsys):
   out = tmp_path / "rows.json"
-  for name in ("cumulative", "sort_gradient", "cumulative"):
+  for name in ("pad_and_concatenate", "sort_gradient", "pad_and_concatenate"):
     monkeypatch.setattr(sys, "argv", ["hlo_pass.py", "corpus", "schedulers", "--names", name, "--out", str(out)])
     benchmark.main()
   rows = json.loads(out.read_text())["rows"]
