@@ -43,7 +43,7 @@ from coopjax.xla.module import predict_memory
 
 _COMPILED_ROUNDS = 4  # each compiles for an accelerator
 _ASKS_POLICY_ABOVE = 0.5  # of the forward pass repeated by the HLO engine alone: the policy engine is asked, too
-_ABOUT = 1.15  # of the budget: what is predicted to take that may fit
+_ABOUT = 1.3  # of the budget: what is predicted to take that may fit
 _log = logging.getLogger("coopjax.planning")
 
 

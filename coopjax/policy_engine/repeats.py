@@ -3,17 +3,21 @@
 A block is what comes again, op by op with the same FLOPs and bytes, right behind itself. Of all stretches that do so,
 the one with the most residual bytes counts first, in its shortest period; then those on either side of it (the stages
 of a network, an encoder and a decoder). The stretch may begin anywhere in a block, so the boundaries are put where the
-fewest bytes cross them.
+fewest bytes cross them. Where that finds little (of a U-Net, each level has sizes of its own), a block is what comes
+again primitive by primitive.
 
 O(gaps * positions), a gap being the distance between an op and the next one like it: a block needs one op that it does
 not have twice.
 """
+
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
 from coopjax.policy_engine.residuals import ForwardGraph
 
 _LEAST_SHARE = 1 / 8  # of the region's residual bytes: a stretch with fewer is not looked for
+_LITTLE = 1 / 2  # of them, in all stretches
 
 
 def repeated_blocks(graph: ForwardGraph) -> tuple[int, ...]:
@@ -21,16 +25,20 @@ def repeated_blocks(graph: ForwardGraph) -> tuple[int, ...]:
 
   Each stretch gives both of its ends and all boundaries between.
   """
-  kinds: dict[tuple, int] = {}
-  keys = np.array(
-    [
-      kinds.setdefault(tuple((op.flops, *(graph.value_bytes[value] for value in op.outputs)) for op in ops), len(kinds))
-      for ops in graph.ops
-    ]
-  )
   residuals = np.concatenate([[0], np.cumsum(graph.residual_bytes())])
+  same = [tuple((op.flops, *(graph.value_bytes[value] for value in op.outputs)) for op in ops) for ops in graph.ops]
+  found = _stretches(graph, residuals, same)
+  if sum(residuals[blocks[-1]] - residuals[blocks[0]] for blocks in found) < _LITTLE * residuals[-1]:
+    found = _stretches(graph, residuals, graph.primitives) or found
+  return tuple(sorted({boundary for blocks in found for boundary in blocks}))
+
+
+def _stretches(graph: ForwardGraph, residuals: np.ndarray, kinds: Sequence[Hashable]) -> list[list[int]]:
+  """The boundaries of each stretch whose positions come again by these kinds; `residuals` are the bytes before each."""
+  numbers: dict[Hashable, int] = {}
+  keys = np.array([numbers.setdefault(kind, len(numbers)) for kind in kinds])
   crossed, least = graph.crossed_bytes(), max(1, _LEAST_SHARE * residuals[-1])
-  boundaries, pieces = set[int](), [(0, graph.num_positions)]
+  stretches, pieces = list[list[int]](), [(0, graph.num_positions)]
   while pieces:
     start, stop = pieces.pop()
     found = _longest(keys, residuals, start, stop) if residuals[stop] - residuals[start] >= least else None
@@ -41,9 +49,9 @@ def repeated_blocks(graph: ForwardGraph) -> tuple[int, ...]:
     starts = np.arange(first, last - num_blocks * period + 1)
     inner = starts[:, None] + period * np.arange(num_blocks + 1)
     blocks = inner[crossed[inner].sum(axis=1).argmin()].tolist()
-    boundaries.update(blocks)
+    stretches.append(blocks)
     pieces += [(start, blocks[0]), (blocks[-1], stop)]
-  return tuple(sorted(boundaries))
+  return stretches
 
 
 def _longest(keys: np.ndarray, residuals: np.ndarray, start: int, stop: int) -> tuple[int, int, int] | None:

@@ -68,6 +68,7 @@ class ForwardGraph:
 
   Attributes:
     ops: per position, the ops that its equation became, in order.
+    primitives: per position, the name of its equation's.
     value_bytes: per value id; a view has the id of its own and the bytes of what it views.
     value_root: per value id, the value whose buffer it is, -1 for a view of an input or a constant.
     value_position: per value id, the position that made it.
@@ -82,6 +83,7 @@ class ForwardGraph:
   """
 
   ops: tuple[tuple[ForwardOp, ...], ...]
+  primitives: tuple[str, ...]
   value_bytes: tuple[int, ...]
   value_root: tuple[int, ...]
   value_position: tuple[int, ...]
@@ -212,6 +214,7 @@ class _GraphBuilder:
     )
     return ForwardGraph(
       ops=tuple(map(tuple, ops)),
+      primitives=tuple(equation.primitive.name for equation in self._jaxpr.eqns),
       value_bytes=tuple(self._bytes),
       value_root=tuple(self._root),
       value_position=tuple(self._position),

@@ -1,5 +1,7 @@
 """Blocks that a region repeats, and cuts between them."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -53,3 +55,28 @@ def test_two_stacks_and_none():
   between = names.index("erf" if "erf" in names else "integer_pow")
   assert sum(boundary < between for boundary in blocks) >= 6 and sum(boundary > between for boundary in blocks) >= 5
   assert repeated_blocks(graph_of(lambda x: jnp.sum(jnp.sin(x)), models.normal(0, 8))[0]) == ()
+
+
+def test_levels_of_unlike_sizes():
+  """Down and up through a U-Net: no two blocks have one shape."""
+
+  def unet(down, up, x):
+    skips = []
+    for weight in down:
+      x = jnp.tanh(x @ weight)
+      skips.append(x)
+      x = x[::2]
+    for weight, skip in zip(up, reversed(skips), strict=True):
+      x = jnp.concatenate([jnp.repeat(x, 2, axis=0), skip], axis=1)
+      x = jnp.tanh(x @ weight)
+    return jnp.sum(x**2)
+
+  widths = (8, 16, 32, 64)
+  down = [models.normal(0, n // 2, n) for n in widths]
+  up = [models.normal(1, below + n, n) for below, n in zip((64, 64, 32, 16), reversed(widths), strict=True)]
+  graph, names = graph_of(unet, down, up, models.normal(2, 64, 4))
+  blocks = repeated_blocks(graph)
+  products = [position for position, name in enumerate(names) if name == "dot_general"]
+  assert [sum(start <= product < stop for product in products) for start, stop in itertools.pairwise(blocks)].count(
+    1
+  ) >= 6

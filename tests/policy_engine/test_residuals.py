@@ -52,6 +52,7 @@ def random_graph(rng, num):
   residuals = frozenset(int(i) for i in np.flatnonzero(rng.random(num) < 0.7))
   return ForwardGraph(
     ops=((),) * num,
+    primitives=tuple(map(str, range(num))),  # none is like another
     value_bytes=sizes,
     value_root=tuple(range(num)),
     value_position=tuple(range(num)),
