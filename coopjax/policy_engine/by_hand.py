@@ -18,9 +18,9 @@ from jax.extend.core import primitives
 
 from coopjax.jaxpr import user_policy
 from coopjax.policy_engine.decisions import Value
-from coopjax.policy_engine.inside import is_inside, places
+from coopjax.policy_engine.forward_graph import ForwardGraph
+from coopjax.policy_engine.inside import is_inside
 from coopjax.policy_engine.repeats import repeated_blocks
-from coopjax.policy_engine.residuals import ForwardGraph
 from coopjax.policy_engine.save_curves import CurvePoint, SavingRegion, shifted
 
 DOTS, DOTS_WITHOUT_BATCH = "all products", "products without batch dimensions"
@@ -173,11 +173,10 @@ def named_values(body: core.Jaxpr, graph: ForwardGraph) -> dict[str, frozenset[V
   for position, equation in enumerate(body.eqns):
     if equation.primitive is primitives.name_p:
       found.setdefault(equation.params["name"], set()).add((position, 0))
+  for value, equation in graph.makers.items():
     for name, policy in _POLICIES.items():
-      is_kept = lambda inner, policy=policy: user_policy.is_kept(user_policy.answer_of(inner, policy))
-      if is_kept(equation):
-        found[name].update((position, index) for index in range(len(equation.outvars)))
-      found[name].update((position, place) for place in places(equation, is_kept))
+      if user_policy.is_kept(user_policy.answer_of(equation, policy)):
+        found[name].add(value)
   for value in graph.named:
     if value is not None and isinstance(value[1], str) and not is_inside(value):
       found.setdefault(value[1], set()).add(value)

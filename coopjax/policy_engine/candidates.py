@@ -18,9 +18,10 @@ from coopjax.policy_engine.by_hand import Block, find_blocks, rungs
 from coopjax.policy_engine.compiled_profile import CompiledProfile
 from coopjax.policy_engine.cuts import cut
 from coopjax.policy_engine.decisions import PolicyDecisions
+from coopjax.policy_engine.forward_graph import ForwardGraph
 from coopjax.policy_engine.ladders import Candidate, Ladder, ScanLevel, uncut
 from coopjax.policy_engine.offload import HostLink, cuts_for_offload
-from coopjax.policy_engine.residuals import ForwardGraph, forward_graph
+from coopjax.policy_engine.residuals import forward_graph
 from coopjax.policy_engine.rewrite import apply_to_scans
 from coopjax.policy_engine.scan import Scan, find_scans
 from coopjax.policy_engine.segment_curves import SegmentBytes, SegmentCurves, TopOffload

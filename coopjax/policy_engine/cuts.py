@@ -19,8 +19,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from coopjax.policy_engine.forward_graph import ForwardGraph
 from coopjax.policy_engine.repeats import repeated_blocks
-from coopjax.policy_engine.residuals import ForwardGraph
 
 _MAX_CUTS = 256
 _LIMIT_RATIO = 1.25  # of one limit to the next, from the smallest up: one layer more in a model moves none of them

@@ -1,4 +1,5 @@
-"""Values inside the loops and branches of a region: a step's gates, a chunk's scores, one expert's products.
+"""Values inside the loops, branches and derivative rules of a region: a step's gates, one expert's products, the row
+sums that the backward pass of a flash attention reads.
 
 A policy around the region saves them by name, stacked over the steps, and what lies between them alone is repeated.
 So such a value has a name of ours: ``@`` and its place, ``body.equation.output``, behind those of the equations that it
@@ -6,21 +7,23 @@ lies in. What a loop carries into a step has the equation -1.
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from jax.extend import core
 from jax.extend.core import primitives
 
 from coopjax import compat
+from coopjax.jaxpr.inline import inline_jits
 from coopjax.jaxpr.user_policy import is_nameable
 from coopjax.policy_engine.decisions import Value
 
 _MARK, _AND = "@", "&"
 _OPENED = ("scan", "cond")
+_WITH_RULE = "custom_vjp_call"  # whose forward rule is what a gradient runs
 
 
 def is_inside(value: Value) -> bool:
-  """Whether a value lies in a loop or a branch, without a name of the user's."""
+  """Whether a value lies in a loop, a branch or a rule, without a name of the user's."""
   return isinstance(value[1], str) and value[1].startswith(_MARK)
 
 
@@ -41,19 +44,19 @@ def parts(value: Value) -> list[Value]:
 
 
 def opened(equation: core.JaxprEqn, name_of: Callable[[str], str | None], place: str = _MARK) -> core.JaxprEqn:
-  """A loop or a branch with a `checkpoint_name` on what lies inside, where there is a name; others as they are.
+  """A loop, a branch or a call with a derivative rule, with a `checkpoint_name` on what lies inside, where there is a
+  name; others as they are.
 
   Args:
     equation: of the region.
     name_of: from the place to the name; None for what gets none.
     place: of the equation's bodies.
   """
-  if equation.primitive.name not in _OPENED:
+  if equation.primitive.name not in (*_OPENED, _WITH_RULE):
     return equation
-  bodies = itertools.count()
 
-  def named(body: core.Jaxpr) -> core.Jaxpr:
-    at, equations = f"{place}{next(bodies)}.", list[core.JaxprEqn]()
+  def named(body: core.Jaxpr, number: int) -> core.Jaxpr:
+    at, equations = f"{place}{number}.", list[core.JaxprEqn]()
     for i, inner in enumerate(body.eqns):
       made = [opened(inner, name_of, f"{at}{i}/")]
       if inner.primitive is not primitives.name_p:  # what the user has named, a policy knows
@@ -65,18 +68,10 @@ def opened(equation: core.JaxprEqn, name_of: Callable[[str], str | None], place:
     names = {var: name for k, var in enumerate(carries) if is_nameable(var) and (name := name_of(f"{at}-1.{k}"))}
     return compat.with_named_inputs(compat.rebuild(body, equations), names)
 
-  return compat.map_sub_jaxprs(equation, named, lambda rule: rule)
-
-
-def places(equation: core.JaxprEqn, is_meant: Callable[[core.JaxprEqn], bool], place: str = _MARK) -> Iterator[str]:
-  """The places of what certain equations inside a loop or a branch make."""
-  if equation.primitive.name not in _OPENED:
-    return
-  for number, body in enumerate(compat.sub_jaxprs(equation)):
-    for i, inner in enumerate(body.eqns):
-      yield from places(inner, is_meant, f"{place}{number}.{i}/")
-      if is_meant(inner):
-        yield from (f"{place}{number}.{i}.{index}" for index in range(len(inner.outvars)))
+  if equation.primitive.name == _WITH_RULE:
+    return compat.map_sub_jaxprs(equation, lambda body: body, lambda rule: named(inline_jits(rule), 0))
+  numbers = itertools.count()
+  return compat.map_sub_jaxprs(equation, lambda body: named(body, next(numbers)), lambda rule: rule)
 
 
 def _carries(equation: core.JaxprEqn, body: core.Jaxpr) -> list[core.Var]:

@@ -10,8 +10,8 @@ import numpy as np
 from coopjax.policy_engine.by_hand import PRODUCTS, HandRung
 from coopjax.policy_engine.cuts import bytes_between, out_bytes
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
+from coopjax.policy_engine.forward_graph import ForwardGraph
 from coopjax.policy_engine.nesting import Chain, Nesting, nestings
-from coopjax.policy_engine.residuals import ForwardGraph
 from coopjax.policy_engine.save_curves import CurvePoint, climb
 from coopjax.policy_engine.scan import Scan
 from coopjax.policy_engine.segment_curves import SegmentCurves

@@ -28,8 +28,8 @@ from coopjax.jaxpr import cost
 from coopjax.jaxpr.user_policy import is_nameable
 from coopjax.policy_engine.cuts import cut
 from coopjax.policy_engine.decisions import Value
+from coopjax.policy_engine.forward_graph import ForwardGraph
 from coopjax.policy_engine.offload_curves import Choices
-from coopjax.policy_engine.residuals import ForwardGraph
 from coopjax.policy_engine.save_curves import CurvePoint
 from coopjax.program.cost import Roofline
 

@@ -9,7 +9,7 @@ import heapq
 import numpy as np
 
 from coopjax.policy_engine.decisions import Value
-from coopjax.policy_engine.residuals import ForwardGraph, ForwardOp
+from coopjax.policy_engine.forward_graph import ForwardGraph, ForwardOp
 from coopjax.policy_engine.save_curves import MIN_SHARE, CurvePoint
 
 _MAX_CANDIDATES = 64

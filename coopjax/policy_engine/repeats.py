@@ -14,7 +14,7 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from coopjax.policy_engine.residuals import ForwardGraph
+from coopjax.policy_engine.forward_graph import ForwardGraph
 
 _LEAST_SHARE = 1 / 8  # of the region's residual bytes: a stretch with fewer is not looked for
 _LITTLE = 1 / 2  # of them, in all stretches

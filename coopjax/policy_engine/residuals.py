@@ -12,12 +12,11 @@ Sizes are JAX's, less what XLA certainly fuses away; the planner scales by what 
 import dataclasses
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.core
-import numpy as np
 from jax.extend import core
 from jax.extend.core import primitives
 
@@ -26,6 +25,7 @@ from coopjax.jaxpr import cost
 from coopjax.jaxpr.trace import is_floating
 from coopjax.jaxpr.user_policy import is_nameable
 from coopjax.policy_engine.decisions import Value
+from coopjax.policy_engine.forward_graph import ForwardGraph, ForwardOp
 from coopjax.policy_engine.inside import is_inside, joined, opened, parsed
 from coopjax.policy_engine.shards import WHOLE, Shards
 
@@ -43,107 +43,6 @@ _CHEAP = (
 )
 
 _MAX_CHAIN = 2  # cheap ops in a row that XLA repeats rather than keep their result
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class ForwardOp:
-  """One equation of the differentiated forward pass.
-
-  Attributes:
-    inputs: ids of values made inside the region.
-    outputs: ids of values.
-    flops: cost of running it again.
-    made_bytes: there at once of its outputs: inside a loop, of one step.
-  """
-
-  inputs: tuple[int, ...]
-  outputs: tuple[int, ...]
-  flops: float
-  made_bytes: int
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class ForwardGraph:
-  """The forward pass of a region, differentiated.
-
-  Attributes:
-    ops: per position, the ops that its equation became, in order.
-    primitives: per position, the name of its equation's.
-    value_bytes: per value id; a view has the id of its own and the bytes of what it views.
-    value_root: per value id, the value whose buffer it is, -1 for a view of an input or a constant.
-    value_position: per value id, the position that made it.
-    named: per value id, the value that a policy saves under this id; None for all others.
-    carried: from what a loop carries into its steps to what a step hands on; the ops leave this way round out.
-    first_read: per value id, the first position that reads it; its own where none does.
-    residuals: ids of the values made here that the backward pass reads.
-    kept_roots: the residuals' buffers, without those that a fused, cheap op makes from others of them.
-    crossing: ``(position that makes it, last position that reads it, bytes)`` of every value read by another
-      position; the region's outputs are not counted, they exist anyway.
-    flops: per position.
-  """
-
-  ops: tuple[tuple[ForwardOp, ...], ...]
-  primitives: tuple[str, ...]
-  value_bytes: tuple[int, ...]
-  value_root: tuple[int, ...]
-  value_position: tuple[int, ...]
-  named: tuple[Value | None, ...]
-  carried: Mapping[int, int]
-  first_read: tuple[int, ...]
-  residuals: frozenset[int]
-  kept_roots: frozenset[int]
-  crossing: tuple[tuple[int, int, int], ...]
-  flops: tuple[float, ...]
-
-  @property
-  def num_positions(self) -> int:
-    return len(self.ops)
-
-  def name_of(self, value: int) -> Value:
-    """What a policy saves under the id of a value that has a name."""
-    name = self.named[value]
-    assert name is not None, f"a policy can't save value {value}, which has no name"
-    return name
-
-  def is_wanted(self, value: int, stop: int) -> bool:
-    """Whether a segment that makes the value, and ends before `stop`, has to make it again for the backward pass: what
-    is read behind it alone is there as an input of what reads it.
-    """
-    return value in self.residuals and self.first_read[value] < stop
-
-  def residual_bytes(self) -> np.ndarray:
-    """Bytes of residual buffers by the position that makes them."""
-    per_position = np.zeros(self.num_positions, np.int64)
-    for root in self.kept_roots:
-      per_position[self.value_position[root]] += self.value_bytes[root]
-    return per_position
-
-  def crossed_bytes(self) -> np.ndarray:
-    """Bytes that are made before each boundary between positions and read behind it, int64 ``[num_positions + 1]``."""
-    crossed = np.zeros(self.num_positions + 1, np.int64)
-    for made, read, num_bytes in self.crossing:
-      crossed[made + 1] += num_bytes
-      crossed[read + 1] -= num_bytes  # a cut at `read` is still crossed, one behind it is not
-    return np.cumsum(crossed)
-
-  def signature(self, start: int, stop: int) -> tuple:
-    """Equal for segments that are the same up to a shift: their save curves are, too."""
-    ops = [op for position in range(start, stop) for op in self.ops[position]]
-    values = [value for op in ops for value in op.outputs]
-    local = {value: i for i, value in enumerate(values)}
-    return (
-      tuple((op.flops, tuple(local.get(value, -1) for value in op.inputs), len(op.outputs)) for op in ops),
-      tuple(
-        (
-          self.value_bytes[value],
-          local.get(self.value_root[value], -1),
-          self.is_wanted(value, stop),
-          value in self.kept_roots,
-          None if (name := self.named[value]) is None else (name[0] - start, name[1]),
-        )
-        for value in values
-      ),
-    )
 
 
 def forward_graph(jaxpr: core.Jaxpr, is_differentiable: Sequence[bool], shards: Shards = WHOLE) -> ForwardGraph:
@@ -201,6 +100,8 @@ class _GraphBuilder:
     self._named: list[Value | None] = []
     self._cheap_inputs: dict[int, tuple[int, ...]] = {}  # of values that XLA makes where they are read
     self._carried: dict[int, int] = {}
+    self._maker: dict[int, core.JaxprEqn] = {}
+    self._makers: dict[Value, core.JaxprEqn] = {}
 
   def build(self, forward: core.Jaxpr) -> ForwardGraph:
     ops: list[list[ForwardOp]] = [[] for _ in self._jaxpr.eqns]
@@ -219,6 +120,7 @@ class _GraphBuilder:
       value_root=tuple(self._root),
       value_position=tuple(self._position),
       named=tuple(self._named),
+      makers=self._makers,
       carried=self._carried,
       first_read=self._first_read(ops),
       residuals=residuals,
@@ -297,6 +199,9 @@ class _GraphBuilder:
         value = self._add_value(var, position, steps, name)
         made_bytes += self._num_bytes(var.aval, position, ())
       outputs.append(value)
+      self._maker[value] = equation
+      if name is not None and inputs and inputs[0] in self._maker:
+        self._makers[name] = self._maker[inputs[0]]
       if equation.primitive.name in _CHEAP and not steps:
         self._cheap_inputs[value] = inputs
     return ForwardOp(inputs, tuple(outputs), cost.equation_flops(equation) * math.prod(steps), made_bytes)

@@ -14,8 +14,8 @@ import numpy as np
 
 from coopjax import _core
 from coopjax.policy_engine.decisions import Value, in_order
+from coopjax.policy_engine.forward_graph import ForwardGraph
 from coopjax.policy_engine.inside import parts
-from coopjax.policy_engine.residuals import ForwardGraph
 
 _MANY_CURVES = 8
 _LEAST_STEP = 1 / 8  # of a curve's bytes

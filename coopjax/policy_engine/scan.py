@@ -21,9 +21,10 @@ from coopjax.jaxpr.trace import is_floating
 from coopjax.policy_engine.by_hand import named_values
 from coopjax.policy_engine.cuts import bytes_between, cut
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment, Value, in_order
+from coopjax.policy_engine.forward_graph import ForwardGraph
 from coopjax.policy_engine.offload import HostLink, HostTrips, Input, carried_inputs
 from coopjax.policy_engine.offload_curves import offload_curve
-from coopjax.policy_engine.residuals import ForwardGraph, forward_graph
+from coopjax.policy_engine.residuals import forward_graph
 from coopjax.policy_engine.rewrite import apply_to_scans
 from coopjax.policy_engine.save_curves import CurvePoint, Form, SavingRegion, climb, save_curve
 from coopjax.policy_engine.shards import WHOLE, Shards

@@ -6,9 +6,9 @@ import numpy as np
 from jax.extend import core
 
 from coopjax.policy_engine.compiled_profile import CompiledProfile
+from coopjax.policy_engine.forward_graph import ForwardGraph
 from coopjax.policy_engine.offload import HostLink, HostTrips, Input, inputs_between
 from coopjax.policy_engine.offload_curves import Choices, offload_curve
-from coopjax.policy_engine.residuals import ForwardGraph
 from coopjax.policy_engine.save_curves import CurvePoint, save_curve, shifted
 
 

@@ -15,8 +15,8 @@ from collections.abc import Collection
 import numpy as np
 
 from coopjax.policy_engine.decisions import Value
+from coopjax.policy_engine.forward_graph import ForwardGraph
 from coopjax.policy_engine.inside import parts
-from coopjax.policy_engine.residuals import ForwardGraph
 
 
 class WorkingSets:

@@ -1,5 +1,5 @@
-"""Products inside loops and branches of a layer, saved: at the bytes of JAX's own `dots_saveable` around the layer, a
-plan repeats no more than that does.
+"""Products inside loops, branches and derivative rules of a layer, saved: at the bytes of JAX's own `dots_saveable`
+around the layer, a plan repeats no more than that does.
 """
 
 import functools
@@ -44,6 +44,45 @@ def convolved(x, weight):
   return x + jax.nn.silu(jax.lax.conv_general_dilated(x, kernel, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC")))
 
 
+def _attended(query, key, value):
+  """Attention piece by piece, and the logarithm of what each row sums to."""
+
+  def turn(carry, piece):
+    total, out = carry
+    shares = jnp.exp(query @ piece[0].mT)
+    return (total + shares.sum(-1), out + shares @ piece[1]), None
+
+  split = lambda y: y.reshape(STEPS, BATCH // 4, 4, WIDTH).swapaxes(0, 1)
+  start = jnp.zeros(query.shape[:2]), jnp.zeros_like(query)
+  (total, out), _ = jax.lax.scan(turn, start, (split(key), split(value)))
+  return out / total[..., None], jnp.log(total)
+
+
+_flash = jax.custom_vjp(lambda *inputs: _attended(*inputs)[0])
+
+
+def _flash_forward(*inputs):
+  out, log_total = _attended(*inputs)
+  return out, (*inputs, out, log_total)
+
+
+def _flash_backward(kept, grad):
+  query, key, value, out, log_total = kept
+  shares = jnp.exp(query @ key.mT - log_total[..., None])
+  of_scores = shares * (grad @ value.mT - (out * grad).sum(-1)[..., None])
+  return of_scores @ key, of_scores.mT @ query, shares.mT @ grad
+
+
+_flash.defvjp(_flash_forward, _flash_backward)
+
+
+def with_a_rule(x, weight):
+  """A layer whose attention has a derivative rule of its own."""
+  query, key, value = jnp.split(x @ weight[:WIDTH, : 3 * WIDTH], 3, -1)
+  x = x + _flash(0.1 * query, key, value)
+  return x + jax.nn.gelu(jnp.tanh(x @ weight[:WIDTH])) @ weight[WIDTH:].T
+
+
 def loss(weights, x, layer=gated, is_scanned=True):
   if is_scanned:
     x, _ = jax.lax.scan(lambda x, weight: (layer(x, weight), None), x, weights)
@@ -58,6 +97,8 @@ def loss(weights, x, layer=gated, is_scanned=True):
     (gated, True, "policy"),
     (branching, True, "policy"),
     (convolved, False, "policy"),
+    (with_a_rule, True, "policy"),
+    (with_a_rule, False, "policy"),
     (gated, True, "auto"),
   ],
 )

@@ -7,7 +7,8 @@ import pytest
 
 from coopjax.jaxpr.trace import trace
 from coopjax.policy_engine.cuts import bytes_between, cut
-from coopjax.policy_engine.residuals import ForwardGraph, forward_graph
+from coopjax.policy_engine.forward_graph import ForwardGraph
+from coopjax.policy_engine.residuals import forward_graph
 from coopjax.policy_engine.save_curves import save_curve
 from tests.support import models
 from tests.support.policy_models import decoder
@@ -57,6 +58,7 @@ def random_graph(rng, num):
     value_root=tuple(range(num)),
     value_position=tuple(range(num)),
     named=(None,) * num,
+    makers={},
     carried={},
     first_read=tuple(range(num)),
     residuals=residuals,
