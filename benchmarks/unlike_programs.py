@@ -20,62 +20,62 @@ Program = Callable[[Callable[[Layer], Layer]], tuple[Callable[..., jax.Array], t
 PROGRAMS: dict[str, Program] = {}
 
 
-def _program(make: Program) -> Program:
+def program(make: Program) -> Program:
   PROGRAMS[make.__name__.strip("_")] = make
   return make
 
 
-def _normal(name: str, *shape: int, scale: float = 0.05) -> jax.Array:
+def normal(name: str, *shape: int, scale: float = 0.05) -> jax.Array:
   rng = np.random.default_rng(zlib.crc32(f"{name}{shape}".encode()))
   return jnp.asarray(rng.normal(size=shape) * scale, jnp.float32)
 
 
-def _stacked(**shapes: tuple[int, ...]) -> dict[str, jax.Array]:
-  return {name: _normal(name, LAYERS, *shape) for name, shape in shapes.items()}
+def stacked(**shapes: tuple[int, ...]) -> dict[str, jax.Array]:
+  return {name: normal(name, LAYERS, *shape) for name, shape in shapes.items()}
 
 
 def _listed(**shapes: tuple[int, ...]) -> list[dict[str, jax.Array]]:
-  stacked = _stacked(**shapes)
-  return [{name: value[i] for name, value in stacked.items()} for i in range(LAYERS)]
+  of_all = stacked(**shapes)
+  return [{name: value[i] for name, value in of_all.items()} for i in range(LAYERS)]
 
 
 def _tokens(size: int) -> jax.Array:
   return jnp.asarray(np.random.default_rng(0).integers(0, size, (BATCH, LENGTH)))
 
 
-def _norm(x: jax.Array) -> jax.Array:
+def norm(x: jax.Array) -> jax.Array:
   return x * jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-6)
 
 
-def _attend(x: jax.Array, weight: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+def attend(x: jax.Array, weight: jax.Array, mask: jax.Array | None = None) -> jax.Array:
   query, key, value = jnp.split(x @ weight, 3, -1)
   scores = query @ key.mT / 8.0
   return jax.nn.softmax(scores if mask is None else jnp.where(mask, scores, -1e9)) @ value
 
 
-def _feed(x: jax.Array, weights: Any) -> jax.Array:
+def feed(x: jax.Array, weights: Any) -> jax.Array:
   return jax.nn.gelu(x @ weights["up"]) @ weights["down"]
 
 
 def _dense(x: jax.Array, weights: Any) -> tuple[jax.Array, None]:
-  x = x + _attend(_norm(x), weights["qkv"])
-  return x + _feed(x, weights), None
+  x = x + attend(norm(x), weights["qkv"])
+  return x + feed(x, weights), None
 
 
 _DENSE = {"qkv": (WIDTH, 3 * WIDTH), "up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}
-_X = functools.partial(_normal, "x", BATCH, LENGTH, WIDTH, scale=1.0)
+activations = functools.partial(normal, "x", BATCH, LENGTH, WIDTH, scale=1.0)
 
 
 def _scanned(layer: Layer) -> Callable[..., jax.Array]:
   return lambda weights, x: jnp.mean(jax.lax.scan(layer, x, weights)[0] ** 2)
 
 
-@_program
+@program
 def _state_space(wrap):
   """An associative scan in each layer of a scan."""
 
   def layer(x, weights):
-    y = _norm(x)
+    y = norm(x)
     value, gate = jax.nn.silu(y @ weights["value"]), y @ weights["gate"]
     step = jax.nn.softplus(gate)
     combine = lambda left, right: (left[0] * right[0], right[0] * left[1] + right[1])
@@ -83,10 +83,10 @@ def _state_space(wrap):
     return x + (state * jax.nn.silu(gate)) @ weights["out"], None
 
   wide = (WIDTH, 2 * WIDTH)
-  return _scanned(wrap(layer)), (_stacked(value=wide, gate=wide, out=wide[::-1]), _X())
+  return _scanned(wrap(layer)), (stacked(value=wide, gate=wide, out=wide[::-1]), activations())
 
 
-@_program
+@program
 def _recurrent(wrap):
   """A scan over time in a scan over layers: LSTMs."""
 
@@ -101,7 +101,7 @@ def _recurrent(wrap):
     start = jnp.zeros((BATCH, WIDTH))
     return jax.lax.scan(step, (start, start), x)[1], None
 
-  return _scanned(wrap(layer)), (_stacked(gates=(2 * WIDTH, 4 * WIDTH)), _X().swapaxes(0, 1))
+  return _scanned(wrap(layer)), (stacked(gates=(2 * WIDTH, 4 * WIDTH)), activations().swapaxes(0, 1))
 
 
 def _convolve(x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -109,11 +109,11 @@ def _convolve(x: jax.Array, kernel: jax.Array) -> jax.Array:
   return jax.lax.conv_general_dilated(x, kernel, (1,) * (x.ndim - 2), "SAME", dimension_numbers=layout)
 
 
-@_program
+@program
 def _unet(wrap):
   """Blocks of unlike shapes, with skips."""
   widths = [(4, 8), (8, 16), (16, 32), (64, 32), (48, 16), (24, 8)]
-  weights = [(_normal("a", 3, 3, *width), _normal("b", 3, 3, width[1], width[1])) for width in widths]
+  weights = [(normal("a", 3, 3, *width), normal("b", 3, 3, width[1], width[1])) for width in widths]
 
   def block(x, kernels):
     x = jax.nn.silu(_convolve(x, kernels[0]))
@@ -134,15 +134,15 @@ def _unet(wrap):
       y = block(jnp.concatenate([y, skip], -1), kernels)
     return jnp.mean((_convolve(y, head) - x) ** 2)
 
-  return loss, (weights, _normal("head", 1, 1, 8, 4), _normal("x", 2, 32, 32, 4, scale=1.0))
+  return loss, (weights, normal("head", 1, 1, 8, 4), normal("x", 2, 32, 32, 4, scale=1.0))
 
 
-@_program
+@program
 def _experts(wrap):
   """Two of four experts for each token, by products with one-hot gates, and an auxiliary loss."""
 
   def layer(x, weights):
-    x = x + _attend(_norm(x), weights["qkv"])
+    x = x + attend(norm(x), weights["qkv"])
     flat = x.reshape(-1, WIDTH)
     shares = jax.nn.softmax(flat @ weights["router"])
     top, chosen = jax.lax.top_k(shares, 2)
@@ -158,18 +158,18 @@ def _experts(wrap):
     return jnp.mean(y**2) + auxiliary.mean()
 
   shapes = {"qkv": _DENSE["qkv"], "router": (WIDTH, 4), "up": (4, WIDTH, 4 * WIDTH), "down": (4, 4 * WIDTH, WIDTH)}
-  return loss, (_stacked(**shapes), _X())
+  return loss, (stacked(**shapes), activations())
 
 
-@_program
+@program
 def _dropout(wrap):
   """Unrolled, with random keys."""
   drop = lambda key, x: jnp.where(jax.random.bernoulli(key, 0.9, x.shape), x / 0.9, 0)
 
   def block(x, weights, key):
     of_attention, of_feed = jax.random.split(key)
-    x = x + drop(of_attention, _attend(_norm(x), weights["qkv"]))
-    return x + drop(of_feed, _feed(_norm(x), weights))
+    x = x + drop(of_attention, attend(norm(x), weights["qkv"]))
+    return x + drop(of_feed, feed(norm(x), weights))
 
   block = wrap(block)
 
@@ -178,23 +178,26 @@ def _dropout(wrap):
       x = block(x, weights, jax.random.fold_in(key, i))
     return jnp.mean(x**2)
 
-  return loss, (_listed(**_DENSE), _X(), jax.random.key(0))
+  return loss, (_listed(**_DENSE), activations(), jax.random.key(0))
 
 
-@_program
+@program
 def _alternating(wrap):
   """Branches in a scan: attention or feed-forward, by the number of the layer."""
 
   def layer(carry, weights):
     x, number = carry
-    ways = (lambda x: x + _attend(x, weights["qkv"]), lambda x: x + _feed(x, weights))
+    ways = (lambda x: x + attend(x, weights["qkv"]), lambda x: x + feed(x, weights))
     return (jax.lax.cond(number % 2 == 0, *ways, x), number + 1), None
 
   layer = wrap(layer)
-  return lambda weights, x: jnp.mean(jax.lax.scan(layer, (x, 0), weights)[0][0] ** 2), (_stacked(**_DENSE), _X())
+  return lambda weights, x: jnp.mean(jax.lax.scan(layer, (x, 0), weights)[0][0] ** 2), (
+    stacked(**_DENSE),
+    activations(),
+  )
 
 
-@_program
+@program
 def _chunked_loss(wrap):
   """A scan over layers, then one over pieces of the sequence for the logits."""
   layer, chunks = wrap(_dense), 8
@@ -210,10 +213,10 @@ def _chunked_loss(wrap):
     split = lambda y: y.reshape(BATCH, chunks, LENGTH // chunks, *y.shape[2:]).swapaxes(0, 1)
     return jax.lax.scan(turn, 0.0, (split(x), split(tokens)))[0] / tokens.size
 
-  return loss, (_normal("table", 512, WIDTH, scale=0.3), _stacked(**_DENSE), _tokens(512))
+  return loss, (normal("table", 512, WIDTH, scale=0.3), stacked(**_DENSE), _tokens(512))
 
 
-@_program
+@program
 def _graph_network(wrap):
   """Messages along edges, gathered and summed."""
   nodes, edges = 256, 1024
@@ -226,24 +229,27 @@ def _graph_network(wrap):
 
   block, shape = wrap(block), (2 * WIDTH, WIDTH)
   loss = lambda layers, x: jnp.mean(functools.reduce(block, layers, x) ** 2)
-  return loss, (_listed(message=shape, update=shape), _normal("x", nodes, WIDTH, scale=1.0))
+  return loss, (_listed(message=shape, update=shape), normal("x", nodes, WIDTH, scale=1.0))
 
 
-@_program
+@program
 def _mixed_precision(wrap):
   """Weights cast to bfloat16 in the layer, and names."""
 
   def layer(x, weights):
     weights = jax.tree.map(lambda value: value.astype(jnp.bfloat16), weights)
-    x = x + checkpoint_name(_attend(_norm(x), weights["qkv"]), "context")
+    x = x + checkpoint_name(attend(norm(x), weights["qkv"]), "context")
     up = checkpoint_name(x @ weights["up"], "up")
     return x + jax.nn.silu(up) @ weights["down"], None
 
   loss = _scanned(wrap(layer))
-  return lambda weights, x: loss(weights, x.astype(jnp.bfloat16)).astype(jnp.float32), (_stacked(**_DENSE), _X())
+  return lambda weights, x: loss(weights, x.astype(jnp.bfloat16)).astype(jnp.float32), (
+    stacked(**_DENSE),
+    activations(),
+  )
 
 
-@_program
+@program
 def _local_and_global(wrap):
   """Two unlike layers in the body of a scan."""
   causal = jnp.tril(jnp.ones((LENGTH, LENGTH), bool))
@@ -252,15 +258,15 @@ def _local_and_global(wrap):
   def group(x, weights):
     for i, mask in enumerate((near, causal)):
       here = jax.tree.map(lambda value, i=i: value[i], weights)
-      x = x + _attend(x, here["qkv"], mask)
-      x = x + _feed(x, here)
+      x = x + attend(x, here["qkv"], mask)
+      x = x + feed(x, here)
     return x, None
 
-  pairs = jax.tree.map(lambda value: value.reshape(LAYERS // 2, 2, *value.shape[1:]), _stacked(**_DENSE))
-  return _scanned(wrap(group)), (pairs, _X())
+  pairs = jax.tree.map(lambda value: value.reshape(LAYERS // 2, 2, *value.shape[1:]), stacked(**_DENSE))
+  return _scanned(wrap(group)), (pairs, activations())
 
 
-@_program
+@program
 def _denoiser(wrap):
   """Convolutions conditioned on noise that is made inside."""
 
@@ -281,39 +287,39 @@ def _denoiser(wrap):
 
   kernel = (3, WIDTH, WIDTH)
   layers = _listed(first=kernel, second=kernel, film=(WIDTH, 2 * WIDTH))
-  return loss, (layers, _normal("table", 1, WIDTH), _X(), jax.random.key(1))
+  return loss, (layers, normal("table", 1, WIDTH), activations(), jax.random.key(1))
 
 
-@_program
+@program
 def _relative_bias(wrap):
   """Unrolled; heads as einsums, and one table that all layers read."""
 
   def block(x, weights, bias):
-    y = _norm(x)
+    y = norm(x)
     query, key, value = (jnp.einsum("btd,dhk->bthk", y, weights[name]) for name in ("query", "key", "value"))
     shares = jax.nn.softmax(jnp.einsum("bthk,bshk->bhts", query, key) + bias)
     x = x + jnp.einsum("bhts,bshk,hkd->btd", shares, value, weights["out"])
-    return x + _feed(_norm(x), weights)
+    return x + feed(norm(x), weights)
 
   block, heads = wrap(block), 4
   each = dict.fromkeys(("query", "key", "value"), (WIDTH, heads, WIDTH // heads))
   layers = _listed(**each, out=(heads, WIDTH // heads, WIDTH), up=_DENSE["up"], down=_DENSE["down"])
   loss = lambda layers, bias, x: jnp.mean(functools.reduce(lambda x, w: block(x, w, bias), layers, x) ** 2)
-  return loss, (layers, _normal("bias", heads, LENGTH, LENGTH), _X())
+  return loss, (layers, normal("bias", heads, LENGTH, LENGTH), activations())
 
 
-@_program
+@program
 def _sharded(wrap):
   """Weights and batch over four devices."""
   mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:4])
   over = lambda value, *spec: jax.ShapeDtypeStruct(
     value.shape, value.dtype, sharding=NamedSharding(mesh, PartitionSpec(*spec))
   )
-  weights = jax.tree.map(lambda value: over(value, None, "data"), _stacked(**_DENSE))
-  return _scanned(wrap(_dense)), (weights, over(_X(), "data"))
+  weights = jax.tree.map(lambda value: over(value, None, "data"), stacked(**_DENSE))
+  return _scanned(wrap(_dense)), (weights, over(activations(), "data"))
 
 
-@_program
+@program
 def _first_layer_apart(wrap):
   """One layer of its own, then a scan, and a head that is the table."""
   layer = wrap(_dense)
@@ -323,11 +329,11 @@ def _first_layer_apart(wrap):
     return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(x @ table.T), tokens[..., None], -1))
 
   first = {"qkv": (WIDTH, 3 * WIDTH), "up": (WIDTH, 8 * WIDTH), "down": (8 * WIDTH, WIDTH)}
-  first = {name: _normal(f"first {name}", *shape) for name, shape in first.items()}
-  return loss, (_normal("table", 256, WIDTH, scale=0.3), first, _stacked(**_DENSE), _tokens(256))
+  first = {name: normal(f"first {name}", *shape) for name, shape in first.items()}
+  return loss, (normal("table", 256, WIDTH, scale=0.3), first, stacked(**_DENSE), _tokens(256))
 
 
-@_program
+@program
 def _own_flash(wrap):
   """Attention with a derivative rule of its own, whose forward pass is a loop."""
   size = 16
@@ -357,6 +363,6 @@ def _own_flash(wrap):
 
   def layer(x, weights):
     x = x + flash(*jnp.split(x @ weights["qkv"], 3, -1))
-    return x + _feed(x, weights), None
+    return x + feed(x, weights), None
 
-  return _scanned(wrap(layer)), (_stacked(**_DENSE), _X())
+  return _scanned(wrap(layer)), (stacked(**_DENSE), activations())

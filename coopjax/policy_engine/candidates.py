@@ -88,19 +88,30 @@ class Candidates:
     if link is not None and not link.is_for_loops and traced.policy is None:
       host = TopOffload.of(jaxpr, link)
     graphs: dict[PolicyDecisions, ForwardGraph] = {}  # bodies that are cut alike have the same
-    for level in range(max((len(scan.bodies) for scan in scans), default=0)):
+
+    def looped(scans: Sequence[Scan], level: int) -> ForwardGraph:
+      """The top, with the barest decisions of its scans carried out."""
       barest = PolicyDecisions(tuple(region for scan in scans for region in scan.barest(level)))
       if barest not in graphs:
         graphs[barest] = forward_graph(apply_to_scans(jaxpr, barest), differentiable, at_top)
-      looped = graphs[barest]
-      self._add_ladders(looped, ScanLevel(scans, level, are_alone=True), is_cut=not only_scans)
+      return graphs[barest]
+
+    for level in range(_num_levels(scans)):
+      graph = looped(scans, level)
+      self._add_ladders(graph, ScanLevel(scans, level, are_alone=True), is_cut=not only_scans)
       if link is not None and all(scan.body(level).offload_curve for scan in scans):
-        self._add_ladders(looped, ScanLevel(scans, level, True, may_offload=True), is_cut=not only_scans, host=host)
+        self._add_ladders(graph, ScanLevel(scans, level, True, may_offload=True), is_cut=not only_scans, host=host)
       if not only_scans:
-        self._add_ladders(looped, ScanLevel(scans, level, are_alone=False))
+        self._add_ladders(graph, ScanLevel(scans, level, are_alone=False))
       if level == 0:
         alone = self._effects | {scan.position for scan in scans}
-        self._add_rungs(looped, scans, [] if only_scans else find_blocks(jaxpr, looped, alone))
+        self._add_rungs(graph, scans, [] if only_scans else find_blocks(jaxpr, graph, alone))
+    inner = scans
+    while any(scan.opened for scan in inner):
+      inner = [scan.opened or scan for scan in inner]
+      for level in range(_num_levels(inner)):
+        self._add_ladders(looped(inner, level), ScanLevel(inner, level, are_alone=True), is_cut=not only_scans)
+      self._add_rungs(looped(inner, 0), inner, ())
     if not only_scans:
       if not scans and (blocks := find_blocks(jaxpr, original, self._effects, is_layer=not ends_forward)):
         self._add_rungs(original, (), blocks)
@@ -141,6 +152,10 @@ class Candidates:
       if not scans.may_offload:
         self.found += map(ladder.keeping, self._kept)
         self.found += ladder.beyond() if is_cut else ()
+
+
+def _num_levels(scans: Sequence[Scan]) -> int:
+  return max((len(scan.bodies) for scan in scans), default=0)
 
 
 def _kept_by_windows(profile: CompiledProfile) -> Iterator[np.ndarray]:

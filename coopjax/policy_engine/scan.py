@@ -67,6 +67,7 @@ class Scan:
       checkpoints of their own.
     names: that the user gave to values of the body, and what a policy may name besides, with the values.
     choice_of: the body in one piece, saving these values.
+    opened: the scan in its body that keeps the most, of all turns: what is decided on where this one stays as it is.
   """
 
   equation_id: int | None
@@ -74,6 +75,7 @@ class Scan:
   bodies: tuple[Body, ...]
   names: dict[str, frozenset[Value]]
   choice_of: Callable[[frozenset[Value]], CurvePoint]
+  opened: "Scan | None" = None
 
   def body(self, level: int) -> Body:
     """The cutting at this level of fineness, or the finest."""
@@ -215,6 +217,41 @@ def _as_body(
     tuple(bodies),
     named_values(body, graph),
     lambda saved: _joined(turns, pieces, [whole.choice(saved)], length),
+    _in_loop(max(scans, key=_kept_bytes), length, position) if scans else None,
+  )
+
+
+def _kept_bytes(scan: Scan) -> int:
+  return scan.bodies[0].curve[-1].saved_bytes
+
+
+def _in_loop(scan: Scan, length: int, position: int) -> Scan:
+  """A scan as it is inside a loop that stays as it is, which stacks all that it keeps."""
+
+  def of_turns(point: CurvePoint, stacked_bytes: int = 0) -> CurvePoint:
+    sliced_bytes = point.saved_bytes + stacked_bytes  # of the turn that is differentiated
+    return dataclasses.replace(
+      point,
+      saved_bytes=length * point.saved_bytes,
+      flops=length * point.flops,
+      inside_bytes=point.inside_bytes + sliced_bytes,
+    )
+
+  bodies = tuple(
+    dataclasses.replace(
+      body,
+      stacked_bytes=length * body.stacked_bytes,
+      curve=tuple(of_turns(point, body.stacked_bytes) for point in body.curve),
+      offload_curve=(),
+    )
+    for body in scan.bodies
+  )
+  return dataclasses.replace(
+    scan,
+    position=position,
+    bodies=bodies,
+    choice_of=lambda saved: of_turns(scan.choice_of(saved)),
+    opened=scan.opened and _in_loop(scan.opened, length, position),
   )
 
 
