@@ -23,6 +23,7 @@ os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_p
 import backends
 import hand_ladder
 import jax
+import jax.numpy as jnp
 import tables
 from unlike_loops import PROGRAMS
 
@@ -66,8 +67,10 @@ def temp_bytes(loss: Callable, arguments: Any) -> int:
 def planned(loss: Callable, arguments: Any, plain_flops: float, budget_bytes: int, engine: str) -> tables.Row:
   """What a plan takes and repeats beyond `loss`, whose FLOPs are given; where there is none, the least bytes."""
   start_s = time.process_time()
+  is_floating = lambda tree: all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(tree))
+  argnums = [i for i, argument in enumerate(arguments) if is_floating(argument)]  # all, said: none of these is a step
   try:
-    plan = coopjax.plan(loss, *arguments, budget=budget_bytes, engine=engine)
+    plan = coopjax.plan(loss, *arguments, budget=budget_bytes, engine=engine, argnums=argnums)
   except coopjax.BudgetInfeasibleError as error:
     return {"mib": None, "mflop": None, "ratio": None, "least_bytes": error.smallest_bytes}
   planning_s, applied = time.process_time() - start_s, plan.apply(loss)

@@ -6,10 +6,12 @@ nothing at all. Whatever else a search finds, these are its candidates, too: at 
 repeats no more than that one does.
 """
 
+import collections
 import dataclasses
 import functools
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Protocol
 
 import jax
@@ -73,7 +75,7 @@ class Block:
     return SavingRegion(self.graph, self.position, self.stop)
 
 
-def find_blocks(jaxpr: core.Jaxpr, graph: ForwardGraph, alone: Collection[int], is_layer: bool = False) -> list[Block]:
+def find_blocks(jaxpr: core.Jaxpr, graph: ForwardGraph, alone: AbstractSet[int], is_layer: bool = False) -> list[Block]:
   """The blocks that a region repeats, without those that hold a position which must stand alone.
 
   Args:
@@ -84,14 +86,7 @@ def find_blocks(jaxpr: core.Jaxpr, graph: ForwardGraph, alone: Collection[int], 
   """
   named = named_values(jaxpr, graph)
   kinds, known = dict[tuple, int](), dict[tuple[int, frozenset[Value]], CurvePoint]()
-  pieces = list(itertools.pairwise(repeated_blocks(graph)))
-  lengths = [0, *(stop - start for start, stop in pieces), 0]
-  blocks = [
-    (start, stop)
-    for (start, stop), before, after in zip(pieces, lengths, lengths[2:], strict=False)
-    if stop - start in (before, after)  # what lies between two stretches is none
-    if not any(start <= position < stop for position in alone)
-  ]
+  blocks = [block for block in _pieces(graph) if alone.isdisjoint(range(*block))]
   residual_bytes = graph.residual_bytes()
   if (
     is_layer
@@ -110,6 +105,23 @@ def find_blocks(jaxpr: core.Jaxpr, graph: ForwardGraph, alone: Collection[int], 
     )
     for start, stop in blocks
   ]
+
+
+def _pieces(graph: ForwardGraph) -> list[tuple[int, int]]:
+  """Where blocks start and stop: those that come again, and what is next to them and much the same (the first, whose
+  input is a constant).
+  """
+  bounds = repeated_blocks(graph)
+  pieces = list(itertools.pairwise((0, *bounds, graph.num_positions))) if bounds else []
+  lengths = [stop - start for start, stop in pieces]
+  made_of = [collections.Counter(graph.primitives[start:stop]) for start, stop in pieces]
+  beside = [[j for j in (i - 1, i + 1) if 0 <= j < len(pieces)] for i in range(len(pieces))]
+  again = {i for i, others in enumerate(beside) if any(lengths[j] == lengths[i] for j in others)}
+
+  def is_like(i: int, j: int) -> bool:
+    return j in again and made_of[j] <= made_of[i] and lengths[i] < 2 * lengths[j]
+
+  return [piece for i, piece in enumerate(pieces) if i in again or any(is_like(i, j) for j in beside[i])]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

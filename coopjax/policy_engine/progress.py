@@ -211,11 +211,16 @@ class Progress[Decisions: Hashable]:
     better than what is found. Each try says more of the others.
     """
     num_tried = sum(trial.candidate.is_by_hand for trial in self._tried)
+    # Few policies are plain, so they have the benefit of the best ratio that a trial showed.
+    ratio = min((trial.unaided_bytes / max(trial.candidate.estimated_bytes, 1.0) for trial in self._tried), default=1.0)
     near = [
       candidate
       for candidate in candidates
-      if self._predict(candidate)
-      <= self._budget * (_MAYBE if candidate.is_plain_policy else 1 + (_NEARBY - 1) / max(1, num_tried))
+      if self._predict(candidate) <= self._budget * (1 + (_NEARBY - 1) / max(1, num_tried))
+      or (
+        candidate.is_plain_policy
+        and min(self._predict(candidate), ratio * candidate.estimated_bytes) <= self._budget * _MAYBE
+      )
     ]
     return self._first(near, lambda candidate: (candidate.flops, self._predict(candidate)))
 

@@ -4,12 +4,14 @@ A block is what comes again, op by op with the same FLOPs and bytes, right behin
 the one with the most residual bytes counts first, in its shortest period; then those on either side of it (the stages
 of a network, an encoder and a decoder). The stretch may begin anywhere in a block, so the boundaries are put where the
 fewest bytes cross them. Where that finds little (of a U-Net, each level has sizes of its own), a block is what comes
-again primitive by primitive.
+again primitive by primitive. What most of a block repeats in turn (the layers of a tower that is called twice) are the
+blocks.
 
 O(gaps * positions), a gap being the distance between an op and the next one like it: a block needs one op that it does
 not have twice.
 """
 
+import itertools
 from collections.abc import Hashable, Sequence
 
 import numpy as np
@@ -18,6 +20,7 @@ from coopjax.policy_engine.forward_graph import ForwardGraph
 
 _LEAST_SHARE = 1 / 8  # of the region's residual bytes: a stretch with fewer is not looked for
 _LITTLE = 1 / 2  # of them, in all stretches
+_MOST = 3 / 4  # of a block's
 
 
 def repeated_blocks(graph: ForwardGraph) -> tuple[int, ...]:
@@ -38,6 +41,11 @@ def _stretches(graph: ForwardGraph, residuals: np.ndarray, kinds: Sequence[Hasha
   numbers: dict[Hashable, int] = {}
   keys = np.array([numbers.setdefault(kind, len(numbers)) for kind in kinds])
   crossed, least = graph.crossed_bytes(), max(1, _LEAST_SHARE * residuals[-1])
+
+  def is_repetitive(start: int, stop: int) -> bool:
+    found, of_all = _longest(keys, residuals, start, stop), residuals[stop] - residuals[start]
+    return found is not None and residuals[found[1]] - residuals[found[0]] >= max(least, _MOST * of_all)
+
   stretches, pieces = list[list[int]](), [(0, graph.num_positions)]
   while pieces:
     start, stop = pieces.pop()
@@ -49,8 +57,11 @@ def _stretches(graph: ForwardGraph, residuals: np.ndarray, kinds: Sequence[Hasha
     starts = np.arange(first, last - num_blocks * period + 1)
     inner = starts[:, None] + period * np.arange(num_blocks + 1)
     blocks = inner[crossed[inner].sum(axis=1).argmin()].tolist()
-    stretches.append(blocks)
     pieces += [(start, blocks[0]), (blocks[-1], stop)]
+    if is_repetitive(*blocks[:2]):
+      pieces += itertools.pairwise(blocks)
+    else:
+      stretches.append(blocks)
   return stretches
 
 
