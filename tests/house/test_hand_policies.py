@@ -30,7 +30,7 @@ def test_a_recurrent_net_repeats_no_more_than_by_hand(benchmark, monkeypatch, tm
 
 
 def test_programs_are_what_they_say(benchmark):
-  assert len(benchmark.PROGRAMS) == 15
+  assert len(benchmark.PROGRAMS) == 25
   for name, make in benchmark.PROGRAMS.items():
     if name != "sharded":  # over four devices
       loss, arguments = make(lambda layer: layer)

@@ -10,7 +10,7 @@ import pytest
 
 import coopjax
 from coopjax.policy_engine.inside import is_inside
-from tests.support.checks import assert_close, num_dots
+from tests.support.checks import assert_close, num_dots, num_instructions
 from tests.support.hand_rungs import compiled, flops
 from tests.support.models import normal
 
@@ -122,11 +122,33 @@ def test_a_plan_repeats_no_more_than_all_products_saved(layer, is_scanned, engin
 
 def test_a_saved_plan_says_what_lies_inside(tmp_path):
   args = normal(0, LAYERS, 2 * WIDTH, 4 * WIDTH, scale=0.1), normal(1, STEPS, BATCH, WIDTH, scale=1.0)
-  plan = coopjax.plan(loss, *args, budget=0.6, engine="policy")
+  branches = functools.partial(loss, layer=branching)
+  plan = coopjax.plan(branches, *args, budget=0.6, engine="policy")
   saved = [value for region in plan.policy.regions for leaf, _ in region.leaves for value in leaf.saved]
   assert any(map(is_inside, saved))
   plan.save(tmp_path / "plan.json")
   again = coopjax.RematPlan.load(tmp_path / "plan.json")
   assert again.policy == plan.policy and "@" not in str(again.names)
-  first, second = (compiled(each.apply(loss), args).memory_analysis().temp_size_in_bytes for each in (plan, again))
+  first, second = (compiled(each.apply(branches), args).memory_analysis().temp_size_in_bytes for each in (plan, again))
   assert first == second
+
+
+def test_the_loop_inside_a_loop_is_decided_on_alone():
+  """A checkpoint around each layer of a model that a loop over segments of a text calls, as people put it."""
+
+  def segments(weights, x, wrap=lambda layer: layer):
+    layer = wrap(lambda x, weight: (convolved(x, weight), None))
+    each = lambda carry, piece: (carry, jnp.mean(jax.lax.scan(layer, piece, weights)[0] ** 2))
+    return jax.lax.scan(each, 0.0, jnp.stack([x, 2 * x, 3 * x]))[1].sum()
+
+  args = normal(0, LAYERS, 2 * WIDTH, 4 * WIDTH, scale=0.1), normal(1, STEPS, BATCH, WIDTH, scale=1.0)
+  hand = functools.partial(segments, wrap=functools.partial(jax.checkpoint, prevent_cse=False))
+  hand_bytes = compiled(hand, args).memory_analysis().temp_size_in_bytes
+  plan = coopjax.plan(segments, *args, budget=hand_bytes, engine="policy")
+  planned = plan.apply(segments)
+  program, as_it_is = compiled(planned, args), compiled(segments, args)
+  assert program.memory_analysis().temp_size_in_bytes <= hand_bytes < as_it_is.memory_analysis().temp_size_in_bytes
+  ours, theirs, least = (flops(fn, args) for fn in (planned, hand, segments))
+  assert least < ours <= theirs
+  assert num_instructions(program, "convolution") > num_instructions(as_it_is, "convolution")
+  assert_close(program(*args), as_it_is(*args), rtol=1e-4, atol=1e-4)
