@@ -11,6 +11,8 @@ import re
 import sys
 from typing import Any
 
+import ladder_frontiers
+
 ROOT = pathlib.Path(__file__).parent.parent
 README, RESULTS = ROOT / "README.md", ROOT / "benchmarks" / "results"
 MIB = 2**20
@@ -51,7 +53,23 @@ def seeing() -> str:
   )
 
 
-BLOCKS = {"training_run": training_run, "seeing": seeing}
+def hand_ladder() -> str:
+  """The rows of benchmarks/ladder_frontiers.py as a table."""
+  lines = [
+    "| model | policies | FLOPs repeated at equal bytes | bytes at equal FLOPs |",
+    "|---|---|---|---|",
+  ]
+  for rows in ladder_frontiers.chosen("auto"):
+    row = ladder_frontiers.of_program(rows)
+    name = row["program"].replace("_", " and ")
+    lines.append(
+      f"| {name} | {row['num_rungs']} | {row['flops']:.2f}, at most {row['worst_flops']:.2f} "
+      f"| {row['bytes']:.2f}, at most {row['worst_bytes']:.2f} |"
+    )
+  return "\n".join(lines)
+
+
+BLOCKS = {"training_run": training_run, "seeing": seeing, "hand_ladder": hand_ladder}
 
 
 def filled(text: str) -> str:
