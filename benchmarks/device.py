@@ -1,0 +1,184 @@
+"""On the GPU or TPU that is here: compiled bytes against the allocator's real peak, and step times, inside budgets.
+
+A step of AdamW on a scanned decoder (`ladder_programs`), its state donated: as it is, under policies that people pick
+by hand, and in budgets from "fits" down to a quarter of the temporaries, by each engine. Each variant is planned,
+compiled and run in a process of its own, because a peak can't be set back. "total" is the executable's (arguments and
+results, what they share counted once, and temporaries); "peak" is the most that the allocator ever gave out. A variant
+that the device has no memory for is a row that says so. Writes benchmarks/results/device.json.
+
+  python benchmarks/device.py                                  # on one device; where there is none, it says so
+  python benchmarks/device.py --layers 16 --batch 32 --engines auto policy
+"""
+
+import argparse
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # else a GPU's allocator has it all at once
+
+import jax
+import jax.numpy as jnp
+import ladder_programs
+import optax
+import tables
+
+import coopjax
+
+MIB = 2**20
+OUT = tables.RESULTS / "device.json"
+HAND = ("plain", "full", "minimal")
+SHARES = (0.75, 0.5, 0.25)
+ENGINES = ("auto", "hlo", "policy")
+NONE_HERE = "no accelerator here: nothing was measured (--anyway runs on the CPU, which tells no peak)"
+SIZE = ladder_programs.Size(16, 2048, 2048, 5632, 16, 8, 12, "bfloat16")
+COLUMNS = {
+  "variant": "{variant}",
+  "engine": "{engine}",
+  "planned in": "{plan_s:.1f} s",
+  "total": "{total_mib:.1f} MiB",
+  "temporaries": "{temp_mib:.1f} MiB",
+  "peak": "{peak_mib:.1f} MiB",
+  "peak / total": "{peak_ratio:.3f}",
+  "step": "{step_ms:.2f} ms",
+  "over plain": "{time_ratio:.2f}",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+  """What one process runs.
+
+  Attributes:
+    name: a rung of `ladder_programs`, "plain", "fits" or a share of the plain step's temporaries ("50%").
+    engine: of a budget.
+    size: of the decoder.
+    num_steps: that are timed.
+  """
+
+  name: str
+  engine: str | None
+  size: list[Any]
+  num_steps: int
+
+  def run(self) -> tables.Row:
+    """Plans, compiles and runs, here."""
+    program = ladder_programs.Program("decoder", ladder_programs.Size(*self.size))
+    rung = ladder_programs.RUNGS.get(self.name, ladder_programs.PLAIN)
+    optimizer = optax.adamw(1e-4)
+    loss = program.loss(rung)
+    if self.engine is not None:
+      loss = coopjax.remat(loss, budget=1.0)  # what the plan of the step decides on
+
+    @functools.partial(jax.jit, donate_argnums=(0, 1))
+    def step(params, state, tokens):
+      value, gradient = jax.value_and_grad(loss)(params, tokens)
+      updates, state = optimizer.update(gradient, state, params)
+      return optax.apply_updates(params, updates), state, value
+
+    params, tokens = program.arguments
+    arguments = params, jax.eval_shape(optimizer.init, params), tokens
+    start = time.perf_counter()
+    if self.engine is not None:
+      step = coopjax.plan(step, *arguments, budget=self.name, engine=self.engine).apply(step)
+    compiled = step.lower(*arguments).compile()
+    plan_s = time.perf_counter() - start  # and compiled
+    sizes = compiled.memory_analysis()
+    resident = sizes.argument_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+    total_mib = (resident + sizes.temp_size_in_bytes) / MIB
+    times, peak = self._steps(compiled, arguments)
+    return {
+      "plan_s": plan_s,
+      "total_mib": total_mib,
+      "temp_mib": sizes.temp_size_in_bytes / MIB,
+      "peak_mib": peak and peak / MIB,
+      "peak_ratio": peak and peak / MIB / total_mib,
+      "step_ms": 1e3 * statistics.median(times),
+    }
+
+  def _steps(self, compiled: Any, types: Any) -> tuple[list[float], int | None]:
+    """Seconds of each step behind the first, and the most bytes that were ever given out."""
+    made = jax.tree.map(lambda leaf: jnp.full(leaf.shape, 0.02 if leaf.ndim else 0, leaf.dtype), types)
+    params, state, tokens = made
+    params, state, value = compiled(params, state, tokens)
+    times = []
+    for _ in range(self.num_steps):
+      jax.block_until_ready(value)
+      start = time.perf_counter()
+      params, state, value = compiled(params, state, tokens)
+      jax.block_until_ready((params, value))
+      times.append(time.perf_counter() - start)
+    return times, (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+
+
+def in_process(variant: Variant) -> tables.Row:
+  """The row of one variant, from a process that ends with it."""
+  command = [sys.executable, __file__, "--variant", json.dumps(dataclasses.asdict(variant))]
+  done = subprocess.run(command, capture_output=True, text=True)
+  row: tables.Row = {"variant": variant.name, "engine": variant.engine or ""}
+  if done.returncode:
+    said = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit status {done.returncode}"]
+    error = next((line for line in said if "RESOURCE_EXHAUSTED" in line or "coopjax.errors" in line), said[-1])
+    return row | {"error": error[:200]}
+  return row | {"error": ""} | json.loads(done.stdout.splitlines()[-1])
+
+
+def probed() -> tables.Row:
+  """The device, seen by a process that gives it back."""
+  look = (
+    "import json, jax; d = jax.devices()[0]; "
+    "print(json.dumps({'platform': d.platform, 'kind': d.device_kind, 'count': jax.device_count(), "
+    "'memory_bytes': (d.memory_stats() or {}).get('bytes_limit')}))"
+  )
+  done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)
+  return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)
+  parser.add_argument("--steps", type=int, default=10, help="that are timed, of each variant (10)")
+  parser.add_argument("--anyway", action="store_true", help="on the CPU, too")
+  parser.add_argument("--out", type=pathlib.Path, default=OUT, help="the file to write")
+  parser.add_argument("--variant", help=argparse.SUPPRESS)
+  for field in dataclasses.fields(SIZE):
+    default = getattr(SIZE, field.name)
+    parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(default), default=default, help=f"({default})")
+  options = parser.parse_args()
+  if options.variant:
+    print(json.dumps(Variant(**json.loads(options.variant)).run()))
+    return
+  device = probed()
+  if device["platform"] == "cpu" and not options.anyway:
+    print(NONE_HERE)
+    return
+  size = [getattr(options, field.name) for field in dataclasses.fields(SIZE)]
+  variants = [(name, None) for name in HAND]
+  variants += [(name, engine) for engine in options.engines for name in ("fits", *(f"{share:.0%}" for share in SHARES))]
+  rows: list[tables.Row] = []
+  with tables.progress() as progress:
+    bar = progress.add_task("variants", total=len(variants))
+    for name, engine in variants:
+      progress.update(bar, description=f"{name} {engine or ''}")
+      row = in_process(Variant(name, engine, size, options.steps))
+      plain_ms = (rows or [row])[0].get("step_ms")
+      if plain_ms and "step_ms" in row:
+        row["time_ratio"] = row["step_ms"] / plain_ms
+      rows.append(row)
+      tables.write(options.out, device=device, size=size, rows=rows)
+      progress.advance(bar)
+  tables.console().print(tables.table(rows, COLUMNS, f"{device['count']} x {device['kind']}, one of them in use"))
+  for row in rows:
+    if row["error"]:
+      print(f"{row['variant']} {row['engine']}: {row['error']}")
+
+
+if __name__ == "__main__":
+  main()
