@@ -31,18 +31,19 @@ import optax
 import tables
 
 import coopjax
+from coopjax.memory_profile import totals_of
 
 MIB = 2**20
 OUT = tables.RESULTS / "device.json"
 HAND = ("plain", "full", "minimal")
-SHARES = (0.75, 0.5, 0.25)
+BUDGETS = ("fits", "75%", "50%", "25%")
 ENGINES = ("auto", "hlo", "policy")
 NONE_HERE = "no accelerator here: nothing was measured (--anyway runs on the CPU, which tells no peak)"
 SIZE = ladder_programs.Size(16, 2048, 2048, 5632, 16, 8, 12, "bfloat16")
 COLUMNS = {
   "variant": "{variant}",
   "engine": "{engine}",
-  "planned in": "{plan_s:.1f} s",
+  "planned and compiled in": "{plan_s:.1f} s",
   "total": "{total_mib:.1f} MiB",
   "temporaries": "{temp_mib:.1f} MiB",
   "peak": "{peak_mib:.1f} MiB",
@@ -89,15 +90,14 @@ class Variant:
     if self.engine is not None:
       step = coopjax.plan(step, *arguments, budget=self.name, engine=self.engine).apply(step)
     compiled = step.lower(*arguments).compile()
-    plan_s = time.perf_counter() - start  # and compiled
-    sizes = compiled.memory_analysis()
-    resident = sizes.argument_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
-    total_mib = (resident + sizes.temp_size_in_bytes) / MIB
+    plan_s = time.perf_counter() - start
+    memory = coopjax.MemoryProfile(**totals_of(compiled.memory_analysis()))
+    total_mib = memory.total_bytes / MIB
     times, peak = self._steps(compiled, arguments)
     return {
       "plan_s": plan_s,
       "total_mib": total_mib,
-      "temp_mib": sizes.temp_size_in_bytes / MIB,
+      "temp_mib": memory.temp_bytes / MIB,
       "peak_mib": peak and peak / MIB,
       "peak_ratio": peak and peak / MIB / total_mib,
       "step_ms": 1e3 * statistics.median(times),
@@ -105,8 +105,8 @@ class Variant:
 
   def _steps(self, compiled: Any, types: Any) -> tuple[list[float], int | None]:
     """Seconds of each step behind the first, and the most bytes that were ever given out."""
-    made = jax.tree.map(lambda leaf: jnp.full(leaf.shape, 0.02 if leaf.ndim else 0, leaf.dtype), types)
-    params, state, tokens = made
+    fill = lambda leaf: jnp.full(leaf.shape, 0.02 if leaf.ndim else 0, leaf.dtype)
+    params, state, tokens = jax.tree.map(fill, types)
     params, state, value = compiled(params, state, tokens)
     times = []
     for _ in range(self.num_steps):
@@ -161,7 +161,7 @@ def main() -> None:
     return
   size = [getattr(options, field.name) for field in dataclasses.fields(SIZE)]
   variants = [(name, None) for name in HAND]
-  variants += [(name, engine) for engine in options.engines for name in ("fits", *(f"{share:.0%}" for share in SHARES))]
+  variants += [(name, engine) for engine in options.engines for name in BUDGETS]
   rows: list[tables.Row] = []
   with tables.progress() as progress:
     bar = progress.add_task("variants", total=len(variants))

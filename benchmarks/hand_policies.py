@@ -23,12 +23,11 @@ os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_p
 import backends
 import hand_ladder
 import jax
-import jax.numpy as jnp
 import tables
 from unlike_loops import PROGRAMS
 
 import coopjax
-from coopjax.jaxpr.trace import differentiable, fn_and_gradient, trace
+from coopjax.jaxpr.trace import differentiable, fn_and_gradient, is_floating, trace
 from coopjax.xla.compile import compile_trial, measure
 
 OUT = tables.RESULTS / "hand_policies.json"
@@ -67,8 +66,8 @@ def temp_bytes(loss: Callable, arguments: Any) -> int:
 def planned(loss: Callable, arguments: Any, plain_flops: float, budget_bytes: int, engine: str) -> tables.Row:
   """What a plan takes and repeats beyond `loss`, whose FLOPs are given; where there is none, the least bytes."""
   start_s = time.process_time()
-  is_floating = lambda tree: all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(tree))
-  argnums = [i for i, argument in enumerate(arguments) if is_floating(argument)]  # all, said: none of these is a step
+  # All that there are, said: none of these is a step.
+  argnums = [i for i, argument in enumerate(arguments) if all(map(is_floating, jax.tree.leaves(argument)))]
   try:
     plan = coopjax.plan(loss, *arguments, budget=budget_bytes, engine=engine, argnums=argnums)
   except coopjax.BudgetInfeasibleError as error:

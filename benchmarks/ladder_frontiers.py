@@ -31,10 +31,8 @@ COLUMNS = {
 def of_program(rows: list[tables.Row]) -> tables.Row:
   """The row of one program, from its rungs."""
   ratios = [row["ratio"] for row in rows]
-  least = [
-    min((ours["mib"] for ours in rows if ours["gflop"] <= row["hand_gflop"]), default=None) for row in rows
-  ]  # at the rung's FLOPs
-  by_bytes = [mib / row["hand_mib"] for mib, row in zip(least, rows, strict=True) if mib is not None]
+  at_its_flops = [(row, [ours["mib"] for ours in rows if ours["gflop"] <= row["hand_gflop"]]) for row in rows]
+  by_bytes = [min(found) / row["hand_mib"] for row, found in at_its_flops if found]
   return {
     "program": rows[0]["program"],
     "num_rungs": len(rows),

@@ -7,15 +7,18 @@ import jax
 import jax.numpy as jnp
 from unlike_programs import (
   BATCH,
+  DENSE,
   LAYERS,
   LENGTH,
   WIDTH,
   activations,
   attend,
   feed,
+  listed,
   norm,
   normal,
   program,
+  scanned,
   stacked,
 )
 from unlike_programs import (
@@ -59,8 +62,7 @@ def _tied(wrap):
     y, _ = jax.lax.scan(lambda y, _: (layer(y, x, weights), None), jnp.zeros_like(x), length=LAYERS)
     return jnp.mean(y**2)
 
-  weights = {"qkv": (WIDTH, 3 * WIDTH), "up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}
-  return loss, ({name: normal(name, *shape) for name, shape in weights.items()}, activations())
+  return loss, ({name: normal(name, *shape) for name, shape in DENSE.items()}, activations())
 
 
 @program
@@ -97,9 +99,7 @@ def _fourier(wrap):
     back = jnp.fft.irfft(mixed, LENGTH, axis=1)
     return x + jax.nn.gelu(back + x @ weights["pointwise"]), None
 
-  layer = wrap(layer)
-  loss = lambda weights, x: jnp.mean(jax.lax.scan(layer, x, weights)[0] ** 2)
-  return loss, (stacked(spectral=(16, 2 * WIDTH, 2 * WIDTH), pointwise=(WIDTH, WIDTH)), activations())
+  return scanned(wrap(layer)), (stacked(spectral=(16, 2 * WIDTH, 2 * WIDTH), pointwise=(WIDTH, WIDTH)), activations())
 
 
 @program
@@ -113,11 +113,9 @@ def _pairs(wrap):
     rows = jax.lax.map(lambda row: attend(row, weights["qkv"]), norm(pairs), batch_size=8)
     return pairs + feed(norm(pairs + rows), weights), None
 
-  layer = wrap(layer)
-  loss = lambda weights, pairs: jnp.mean(jax.lax.scan(layer, pairs, weights)[0] ** 2)
   square = (width, width)
   shapes = {"left": square, "right": square, "out": square, "qkv": (width, 3 * width)}
-  return loss, (
+  return scanned(wrap(layer)), (
     stacked(**shapes, up=(width, 4 * width), down=(4 * width, width)),
     normal("pairs", size, size, width, scale=1.0),
   )
@@ -170,9 +168,7 @@ def _quantized(wrap):
       x = layer(x, weights)
     return jnp.mean(x**2)
 
-  shapes = {"gate": (WIDTH, 4 * WIDTH), "up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}
-  layers = [{name: normal(f"{name}{i}", *shape) for name, shape in shapes.items()} for i in range(LAYERS)]
-  return loss, (layers, activations())
+  return loss, (listed(gate=(WIDTH, 4 * WIDTH), up=(WIDTH, 4 * WIDTH), down=(4 * WIDTH, WIDTH)), activations())
 
 
 @program
@@ -233,11 +229,7 @@ def _ensemble(wrap):
     ranked = jnp.sort(x, -1)[..., ::8]
     return x + jax.nn.gelu(jnp.concatenate([gathered, ranked], -1) @ weights["up"]) @ weights["down"], None
 
-  layer = wrap(layer)
-
-  def member(weights, x):
-    return jnp.mean(jax.lax.scan(layer, x, weights)[0] ** 2)
-
+  member = scanned(wrap(layer))
   shapes = {"router": (WIDTH, WIDTH), "up": (16, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}
   weights = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf]), stacked(**shapes))
   return lambda weights, x: jax.vmap(member, (0, None))(weights, x).sum(), (weights, activations())

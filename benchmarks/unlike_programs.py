@@ -34,7 +34,7 @@ def stacked(**shapes: tuple[int, ...]) -> dict[str, jax.Array]:
   return {name: normal(name, LAYERS, *shape) for name, shape in shapes.items()}
 
 
-def _listed(**shapes: tuple[int, ...]) -> list[dict[str, jax.Array]]:
+def listed(**shapes: tuple[int, ...]) -> list[dict[str, jax.Array]]:
   of_all = stacked(**shapes)
   return [{name: value[i] for name, value in of_all.items()} for i in range(LAYERS)]
 
@@ -62,11 +62,11 @@ def _dense(x: jax.Array, weights: Any) -> tuple[jax.Array, None]:
   return x + feed(x, weights), None
 
 
-_DENSE = {"qkv": (WIDTH, 3 * WIDTH), "up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}
+DENSE = {"qkv": (WIDTH, 3 * WIDTH), "up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}
 activations = functools.partial(normal, "x", BATCH, LENGTH, WIDTH, scale=1.0)
 
 
-def _scanned(layer: Layer) -> Callable[..., jax.Array]:
+def scanned(layer: Layer) -> Callable[..., jax.Array]:
   return lambda weights, x: jnp.mean(jax.lax.scan(layer, x, weights)[0] ** 2)
 
 
@@ -83,7 +83,7 @@ def _state_space(wrap):
     return x + (state * jax.nn.silu(gate)) @ weights["out"], None
 
   wide = (WIDTH, 2 * WIDTH)
-  return _scanned(wrap(layer)), (stacked(value=wide, gate=wide, out=wide[::-1]), activations())
+  return scanned(wrap(layer)), (stacked(value=wide, gate=wide, out=wide[::-1]), activations())
 
 
 @program
@@ -101,7 +101,7 @@ def _recurrent(wrap):
     start = jnp.zeros((BATCH, WIDTH))
     return jax.lax.scan(step, (start, start), x)[1], None
 
-  return _scanned(wrap(layer)), (stacked(gates=(2 * WIDTH, 4 * WIDTH)), activations().swapaxes(0, 1))
+  return scanned(wrap(layer)), (stacked(gates=(2 * WIDTH, 4 * WIDTH)), activations().swapaxes(0, 1))
 
 
 def _convolve(x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -157,7 +157,7 @@ def _experts(wrap):
     y, auxiliary = jax.lax.scan(layer, x, weights)
     return jnp.mean(y**2) + auxiliary.mean()
 
-  shapes = {"qkv": _DENSE["qkv"], "router": (WIDTH, 4), "up": (4, WIDTH, 4 * WIDTH), "down": (4, 4 * WIDTH, WIDTH)}
+  shapes = {"qkv": DENSE["qkv"], "router": (WIDTH, 4), "up": (4, WIDTH, 4 * WIDTH), "down": (4, 4 * WIDTH, WIDTH)}
   return loss, (stacked(**shapes), activations())
 
 
@@ -178,7 +178,7 @@ def _dropout(wrap):
       x = block(x, weights, jax.random.fold_in(key, i))
     return jnp.mean(x**2)
 
-  return loss, (_listed(**_DENSE), activations(), jax.random.key(0))
+  return loss, (listed(**DENSE), activations(), jax.random.key(0))
 
 
 @program
@@ -192,7 +192,7 @@ def _alternating(wrap):
 
   layer = wrap(layer)
   return lambda weights, x: jnp.mean(jax.lax.scan(layer, (x, 0), weights)[0][0] ** 2), (
-    stacked(**_DENSE),
+    stacked(**DENSE),
     activations(),
   )
 
@@ -213,7 +213,7 @@ def _chunked_loss(wrap):
     split = lambda y: y.reshape(BATCH, chunks, LENGTH // chunks, *y.shape[2:]).swapaxes(0, 1)
     return jax.lax.scan(turn, 0.0, (split(x), split(tokens)))[0] / tokens.size
 
-  return loss, (normal("table", 512, WIDTH, scale=0.3), stacked(**_DENSE), _tokens(512))
+  return loss, (normal("table", 512, WIDTH, scale=0.3), stacked(**DENSE), _tokens(512))
 
 
 @program
@@ -229,7 +229,7 @@ def _graph_network(wrap):
 
   block, shape = wrap(block), (2 * WIDTH, WIDTH)
   loss = lambda layers, x: jnp.mean(functools.reduce(block, layers, x) ** 2)
-  return loss, (_listed(message=shape, update=shape), normal("x", nodes, WIDTH, scale=1.0))
+  return loss, (listed(message=shape, update=shape), normal("x", nodes, WIDTH, scale=1.0))
 
 
 @program
@@ -242,9 +242,9 @@ def _mixed_precision(wrap):
     up = checkpoint_name(x @ weights["up"], "up")
     return x + jax.nn.silu(up) @ weights["down"], None
 
-  loss = _scanned(wrap(layer))
+  loss = scanned(wrap(layer))
   return lambda weights, x: loss(weights, x.astype(jnp.bfloat16)).astype(jnp.float32), (
-    stacked(**_DENSE),
+    stacked(**DENSE),
     activations(),
   )
 
@@ -262,8 +262,8 @@ def _local_and_global(wrap):
       x = x + feed(x, here)
     return x, None
 
-  pairs = jax.tree.map(lambda value: value.reshape(LAYERS // 2, 2, *value.shape[1:]), stacked(**_DENSE))
-  return _scanned(wrap(group)), (pairs, activations())
+  pairs = jax.tree.map(lambda value: value.reshape(LAYERS // 2, 2, *value.shape[1:]), stacked(**DENSE))
+  return scanned(wrap(group)), (pairs, activations())
 
 
 @program
@@ -286,7 +286,7 @@ def _denoiser(wrap):
     return jnp.mean((y - noise) ** 2)
 
   kernel = (3, WIDTH, WIDTH)
-  layers = _listed(first=kernel, second=kernel, film=(WIDTH, 2 * WIDTH))
+  layers = listed(first=kernel, second=kernel, film=(WIDTH, 2 * WIDTH))
   return loss, (layers, normal("table", 1, WIDTH), activations(), jax.random.key(1))
 
 
@@ -303,7 +303,7 @@ def _relative_bias(wrap):
 
   block, heads = wrap(block), 4
   each = dict.fromkeys(("query", "key", "value"), (WIDTH, heads, WIDTH // heads))
-  layers = _listed(**each, out=(heads, WIDTH // heads, WIDTH), up=_DENSE["up"], down=_DENSE["down"])
+  layers = listed(**each, out=(heads, WIDTH // heads, WIDTH), up=DENSE["up"], down=DENSE["down"])
   loss = lambda layers, bias, x: jnp.mean(functools.reduce(lambda x, w: block(x, w, bias), layers, x) ** 2)
   return loss, (layers, normal("bias", heads, LENGTH, LENGTH), activations())
 
@@ -315,8 +315,8 @@ def _sharded(wrap):
   over = lambda value, *spec: jax.ShapeDtypeStruct(
     value.shape, value.dtype, sharding=NamedSharding(mesh, PartitionSpec(*spec))
   )
-  weights = jax.tree.map(lambda value: over(value, None, "data"), stacked(**_DENSE))
-  return _scanned(wrap(_dense)), (weights, over(activations(), "data"))
+  weights = jax.tree.map(lambda value: over(value, None, "data"), stacked(**DENSE))
+  return scanned(wrap(_dense)), (weights, over(activations(), "data"))
 
 
 @program
@@ -330,7 +330,7 @@ def _first_layer_apart(wrap):
 
   first = {"qkv": (WIDTH, 3 * WIDTH), "up": (WIDTH, 8 * WIDTH), "down": (8 * WIDTH, WIDTH)}
   first = {name: normal(f"first {name}", *shape) for name, shape in first.items()}
-  return loss, (normal("table", 256, WIDTH, scale=0.3), first, stacked(**_DENSE), _tokens(256))
+  return loss, (normal("table", 256, WIDTH, scale=0.3), first, stacked(**DENSE), _tokens(256))
 
 
 @program
@@ -365,4 +365,4 @@ def _own_flash(wrap):
     x = x + flash(*jnp.split(x @ weights["qkv"], 3, -1))
     return x + feed(x, weights), None
 
-  return _scanned(wrap(layer)), (stacked(**_DENSE), activations())
+  return scanned(wrap(layer)), (stacked(**DENSE), activations())

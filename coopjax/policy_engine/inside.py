@@ -52,8 +52,6 @@ def opened(equation: core.JaxprEqn, name_of: Callable[[str], str | None], place:
     name_of: from the place to the name; None for what gets none.
     place: of the equation's bodies.
   """
-  if equation.primitive.name not in (*_OPENED, _WITH_RULE):
-    return equation
 
   def named(body: core.Jaxpr, number: int) -> core.Jaxpr:
     at, equations = f"{place}{number}.", list[core.JaxprEqn]()
@@ -70,6 +68,8 @@ def opened(equation: core.JaxprEqn, name_of: Callable[[str], str | None], place:
 
   if equation.primitive.name == _WITH_RULE:
     return compat.map_sub_jaxprs(equation, lambda body: body, lambda rule: named(inline_jits(rule), 0))
+  if equation.primitive.name not in _OPENED:
+    return equation
   numbers = itertools.count()
   return compat.map_sub_jaxprs(equation, lambda body: named(body, next(numbers)), lambda rule: rule)
 

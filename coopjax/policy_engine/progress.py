@@ -213,15 +213,14 @@ class Progress[Decisions: Hashable]:
     num_tried = sum(trial.candidate.is_by_hand for trial in self._tried)
     # Few policies are plain, so they have the benefit of the best ratio that a trial showed.
     ratio = min((trial.unaided_bytes / max(trial.candidate.estimated_bytes, 1.0) for trial in self._tried), default=1.0)
-    near = [
-      candidate
-      for candidate in candidates
-      if self._predict(candidate) <= self._budget * (1 + (_NEARBY - 1) / max(1, num_tried))
-      or (
-        candidate.is_plain_policy
-        and min(self._predict(candidate), ratio * candidate.estimated_bytes) <= self._budget * _MAYBE
-      )
-    ]
+
+    def is_near(candidate: SearchCandidate[Decisions]) -> bool:
+      num_bytes = self._predict(candidate)
+      if candidate.is_plain_policy:
+        return min(num_bytes, ratio * candidate.estimated_bytes) <= self._budget * _MAYBE
+      return num_bytes <= self._budget * (1 + (_NEARBY - 1) / max(1, num_tried))
+
+    near = list(filter(is_near, candidates))
     return self._first(near, lambda candidate: (candidate.flops, self._predict(candidate)))
 
   def _nearly_cheapest(self, candidates: Sequence[SearchCandidate[Decisions]]) -> list[SearchCandidate[Decisions]]:

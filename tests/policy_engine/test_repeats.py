@@ -77,6 +77,5 @@ def test_levels_of_unlike_sizes():
   graph, names = graph_of(unet, down, up, models.normal(2, 64, 4))
   blocks = repeated_blocks(graph)
   products = [position for position, name in enumerate(names) if name == "dot_general"]
-  assert [sum(start <= product < stop for product in products) for start, stop in itertools.pairwise(blocks)].count(
-    1
-  ) >= 6
+  of_each = [sum(start <= product < stop for product in products) for start, stop in itertools.pairwise(blocks)]
+  assert of_each.count(1) >= 6
