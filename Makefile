@@ -107,6 +107,10 @@ oldest-%:
 
 oldest-native-test: native-test  # both build in build/cc
 
+# What installs into the tests' environments, or configures their build anew, waits for them where one make is to do both.
+test-targets native-test: | $(filter test,$(MAKECMDGOALS))
+oldest-test-targets: | $(filter oldest-test-jax,$(MAKECMDGOALS))
+
 cc-test: $(INSTALLED)
 	cmake -S xla_pass -B build/cc -G Ninja -DCOOPJAX_PYTHON=OFF && \
 	cmake --build build/cc --parallel $(JOBS) && \
