@@ -196,6 +196,21 @@ def test_what_does_not_fit_is_planned_all_the_same():
 
 
 @needs_compilers
+def test_turns_of_a_loop_are_counted_where_xla_does_not_write_them_down():
+  def profile_of(num_layers):
+    weights = jax.ShapeDtypeStruct((num_layers, 512, 512), "bfloat16")
+    loss = lambda weights, x: jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, weights)[0].sum()
+    x = jax.ShapeDtypeStruct((1024, 512), "bfloat16")
+    target = targets.resolve("tpu:v5e:2x2")
+    return measure(compile_trial(*fn_and_gradient(differentiable(trace(loss, (weights, x)))), target), target)
+
+  few, many = profile_of(4), profile_of(16)
+  products = 3 * 2 * 1024 * 512 * 512  # of a layer, with its gradient
+  assert 16 * products <= many.flops <= 1.2 * 16 * products
+  assert 3 < many.flops / few.flops < 5 and 2 < many.modelled_s / few.modelled_s < 6
+
+
+@needs_compilers
 def test_xla_does_not_rematerialize_while_we_plan():
   fn, *args = models.mlp(depth=8, width=512, batch=8)
   args = jax.eval_shape(lambda: args)[0], jax.ShapeDtypeStruct((2**20, 512), jnp.float32)  # residuals of 2 GiB

@@ -1,30 +1,12 @@
 #include "bridge/cost.h"
 
 #include <algorithm>
-#include <charconv>
 #include <iterator>
-#include <string_view>
 
 #include "bridge/op_flops.h"
-#include "hlo/wire.h"
+#include "bridge/trip_count.h"
 
 namespace coopjax {
-int64_t TripCount(const hlo::Instruction& loop) {
-  hlo::WireReader reader(loop.raw);
-  for (hlo::WireField field; reader.Next(&field);) {
-    if (field.number != 43) continue;
-    const size_t key = field.bytes.find("\"known_trip_count\"");
-    if (key == std::string_view::npos) return 1;
-    const size_t digits = field.bytes.find_first_of("0123456789", key);
-    int64_t count = 0;
-    if (digits != std::string_view::npos) {
-      std::from_chars(field.bytes.data() + digits, field.bytes.data() + field.bytes.size(), count);
-    }
-    return std::max<int64_t>(count, 1);
-  }
-  return 1;
-}
-
 CostModel::CostModel(const hlo::Graph& graph, bool count_iterations)
     : graph_(graph), count_iterations_(count_iterations) {
   computation_cost_.resize(graph.module().computations.size());
@@ -125,7 +107,7 @@ OpCost CostModel::ControlFlowCost(int32_t i) {
     return cost;
   }
   const bool is_loop = graph_.op(i) == hlo::Op::kWhile && count_iterations_;
-  const double count = is_loop ? static_cast<double>(TripCount(graph_.instruction(i))) : 1;
+  const double count = is_loop ? static_cast<double>(TripCount(graph_, i)) : 1;
   for (const int32_t callee : graph_.called(i)) {
     const OpCost inner = ComputationCost(callee);
     cost.flops += count * inner.flops;
@@ -225,7 +207,7 @@ double CostModel::Seconds(int32_t i, const Roofline& roofline) {
   switch (graph_.op(i)) {
     case hlo::Op::kWhile: {
       for (const int32_t callee : graph_.called(i)) seconds += ComputationSeconds(callee, roofline);
-      if (count_iterations_) seconds *= static_cast<double>(TripCount(graph_.instruction(i)));
+      if (count_iterations_) seconds *= static_cast<double>(TripCount(graph_, i));
       break;
     }
     case hlo::Op::kConditional:

@@ -56,7 +56,4 @@ class CostModel {
   std::vector<uint8_t> is_known_;         // [computation]
 };
 
-// Iterations of a while loop: `known_trip_count` of its backend_config, 1 when there is none.
-int64_t TripCount(const hlo::Instruction& loop);
-
 }  // namespace coopjax

@@ -6,6 +6,7 @@
 
 #include "bridge/effects.h"
 #include "bridge/text.h"
+#include "bridge/trip_count.h"
 #include "buffers/heap_simulator.h"
 #include "hlo/async_distance.h"
 
@@ -17,7 +18,7 @@ double NumRuns(const hlo::Graph& graph, int32_t computation) {
   double num_runs = 1;
   while (computation != graph.module().entry) {
     const int32_t caller = graph.callers(computation)[0];
-    if (graph.op(caller) == hlo::Op::kWhile) num_runs *= static_cast<double>(TripCount(graph.instruction(caller)));
+    if (graph.op(caller) == hlo::Op::kWhile) num_runs *= static_cast<double>(TripCount(graph, caller));
     computation = graph.instruction(caller).computation;
   }
   return num_runs;
