@@ -32,6 +32,7 @@ _POLICIES = {
   DOTS_WITHOUT_BATCH: jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
 }
 _MAX_NAMES = 8  # that a person may choose among: with more, one, or the best of each number
+_MOSTLY = 3 / 4  # of a block, that the first and the last one have in common with it
 
 
 class Layer(Protocol):
@@ -121,7 +122,28 @@ def _pieces(graph: ForwardGraph) -> list[tuple[int, int]]:
   def is_like(i: int, j: int) -> bool:
     return j in again and made_of[j] <= made_of[i] and lengths[i] < 2 * lengths[j]
 
-  return [piece for i, piece in enumerate(pieces) if i in again or any(is_like(i, j) for j in beside[i])]
+  blocks = [piece for i, piece in enumerate(pieces) if i in again or any(is_like(i, j) for j in beside[i])]
+  made = {graph.primitives[start:stop] for start, stop in blocks}
+  return [_without_ends(piece, made, graph) for piece in blocks]
+
+
+def _without_ends(piece: tuple[int, int], made: Iterable[tuple[str, ...]], graph: ForwardGraph) -> tuple[int, int]:
+  """The part of the first block that is made as another is, without what a network does before its blocks; of the last,
+  without what it does behind them.
+  """
+  start, stop = piece
+  ours = graph.primitives[start:stop]
+  if start == 0:
+    return stop - _in_common(ours[::-1], [theirs[::-1] for theirs in made]), stop
+  return (start, start + _in_common(ours, made)) if stop == graph.num_positions else piece
+
+
+def _in_common(ours: tuple[str, ...], made: Iterable[tuple[str, ...]]) -> int:
+  """How far a block goes as the one does that it follows furthest, or all the way if that is not most of that one."""
+  follows = lambda theirs: sum(itertools.takewhile(bool, (a == b for a, b in zip(ours, theirs, strict=False))))
+  found = [(common, len(theirs)) for theirs in made if theirs != ours and (common := follows(theirs))]
+  common, size = max(found, default=(0, 1))
+  return common if common >= _MOSTLY * size else len(ours)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

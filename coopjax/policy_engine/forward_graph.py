@@ -84,6 +84,11 @@ class ForwardGraph:
       per_position[self.value_position[root]] += self.value_bytes[root]
     return per_position
 
+  def stacked_bytes(self) -> int:
+    """Bytes of all residual buffers, those that cheap ops make, too: what a loop around stacks, one turn's share."""
+    roots = {self.value_root[value] for value in self.residuals} - {-1}
+    return sum(self.value_bytes[root] for root in roots)
+
   def crossed_bytes(self) -> np.ndarray:
     """Bytes that are made before each boundary between positions and read behind it, int64 ``[num_positions + 1]``."""
     crossed = np.zeros(self.num_positions + 1, np.int64)

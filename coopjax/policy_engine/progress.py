@@ -211,8 +211,9 @@ class Progress[Decisions: Hashable]:
     better than what is found. Each try says more of the others.
     """
     num_tried = sum(trial.candidate.is_by_hand for trial in self._tried)
-    # Few policies are plain, so they have the benefit of the best ratio that a trial showed.
-    ratio = min((trial.unaided_bytes / max(trial.candidate.estimated_bytes, 1.0) for trial in self._tried), default=1.0)
+    # Few policies are plain, so they have the benefit of the best ratio that a trial, or the program as it is, showed.
+    ratios = [trial.unaided_bytes / max(trial.candidate.estimated_bytes, 1.0) for trial in self._tried]
+    ratio = min([self._ratio, *ratios])
 
     def is_near(candidate: SearchCandidate[Decisions]) -> bool:
       num_bytes = self._predict(candidate)

@@ -2,15 +2,16 @@
 
 A block is what comes again, op by op with the same FLOPs and bytes, right behind itself. Of all stretches that do so,
 the one with the most residual bytes counts first, in its shortest period; then those on either side of it (the stages
-of a network, an encoder and a decoder). The stretch may begin anywhere in a block, so the boundaries are put where the
-fewest bytes cross them. Where that finds little (of a U-Net, each level has sizes of its own), a block is what comes
-again primitive by primitive. What most of a block repeats in turn (the layers of a tower that is called twice) are the
-blocks.
+of a network, an encoder and a decoder), small ones where their blocks are made as those found. The stretch may begin
+anywhere in a block, so the boundaries are put where the fewest bytes cross them, behind an activation rather than
+before it. Where that finds little (of a U-Net, each level has sizes of its own), a block is what comes again primitive
+by primitive. What most of a block repeats in turn (the layers of a tower that is called twice) are the blocks.
 
 O(gaps * positions), a gap being the distance between an op and the next one like it: a block needs one op that it does
 not have twice.
 """
 
+import collections
 import itertools
 from collections.abc import Hashable, Sequence
 
@@ -18,7 +19,8 @@ import numpy as np
 
 from coopjax.policy_engine.forward_graph import ForwardGraph
 
-_LEAST_SHARE = 1 / 8  # of the region's residual bytes: a stretch with fewer is not looked for
+_LEAST_SHARE = 1 / 8  # of the region's residual bytes: a stretch with fewer is not looked for, but
+_NEXT_SHARE = 1 / 32  # where its blocks are made of the same primitives as one that is found: a network's last stage
 _LITTLE = 1 / 2  # of them, in all stretches
 _MOST = 3 / 4  # of a block's
 
@@ -40,29 +42,45 @@ def _stretches(graph: ForwardGraph, residuals: np.ndarray, kinds: Sequence[Hasha
   """The boundaries of each stretch whose positions come again by these kinds; `residuals` are the bytes before each."""
   numbers: dict[Hashable, int] = {}
   keys = np.array([numbers.setdefault(kind, len(numbers)) for kind in kinds])
-  crossed, least = graph.crossed_bytes(), max(1, _LEAST_SHARE * residuals[-1])
+  crossed, known = graph.crossed_bytes(), set[frozenset]()
+
+  def made_of(start: int, period: int) -> frozenset:
+    return frozenset(collections.Counter(graph.primitives[start : start + period]).items())
 
   def is_repetitive(start: int, stop: int) -> bool:
-    found, of_all = _longest(keys, residuals, start, stop), residuals[stop] - residuals[start]
-    return found is not None and residuals[found[1]] - residuals[found[0]] >= max(least, _MOST * of_all)
+    found, of_all = _longest(keys, residuals, start, stop), _held(residuals, start, stop)
+    return found is not None and _held(residuals, *found[:2]) >= max(_LEAST_SHARE, _MOST * of_all)
 
   stretches, pieces = list[list[int]](), [(0, graph.num_positions)]
   while pieces:
     start, stop = pieces.pop()
-    found = _longest(keys, residuals, start, stop) if residuals[stop] - residuals[start] >= least else None
-    if found is None or residuals[found[1]] - residuals[found[0]] < least:
+    found = _longest(keys, residuals, start, stop) if _held(residuals, start, stop) >= _NEXT_SHARE else None
+    if found is None:
+      continue
+    is_known = made_of(found[0], found[2]) in known
+    if _held(residuals, *found[:2]) < (_NEXT_SHARE if is_known else _LEAST_SHARE):
       continue
     first, last, period = found
     num_blocks = (last - first) // period
     starts = np.arange(first, last - num_blocks * period + 1)
     inner = starts[:, None] + period * np.arange(num_blocks + 1)
-    blocks = inner[crossed[inner].sum(axis=1).argmin()].tolist()
+    passed = crossed[inner].sum(axis=1)
+    at = int(passed.argmin())
+    while at + 1 < len(starts) and passed[at + 1] == passed[at]:
+      at += 1
+    blocks = inner[at].tolist()
     pieces += [(start, blocks[0]), (blocks[-1], stop)]
     if is_repetitive(*blocks[:2]):
       pieces += itertools.pairwise(blocks)
     else:
       stretches.append(blocks)
+      known.add(made_of(first, period))
   return stretches
+
+
+def _held(residuals: np.ndarray, start: int, stop: int) -> float:
+  """The share of all residual bytes that a piece makes; 0 where there are none."""
+  return (residuals[stop] - residuals[start]) / max(1, residuals[-1])
 
 
 def _longest(keys: np.ndarray, residuals: np.ndarray, start: int, stop: int) -> tuple[int, int, int] | None:

@@ -312,7 +312,7 @@ def _joint_curve(
   wrapped = [[point for point in points if point.is_wrapped] for points in curves]
   pieces = list(itertools.pairwise(bounds))
   rungs = {rung.saved_bytes: rung for rung in (_joined(turns, pieces, points, length) for points in climb(wrapped))}
-  as_it_is = CurvePoint(int(length * turns.graph.residual_bytes().sum()), 0.0, False, ())
+  as_it_is = CurvePoint(length * turns.graph.stacked_bytes(), 0.0, False, ())
   return (*(rungs[saved] for saved in sorted(rungs) if saved < as_it_is.saved_bytes), as_it_is)
 
 
