@@ -12,7 +12,7 @@
 # make native-test  what links to XLA itself; fetches a TensorFlow wheel (270 MB) for its headers and libraries
 # make fuzz    mutated modules through the HLO pass under sanitizers, FUZZ_RUNS of them through all; needs Clang 16
 # make bazel-test  the same C++ and the planners' tests, built and run by Bazel, without a network
-# make bench   the measured tables of the README: memory against time, a training run inside budgets
+# make bench   the README's measured tables, peers beside us, in more than an hour; fetches PyTorch (TORCH="torch==2.13.0")
 # make bench-planners  planners beside each other; TABLES="fastsa exact" for some of the tables
 # make clean   remove everything that was built or installed here
 #
@@ -24,6 +24,8 @@ PYTHON ?=
 PYTHON_VERSION ?=
 JOBS ?= 2
 TABLES ?=
+TORCH ?= torch
+TORCH_PYTHON ?= python3
 FUZZ_RUNS ?= 4000
 FIX ?=
 OLDEST := VENV=.venv-floor PYTHON_VERSION=3.12 JAX="jax==0.11.2"
@@ -37,7 +39,7 @@ WITHOUT_JAX := $(addprefix --ignore=tests/,planners \
   test_device_benchmark.py test_docs.py test_docstrings.py test_hand_ladder.py test_hand_policies.py \
   test_hlo_pass_benchmark.py test_ladder_frontiers.py test_layers.py test_no_clock.py test_one_plan_benchmark.py \
   test_planned_modules.py test_planning_time.py test_random_bits.py test_reachable_budgets.py test_rooms.py \
-  test_training_run.py test_workers.py) \
+  test_torch_peer.py test_training_run.py test_what_fits.py test_workers.py) \
   $(addprefix planning/,test_batch_search.py test_cache.py test_decision.py test_frontier.py test_policy_names.py \
   test_progress.py test_regions.py test_request.py) \
   $(addprefix policy_engine/,test_hand_rungs.py test_nesting.py test_offload_costs.py test_predictions.py \
@@ -130,9 +132,16 @@ bazel-test: $(INSTALLED)
 	.ci/install-bazel
 	bazel test --jobs=$(JOBS) //...
 
+# PyTorch stays out of our environment: another Python may be the one that it has a build for.
 bench: $(INSTALLED)
-	$(VENV)/bin/python benchmarks/gpt_budget.py
+	$(TORCH_PYTHON) -m venv build/torch
+	build/torch/bin/python -m pip install --quiet --disable-pip-version-check '$(TORCH)' numpy
+	$(VENV)/bin/python examples/train_gpt.py
+	cp out/train_gpt.json out/train_gpt.png benchmarks/results
+	$(VENV)/bin/python benchmarks/torch_peer.py --torch build/torch/bin/python
+	$(VENV)/bin/python benchmarks/peers.py
 	$(VENV)/bin/python benchmarks/training_run.py
+	$(MAKE) bench-planners TABLES=packing
 	$(VENV)/bin/python benchmarks/readme_tables.py
 
 bench-planners: $(INSTALLED)

@@ -19,7 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-VOCABULARY, NUM_EXPERTS, EXPERTS_PER_TOKEN = 512, 8, 2
+NUM_EXPERTS, EXPERTS_PER_TOKEN = 8, 2
 AXES = ("data", "fsdp", "tensor")
 MESHES = {"one": (1, 1, 1), "data": (8, 1, 1), "fsdp": (1, 8, 1), "tensor": (1, 1, 8), "mixed": (2, 2, 2)}
 BATCH, SPLIT_IN, SPLIT_OUT = ("data", "fsdp"), ("fsdp", "tensor"), ("tensor", "fsdp")
@@ -103,6 +103,7 @@ class Size:
   key_heads: int = 4
   layers: int = 8
   dtype: str = "float32"
+  vocabulary: int = 512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,9 +149,9 @@ class Program:
       mlp["router"] = ((size.width, NUM_EXPERTS), ("fsdp",))
     layer = {"attention": attention, "mlp": mlp}
     params = {
-      "embedding": self._array((VOCABULARY, size.width), ("tensor", "fsdp")),
+      "embedding": self._array((size.vocabulary, size.width), ("tensor", "fsdp")),
       "norm": self._array((size.width,), ()),
-      "unembedding": self._array((size.width, VOCABULARY), SPLIT_IN),
+      "unembedding": self._array((size.width, size.vocabulary), SPLIT_IN),
       "layers": [self._weights(layer) for _ in range(size.layers)]
       if self.name == "unrolled"
       else self._weights(layer, size.layers),

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 Params = Any
+Policy = Callable[..., Any] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,16 +24,21 @@ class Model:
   Attributes:
     name: for tables.
     loss: ``loss(params, *batch)``.
-    checkpointed_loss: the same with ``jax.checkpoint`` around every block.
+    checkpointed: the same with ``jax.checkpoint`` around every block, of its policy.
     params: initial parameters.
     batch: the other arguments.
   """
 
   name: str
   loss: Callable[..., jax.Array]
-  checkpointed_loss: Callable[..., jax.Array]
+  checkpointed: Callable[[Policy], Callable[..., jax.Array]]
   params: Params
   batch: tuple[np.ndarray, ...]
+
+  @property
+  def checkpointed_loss(self) -> Callable[..., jax.Array]:
+    """With nothing saved inside of a block."""
+    return self.checkpointed(None)
 
 
 def resnet50(batch_size: int = 8, image_size: int = 160, num_classes: int = 1000) -> Model:
@@ -67,7 +73,7 @@ def resnet50(batch_size: int = 8, image_size: int = 160, num_classes: int = 1000
     return _cross_entropy(x.mean((1, 2)) @ params["head"], labels)
 
   return _image_model(
-    "ResNet-50", loss, jax.checkpoint(block_fn, static_argnums=2), params, (batch_size, image_size), num_classes
+    "ResNet-50", loss, _checkpointed(loss, block_fn, static_argnums=2), params, (batch_size, image_size), num_classes
   )
 
 
@@ -97,7 +103,7 @@ def vgg16(batch_size: int = 8, image_size: int = 96, num_classes: int = 1000) ->
     x = jax.nn.relu(x.reshape(len(x), -1) @ first)
     return _cross_entropy(jax.nn.relu(x @ second) @ head, labels)
 
-  return _image_model("VGG-16", loss, jax.checkpoint(block_fn), params, (batch_size, image_size), num_classes)
+  return _image_model("VGG-16", loss, _checkpointed(loss, block_fn), params, (batch_size, image_size), num_classes)
 
 
 def decoder(
@@ -138,21 +144,25 @@ def decoder(
     return _cross_entropy(x @ params["embedding"].T, jnp.roll(tokens, -1, 1))
 
   tokens = np.random.default_rng(1).integers(0, vocab_size, (batch_size, context), np.int32)
-  return Model("decoder", loss, _with_block(loss, jax.checkpoint(block_fn)), params, (tokens,))
+  return Model("decoder", loss, _checkpointed(loss, block_fn), params, (tokens,))
 
 
 def _image_model(
-  name: str, loss: Callable, checkpointed_block: Callable, params: Params, size: tuple[int, int], num_classes: int
+  name: str, loss: Callable, checkpointed: Callable, params: Params, size: tuple[int, int], num_classes: int
 ) -> Model:
   rng = np.random.default_rng(1)
   batch_size, image_size = size
   images = rng.standard_normal((batch_size, image_size, image_size, 3), np.float32)
   labels = rng.integers(0, num_classes, batch_size, np.int32)
-  return Model(name, loss, _with_block(loss, checkpointed_block), params, (images, labels))
+  return Model(name, loss, checkpointed, params, (images, labels))
 
 
-def _with_block(loss: Callable, block_fn: Callable) -> Callable:
-  return lambda params, *batch: loss(params, *batch, block_fn=block_fn)
+def _checkpointed(loss: Callable, block_fn: Callable, **options: Any) -> Callable[[Policy], Callable]:
+  def with_policy(policy):
+    block = jax.checkpoint(block_fn, policy=policy, **options)
+    return lambda params, *batch: loss(params, *batch, block_fn=block)
+
+  return with_policy
 
 
 class _Init:

@@ -22,6 +22,69 @@ def read(name: str) -> dict[str, Any]:
   return json.loads((RESULTS / f"{name}.json").read_text())
 
 
+def demo() -> str:
+  """The runs of examples/train_gpt.py as a table."""
+  rows = read("train_gpt")["runs"]
+  num_steps = len(rows[0]["losses"])
+  lines = [
+    f"| budget | allowed | compiled temporaries | resident memory | step time | loss after {num_steps} steps |",
+    "|---|---|---|---|---|---|",
+  ]
+  for row in rows:
+    has_budget = row["budget_bytes"] is not None
+    cells = (
+      row["name"] if has_budget else "none",
+      f"{row['budget_bytes'] / MIB:.1f} MiB" if has_budget else "",
+      f"{row['temp_bytes'] / MIB:.1f} MiB",
+      f"{row['resident_bytes'] / MIB:.0f} MiB",
+      f"{row['step_time_ratio']:.2f}x",
+      f"{row['losses'][-1]:.9f}",
+    )
+    lines.append(f"| {' | '.join(cells)} |")
+  return "\n".join(lines)
+
+
+def peers() -> str:
+  """The rows of benchmarks/peers.py as a table: each model's first engine."""
+  found = read("peers")["rows"]
+  lines = [
+    "| model, engine | temporaries | 50% | 25% | 12% | per-block `jax.checkpoint` | ours at its bytes |",
+    "|---|---|---|---|---|---|---|",
+  ]
+  cost = lambda row: f"{row['time_ratio_of_min']:.2f}x, {row['recomputed_gflop']:+.0f}"
+  sized = lambda row: f"{row['temp_mib']:.0f} MiB, {cost(row)}"
+  for model in dict.fromkeys(row["model"] for row in found):
+    of_model = [row for row in found if row["model"] == model]
+    engine = next(row["kind"] for row in of_model if row["kind"] in ("auto", "hlo"))
+    *shares, at_its_bytes = (row for row in of_model if row["kind"] == engine)
+    cells = (
+      f"{model}, `{engine}`",
+      f"{of_model[0]['temp_mib']:.0f} MiB",
+      *(cost(row) if row["holds"] else f"least: {row['temp_mib']:.0f} MiB" for row in shares),
+      sized(next(row for row in of_model if row["kind"] == "hand")),
+      sized(at_its_bytes),
+    )
+    lines.append(f"| {' | '.join(cells)} |")
+  return "\n".join(lines)
+
+
+def torch_peer() -> str:
+  """The rows of benchmarks/torch_peer.py as a table."""
+  found = read("torch_peer")
+  lines = [
+    f"| PyTorch {found['torch']}, the demo's GPT | kept for the backward pass | measured peak | step time | step |",
+    "|---|---|---|---|---|",
+  ]
+  for row in found["rows"]:
+    kept = (
+      f"{row['temp_mib']:.0f} MiB, temporaries" if row["saved_mib"] is None else f"{row['saved_mib']:.0f} MiB saved"
+    )
+    lines.append(
+      f"| {row['name']} | {kept} | {row['peak_mib']:.0f} MiB | {row['time_ratio']:.2f}x | {row['step_s']:.2f} s |"
+    )
+  return "\n".join(lines)
+
+
 def training_run() -> str:
   """The runs of benchmarks/training_run.py as a table."""
   found = read("training_run")
@@ -69,7 +132,14 @@ def hand_ladder() -> str:
   return "\n".join(lines)
 
 
-BLOCKS = {"training_run": training_run, "seeing": seeing, "hand_ladder": hand_ladder}
+BLOCKS = {
+  "train_gpt": demo,
+  "hand_ladder": hand_ladder,
+  "peers": peers,
+  "torch_peer": torch_peer,
+  "training_run": training_run,
+  "seeing": seeing,
+}
 
 
 def filled(text: str) -> str:

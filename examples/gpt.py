@@ -26,7 +26,7 @@ class GPTConfig:
   num_heads: int = 4
   context: int = 256
   batch_size: int = 12
-  checkpoint_blocks: bool = False  # jax.checkpoint around every block, to compare with
+  remat: Callable | None = None  # nnx.remat goes around every block, to compare with
 
 
 class Block(nnx.Module):
@@ -63,7 +63,7 @@ class GPT(nnx.Module):
 
   def __call__(self, tokens: jax.Array) -> jax.Array:
     x = self.token_embedding(tokens) + self.position_embedding(jnp.arange(tokens.shape[1]))
-    apply_block = nnx.remat(Block.__call__) if self.config.checkpoint_blocks else Block.__call__
+    apply_block = self.config.remat(Block.__call__) if self.config.remat else Block.__call__
     for block in self.blocks:
       x = apply_block(block, x)
     return self.token_embedding.attend(self.final_norm(x))

@@ -134,8 +134,8 @@ def test_batches_are_excerpts_of_the_corpus_and_repeat(scripts):
   assert first.shape == (2, 17) and (first == again).all()
 
 
-def test_benchmark_measures_every_variant_of_a_model(scripts, monkeypatch):
-  models, bench = importlib.import_module("models"), importlib.import_module("gpt_budget")
+def test_benchmark_measures_every_variant_of_a_model(scripts, monkeypatch, tmp_path):
+  tables, models, bench = map(importlib.import_module, ("tables", "models", "peers"))
   monkeypatch.setattr(bench, "BUDGETS", (0.5,))
   loss, params, x = mlp(depth=8, width=32)
   layers = lambda x, weights: functools.reduce(lambda x, weight: jnp.tanh(x @ weight), weights, x)
@@ -148,13 +148,19 @@ def test_benchmark_measures_every_variant_of_a_model(scripts, monkeypatch):
   decoder = models.decoder(num_layers=2, width=64, context=64, batch_size=4, num_heads=2, vocab_size=64)
   gradients = [jax.grad(fn) for fn in (decoder.loss, decoder.checkpointed_loss)]
   assert len({str(jax.eval_shape(fn, decoder.params, *decoder.batch)) for fn in gradients}) == 1
-  model = models.Model("MLP", loss, checkpointed, params, (np.asarray(x),))
+  model = models.Model("MLP", loss, lambda policy: checkpointed, params, (np.asarray(x),))
   with rich.progress.Progress(disable=True) as progress:
-    rows = bench.measure(bench.gradient_case(model), rounds=1, progress=progress)
+    rows = bench.measure(bench.gradient_case(model, bench.IMAGE_POLICIES), rounds=1, progress=progress)
   plain = rows[0]
-  assert plain["variant"] == "no remat" and plain["time_ratio"] == 1 and plain["recomputed_flops"] == 0
-  assert len(rows) == 3 + 2 * (len(bench.BUDGETS) + 1)
-  half = next(row for row in rows if row["variant"] == "coopjax hlo 50%")
-  assert half["within_budget"] and half["is_bit_identical"] and half["plan_s"] > 0 and half["hook_s"] > 0
-  assert "coopjax hlo 50%" in str(list(bench.table(rows).columns[0].cells))
+  assert plain["variant"] == "no remat" and plain["time_ratio"] == 1 and plain["recomputed_gflop"] == 0
+  assert [row["kind"] for row in rows] == ["plain", "xla", "hand", "hand", *["hlo"] * 2, *["policy"] * 2]
+  by_hand, half, at_its_bytes = (
+    next(row for row in rows if row["variant"] == name)
+    for name in (bench.PER_BLOCK, "coopjax hlo 50%", "coopjax hlo at per-block bytes")
+  )
+  assert by_hand["recomputed_gflop"] > 0 and at_its_bytes["budget_mib"] == by_hand["temp_mib"]
+  assert half["holds"] and half["is_bit_identical"] and half["plan_s"] > 0 and half["hook_s"] > 0
+  assert "+" in str(list(tables.table(rows, bench.COLUMNS).columns[6].cells))
+  bench.draw(rows, tmp_path / "peers.png")
+  assert (tmp_path / "peers.png").stat().st_size > 0
   json.dumps(rows)

@@ -1,20 +1,22 @@
-"""Memory against time: coopjax beside per-block jax.checkpoint and XLA's own memory-first scheduler.
+"""Memory against time: coopjax beside what people write by hand, and beside XLA's own memory-first scheduler.
 
-For the GPT of examples/train_gpt.py (its whole train step) and for ResNet-50, a decoder and VGG-16 (loss and
-gradient) every variant is compiled, and its temporaries are read from the executable. Then all variants of a model
-take turns, one step each, round after round, so that a busy machine slows all alike; a step time ratio is the median
-over the unbudgeted program's of the same rounds. Recomputed FLOPs are what XLA's cost analysis counts in the compiled
-program beyond what it counts in the unbudgeted one. "plan s" is the planner's time inside XLA's
-pipeline; "in hook" is the rest of the hook (read, predict, rewrite, prove), as a share of XLA's own compile. Writes
-benchmarks/results/gpt_budget.json.
+The GPT of examples/train_gpt.py (its whole train step), ResNet-50, VGG-16 and a decoder in plain JAX, and a Llama whose
+layers are scanned (loss and gradient). By hand: `jax.checkpoint` around every block with each policy that people pick,
+for the Llama the rungs of MaxText's ladder. Every variant of a model is compiled, and its temporaries are read from the
+executable; then all take turns, one step each, round after round, so that a busy machine slows all alike. A step time
+ratio is the median over the unbudgeted program's of the same rounds. Recomputed FLOPs are those of the compiled
+program beyond the unbudgeted one's, loops with their length. "plan s" is the planner's time inside XLA's pipeline; "in
+hook" is the rest of the hook (read, predict, rewrite, prove), as a share of XLA's own compile. Writes
+benchmarks/results/peers.json and peers.png; rows of models that are not measured this time are kept.
 
-  python benchmarks/gpt_budget.py                       # everything, some half an hour on two cores
-  python benchmarks/gpt_budget.py --model decoder --rounds 20
+  python benchmarks/peers.py                       # everything, some half an hour on two cores
+  python benchmarks/peers.py --model decoder --rounds 20
 """
 
 import argparse
 import contextlib
 import dataclasses
+import functools
 import gc
 import os
 import pathlib
@@ -30,21 +32,46 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "examples"))
 
 import gpt
 import jax
+import ladder_programs
+import matplotlib.pyplot as plt
 import models
 import numpy as np
 import optax
-import rich.box
 import rich.progress
-import rich.table
 import tables
+from flax import nnx
 
 import coopjax
 from coopjax.hlo_engine import hook
+from coopjax.xla.compile import measure as measure_compiled
 
 MIB = 2**20
-RESULTS = tables.RESULTS / "gpt_budget.json"
+RESULTS = tables.RESULTS / "peers.json"
 BUDGETS = (0.5, 0.25, 0.12)
 MEMORY_SCHEDULER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+PER_BLOCK = "jax.checkpoint per block"
+POLICIES = {
+  PER_BLOCK: None,
+  "dots saveable": jax.checkpoint_policies.dots_saveable,
+  "dots without batch saveable": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
+_PRODUCTS = ("dot_general", "conv_general_dilated")
+IMAGE_POLICIES = {PER_BLOCK: None, "products saveable": lambda primitive, *_, **__: primitive.name in _PRODUCTS}
+COLUMNS = {
+  "variant": "{variant}",
+  "temp\nMiB": "{temp_mib:.1f}",
+  "budget\nMiB": "{budget_mib:.1f}",
+  "holds": "{holds}",
+  "step\ntime": "{time_ratio:.3f}x",
+  "of\nminima": "{time_ratio_of_min:.3f}x",
+  "recomputed\nGFLOP": "{recomputed_gflop:+.1f}",
+  "trace\ns": "{trace_s:.2f}",
+  "compile\ns": "{compile_s:.2f}",
+  "plan\ns": "{plan_s:.2f}",
+  "in hook\ns": "{hook_s:.2f}",
+  "share": "{hook_share:.1%}",
+  "same\nbits": "{is_bit_identical}",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,25 +81,26 @@ class Case:
   Attributes:
     name: for the table.
     loss: what coopjax is given.
-    checkpointed_loss: the same with ``jax.checkpoint`` around every block.
+    hand: the same with `jax.checkpoint` around every block, by policy; the first saves nothing inside.
     jit: makes the program from a loss.
     arguments: the program's arguments, made anew.
     advance: the next step's arguments from this step's arguments and outputs.
+    engines: of coopjax.
   """
 
   name: str
   loss: Callable
-  checkpointed_loss: Callable
+  hand: dict[str, Callable]
   jit: Callable[[Callable], Any]
   arguments: Callable[[], tuple]
   advance: Callable[[tuple, tuple], tuple] = lambda arguments, outputs: arguments
+  engines: tuple[str, ...] = ("hlo", "policy")
 
 
 def gpt_case() -> Case:
   """The train step of the demo: AdamW, parameters and optimizer state donated."""
   config = gpt.GPTConfig()
-  loss, _ = gpt.make_loss(config)
-  checkpointed_loss, _ = gpt.make_loss(dataclasses.replace(config, checkpoint_blocks=True))
+  loss_of = lambda **changes: gpt.make_loss(dataclasses.replace(config, **changes))[0]
   optimizer = optax.adamw(3e-4)
   batch = next(gpt.batches(gpt.read_corpus(), config))
 
@@ -82,30 +110,51 @@ def gpt_case() -> Case:
 
   return Case(
     "GPT",
-    loss,
-    checkpointed_loss,
+    loss_of(),
+    {name: loss_of(remat=functools.partial(nnx.remat, policy=policy)) for name, policy in POLICIES.items()},
     lambda loss: gpt.make_train_step(loss, optimizer),
     arguments,
     lambda arguments, outputs: (*outputs[:2], arguments[2]),
   )
 
 
-def gradient_case(model: models.Model) -> Case:
+def _gradient(loss: Callable) -> Callable:
+  return jax.jit(jax.value_and_grad(loss))
+
+
+def gradient_case(model: models.Model, policies: dict[str, models.Policy]) -> Case:
   """Loss and gradient of one of the plain models."""
   return Case(
     model.name,
     model.loss,
-    model.checkpointed_loss,
-    lambda loss: jax.jit(jax.value_and_grad(loss)),
+    {name: model.checkpointed(policy) for name, policy in policies.items()},
+    _gradient,
     lambda: jax.device_put((model.params, *model.batch)),
   )
 
 
+def llama_case() -> Case:
+  """Scanned layers, with values named as MaxText names them; every rung of its ladder."""
+  program = ladder_programs.Program("decoder", ladder_programs.Size(length=512))
+  params, tokens = program.arguments
+
+  def arguments():
+    rng = np.random.default_rng(0)
+    draw = lambda leaf: (0.02 * rng.standard_normal(leaf.shape)).astype(leaf.dtype)
+    return jax.device_put(
+      (jax.tree.map(draw, params), rng.integers(0, program.size.vocabulary, tokens.shape, np.int32))
+    )
+
+  rungs = {PER_BLOCK if name == "full" else name: program.loss(rung) for name, rung in ladder_programs.RUNGS.items()}
+  return Case("scanned Llama", program.loss(), rungs, _gradient, arguments, engines=("auto", "policy"))
+
+
 CASES = {
   "gpt": gpt_case,
-  "resnet50": lambda: gradient_case(models.resnet50()),
-  "decoder": lambda: gradient_case(models.decoder()),
-  "vgg16": lambda: gradient_case(models.vgg16()),
+  "resnet50": lambda: gradient_case(models.resnet50(), IMAGE_POLICIES),
+  "llama": llama_case,
+  "decoder": lambda: gradient_case(models.decoder(), POLICIES),
+  "vgg16": lambda: gradient_case(models.vgg16(), IMAGE_POLICIES),
 }
 
 
@@ -131,13 +180,14 @@ class Variant:
   def __init__(
     self,
     case: Case,
+    kind: str,
     name: str,
     loss: Callable,
     budget: float | int | None = None,
     *,
     compiler_options: dict[str, str] | None = None,
   ):
-    self.case, self.name, self.budget = case, name, budget
+    self.case, self.kind, self.name, self.budget = case, kind, name, budget
     self._loss, self._compiler_options = loss, compiler_options
     self.step_s: list[float] = []
 
@@ -155,7 +205,7 @@ class Variant:
     self.plan_s = sum(outcome.planning_s for outcome in in_hook)
     self.hook_s = sum(outcome.seconds for outcome in in_hook) - self.plan_s
     self.temp_bytes = self.step.memory_analysis().temp_size_in_bytes
-    self.flops = self.step.cost_analysis()["flops"]
+    self.flops = measure_compiled(self.step).flops
 
   def run(self) -> None:
     start = time.perf_counter()
@@ -166,15 +216,15 @@ class Variant:
 
 def variants(case: Case) -> Iterator[Variant]:
   """What is compared; the first is the unbudgeted program. Each is compiled before the next is asked for."""
-  yield Variant(case, "no remat", case.loss)
-  yield Variant(case, "XLA memory scheduler", case.loss, compiler_options=MEMORY_SCHEDULER)
-  per_block = Variant(case, "jax.checkpoint per block", case.checkpointed_loss)
-  yield per_block
-  for engine in ("hlo", "policy"):
-    budgets = {f"{budget:.0%}": budget for budget in BUDGETS} | {"at checkpoint's bytes": per_block.temp_bytes}
+  yield Variant(case, "plain", "no remat", case.loss)
+  yield Variant(case, "xla", "XLA memory scheduler", case.loss, compiler_options=MEMORY_SCHEDULER)
+  by_hand = [Variant(case, "hand", name, loss) for name, loss in case.hand.items()]
+  yield from by_hand
+  for engine in case.engines:
+    budgets = {f"{budget:.0%}": budget for budget in BUDGETS} | {"at per-block bytes": by_hand[0].temp_bytes}
     for name, budget in budgets.items():
       loss = coopjax.remat(case.loss, budget=budget, engine=engine, on_infeasible="best_effort")
-      yield Variant(case, f"coopjax {engine} {name}", loss, budget)
+      yield Variant(case, engine, f"coopjax {engine} {name}", loss, budget)
 
 
 def measure(case: Case, rounds: int, progress: rich.progress.Progress) -> list[dict[str, Any]]:
@@ -203,64 +253,46 @@ def as_row(variant: Variant, plain: Variant) -> dict[str, Any]:
   ours, theirs = jax.tree.leaves(variant.outputs), jax.tree.leaves(plain.outputs)
   return {
     "model": variant.case.name,
+    "kind": variant.kind,
     "variant": variant.name,
-    "temp_bytes": variant.temp_bytes,
-    "budget_bytes": budget_bytes,
-    "within_budget": None if budget_bytes is None else variant.temp_bytes <= budget_bytes,
+    "temp_mib": variant.temp_bytes / MIB,
+    "budget_mib": None if budget_bytes is None else budget_bytes / MIB,
+    "holds": None if budget_bytes is None else variant.temp_bytes <= budget_bytes,
     "step_s": statistics.median(times),
     "step_min_s": min(times),
     "time_ratio": statistics.median(times) / statistics.median(plain_times),
     "time_ratio_of_min": min(times) / min(plain_times),
-    "flops": variant.flops,
-    "recomputed_flops": variant.flops - plain.flops,
+    "gflop": variant.flops / 1e9,
+    "recomputed_gflop": (variant.flops - plain.flops) / 1e9,
     "trace_s": variant.trace_s,
     "compile_s": variant.compile_s,
-    "plan_s": variant.plan_s,
-    "hook_s": variant.hook_s,
-    "hook_share": variant.hook_s / (variant.compile_s - variant.hook_s - variant.plan_s),
+    "plan_s": variant.plan_s or None,
+    "hook_s": variant.hook_s or None,
+    "hook_share": variant.hook_s / (variant.compile_s - variant.hook_s - variant.plan_s) or None,
     "is_bit_identical": all(np.array_equal(our, their) for our, their in zip(ours, theirs, strict=True)),
   }
 
 
-def table(rows: list[dict[str, Any]]) -> rich.table.Table:
-  """One model's rows for people."""
-  shown = rich.table.Table(box=rich.box.SIMPLE_HEAD)
-  shown.add_column(rows[0]["model"], no_wrap=True)
-  for heading in (
-    "temp\nMiB",
-    "budget\nMiB",
-    "holds",
-    "step\ntime",
-    "of\nminima",
-    "recomputed\nGFLOP",
-    "trace\ns",
-    "compile\ns",
-    "plan\ns",
-    "in hook\ns (share)",
-    "same\nbits",
-  ):
-    shown.add_column(heading, justify="right", no_wrap=True)
+def draw(rows: list[dict[str, Any]], path: pathlib.Path) -> None:
+  """Step time over temporaries, a panel a model; down and left is better."""
+  of_models: dict[str, list[dict[str, Any]]] = {}
   for row in rows:
-    has_budget = row["budget_bytes"] is not None
-    shown.add_row(
-      row["variant"],
-      f"{row['temp_bytes'] / MIB:.1f}",
-      f"{row['budget_bytes'] / MIB:.1f}" if has_budget else "",
-      yes_no(row["within_budget"]) if has_budget else "",
-      f"{row['time_ratio']:.3f}x",
-      f"{row['time_ratio_of_min']:.3f}x",
-      f"{row['recomputed_flops'] / 1e9:+.1f}",
-      f"{row['trace_s']:.2f}",
-      f"{row['compile_s']:.2f}",
-      f"{row['plan_s']:.2f}" if row["plan_s"] else "",
-      f"{row['hook_s']:.2f} ({row['hook_share']:.1%})" if row["hook_s"] else "",
-      yes_no(row["is_bit_identical"]),
-    )
-  return shown
-
-
-def yes_no(fact: bool) -> str:
-  return "yes" if fact else "NO"
+    of_models.setdefault(row["model"], []).append(row)
+  figure, panels = plt.subplots(1, len(of_models), figsize=(3.4 * len(of_models), 3.4), squeeze=False)
+  labels = {"plain": "no remat", "xla": "XLA memory scheduler", "hand": "by hand"}
+  for axes, (model, of_model) in zip(panels[0], of_models.items(), strict=True):
+    for kind in dict.fromkeys(row["kind"] for row in of_model):
+      points = sorted((row["temp_mib"], row["time_ratio_of_min"]) for row in of_model if row["kind"] == kind)
+      style = {"plain": "k*", "xla": "x", "hand": "o"}.get(kind, "s-")
+      axes.plot(*zip(*points, strict=True), style, label=labels.get(kind, f"coopjax {kind}"), markersize=5, linewidth=1)
+    axes.set(title=model, xlabel="temporaries, MiB")
+    axes.set_xlim(left=0)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7)
+  panels[0][0].set_ylabel("step time over no remat's")
+  figure.tight_layout()
+  figure.savefig(path, dpi=110)
+  plt.close(figure)
 
 
 def main() -> None:
@@ -277,9 +309,12 @@ def main() -> None:
   with tables.progress() as progress:
     for name in arguments.model:
       rows += (measured := measure(CASES[name](), arguments.rounds, progress))
-      console.print(table(measured))
+      console.print(tables.table(measured, COLUMNS, title=measured[0]["model"]))
       gc.collect()
+  measured_now = {row["model"] for row in rows}
+  rows = [*rows, *(row for row in tables.read(arguments.out) if row["model"] not in measured_now)]
   tables.write(arguments.out, rounds=arguments.rounds, rows=rows)
+  draw(rows, arguments.out.with_suffix(".png"))
   console.print(f"written to {arguments.out}")
 
 

@@ -1,0 +1,194 @@
+"""What fits a pod that is not at hand: Llama-like training steps under `budget="fits"`, beside the hand's ladder.
+
+A step is AdamW on float32 weights, computed in bfloat16, with scanned layers, weights and batch spread over all
+devices ("fsdp"). For coopjax and for each rung of MaxText's ladder the largest batch is looked for that the device
+takes, reserve for what XLA does not count included; of each that fits, XLA:TPU's bytes of a device, FLOPs repeated and
+seconds as modelled (instructions one after the other, at the vendor's speeds) stand in a row. The fastest of a ladder
+is what a person who tried all of it would train with. Seconds of search are CPU seconds, compiles included. It takes
+XLA's compiler for TPUs: pip install 'coopjax[tpu-target]'. Writes benchmarks/results/what_fits.json, row by row; rows
+that are there are kept.
+
+  TPU_SKIP_MDS_QUERY=1 python benchmarks/what_fits.py                        # 1B on v5e:4x4, 8B on v5p:4x4x4
+  TPU_SKIP_MDS_QUERY=1 python benchmarks/what_fits.py --jobs 1B --rungs full minimal
+"""
+
+import argparse
+import dataclasses
+import functools
+import os
+import pathlib
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import jax.numpy as jnp
+import ladder_programs
+import optax
+import tables
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from ladder_programs import RUNGS, Rung, Size
+
+import coopjax
+from coopjax.xla import targets
+from coopjax.xla.compile import measure
+from coopjax.xla.device_budget import allowed
+
+RESULTS = tables.RESULTS / "what_fits.json"
+GIB, TERA = 2**30, 1e12
+OURS = "coopjax"
+PER_DEVICE = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # sequences, of which the largest that fits is looked for
+COLUMNS = {
+  "policy": "{policy}",
+  "batch": "{batch}",
+  "temporaries\nGiB": "{temp_gib:.2f}",
+  "in total\nGiB": "{total_gib:.2f}",
+  "repeats\nTF": "{repeated_tflop:.2f}",
+  "step, modelled\ns": "{seconds:.3f}",
+  "tokens/s\na device": "{tokens_per_s:,.0f}",
+  "search\ns": "{search_s:.0f}",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Job(ladder_programs.Program):
+  """A model on the devices of a target, all on the axis "fsdp"."""
+
+  target: str = "tpu:v5e:4x4"
+
+  @functools.cached_property
+  def device_mesh(self) -> jax.sharding.Mesh:
+    """Of the target's devices."""
+    return coopjax.target(self.target).mesh((1, self.num_devices, 1), ladder_programs.AXES, (AxisType.Auto,) * 3)
+
+  def _decoder_layer(self, x, weights, memory=None, is_causal=True):
+    """Sequences stay whole on their devices, weights are gathered, not the other way round."""
+    split = lambda x: jax.lax.with_sharding_constraint(x, NamedSharding(self.device_mesh, P(ladder_programs.BATCH)))
+    return split(super()._decoder_layer(split(x), weights, memory, is_causal))
+
+  @property
+  def num_devices(self) -> int:
+    return targets.resolve(self.target).num_devices
+
+  def at_batch(self, batch: int) -> "Job":
+    return dataclasses.replace(self, size=dataclasses.replace(self.size, batch=batch))
+
+  def step(self, rung: Rung) -> Callable:
+    """The jitted step; its state is donated."""
+    optimizer, loss = optax.adamw(1e-4), self.loss(rung)
+
+    def in_bfloat16(params, tokens):
+      return loss(jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params), tokens)
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def train_step(state, tokens):
+      params, moments = state
+      value, grads = jax.value_and_grad(in_bfloat16)(params, tokens)
+      updates, moments = optimizer.update(grads, moments, params)
+      return (optax.apply_updates(params, updates), moments), value
+
+    return train_step
+
+  @property
+  def step_arguments(self) -> tuple[Any, Any]:
+    """State and tokens, as types with shardings; moments lie where their parameters do."""
+    params, tokens = self.arguments
+    optimizer = optax.adamw(1e-4)
+    moments = optax.tree_map_params(
+      optimizer,
+      lambda _, param: param,
+      jax.eval_shape(optimizer.init, params),
+      params,
+      transform_non_params=lambda leaf: jax.ShapeDtypeStruct(
+        leaf.shape, leaf.dtype, sharding=NamedSharding(self.device_mesh, P())
+      ),
+    )
+    return (params, moments), tokens
+
+
+JOBS = {
+  "1B": Job("decoder", Size(0, 2048, 2048, 8192, 32, 8, 16, vocabulary=32_000), mesh="fsdp", target="tpu:v5e:4x4"),
+  "8B": Job("decoder", Size(0, 2048, 4096, 14336, 32, 8, 32, vocabulary=128_256), mesh="fsdp", target="tpu:v5p:4x4x4"),
+}
+
+
+def by_hand(job: Job, rung: Rung) -> tables.Row | None:
+  """The step with a rung, compiled; None where it does not fit."""
+  target = targets.resolve(job.target)
+  try:
+    compiled = job.step(rung).lower(*job.step_arguments).compile()
+  except jax.errors.JaxRuntimeError as error:
+    if "RESOURCE_EXHAUSTED" not in str(error):
+      raise
+    return None
+  profile = measure(compiled, target)
+  limit = allowed(coopjax.Budget.parse("fits"), target).resolve(profile.temp_bytes, profile.resident_bytes)
+  return row_of(job, profile) if profile.temp_bytes <= limit else None
+
+
+def planned(job: Job) -> tables.Row | None:
+  """The step with coopjax's plan in place of its layers' `jax.checkpoint`; None where none fits."""
+  point = coopjax.fit(
+    job.step(RUNGS["full"]), lambda batch: job.at_batch(batch).step_arguments, batches=[job.size.batch]
+  ).points[0]
+  return None if point.plan is None else row_of(job, point.plan.measured)
+
+
+def row_of(job: Job, profile: coopjax.MemoryProfile) -> tables.Row:
+  tokens = job.size.batch * job.size.length / job.num_devices
+  return {
+    "batch": job.size.batch,
+    "temp_gib": profile.temp_bytes / GIB,
+    "total_gib": profile.total_bytes / GIB,
+    "tflop": profile.flops / TERA,
+    "tflop_per_sequence": profile.flops / TERA / job.size.batch,
+    "seconds": profile.modelled_s,
+    "tokens_per_s": tokens / profile.modelled_s if profile.modelled_s else None,
+  }
+
+
+def largest(job: Job, policy: str) -> tables.Row:
+  """The row of the largest batch that a policy fits, by bisection over `PER_DEVICE`; without a batch if none does."""
+  start = time.process_time()
+  found, low, high = {}, 0, len(PER_DEVICE)
+  while low < high:
+    middle = (low + high) // 2
+    at_batch = job.at_batch(PER_DEVICE[middle] * job.num_devices)
+    row = planned(at_batch) if policy == OURS else by_hand(at_batch, RUNGS[policy])
+    low, high, found = (middle + 1, high, row) if row else (low, middle, found)
+  return {"policy": policy, **found, "search_s": time.process_time() - start}
+
+
+def main() -> None:
+  summary, details = (__doc__ or "").split("\n\n", 1)
+  parser = argparse.ArgumentParser(description=summary, epilog=details, formatter_class=argparse.RawTextHelpFormatter)
+  parser.add_argument("--jobs", nargs="+", choices=JOBS, default=list(JOBS))
+  parser.add_argument("--rungs", nargs="*", choices=RUNGS, default=list(RUNGS))
+  parser.add_argument("--out", type=pathlib.Path, default=RESULTS)
+  arguments = parser.parse_args()
+  os.environ["COOPJAX_CACHE_DIR"] = ""  # every plan is made, none is found
+  warnings.simplefilter("ignore", coopjax.BudgetExceededWarning)  # what does not fit has no row
+  console = tables.console()
+  for name in arguments.jobs:
+    job = JOBS[name]
+    shown = []
+    for policy in (OURS, *arguments.rungs):
+      rows = tables.read(arguments.out)
+      row = next((row for row in rows if (row["job"], row["policy"]) == (name, policy)), None)
+      if row is None:
+        row = {"job": name, "target": job.target, **largest(job, policy)}
+        tables.write(arguments.out, rows=[*rows, row])
+      shown.append(row)
+    least = min((row["tflop_per_sequence"] for row in shown if "batch" in row), default=0.0)
+    for row in shown:
+      if "batch" in row:
+        row["repeated_tflop"] = (row["tflop_per_sequence"] - least) * row["batch"]
+    console.print(tables.table(shown, COLUMNS, f"{name} on {job.target}, {job.size.length} tokens a sequence"))
+
+
+if __name__ == "__main__":
+  main()
