@@ -112,7 +112,7 @@ def _pieces(graph: ForwardGraph) -> list[tuple[int, int]]:
   """Where blocks start and stop: those that come again, and what is next to them and much the same (the first, whose
   input is a constant).
   """
-  bounds = repeated_blocks(graph)
+  bounds = repeated_blocks(graph, as_by_hand=True)
   pieces = list(itertools.pairwise((0, *bounds, graph.num_positions))) if bounds else []
   lengths = [stop - start for start, stop in pieces]
   made_of = [collections.Counter(graph.primitives[start:stop]) for start, stop in pieces]

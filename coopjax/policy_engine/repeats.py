@@ -3,9 +3,9 @@
 A block is what comes again, op by op with the same FLOPs and bytes, right behind itself. Of all stretches that do so,
 the one with the most residual bytes counts first, in its shortest period; then those on either side of it (the stages
 of a network, an encoder and a decoder), small ones where their blocks are made as those found. The stretch may begin
-anywhere in a block, so the boundaries are put where the fewest bytes cross them, behind an activation rather than
-before it. Where that finds little (of a U-Net, each level has sizes of its own), a block is what comes again primitive
-by primitive. What most of a block repeats in turn (the layers of a tower that is called twice) are the blocks.
+anywhere in a block, so the boundaries are put where the fewest bytes cross them. Where that finds little (of a U-Net,
+each level has sizes of its own), a block is what comes again primitive by primitive. What most of a block repeats in
+turn (the layers of a tower that is called twice) are the blocks.
 
 O(gaps * positions), a gap being the distance between an op and the next one like it: a block needs one op that it does
 not have twice.
@@ -25,20 +25,27 @@ _LITTLE = 1 / 2  # of them, in all stretches
 _MOST = 3 / 4  # of a block's
 
 
-def repeated_blocks(graph: ForwardGraph) -> tuple[int, ...]:
+def repeated_blocks(graph: ForwardGraph, as_by_hand: bool = False) -> tuple[int, ...]:
   """Boundaries of the blocks that a region repeats, in order; none where it repeats nothing that counts.
 
   Each stretch gives both of its ends and all boundaries between.
+
+  Args:
+    graph: of the region.
+    as_by_hand: of boundaries next to each other that as many bytes cross the last, behind an activation, as people have
+      it, which keeps least while a block is differentiated alone; else the first, which keeps least in longer segments.
   """
   residuals = np.concatenate([[0], np.cumsum(graph.residual_bytes())])
   same = [tuple((op.flops, *(graph.value_bytes[value] for value in op.outputs)) for op in ops) for ops in graph.ops]
-  found = _stretches(graph, residuals, same)
+  found = _stretches(graph, residuals, same, as_by_hand)
   if sum(residuals[blocks[-1]] - residuals[blocks[0]] for blocks in found) < _LITTLE * residuals[-1]:
-    found = _stretches(graph, residuals, graph.primitives) or found
+    found = _stretches(graph, residuals, graph.primitives, as_by_hand) or found
   return tuple(sorted({boundary for blocks in found for boundary in blocks}))
 
 
-def _stretches(graph: ForwardGraph, residuals: np.ndarray, kinds: Sequence[Hashable]) -> list[list[int]]:
+def _stretches(
+  graph: ForwardGraph, residuals: np.ndarray, kinds: Sequence[Hashable], as_by_hand: bool
+) -> list[list[int]]:
   """The boundaries of each stretch whose positions come again by these kinds; `residuals` are the bytes before each."""
   numbers: dict[Hashable, int] = {}
   keys = np.array([numbers.setdefault(kind, len(numbers)) for kind in kinds])
@@ -66,7 +73,7 @@ def _stretches(graph: ForwardGraph, residuals: np.ndarray, kinds: Sequence[Hasha
     inner = starts[:, None] + period * np.arange(num_blocks + 1)
     passed = crossed[inner].sum(axis=1)
     at = int(passed.argmin())
-    while at + 1 < len(starts) and passed[at + 1] == passed[at]:
+    while as_by_hand and at + 1 < len(starts) and passed[at + 1] == passed[at]:
       at += 1
     blocks = inner[at].tolist()
     pieces += [(start, blocks[0]), (blocks[-1], stop)]
