@@ -273,11 +273,17 @@ def as_row(variant: Variant, plain: Variant) -> dict[str, Any]:
   }
 
 
+def by_model(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+  """The rows of each model, in order."""
+  found: dict[str, list[dict[str, Any]]] = {}
+  for row in rows:
+    found.setdefault(row["model"], []).append(row)
+  return found
+
+
 def draw(rows: list[dict[str, Any]], path: pathlib.Path) -> None:
   """Step time over temporaries, a panel a model; down and left is better."""
-  of_models: dict[str, list[dict[str, Any]]] = {}
-  for row in rows:
-    of_models.setdefault(row["model"], []).append(row)
+  of_models = by_model(rows)
   figure, panels = plt.subplots(1, len(of_models), figsize=(3.4 * len(of_models), 3.4), squeeze=False)
   labels = {"plain": "no remat", "xla": "XLA memory scheduler", "hand": "by hand"}
   for axes, (model, of_model) in zip(panels[0], of_models.items(), strict=True):
@@ -311,8 +317,7 @@ def main() -> None:
       rows += (measured := measure(CASES[name](), arguments.rounds, progress))
       console.print(tables.table(measured, COLUMNS, title=measured[0]["model"]))
       gc.collect()
-  measured_now = {row["model"] for row in rows}
-  rows = [*rows, *(row for row in tables.read(arguments.out) if row["model"] not in measured_now)]
+  rows = [row for of_model in (by_model(tables.read(arguments.out)) | by_model(rows)).values() for row in of_model]
   tables.write(arguments.out, rounds=arguments.rounds, rows=rows)
   draw(rows, arguments.out.with_suffix(".png"))
   console.print(f"written to {arguments.out}")
