@@ -14,7 +14,6 @@ benchmarks/results/peers.json and peers.png; rows of models that are not measure
 """
 
 import argparse
-import contextlib
 import dataclasses
 import functools
 import gc
@@ -30,6 +29,7 @@ from typing import Any
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "examples"))
 
+import backends
 import gpt
 import jax
 import ladder_programs
@@ -42,7 +42,6 @@ import tables
 from flax import nnx
 
 import coopjax
-from coopjax.hlo_engine import hook
 from coopjax.xla.compile import measure as measure_compiled
 
 MIB = 2**20
@@ -158,22 +157,6 @@ CASES = {
 }
 
 
-@contextlib.contextmanager
-def planning() -> Iterator[list[hook.Outcome]]:
-  """Collects every plan that the HLO engine makes inside the block, while tracing and in XLA's pipeline."""
-  outcomes, plan_module = [], hook.plan_module
-
-  def recording(*args, **kwargs):
-    outcomes.append(plan_module(*args, **kwargs))
-    return outcomes[-1]
-
-  hook.plan_module = recording
-  try:
-    yield outcomes
-  finally:
-    hook.plan_module = plan_module
-
-
 class Variant:
   """One way to run a case: compiled once, then stepped in turn with the others."""
 
@@ -193,7 +176,7 @@ class Variant:
 
   def compile(self) -> None:
     self.arguments = self.case.arguments()
-    with planning() as outcomes:
+    with backends.outcomes() as outcomes:
       start = time.perf_counter()
       lowered = self.case.jit(self._loss).lower(*self.arguments)
       self.trace_s = time.perf_counter() - start
