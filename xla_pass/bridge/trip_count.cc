@@ -6,6 +6,7 @@
 #include <optional>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "hlo/wire.h"
 
@@ -42,12 +43,9 @@ std::optional<int64_t> Literal(const hlo::Instruction& constant) {
   hlo::WireReader reader(BytesOf(constant.raw, kLiteral));
   for (hlo::WireField field; reader.Next(&field);) {
     if (field.number < kInt32s || field.number > kUint64s) continue;
-    const char* position = field.bytes.data();
-    const char* const end = position + field.bytes.size();
-    uint64_t value = field.value;
-    if (field.type == hlo::WireType::kBytes && (!hlo::ReadVarint(&position, end, &value) || position != end)) break;
-    const int64_t number = static_cast<int64_t>(value);
-    return -kMost <= number && number <= kMost ? std::optional(number) : std::nullopt;
+    std::vector<int64_t> values;
+    if (!hlo::ReadRepeatedInt64(field, &values) || values.size() != 1) break;
+    return -kMost <= values[0] && values[0] <= kMost ? std::optional(values[0]) : std::nullopt;
   }
   return std::nullopt;
 }
