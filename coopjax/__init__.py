@@ -18,6 +18,7 @@ _HOMES = {
   "coopjax.planning.batch_search": ("BatchPoint", "Fit", "fit"),
   "coopjax.planning.budget_frontier": ("Frontier", "FrontierPoint", "frontier"),
   "coopjax.enabling": ("disable", "enable"),
+  "coopjax.launching": ("plan_steps",),
   "coopjax.xla.speeds": ("SpeedProfile",),
   "coopjax.xla.targets": ("Target", "target"),
   "coopjax.errors": (
@@ -134,6 +135,7 @@ if TYPE_CHECKING:
   from coopjax.errors import (
     UserFunctionError as UserFunctionError,
   )
+  from coopjax.launching import plan_steps as plan_steps
   from coopjax.memory_profile import Buffer as Buffer
   from coopjax.memory_profile import MemoryProfile as MemoryProfile
   from coopjax.optimizers import offload_state as offload_state

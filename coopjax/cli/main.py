@@ -1,6 +1,6 @@
 """The command line: ``inspect``, ``diff`` and ``report`` look into dumps, ``explain`` into plans, ``check`` is a gate.
 
-``plan`` and ``frontier`` stand in `coopjax.cli.planning_commands`.
+Those that plan stand in `coopjax.cli.planning_commands`, ``run`` in `coopjax.cli.run_command`.
 
 Exit status: 0 fine, 1 over budget (``check``, ``plan``, ``fit``), 2 bad input, 130 interrupted. A reader that stops
 early (``| head``) is none of these. docs/command_line.md says what each command prints with ``--json``.
@@ -18,7 +18,7 @@ from typing import Any
 
 from coopjax import __version__, display
 from coopjax.budget import Budget
-from coopjax.cli import planning_commands
+from coopjax.cli import planning_commands, run_command
 from coopjax.errors import CoopjaxError, InvalidBudgetError, InvalidPlanError, MissingPackageError
 from coopjax.memory_profile import GROUP_KEYS, MemoryProfile
 from coopjax.planning.remat_plan import RematPlan
@@ -36,6 +36,7 @@ _EXAMPLES = """examples:
   coopjax check dump --module jit_step --budget 24GiB    # exit status 1 over the budget
   coopjax plan train.py:loss --args make_args --budget 6GiB -o plan.json
   coopjax frontier train.py:loss --args make_args -o frontier.svg
+  coopjax run --budget 6GiB train.py --steps 100         # python train.py --steps 100, its step planned
   eval "$(coopjax completion bash)"                      # the tab key completes commands and options; zsh, fish too
 """
 
@@ -123,6 +124,7 @@ def _parser() -> argparse.ArgumentParser:
   explain.add_argument("--json", action="store_true", help="print JSON")
   explain.set_defaults(command=_explain)
   planning_commands.add_parsers(commands)
+  run_command.add_parser(commands)
   completion = commands.add_parser(
     "completion", help="print what makes a shell complete commands and options", epilog=_EXAMPLES, formatter_class=raw
   )

@@ -42,7 +42,7 @@ def add_parsers(commands: Any) -> None:
   plan = commands.add_parser(
     "plan", help="plan a function or a step for a budget, and compile the plan", epilog=_EXAMPLES, formatter_class=raw
   )
-  plan.add_argument("--budget", type=_budget, required=True, help="a size (6GiB), bytes, or a share (50%%, 0.5)")
+  plan.add_argument("--budget", type=budget, required=True, help="a size (6GiB), bytes, or a share (50%%, 0.5)")
   plan.add_argument(
     "--total",
     action="store_true",
@@ -61,7 +61,7 @@ def add_parsers(commands: Any) -> None:
   frontier = commands.add_parser(
     "frontier", help="memory against recompute, under a range of budgets", epilog=_EXAMPLES, formatter_class=raw
   )
-  frontier.add_argument("--budget", type=_budget, nargs="+", help="budgets (shares from 100%% down to the least)")
+  frontier.add_argument("--budget", type=budget, nargs="+", help="budgets (shares from 100%% down to the least)")
   frontier.add_argument(
     "--output", "-o", metavar="FILE", help="a picture (.png, .svg, .pdf), or .json for report --frontier"
   )
@@ -69,7 +69,7 @@ def add_parsers(commands: Any) -> None:
   fit = commands.add_parser(
     "fit", help="the largest batch that a device takes, and the fastest", epilog=_EXAMPLES, formatter_class=raw
   )
-  fit.add_argument("--budget", type=_budget, default=Budget("fits"), help="as of plan (fits)")
+  fit.add_argument("--budget", type=budget, default=Budget("fits"), help="as of plan (fits)")
   fit.add_argument("--batches", type=positive, nargs="+", metavar="N", help="to try (doubled until none fits)")
   fit.add_argument("--microbatches", type=positive, nargs="+", default=[1], metavar="N", help="numbers of them (1)")
   fit.add_argument("--unit", type=positive, default=1, metavar="N", help="that batches are multiples of (1)")
@@ -250,7 +250,8 @@ def positive(text: str) -> int:
   return int(text)
 
 
-def _budget(text: str) -> Budget:
+def budget(text: str) -> Budget:
+  """A budget that was typed."""
   try:
     if text.isdigit():
       return Budget.parse(int(text))

@@ -229,7 +229,7 @@ class _Runs:
       else:
         length = equation.params["length"] if equation.primitive.name == "scan" else 1
         for inner in compat.sub_jaxprs(equation):
-          is_outside = _holds_backward(inner)
+          is_outside = holds_backward(inner)
           there = length > 1 and not is_outside
           found = self.visit(inner, num_runs * length, num_kept * (1 if is_outside else length), is_looped or there)
           in_loops |= found if there else set()
@@ -245,7 +245,8 @@ def _is_backward(equation: core.JaxprEqn) -> bool:
   return "transpose(" in compat.name_scopes(equation)
 
 
-def _holds_backward(jaxpr: core.Jaxpr) -> bool:
+def holds_backward(jaxpr: core.Jaxpr) -> bool:
+  """Whether gradients are taken inside."""
   return any(
-    _is_backward(equation) or any(map(_holds_backward, compat.sub_jaxprs(equation))) for equation in jaxpr.eqns
+    _is_backward(equation) or any(map(holds_backward, compat.sub_jaxprs(equation))) for equation in jaxpr.eqns
   )

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "coopjax"
 # door, which names the public names and imports them when they are first used, and _core what C++ does.
 FLOORS = (
   "cli",
-  "report api enabling linen nnx equinox optimizers calibration",
+  "report api enabling launching linen nnx equinox optimizers calibration",
   "keywords",
   "planning",
   "policy_engine hlo_engine",

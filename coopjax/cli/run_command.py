@@ -1,0 +1,90 @@
+"""The command ``run``: a trainer as it is, its steps planned when it first uses them, or by a plan that is made."""
+
+import argparse
+import dataclasses
+import os
+import pathlib
+import runpy
+import sys
+import traceback
+from typing import Any
+
+from coopjax.cli import planning_commands
+from coopjax.errors import CoopjaxError
+from coopjax.planning.remat_plan import RematPlan
+
+_EXAMPLES = """examples:
+  coopjax run --budget 6GiB train.py --steps 100                       # in place of python train.py --steps 100
+  coopjax run --budget fits -o plan.json -m package.trainer run.yml    # in place of python -m package.trainer run.yml
+  coopjax run --plan plan.json -m package.trainer run.yml              # by a plan that is made
+  coopjax run --budget 16GiB --total --names-only --format maxtext -m maxtext.trainers.pre_train.train_compile run.yml
+"""
+
+
+def add_parser(commands: Any) -> None:
+  """Adds the command to a parser's subparsers."""
+  run = commands.add_parser(
+    "run",
+    help="run a trainer as it is, its steps planned for a budget when it first uses them",
+    epilog=_EXAMPLES,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  asked = run.add_mutually_exclusive_group(required=True)
+  asked.add_argument("--budget", type=planning_commands.budget, help="of each step, as of plan")
+  asked.add_argument("--plan", metavar="PLAN", help="a file that RematPlan.save wrote, in place of planning")
+  run.add_argument("--total", action="store_true", help="as of plan")
+  run.add_argument("--output", "-o", metavar="FILE", help="save the plan of the step that was planned last")
+  run.add_argument("--format", choices=planning_commands.FORMATS, help="print plans as of plan")
+  run.add_argument("--names-only", action="store_true", help="as of plan")
+  run.add_argument("--existing", default="replace", choices=planning_commands.EXISTING, help="as of plan (replace)")
+  run.add_argument("--engine", default="auto", choices=("auto", "hlo", "policy"), help="(auto)")
+  run.add_argument("--effort", default="normal", choices=("fast", "normal", "best"), help="of planning (normal)")
+  run.add_argument("-m", dest="is_module", action="store_true", help="what follows is a module, not a file")
+  run.add_argument("program", help="path/to/trainer.py, or with -m package.trainer")
+  run.add_argument("arguments", nargs=argparse.REMAINDER, help="the program's own")
+  run.set_defaults(command=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+  import coopjax
+
+  if options.plan:
+    held = coopjax.enable(plan=RematPlan.load(options.plan))
+  else:
+    held = coopjax.plan_steps(
+      dataclasses.replace(options.budget, is_total=options.total or options.budget.is_total),
+      engine=options.engine,
+      effort=options.effort,
+      existing=options.existing,
+      names_only=options.names_only,
+      on_plan=lambda plan: _told(plan, options),
+    )
+  with held:
+    try:
+      _run_program(options)
+    except CoopjaxError:
+      raise
+    except Exception:
+      traceback.print_exc()  # the program's own, as Python would show it
+      return 1
+  return 0
+
+
+def _run_program(options: argparse.Namespace) -> None:
+  """As Python runs it: as the main module, with its own arguments, and its folder, or this one, to import from."""
+  sys.argv = [options.program, *options.arguments]
+  if options.is_module:
+    sys.path.insert(0, os.getcwd())
+    runpy.run_module(options.program, run_name="__main__", alter_sys=True)
+  else:
+    sys.path.insert(0, str(pathlib.Path(options.program).resolve().parent))
+    runpy.run_path(options.program, run_name="__main__")
+
+
+def _told(plan: RematPlan, options: argparse.Namespace) -> None:
+  """A plan, shown before the program goes on, and saved."""
+  if options.output:
+    plan.save(options.output)
+  print(f"coopjax: {plan.headline()}", file=sys.stderr)
+  if options.format:
+    print(getattr(plan, f"to_{options.format}")())
