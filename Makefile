@@ -13,6 +13,7 @@
 # make fuzz    mutated modules through the HLO pass under sanitizers, FUZZ_RUNS of them through all; needs Clang 16
 # make bazel-test  the same C++ and the planners' tests, built and run by Bazel, without a network
 # make bench   the README's measured tables, peers beside us, in more than an hour; fetches PyTorch (TORCH="torch==2.13.0")
+# make maxtext  MaxText itself as a client, in an environment of its own: its trainer on the CPU, its compile for a v5e pod
 # make bench-planners  planners beside each other; TABLES="fastsa exact" for some of the tables
 # make clean   remove everything that was built or installed here
 #
@@ -26,6 +27,7 @@ JOBS ?= 2
 TABLES ?=
 TORCH ?= torch
 TORCH_PYTHON ?= python3
+MAXTEXT ?= maxtext[tpu]==0.2.5
 FUZZ_RUNS ?= 4000
 FIX ?=
 OLDEST := VENV=.venv-floor PYTHON_VERSION=3.12 JAX="jax==0.11.2"
@@ -144,6 +146,11 @@ bench: $(INSTALLED)
 	$(MAKE) bench-planners TABLES=packing
 	$(VENV)/bin/python benchmarks/readme_tables.py
 
+# It brings the JAX that it wants, libtpu included.
+maxtext:
+	$(MAKE) venv VENV=build/maxtext JAX='$(MAXTEXT)'
+	build/maxtext/bin/python benchmarks/maxtext_client.py
+
 bench-planners: $(INSTALLED)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[bench]"
 	$(VENV)/bin/python benchmarks/planners.py $(TABLES)
@@ -152,4 +159,4 @@ clean:
 	rm -rf .venv .venv-* build out .pytest_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help venv demo wheel test test-jax lint test-browser test-targets cc-test native-test bazel-test fuzz bench bench-planners clean
+.PHONY: help venv demo wheel test test-jax lint test-browser test-targets cc-test native-test bazel-test fuzz bench maxtext bench-planners clean

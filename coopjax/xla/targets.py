@@ -36,6 +36,7 @@ type Devices = tuple[jax.Device, ...]  # pyright: ignore[reportInvalidTypeForm] 
 _GIB = 2**30
 _GPU_START_S, _TPU_START_S = 3e-6, 1e-6
 _name_of: dict[int, str] = {}  # by the number of a device, which lives as long as the process
+_kept_devices: list[Any] = []  # so that those of others do, too
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +83,12 @@ class Target:
       MissingWheelError: the compiler is not installed.
       UnknownTargetError: the compiler knows no such topology.
     """
-    return _devices(resolve(self.name.partition("@")[0]))
+    return _devices(resolve(self._plain_name))
+
+  @property
+  def _plain_name(self) -> str:
+    """Without figures that were measured."""
+    return self.name.partition("@")[0]
 
   def load(self) -> None:
     """Loads the target's compiler, if it is not there yet; raises as `devices`."""
@@ -96,23 +102,23 @@ class Target:
   def moved(self, shardings: Sequence[jax.sharding.Sharding | None]) -> list[jax.sharding.Sharding | None]:
     """The shardings of a program's arguments over the target's devices: on meshes of the same shapes and axes.
 
-    Where one argument lies on a mesh, those that name none are left to the compiler; else all are on one device.
-
-    What lies on the target's own devices stays there.
+    What lies on devices of such a target stays there, be they another topology's that somebody asked for. Where it
+    does, or an argument lies on a mesh, those that name none are left to the compiler; else all are on one device.
 
     Raises:
       UnknownTargetError: the target has fewer devices than a mesh.
     """
-    is_any_spread = any(map(_is_spread, shardings))
+    stays = [any(_target_name(device) == self._plain_name for device in _devices_of(each)) for each in shardings]
+    is_any_placed = any(stays) or any(map(_is_spread, shardings))
     return [
       each
-      if _is_spread(each) and _devices_of(each) & {*self.devices}
+      if stay
       else jax.sharding.NamedSharding(self.mesh_like(each.mesh), each.spec, memory_kind=each.memory_kind)
       if _is_spread(each)
       else None
-      if is_any_spread
+      if is_any_placed
       else self._on_one_device(each)
-      for each in shardings
+      for each, stay in zip(shardings, stays, strict=True)
     ]
 
   def _on_one_device(self, sharding: jax.sharding.Sharding | None) -> jax.sharding.Sharding:
@@ -146,10 +152,35 @@ class Target:
 
 
 def of_arguments(arguments: Any) -> str | None:
-  """The name of the target on whose devices arguments lie, if they lie on one that is not running here."""
+  """The name of the target on whose devices arguments lie, if they lie on one that is not running here.
+
+  They may be those of a topology that somebody else asked for, as trainers do that compile ahead of time.
+  """
   shardings = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(arguments))
-  names = (_name_of.get(id(device)) for sharding in shardings for device in _devices_of(sharding))
+  names = (_target_name(device) for sharding in shardings for device in _devices_of(sharding))
   return next(filter(None, names), None)
+
+
+def _target_name(device: Any) -> str | None:
+  """Of a device to compile for; None for one that runs here, or that no target is known for."""
+  if id(device) not in _name_of and device.platform != jax.default_backend():
+    devices = device.client.devices()
+    if name := _topology_name(device, devices):
+      _kept_devices.extend([device, *devices])
+      _name_of.update({id(each): name for each in (device, *devices)})
+  return _name_of.get(id(device))
+
+
+def _topology_name(device: Any, devices: Sequence[Any]) -> str | None:
+  """As `resolve` takes it."""
+  near = _near(device)
+  if near is None:
+    return None
+  if near.platform == "gpu":
+    return f"{near.name}:{len(devices)}"
+  sizes = [max(places) + 1 for places in zip(*(each.coords for each in devices))]
+  shown = sizes if sizes[2] > 1 or near.name in _CUBES else sizes[:2]
+  return f"{near.name}:{'x'.join(map(str, shown))}"
 
 
 def _devices_of(sharding: Any) -> frozenset[Any]:
@@ -235,6 +266,7 @@ NAMES = (
 _GPU_NAME = re.compile(r"gpu:(\w+)(?::([1-9]\d*))?")
 _TPU_NAME = re.compile(r"tpu:(\w+):(\d+(?:x\d+){1,2})")
 _PROFILE = ".json"
+_CUBES = ("tpu:v4", "tpu:v5p", "tpu:tpu7x")  # topologies have three sides
 _EXTRAS = {"gpu": "gpu-target", "tpu": "tpu-target"}
 _WHEELS = {"gpu": "jax_plugins.xla_cuda12", "tpu": "libtpu"}
 # libtpu looks for a TPU host's metadata when it is loaded, and complains where there is none.
@@ -308,13 +340,18 @@ def running() -> Target:
   device = jax.devices()[0]
   if device.platform == "cpu":
     return _cpu()
-  known = _GPUS if device.platform == "gpu" else _TPUS
-  kind = device.device_kind.lower().replace("tpu v5 lite", "v5e").replace("tpu v6 lite", "v6e").replace("tpu v5", "v5p")
-  near = next((target for name, target in known.items() if name in kind), known["a100" if known is _GPUS else "v4"])
+  near = _near(device) or (_GPUS["a100"] if device.platform == "gpu" else _TPUS["v4"])
   memory_bytes = (device.memory_stats() or {}).get("bytes_limit", near.memory_bytes)
   num_chips = max(jax.device_count() // near.num_devices, 1)
   name = near.name if device.platform == "gpu" else f"{near.name}:1x{num_chips}"
   return dataclasses.replace(near, name=name, memory_bytes=memory_bytes, num_devices=jax.device_count())
+
+
+def _near(device: Any) -> Target | None:
+  """The one that a device is, by its kind, but for how many there are."""
+  known = _GPUS if device.platform in ("gpu", "cuda") else _TPUS
+  kind = device.device_kind.lower().replace("tpu v5 lite", "v5e").replace("tpu v6 lite", "v6e").replace("tpu v5", "v5p")
+  return next((target for name, target in known.items() if name in kind), None)
 
 
 def check_wheel(target: Target) -> None:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import topologies
 
 import coopjax
 from coopjax import compat
@@ -19,6 +20,7 @@ from coopjax.jaxpr.trace import differentiable, fn_and_gradient, trace
 from coopjax.xla import targets
 from coopjax.xla.compile import OversizedProgram, compile_abstract, compile_trial, measure
 from tests.support import ROOT, models
+from tests.support.checks import temp_bytes
 
 needs_compilers = pytest.mark.targets
 GIB = 2**30
@@ -140,6 +142,24 @@ def test_every_named_target_has_its_devices():
     assert len(target.devices) >= target.num_devices and target.devices[0].platform == target.platform
   with pytest.raises(coopjax.UnknownTargetError, match="no such topology"):
     targets.resolve("tpu:v5e:3x5").load()
+
+
+@needs_compilers
+@pytest.mark.parametrize("name", ["tpu:v5e:4x4", "tpu:v5p:2x2x1"])
+def test_a_topology_that_a_trainer_asked_for_itself_is_the_target(name):
+  targets.resolve(name).load()  # libtpu, without what it looks for on a TPU's host
+  devices = topologies.get_topology_desc(name.removeprefix("tpu:"), platform="tpu").devices
+  mesh = jax.sharding.Mesh(np.array(devices), ("data",))
+  spread, one = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data")), jax.sharding.SingleDeviceSharding(devices[1])
+  target = targets.resolve(targets.of_arguments(jax.ShapeDtypeStruct((16, 8), "float32", sharding=spread)))
+  assert target.name == name and len(devices) == target.num_devices
+  assert target.moved([spread, one, None]) == [spread, one, None]
+  loss = lambda weight, x: jnp.mean(jax.checkpoint(jnp.tanh)(x @ weight) ** 2)
+  shapes = [jax.ShapeDtypeStruct((512, 512), "float32", sharding=spread)] * 2
+  with coopjax.plan_steps("1GiB") as steps:
+    fitted = jax.jit(jax.grad(loss), in_shardings=(spread, spread)).lower(*shapes).compile()
+  (plan,) = steps.plans
+  assert (plan.target, plan.num_devices) == (name, len(devices)) and plan.measured.temp_bytes == temp_bytes(fitted)
 
 
 @needs_compilers
