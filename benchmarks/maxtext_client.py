@@ -2,8 +2,9 @@
 
 Each run is a process of `maxtext_job`. "by hand" has one of MaxText's own remat_policies and no coopjax; "run" is the
 same command line under `coopjax run`, at the bytes of that policy; "names", where that plan does more than names can
-say, is one with --names-only, and "yaml" what the last of them writes, `remat_policy: custom`, in a process without coopjax. On the CPU the real trainer trains on
-synthetic data; the losses are its own. For v5e its train_compile compiles for a pod that is not there.
+say, is one with --names-only, and "yaml" what the last of them writes, `remat_policy: custom`, in a process without
+coopjax. On the CPU the real trainer trains on synthetic data; the losses are its own. For v5e its train_compile
+compiles for a pod that is not there.
 
 Bytes are a device's temporaries, by the compiler, of the step that MaxText itself compiled. "repeats" are FLOPs of the
 compiled module beyond those of the step without checkpoints, loops with their length.
@@ -129,8 +130,7 @@ class Client:
     finished = subprocess.run(
       [*map(str, command), str(notes), module, *arguments],
       env=os.environ | ENVIRONMENT,
-      stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE,
+      capture_output=True,
       text=True,
     )
     if finished.returncode:

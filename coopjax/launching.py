@@ -24,6 +24,8 @@ from coopjax.planning.remat_plan import RematPlan
 from coopjax.planning.request import Request
 from coopjax.xla import targets
 
+type _Watcher = Callable[[RematPlan], Any]
+
 
 class PlannedSteps:
   """What `plan_steps` returns; as a context manager it ends at the end of the block.
@@ -33,7 +35,7 @@ class PlannedSteps:
     is_on: steps that come up are planned.
   """
 
-  def __init__(self, request: Callable[[str | None], Request], existing: str, on_plan: Callable[[RematPlan], Any] | None):
+  def __init__(self, request: Callable[[str | None], Request], existing: str, on_plan: _Watcher | None):
     self.plans: list[RematPlan] = []
     self._request, self._existing, self._on_plan = request, existing, on_plan
     self._former = jax.jit

@@ -247,6 +247,4 @@ def _is_backward(equation: core.JaxprEqn) -> bool:
 
 def holds_backward(jaxpr: core.Jaxpr) -> bool:
   """Whether gradients are taken inside."""
-  return any(
-    _is_backward(equation) or any(map(holds_backward, compat.sub_jaxprs(equation))) for equation in jaxpr.eqns
-  )
+  return any(_is_backward(equation) or any(map(holds_backward, compat.sub_jaxprs(equation))) for equation in jaxpr.eqns)

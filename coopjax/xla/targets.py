@@ -11,23 +11,21 @@ direction, and the seconds to start an op are an order of magnitude. Between dev
 on TPUs the two links along one axis of the torus, one direction each.
 """
 
-import contextlib
 import dataclasses
 import difflib
 import functools
-import importlib
 import importlib.util
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeGuard
 
 import jax
-from jax.experimental import topologies
 
 from coopjax.errors import MissingWheelError, UnknownTargetError
 from coopjax.program.cost import CPU, Roofline
+from coopjax.xla import absent_devices
 from coopjax.xla.gpus import Gpu
 from coopjax.xla.speeds import SpeedProfile
 
@@ -50,6 +48,7 @@ class Target:
     roofline: how fast one device is: FLOPs of bfloat16 matrix products (of float32 on a CPU), memory bandwidth.
     host_bytes_per_s: between one device and the host's memory, one direction.
     num_devices: in the topology.
+    gpu: what the compiler of a GPU has to know of it.
   """
 
   name: str
@@ -58,7 +57,7 @@ class Target:
   roofline: Roofline
   host_bytes_per_s: float
   num_devices: int = 1
-  _gpu: Gpu | None = dataclasses.field(default=None, repr=False)
+  gpu: Gpu | None = dataclasses.field(default=None, repr=False)
 
   @property
   def flops_per_s(self) -> float:
@@ -268,13 +267,7 @@ _TPU_NAME = re.compile(r"tpu:(\w+):(\d+(?:x\d+){1,2})")
 _PROFILE = ".json"
 _CUBES = ("tpu:v4", "tpu:v5p", "tpu:tpu7x")  # topologies have three sides
 _EXTRAS = {"gpu": "gpu-target", "tpu": "tpu-target"}
-_WHEELS = {"gpu": "jax_plugins.xla_cuda12", "tpu": "libtpu"}
-# libtpu looks for a TPU host's metadata when it is loaded, and complains where there is none.
-_LIBTPU_ENVIRONMENT = {
-  "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-  "TPU_WORKER_HOSTNAMES": "localhost",
-  "TPU_ACCELERATOR_TYPE": "v5litepod-4",
-}
+_WHEELS = {"gpu": absent_devices.CUDA_PLUGIN, "tpu": "libtpu"}
 
 
 def resolve(name: str) -> Target:
@@ -381,44 +374,7 @@ def _cpu() -> Target:
 def _devices(target: Target) -> Devices:
   if target.platform == "cpu":
     return tuple(jax.devices("cpu"))
-  devices = _absent_devices(target)
+  check_wheel(target)
+  devices = absent_devices.of(target)
   _name_of.update({id(device): target.name for device in devices})
   return devices
-
-
-def _absent_devices(target: Target) -> Devices:
-  check_wheel(target)
-  jax.devices()  # of the default backend: it must not be initialized under the environment below
-  try:
-    if target.platform == "tpu":
-      with _environment(_LIBTPU_ENVIRONMENT):
-        return tuple(topologies.get_topology_desc(target.name.removeprefix("tpu:"), platform="tpu").devices)
-    return _gpu_devices(target)
-  except jax.errors.JaxRuntimeError as error:
-    raise UnknownTargetError(f"target={target.name!r}: XLA's compiler for it has no such topology ({error})") from error
-
-
-def _gpu_devices(target: Target) -> Devices:
-  assert target._gpu is not None  # the target is a GPU
-  options = {
-    "topology": f"1x1x{target.num_devices}",
-    "target_config": target._gpu.config(target.memory_bytes, target.bytes_per_s),
-  }
-  try:
-    return tuple(topologies.get_topology_desc(target.name, platform="cuda", **options).devices)
-  except NotImplementedError:  # the plugin looked for CUDA's libraries, which a compiler does not need, and gave up
-    with _environment({"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}):
-      importlib.import_module(_WHEELS["gpu"]).initialize()
-    return tuple(topologies.get_topology_desc(target.name, platform="cuda", **options).devices)
-
-
-@contextlib.contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-  """Sets what is not set, and unsets it again."""
-  added = {key: value for key, value in variables.items() if key not in os.environ}
-  os.environ.update(added)
-  try:
-    yield
-  finally:
-    for key in added:
-      del os.environ[key]

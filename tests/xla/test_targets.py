@@ -150,7 +150,8 @@ def test_a_topology_that_a_trainer_asked_for_itself_is_the_target(name):
   targets.resolve(name).load()  # libtpu, without what it looks for on a TPU's host
   devices = topologies.get_topology_desc(name.removeprefix("tpu:"), platform="tpu").devices
   mesh = jax.sharding.Mesh(np.array(devices), ("data",))
-  spread, one = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data")), jax.sharding.SingleDeviceSharding(devices[1])
+  spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+  one = jax.sharding.SingleDeviceSharding(devices[1])
   target = targets.resolve(targets.of_arguments(jax.ShapeDtypeStruct((16, 8), "float32", sharding=spread)))
   assert target.name == name and len(devices) == target.num_devices
   assert target.moved([spread, one, None]) == [spread, one, None]
