@@ -32,13 +32,13 @@ from coopjax.planning.baseline import Baseline
 from coopjax.planning.choice import Choice
 from coopjax.planning.request import Request
 from coopjax.planning.trials import Trials
-from coopjax.policy_engine import rewrite, search
+from coopjax.policy_engine import search
 from coopjax.policy_engine.candidates import BY_HAND, Candidates
 from coopjax.policy_engine.compiled_profile import CompiledProfile, profile_of, profile_of_module
 from coopjax.policy_engine.decisions import PolicyDecisions
 from coopjax.policy_engine.progress import PolicyPlan
 from coopjax.policy_engine.shards import shards_of
-from coopjax.xla.compile import OversizedProgram, compile_abstract, measure, module_of, temp_bytes_of
+from coopjax.xla.compile import OversizedProgram, compile_abstract, measure, module_of
 from coopjax.xla.module import predict_memory
 
 _COMPILED_ROUNDS = 4  # each compiles for an accelerator
@@ -246,8 +246,7 @@ class Case:
     traced, request = self.traced, self.request
     decisions, budget = found.decisions if found.decisions.regions else None, request.budget
     if outcome and decisions and budget.share is not None:
-      alone = Trials(request).compile(*fn_and_gradient(traced, rewrite.rewrite(traced, decisions)))
-      budget = Budget(share=min(1.0, budget.share * outcome.baseline.temp_bytes / max(temp_bytes_of(alone), 1)))
+      budget = Budget(share=min(1.0, budget.share * outcome.baseline.temp_bytes / max(found.unaided_bytes, 1)))
     mark = outcome and request.mark(self.fingerprint, budget)
     is_certain = budget.share is not None or not decisions or not traced.placement.is_spread
     if not is_certain:

@@ -66,6 +66,7 @@ class PolicyPlan[Decisions]:
     forward_flops: forward work, modelled.
     is_feasible: `temp_bytes` is within the budget.
     smallest_bytes: the smallest compiled temporaries seen.
+    unaided_bytes: `temp_bytes` without what the HLO engine did.
     waiting_flops: what could be computed while transfers to and from the host are waited for, modelled.
   """
 
@@ -76,7 +77,13 @@ class PolicyPlan[Decisions]:
   forward_flops: float
   is_feasible: bool
   smallest_bytes: int
+  unaided_bytes: int
   waiting_flops: float = 0.0
+
+  @classmethod
+  def undecided(cls, space: "SearchSpace[Decisions]", temp_bytes: int, is_feasible: bool) -> "PolicyPlan[Decisions]":
+    """The program as it is."""
+    return cls(space.undecided, (), temp_bytes, 0.0, space.forward_flops, is_feasible, temp_bytes, temp_bytes)
 
 
 class SearchSpace[Decisions: Hashable](Protocol):
@@ -253,9 +260,7 @@ class Progress[Decisions: Hashable]:
     )
     self._tried = [trial for trial in self._tried if not trial.is_draft]
     if not self._tried:
-      return PolicyPlan(
-        self._space.undecided, (), int(self._baseline), 0.0, self._space.forward_flops, False, int(self._baseline)
-      )
+      return PolicyPlan.undecided(self._space, int(self._baseline), is_feasible=False)
     smallest = min(self._tried, key=lambda trial: trial.temp_bytes)
     taken = self._best() or smallest
     waiting_flops = taken.candidate.waiting_flops
@@ -267,6 +272,7 @@ class Progress[Decisions: Hashable]:
       self._space.forward_flops,
       taken.temp_bytes <= self._budget,
       smallest.temp_bytes,
+      taken.unaided_bytes,
       waiting_flops,
     )
 

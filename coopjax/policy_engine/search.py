@@ -122,15 +122,7 @@ def search[Decisions: Hashable](
     The plan; without decisions if the program fits as it is or nothing can be decided.
   """
   if baseline_temp_bytes <= budget_bytes or not space.found:
-    return PolicyPlan(
-      space.undecided,
-      (),
-      baseline_temp_bytes,
-      0.0,
-      space.forward_flops,
-      baseline_temp_bytes <= budget_bytes,
-      baseline_temp_bytes,
-    )
+    return PolicyPlan.undecided(space, baseline_temp_bytes, is_feasible=baseline_temp_bytes <= budget_bytes)
   progress = Progress(space, budget_bytes, baseline_temp_bytes, below_flops)
   if draft_of is not None:
     off_bytes = baseline_temp_bytes - draft_of(space.undecided)

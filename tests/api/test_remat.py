@@ -166,7 +166,7 @@ def test_best_effort_takes_the_smallest_plan_and_warns():
 
 
 def test_auto_comes_as_near_to_a_budget_as_the_hlo_engine(monkeypatch):
-  nothing_found = PolicyPlan(PolicyDecisions(), (), 2**40, 0.0, 1.0, is_feasible=False, smallest_bytes=2**40)
+  nothing_found = PolicyPlan(PolicyDecisions(), (), 2**40, 0.0, 1.0, False, smallest_bytes=2**40, unaided_bytes=2**40)
   monkeypatch.setattr(search, "plan_policy", lambda *_, **__: nothing_found)
   loss, params, x = models.mlp()
   with pytest.warns(coopjax.BudgetExceededWarning):
