@@ -203,8 +203,10 @@ class Progress[Decisions: Hashable]:
 
     Nothing was tried where a plan is at hand: the HLO engine's alone, which will work under the first try, too.
     """
-    if is_looped and in_loops(self._tried):
-      return self._budget  # the prediction has learned what the HLO engine spares, and its doubt is the margin
+    if is_looped and (looped := in_loops(self._tried)):
+      # What the HLO engine spares, and doubts, are in the prediction, once it had something to spare.
+      was_asked = any(trial.hlo_share is None or trial.unaided_bytes > self._budget for trial in looped)
+      return self._budget * (1 if was_asked else 1 + _AIDED_MARGIN)
     if not self._holds:
       return self._budget * (1 - _MARGIN * bool(self._tried))
     if any(trial.hlo_share for trial in self._tried) or not self._tried:

@@ -30,6 +30,7 @@ class Invented:
   hlo_share: HloEngineShare | None = None
   kin: str | None = None
   is_by_hand: bool = False
+  has_loops: bool = False
 
 
 def run(invented, budget, baseline=1650, max_rounds=6, below_flops=math.inf, drafted=None):
@@ -40,7 +41,7 @@ def run(invented, budget, baseline=1650, max_rounds=6, below_flops=math.inf, dra
   compiled = {}
   found = []
   for i, each in enumerate(invented):
-    decisions = PolicyDecisions((Region(None, (Segment(0, i + 1, True),)),))
+    decisions = PolicyDecisions((Region(7 if each.has_loops else None, (Segment(0, i + 1, True),)),))
     compiled[decisions] = each
     rungs = (frozenset({"name"}),) if each.is_by_hand else ()
     found.append(
@@ -179,6 +180,14 @@ def test_what_the_hlo_engine_brings_within_the_budget_is_found_by_its_bytes_with
   dear = dataclasses.replace(WHOLE_AIDED, hlo_share=HloEngineShare(310, 100.0))
   plan, tried = run([NESTED_AIDED, dear], 207, baseline=1545)
   assert plan.temp_bytes == 206 and plan.recompute_flops == 265.0 and tried == [206, 203]
+
+
+def test_how_far_the_hlo_engine_helps_loops_is_asked_where_nothing_showed_it():
+  # Layers with experts, in MiB: what fits by itself says nothing of how low the order of instructions gets.
+  experts = aided(702, 702, 150.0, 0.0), aided(750, 750, 30.6, 0.0), aided(922, 641, 7.4, 0.0)
+  invented = [dataclasses.replace(each, has_loops=True) for each in experts]
+  plan, tried = run(invented, 754, baseline=1497)
+  assert plan.recompute_flops == 7.4 and len(tried) <= 3
 
 
 def test_checkpoints_around_the_same_segments_err_alike():
