@@ -57,10 +57,12 @@ class Region:
   Attributes:
     equation_id: the scan whose body it is, by the id of `tags.tag_jaxpr`; None for the top of the jaxpr.
     segments: of the region's equations, in order and without gaps.
+    is_looped: a loop of the user's runs it, turn by turn, so that what it keeps is stacked as by a scan's body.
   """
 
   equation_id: int | None
   segments: tuple[Segment, ...]
+  is_looped: bool = False
 
   @property
   def scan_id(self) -> int:
@@ -101,9 +103,10 @@ class PolicyDecisions:
         tuple(map(segment, entry["inner"])),
       )
 
-    return cls(
-      tuple(Region(entry["equation_id"], tuple(map(segment, entry["segments"]))) for entry in fields["regions"])
-    )
+    def region(entry):
+      return Region(entry["equation_id"], tuple(map(segment, entry["segments"])), entry.get("is_looped", False))
+
+    return cls(tuple(map(region, fields["regions"])))
 
   @property
   def scan_bodies(self) -> tuple[Region, ...]:

@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jax.extend import core
+from jax.extend.core import primitives
 
 from coopjax.jaxpr import cost
 from coopjax.jaxpr.user_policy import is_nameable
@@ -150,7 +151,8 @@ def inputs_between(jaxpr: core.Jaxpr, bounds: Sequence[int]) -> list[tuple[Input
 
 
 def carried_inputs(body: core.Jaxpr, bounds: Sequence[int], carried: Sequence[core.Var]) -> tuple[Input, ...]:
-  """The carries of a scan that only the first segment of its body reads; as values of position -1.
+  """The carries of a scan that only the first segment of its body reads; as values of position -1, or as what the body
+  reads in their place: a policy of the user's can name that.
 
   Args:
     body: of the scan.
@@ -158,7 +160,16 @@ def carried_inputs(body: core.Jaxpr, bounds: Sequence[int], carried: Sequence[co
     carried: those of its inputs that are carries.
   """
   made = {var: (-1, index) for index, var in enumerate(body.invars) if var in carried}
-  return _sole_inputs(body, bounds, made)[0]
+  found = _sole_inputs(body, bounds, made)[0]
+  return tuple((_named_in(body, value) or value, num_bytes) for value, num_bytes in found)
+
+
+def _named_in(body: core.Jaxpr, carry: Value) -> Value | None:
+  """The user's name for a carry that nothing else reads."""
+  var = body.invars[int(carry[1])]
+  readers = [position for position, equation in enumerate(body.eqns) if var in equation.invars]
+  is_named = len(readers) == 1 and body.eqns[readers[0]].primitive is primitives.name_p
+  return (readers[0], 0) if is_named else None
 
 
 def _sole_inputs(jaxpr: core.Jaxpr, bounds: Sequence[int], made: Mapping[core.Var, Value]) -> list[tuple[Input, ...]]:

@@ -260,7 +260,8 @@ class _Evaluator:
     self._prefix = f"coopjax:{checkpoints.digest}:{'' if region.equation_id is None else region.equation_id}"
     self._prevent_cse = prevent_cse
     # Copies to and from the host must not drift away from the segments that they belong to (`host_copies`).
-    self._is_paced = region.equation_id is None and any(segment.offloaded for segment in region.segments)
+    is_straight = region.equation_id is None and not region.is_looped
+    self._is_paced = is_straight and any(segment.offloaded for segment in region.segments)
 
   def evaluate(self, inputs: Sequence[Any]) -> list[Any]:
     env = compat.environment(self._jaxpr, inputs)

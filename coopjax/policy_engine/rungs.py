@@ -101,11 +101,19 @@ def rungs_of(
   jaxpr, table = tag_jaxpr(member.traced.inlined)
   by_hand: Mapping[frozenset[str], Rung] = {}
   if member.is_looped or (member.policy is not None and not only_scans):
-    as_layer = layer(jaxpr, table, member.traced.is_differentiable, member.num_kept, shards, is_cut=member.is_looped)
+    as_layer = layer(
+      jaxpr,
+      table,
+      member.traced.is_differentiable,
+      member.num_kept,
+      shards,
+      link=link if member.is_looped else None,
+      is_cut=member.is_looped,
+    )
     # Of scans in a region the candidates of functions know what people pick.
     if as_layer is not None and (member.is_looped or not as_layer.has_scans):
       by_hand = _by_hand(member, jaxpr, as_layer)
-    if member.is_looped and link is None:
+    if member.is_looped:
       return _of_layer(member, jaxpr, as_layer, by_hand)
   space = Candidates(member.traced, only_scans, link=link, shards=shards, ends_forward=ends_forward)
   kept_bytes, inside = member.num_kept * space.baseline_bytes, dict[frozenset[str], Rung]()
@@ -134,24 +142,35 @@ def _of_layer(
   kept_bytes = float(as_layer.body(0).curve[-1].saved_bytes)
   rungs = [Rung(kept_bytes, 0.0, 0.0, False, PolicyDecisions)]
   for body in as_layer.bodies:
-    for i, point in enumerate(body.curve[:-1]):
-      rungs.append(_rung(member, jaxpr, as_layer, body, point, is_bare=i == 0))
-  return Rungs([*rungs, *by_hand.values()], by_hand, {}, forward_flops, kept_bytes)
+    for curve in (body.curve, body.offload_curve):
+      for i, point in enumerate(curve[:-1]):
+        rungs.append(_rung(member, jaxpr, as_layer, body, point, is_bare=i == 0))
+  # What a turn gets from the one before is kept by all alike, but where it goes to the host.
+  carried_bytes = max(0.0, -min(rung.saved_bytes for rung in rungs))
+  with_carries = lambda rung: dataclasses.replace(rung, saved_bytes=rung.saved_bytes + carried_bytes)
+  by_hand = {names: with_carries(rung) for names, rung in by_hand.items()}
+  found = [*map(with_carries, rungs), *by_hand.values()]
+  return Rungs(found, by_hand, {}, forward_flops, kept_bytes + carried_bytes)
 
 
 def _rung(
   member: Member, jaxpr: core.Jaxpr, as_layer: Scan, body: Body, point: CurvePoint, *, is_bare: bool = False
 ) -> Rung:
   def decisions() -> PolicyDecisions:
-    told = _by_name(jaxpr, as_layer, point) if len(body.bounds) == 2 else point
-    return PolicyDecisions(as_layer.regions(body, told))
+    told = _by_name(jaxpr, as_layer, point) if len(body.bounds) == 2 and not point.offloaded else point
+    regions = as_layer.regions(body, told)
+    return PolicyDecisions(
+      tuple(dataclasses.replace(each, is_looped=member.is_looped and each.equation_id is None) for each in regions)
+    )
 
+  runs = member.num_runs / member.num_kept
   return Rung(
     body.stacked_bytes + point.saved_bytes,
     point.inside_bytes,
-    point.flops * member.num_runs / member.num_kept,
+    point.flops * runs,
     is_bare,
     decisions,
+    point.waiting_flops * runs,
   )
 
 

@@ -8,6 +8,7 @@ while one step is repeated; with one more checkpoint around the pieces nothing m
 once more.
 """
 
+import collections
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -164,10 +165,20 @@ def layer(
   num_turns: int,
   shards: Mapping[int | None, Shards] | None = None,
   *,
+  link: HostLink | None = None,
   is_cut: bool = True,
 ) -> Scan | None:
-  """A whole region, kept so many times at once, as a scan of it would be; None where it keeps nothing."""
-  return _as_body(jaxpr, is_differentiable, num_turns, None, 0, table, shards or {}, is_cut=is_cut)
+  """A whole region, kept so many times at once, as a scan of it would be; None where it keeps nothing.
+
+  What has the type of a result is taken for what the loop around carries, where no more inputs than results have it.
+  """
+  inputs, results = (
+    collections.Counter(atom.aval.str_short() for atom in atoms) for atoms in (jaxpr.invars, jaxpr.outvars)
+  )
+  carried = [
+    var for var in jaxpr.invars if is_floating(var.aval) and inputs[of := var.aval.str_short()] <= results[of]
+  ]
+  return _as_body(jaxpr, is_differentiable, num_turns, None, 0, table, shards or {}, link, carried, is_cut)
 
 
 def _as_body(

@@ -134,3 +134,34 @@ def test_what_the_users_policy_offloads_lies_on_the_host(target):
   fn = jax.grad(coopjax.remat(scanned, budget=0.8, policy=policy, target=target))
   profile = measure(compile_abstract(fn, args, targets.resolve(target)))
   assert profile.host_bytes == DEPTH * rows * width * 4
+
+
+def named_step(policy=None):
+  """A step with its layers under a checkpoint in a loop, as launch files have them."""
+
+  def named_layer(x, weight):
+    return layer(checkpoint_name(x, "carry"), weight)
+
+  checkpointed = jax.checkpoint(named_layer, policy=policy, prevent_cse=False)
+
+  def loss(weights, x):
+    x, _ = jax.lax.scan(lambda x, weight: (checkpointed(x, weight), None), x, weights)
+    return jnp.mean(x**2)
+
+  return jax.jit(lambda weights, x: weights - 1e-3 * jax.grad(loss)(weights, x))
+
+
+@pytest.mark.parametrize("target", [GPU, TPU])
+def test_a_steps_layers_offload_what_their_loop_carries(target):
+  args, share = arguments(scanned, target), 0.35
+  plan = coopjax.plan(named_step(), *args, budget=Budget(share, offload=True), target=target)
+  rows, width = SHAPES[target]
+  assert plan.fits and plan.measured.host_bytes == DEPTH * rows * width * 4
+  (names,) = plan.names
+  assert names.offloaded == ("carry",) and not names.beyond
+  # Pasted into the step, the policy is the plan.
+  pasted = named_step(plan.checkpoint_policy())
+  profile = measure(compile_abstract(pasted, args, targets.resolve(target)))
+  assert (profile.host_bytes, profile.temp_bytes) == (plan.measured.host_bytes, plan.measured.temp_bytes)
+  with pytest.raises(coopjax.BudgetInfeasibleError):
+    coopjax.plan(named_step(), *args, budget=share, engine="policy", target=target)
