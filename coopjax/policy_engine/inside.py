@@ -1,5 +1,5 @@
-"""Values inside the loops, branches and derivative rules of a region: a step's gates, one expert's products, the row
-sums that the backward pass of a flash attention reads.
+"""Values inside the loops, branches, shards and derivative rules of a region: a step's gates, one expert's products, the
+row sums that the backward pass of a flash attention reads.
 
 A policy around the region saves them by name, stacked over the steps, and what lies between them alone is repeated.
 So such a value has a name of ours: ``@`` and its place, ``body.equation.output``, behind those of the equations that it
@@ -18,12 +18,12 @@ from coopjax.jaxpr.user_policy import is_nameable
 from coopjax.policy_engine.decisions import Value
 
 _MARK, _AND = "@", "&"
-_OPENED = ("scan", "cond")
+_OPENED = ("scan", "cond", "shard_map")
 _WITH_RULE = "custom_vjp_call"  # whose forward rule is what a gradient runs
 
 
 def is_inside(value: Value) -> bool:
-  """Whether a value lies in a loop, a branch or a rule, without a name of the user's."""
+  """Whether a value lies in a loop, a branch, a shard or a rule, without a name of the user's."""
   return isinstance(value[1], str) and value[1].startswith(_MARK)
 
 
@@ -44,7 +44,7 @@ def parts(value: Value) -> list[Value]:
 
 
 def opened(equation: core.JaxprEqn, name_of: Callable[[str], str | None], place: str = _MARK) -> core.JaxprEqn:
-  """A loop, a branch or a call with a derivative rule, with a `checkpoint_name` on what lies inside, where there is a
+  """A loop, a branch, a `shard_map` or a call with a derivative rule, with a `checkpoint_name` on what lies inside, where there is a
   name; others as they are.
 
   Args:

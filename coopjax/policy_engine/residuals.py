@@ -93,6 +93,7 @@ def _evaluate_named(jaxpr: core.Jaxpr, inputs: Sequence[object]) -> list[object]
 class _GraphBuilder:
   def __init__(self, jaxpr: core.Jaxpr, shards: Shards):
     self._jaxpr, self._shards = jaxpr, shards
+    self._num_shards = 1  # of the `shard_map`s around what is added, whose arrays are one device's
     self._ids: dict[core.Var, int] = {}
     self._bytes: list[int] = []
     self._root: list[int] = []
@@ -135,6 +136,8 @@ class _GraphBuilder:
       return self._add_loop(equation, position, steps)
     if equation.primitive.name == "cond":
       return self._add_branches(equation, position, steps)
+    if equation.primitive.name == "shard_map":
+      return self._add_shards(equation, position, steps)
     return [self._add_op(equation, position, steps)]
 
   def _add_loop(self, equation: core.JaxprEqn, position: int, steps: tuple[int, ...]) -> list[ForwardOp]:
@@ -185,6 +188,24 @@ class _GraphBuilder:
       ops.append(ForwardOp(known, (self._add_value(var, position, steps, name),), 0.0, 0))
     return ops
 
+  def _add_shards(self, equation: core.JaxprEqn, position: int, steps: tuple[int, ...]) -> list[ForwardOp]:
+    """What all shards do; a value that leaves them cut as it is made is the one inside."""
+    (body,) = compat.sub_jaxprs(equation)
+    self._bind(body.invars, equation.invars)
+    num_shards, self._num_shards = self._num_shards, self._num_shards * compat.num_shards(equation)
+    ops = [op for inner in body.eqns for op in self._add_ops(inner, position, steps)]
+    num_inside, self._num_shards = self._num_shards, num_shards
+    ops = [dataclasses.replace(op, flops=op.flops * num_inside / num_shards) for op in ops]
+    for var, inner in zip(equation.outvars, body.outvars, strict=True):
+      if isinstance(var, core.DropVar):
+        continue
+      known = self._known([inner])
+      if known and self._bytes[known[0]] == self._num_bytes(var.aval, position, steps):
+        self._ids[var] = known[0]
+      else:
+        ops.append(ForwardOp(known, (self._add_value(var, position, steps),), 0.0, 0))
+    return ops
+
   def _add_op(self, equation: core.JaxprEqn, position: int, steps: tuple[int, ...]) -> ForwardOp:
     inputs, outputs, made_bytes = self._known(equation.invars), [], 0
     is_view = equation.primitive.name in _VIEWS
@@ -219,7 +240,9 @@ class _GraphBuilder:
         self._ids[var] = known[0]
 
   def _num_bytes(self, aval: Any, position: int, steps: tuple[int, ...]) -> int:
-    """Of all steps, on one device."""
+    """Of all steps, on one device; on all devices together where the shards are not known."""
+    if self._num_shards > 1:
+      return cost.num_bytes(aval) * math.prod(steps) * (self._num_shards if self._shards is WHOLE else 1)
     if not steps or not isinstance(aval, jax.core.ShapedArray):
       return self._shards.num_bytes(aval, position) * math.prod(steps)
     return self._shards.num_bytes(jax.ShapeDtypeStruct((*steps, *aval.shape), aval.dtype), position)
@@ -246,18 +269,11 @@ class _GraphBuilder:
 
   def _name_of(self, equation: core.JaxprEqn, position: int, index: int) -> Value | None:
     """What a policy saves under an output of an equation of the differentiated pass."""
-    if equation.primitive is primitives.name_p:
-      name = equation.params["name"]
-      is_users = self._jaxpr.eqns[position].primitive is not primitives.name_p
-      return _parse_name(name) or ((position, name) if is_users else None)
-    if equation.primitive.name != "shard_map":
+    if equation.primitive is not primitives.name_p:
       return None
-    # What leaves a shard under a name of the user's is saved by it, as outside.
-    (body,) = compat.sub_jaxprs(equation)
-    for inner in body.eqns:
-      if inner.primitive is primitives.name_p and inner.outvars[0] is body.outvars[index]:
-        return (position, inner.params["name"])
-    return None
+    name = equation.params["name"]
+    is_users = self._jaxpr.eqns[position].primitive is not primitives.name_p
+    return _parse_name(name) or ((position, name) if is_users else None)
 
   def _kept_roots(self, residuals: frozenset[int]) -> frozenset[int]:
     """Residual buffers, each left out if a short chain of cheap ops makes it from those before it."""
