@@ -14,7 +14,6 @@ file are kept (--again measures them again), so a run that was stopped goes on w
 """
 
 import argparse
-import dataclasses
 import json
 import os
 import pathlib
@@ -116,8 +115,8 @@ class Client:
       "plain_bytes": made.baseline.temp_bytes,
       "plain_flops": made.baseline.flops or None,
       "engine": made.engine,
-      "names": [dataclasses.asdict(names) for names in made.names],
-      "yaml": made.to_maxtext(),
+      "num_beyond_names": sum(len(names.beyond) for names in made.names),  # they tell where MaxText is installed
+      "yaml": "\n".join(line for line in made.to_maxtext().splitlines() if not line.startswith("#")),
     }
 
   def _run(self, command: tuple[Any, ...], settings: dict[str, Any]) -> tables.Row:
@@ -148,7 +147,7 @@ def _base_yaml() -> str:
 
 def _settings(yaml: str) -> dict[str, str]:
   """The lines of a plan as MaxText's command line takes them."""
-  pairs = (line.partition(":") for line in yaml.splitlines() if ": '" in line and not line.startswith("#"))
+  pairs = (line.partition(":") for line in yaml.splitlines())
   return {name: value.strip().strip("'") for name, _, value in pairs}
 
 
@@ -163,7 +162,7 @@ def measure(name: str, rungs: list[str], rows: dict[tuple, tables.Row], keep: Ca
         continue
       cell["budget_mib"] = hand["temp_bytes"] / MIB
       row = keep(cell | {"how": "run"} | client.planned(hand["temp_bytes"]))
-      if any(region["beyond"] for region in row["names"]):  # more than a policy over names can say
+      if row["num_beyond_names"]:
         row = keep(cell | {"how": "names"} | client.planned(hand["temp_bytes"], "--names-only"))
       keep(cell | {"how": "yaml"} | client.by_hand(**_settings(row["yaml"])))
 
