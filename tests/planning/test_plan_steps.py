@@ -5,9 +5,11 @@ import functools
 import subprocess
 import sys
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
+from flax import nnx
 
 import coopjax
 from coopjax.cli import main
@@ -85,6 +87,45 @@ def test_decorators_methods_and_static_arguments_are_jits():
     assert Model().scaled(1.0) == 3.0
     assert gradient(jnp.eye(8), jnp.ones((4, 8)), train=False).shape == () and not steps.plans
     assert gradient(jnp.eye(8), jnp.ones((4, 8)), train=True).shape == (8, 8) and len(steps.plans) == 1
+
+
+class OfFlax(nnx.Module):
+  def __init__(self):
+    self.weights = nnx.Param(WEIGHTS)
+
+  def __call__(self, x):
+    return through(jax.checkpoint, x, self.weights[...])
+
+
+class OfEquinox(eqx.Module):
+  weights: jax.Array
+  name: str = "static"
+
+  def __call__(self, x):
+    return through(eqx.filter_checkpoint, x, self.weights)
+
+
+WEIGHTS = jnp.stack([jnp.eye(64)] * 6)
+
+
+def through(checkpoint, x, weights):
+  layer = checkpoint(lambda x, weight: jnp.sin(jnp.tanh(x @ weight) @ weight))
+  return jax.lax.scan(lambda x, weight: (layer(x, weight), None), x, weights)[0]
+
+
+@pytest.mark.parametrize(
+  "jit, gradient, make",
+  [(nnx.jit, nnx.grad, OfFlax), (eqx.filter_jit, eqx.filter_grad, lambda: OfEquinox(WEIGHTS))],
+  ids=("flax", "equinox"),
+)
+def test_steps_that_libraries_jit(jit, gradient, make):
+  step = lambda model, x: gradient(lambda model: jnp.mean(model(x) ** 2))(model)
+  expected = jit(step)(make(), jnp.ones((128, 64)))
+  with coopjax.plan_steps("700KiB", engine="policy") as steps:
+    outputs = jit(lambda model, x: step(model, x))(make(), jnp.ones((128, 64)))
+  (plan,) = steps.plans
+  assert plan.fits and plan.baseline.temp_bytes > 700 * 1024
+  assert_close(jax.tree.leaves(outputs), jax.tree.leaves(expected))
 
 
 def test_the_inner_of_two_blocks_decides():
