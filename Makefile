@@ -40,8 +40,8 @@ WITHOUT_JAX := $(addprefix --ignore=tests/,planners \
   $(addprefix house/,test_benchmarks.py test_build.py test_calibrated.py test_cpp.py test_cpp_layers.py \
   test_device_benchmark.py test_docs.py test_docstrings.py test_hand_ladder.py test_hand_policies.py \
   test_hlo_pass_benchmark.py test_ladder_frontiers.py test_layers.py test_maxtext_client.py test_no_clock.py \
-  test_one_plan_benchmark.py test_planned_modules.py test_planning_time.py test_random_bits.py test_reachable_budgets.py test_rooms.py \
-  test_torch_peer.py test_training_run.py test_what_fits.py test_workers.py) \
+  test_one_plan_benchmark.py test_planned_modules.py test_planning_time.py test_random_bits.py \
+  test_reachable_budgets.py test_rooms.py test_torch_peer.py test_training_run.py test_what_fits.py test_workers.py) \
   $(addprefix planning/,test_batch_search.py test_cache.py test_decision.py test_frontier.py test_policy_names.py \
   test_progress.py test_regions.py test_request.py) \
   $(addprefix policy_engine/,test_hand_rungs.py test_nesting.py test_offload_costs.py test_predictions.py \
