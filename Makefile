@@ -149,7 +149,7 @@ bench: $(INSTALLED)
 # It brings the JAX that it wants, libtpu included.
 maxtext:
 	$(MAKE) venv VENV=build/maxtext JAX='$(MAXTEXT)'
-	build/maxtext/bin/python benchmarks/maxtext_client.py
+	build/maxtext/bin/python benchmarks/maxtext_client.py --again
 
 bench-planners: $(INSTALLED)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[bench]"

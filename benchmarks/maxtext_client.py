@@ -167,6 +167,20 @@ def measure(name: str, rungs: list[str], rows: dict[tuple, tables.Row], keep: Ca
       keep(cell | {"how": "yaml"} | client.by_hand(**_settings(row["yaml"])))
 
 
+def broken(rows: dict[tuple, tables.Row]) -> list[str]:
+  """What does not hold of the rows, in words: budgets, the plans' bytes, the losses by hand."""
+  found = []
+  for (job, rung, how), row in rows.items():
+    hand, planned = rows[job, rung, "by hand"], rows.get((job, rung, "names")) or rows.get((job, rung, "run"))
+    if row["temp_bytes"] > hand["temp_bytes"]:
+      found.append(f"{job}, {rung}, {how}: over the bytes by hand")
+    if how == "yaml" and row["temp_bytes"] != planned["planned_bytes"]:
+      found.append(f"{job}, {rung}, {how}: {row['temp_bytes']:,} bytes, planned {planned['planned_bytes']:,}")
+    if any(abs(a - b) > 1e-5 * abs(b) for a, b in zip(row["losses"], hand["losses"], strict=True)):
+      found.append(f"{job}, {rung}, {how}: other losses than by hand")
+  return found
+
+
 def with_repeats(rows: Iterable[tables.Row]) -> list[tables.Row]:
   """The rows, with what each repeats beyond the step of its job without checkpoints, where plans tell of that."""
   rows = list(rows)
@@ -197,6 +211,7 @@ def main() -> None:
     measure(name, options.rungs, rows, keep)
   tables.console().print(tables.table(with_repeats(rows.values()), COLUMNS, "MaxText, unpatched"))
   print(f"written to {options.out}")
+  sys.exit("\n".join(broken(rows)) or None)
 
 
 if __name__ == "__main__":

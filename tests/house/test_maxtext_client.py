@@ -48,7 +48,9 @@ def client(monkeypatch, tmp_path):
 def test_by_hand_run_and_written_out(client, monkeypatch, tmp_path, capsys):
   out = tmp_path / "maxtext.json"
   monkeypatch.setattr(sys, "argv", ["maxtext_client.py", "--jobs", "cpu", "--rungs", "minimal", "--out", str(out)])
-  client.main()
+  with pytest.raises(SystemExit) as end:
+    client.main()
+  assert end.value.code is None
   rows = {row["how"]: row for row in json.loads(out.read_text())["rows"]}
   hand, run, yaml = rows["by hand"], rows["run"], rows["yaml"]
   assert run["planned_bytes"] == run["temp_bytes"] <= hand["temp_bytes"]
@@ -59,5 +61,8 @@ def test_by_hand_run_and_written_out(client, monkeypatch, tmp_path, capsys):
   for row in (run, yaml):
     assert row["losses"] == pytest.approx(hand["losses"], rel=1e-5)
   assert "by hand" in capsys.readouterr().out
-  client.main()  # all rows are there: nothing is run
+  with pytest.raises(SystemExit):
+    client.main()  # all rows are there: nothing is run
   assert {row["how"]: row for row in json.loads(out.read_text())["rows"]} == rows
+  written["planned_bytes"] += 1
+  assert client.broken({("cpu", "minimal", how): row for how, row in rows.items()})
