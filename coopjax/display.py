@@ -6,6 +6,8 @@ brings it.
 
 import html
 import importlib
+import os
+import re
 import shutil
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +19,8 @@ MIB = 2**20
 _GAP = "  "  # between columns
 _ROOM = 20  # characters for a column while another could be left out
 _LEAST = 10  # that a column keeps
+_CALLED_BY = " < "  # between frames, the innermost first
+_IN_FUNCTION = re.compile(r"^(\S+:\d+) \([^()]*\)$")
 _STYLE = "text-align:left;padding:2px 12px 2px 0;font-variant-numeric:tabular-nums"
 
 
@@ -26,11 +30,16 @@ def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int
   Args:
     columns: headings.
     rows: cells.
-    width: characters that a line may take; 0: as many as it takes. Where they are too few, columns are left out, and
-      long cells shortened: paths and scopes keep their end, other text its beginning.
+    width: characters that a line may take; 0: as many as it takes. Where they are too few, paths under the current
+      directory lose it, then lines of code their function; then columns are left out, and long cells shortened: paths
+      and scopes keep their end, stacks of frames and other text their beginning.
     spare: headings of the columns that are left out for it, the first of them first.
   """
   kept, widths = list(columns), _widths(columns, rows)
+  for simpler in (_from_here, _without_function):
+    if width and sum(widths.values()) + len(_GAP) * (len(kept) - 1) > width:
+      rows = [[simpler(cell) for cell in row] for row in rows]
+      widths = _widths(columns, rows)
   needed = lambda most: sum(min(widths[name], most) for name in kept) + len(_GAP) * (len(kept) - 1)
   for name in spare:
     if width and needed(_ROOM) > width and name in kept:
@@ -50,7 +59,7 @@ def wrapped(text: str, width: int = 0) -> str:
   fill = lambda line: textwrap.wrap(
     line, width, subsequent_indent=" " * (4 + len(line) - len(line.lstrip())), break_on_hyphens=False
   )
-  return "\n".join(part for line in text.splitlines() for part in fill(line) or [""])
+  return "\n".join(part for line in text.split("\n") for part in fill(line) or [""])
 
 
 def terminal_width() -> int:
@@ -65,7 +74,18 @@ def _widths(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[str, 
 def _shortened(cell: str, room: int) -> str:
   if len(cell) <= room:
     return cell
-  return f"..{cell[2 - room :]}" if "/" in cell or ":" in cell else f"{cell[: room - 2]}.."
+  keeps_end = ("/" in cell or ":" in cell) and _CALLED_BY not in cell
+  return f"..{cell[2 - room :]}" if keeps_end else f"{cell[: room - 2]}.."
+
+
+def _from_here(cell: str) -> str:
+  """With paths as seen from the current directory, where they are in it."""
+  return cell.replace(os.path.join(os.getcwd(), ""), "")
+
+
+def _without_function(cell: str) -> str:
+  """A line of code without the function that it stands in: "train.py:12 (block)" is "train.py:12"."""
+  return _IN_FUNCTION.sub(r"\1", cell)
 
 
 def html_table(headline: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], more: int = 0) -> str:

@@ -1,6 +1,7 @@
 """The command line: ``inspect``, ``diff`` and ``report`` look into dumps, ``explain`` into plans, ``check`` is a gate.
 
-Those that plan stand in `coopjax.cli.planning_commands`, ``run`` in `coopjax.cli.run_command`.
+``plan``, ``frontier``, ``fit`` and ``calibrate`` stand in `coopjax.cli.planning_commands`, ``run`` in
+`coopjax.cli.run_command`.
 
 Exit status: 0 fine, 1 over budget (``check``, ``plan``, ``fit``), 2 bad input, 130 interrupted. A reader that stops
 early (``| head``) is none of these. docs/command_line.md says what each command prints with ``--json``.
@@ -18,7 +19,8 @@ from typing import Any
 
 from coopjax import __version__, display
 from coopjax.budget import Budget
-from coopjax.cli import planning_commands, run_command
+from coopjax.cli import files, planning_commands, run_command
+from coopjax.cli.interrupts import Interrupts
 from coopjax.errors import CoopjaxError, InvalidBudgetError, InvalidPlanError, MissingPackageError
 from coopjax.memory_profile import GROUP_KEYS, MemoryProfile
 from coopjax.planning.remat_plan import RematPlan
@@ -46,16 +48,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
   parser = _parser()
   _complete(parser)
   options = parser.parse_args(arguments)
+  with Interrupts() as interrupts:
+    return _run(options, interrupts)
+
+
+def _run(options: argparse.Namespace, interrupts: Interrupts) -> int:
   try:
     status = options.command(options)
     sys.stdout.flush()
   except BrokenPipeError:  # nobody reads on; nor may the interpreter write what is left
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
-  except KeyboardInterrupt:
-    print("coopjax: interrupted", file=sys.stderr)
-    return 130
-  except Exception as error:
+  except (KeyboardInterrupt, Exception) as error:
+    if interrupts.came or isinstance(error, KeyboardInterrupt):
+      print("coopjax: interrupted", file=sys.stderr)
+      return 130
     if options.traceback:
       raise
     print(f"coopjax: {_told(error)}", file=sys.stderr)
@@ -66,7 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _told(error: Exception) -> str:
   """An error in a line or a few: ours say all by themselves, others what they are and which of the user's lines."""
   if isinstance(error, (CoopjaxError, OSError, ValueError)) and not _users_line(error):
-    return str(error)
+    is_of_file = isinstance(error, OSError) and error.filename is not None
+    return f"{error.filename}: {error.strerror}" if is_of_file else str(error)
   return f"{_users_line(error)}{type(error).__name__}: {error} (--traceback shows where)"
 
 
@@ -110,7 +118,9 @@ def _parser() -> argparse.ArgumentParser:
   diff.add_argument("--group-by", choices=GROUP_KEYS, default="line", help="what is compared at the peaks (line)")
   diff.set_defaults(command=_diff)
   report = commands.add_parser("report", help="one HTML file that works offline", epilog=_EXAMPLES, formatter_class=raw)
-  report.add_argument("--output", "-o", default="report.html", metavar="FILE", help="the file written (report.html)")
+  report.add_argument(
+    "--output", "-o", type=files.output, default="report.html", metavar="FILE", help="the file written (report.html)"
+  )
   report.add_argument("--budget", type=_size, help="of the temporaries, drawn as a line")
   report.add_argument("--frontier", metavar="FILE", help="a file that coopjax frontier -o FILE.json wrote: drawn, too")
   report.add_argument("--plan", metavar="PLAN", help="a file that RematPlan.save wrote: its decisions are listed")
@@ -226,7 +236,7 @@ def _report(options: argparse.Namespace) -> int:
   after = _profile(options.after, options.module) if options.after else None
   plan = RematPlan.load(options.plan) if options.plan else None
   frontier = _frontier(pathlib.Path(options.frontier)) if options.frontier else None
-  path = pathlib.Path(options.output)
+  path = options.output
   path.write_text(to_html(before, after, plan=plan, frontier=frontier, budget_bytes=options.budget), encoding="utf-8")
   num_bytes = path.stat().st_size
   if options.json:

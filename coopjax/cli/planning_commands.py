@@ -6,13 +6,13 @@ import argparse
 import dataclasses
 import functools
 import json
-import pathlib
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 from coopjax import display
 from coopjax.budget import Budget
+from coopjax.cli import files
 from coopjax.errors import BudgetExceededWarning, BudgetInfeasibleError, InvalidBudgetError, RematNoEffectWarning
 
 FORMATS = ("jax", "maxtext", "haliax")
@@ -48,7 +48,9 @@ def add_parsers(commands: Any) -> None:
     action="store_true",
     help="the budget is of arguments + outputs + temporaries - aliased, not of the temporaries alone",
   )
-  plan.add_argument("--output", "-o", metavar="FILE", help="save the plan, for RematPlan.load, explain and report")
+  plan.add_argument(
+    "--output", "-o", type=files.output, metavar="FILE", help="save the plan, for RematPlan.load, explain and report"
+  )
   plan.add_argument("--top", type=positive, default=20, metavar="N", help="decisions shown (20)")
   plan.add_argument(
     "--format", choices=FORMATS, help="print the plan as a policy over names, for a job without coopjax, not a report"
@@ -63,7 +65,11 @@ def add_parsers(commands: Any) -> None:
   )
   frontier.add_argument("--budget", type=budget, nargs="+", help="budgets (shares from 100%% down to the least)")
   frontier.add_argument(
-    "--output", "-o", metavar="FILE", help="a picture (.png, .svg, .pdf), or .json for report --frontier"
+    "--output",
+    "-o",
+    type=functools.partial(files.output, endings=(*PICTURES, ".json")),
+    metavar="FILE",
+    help="a picture (.png, .svg, .pdf), or .json for report --frontier",
   )
   frontier.set_defaults(command=functools.partial(_on_mesh, _frontier))
   fit = commands.add_parser(
@@ -76,7 +82,9 @@ def add_parsers(commands: Any) -> None:
   fit.add_argument(
     "--existing", default="replace", choices=EXISTING, help="what becomes of a step's jax.checkpoints (replace)"
   )
-  fit.add_argument("--output", "-o", metavar="FILE", help="save the plan of the largest batch, as of plan")
+  fit.add_argument(
+    "--output", "-o", type=files.output, metavar="FILE", help="save the plan of the largest batch, as of plan"
+  )
   fit.add_argument("function", help="path/to/module.py:function or package.module:function")
   fit.add_argument(
     "--args-for-batch",
@@ -87,8 +95,10 @@ def add_parsers(commands: Any) -> None:
   )
   fit.set_defaults(command=functools.partial(_on_mesh, _fit))
   calibrate = commands.add_parser("calibrate", help="time the device that is here, for planning by what it does")
-  calibrate.add_argument("--output", "-o", metavar="FILE", help="save the profile, for --target FILE")
-  calibrate.add_argument("--repeats", type=int, default=5, metavar="N", help="runs, of which the fastest counts (5)")
+  calibrate.add_argument(
+    "--output", "-o", type=files.output, metavar="FILE", help="save the profile, for --target FILE"
+  )
+  calibrate.add_argument("--repeats", type=positive, default=5, metavar="N", help="runs, of which the fastest counts (5)")
   calibrate.add_argument("--json", action="store_true", help="print JSON")
   calibrate.set_defaults(command=_calibrate)
   for command in (plan, frontier):
@@ -163,15 +173,13 @@ def _frontier(options: argparse.Namespace) -> int:
   import coopjax
 
   function, args, kwargs = _asked(options)
-  suffix = pathlib.Path(options.output).suffix if options.output else ""
-  if options.output and suffix not in (*PICTURES, ".json"):
-    raise OSError(f"{options.output}: expected a name that ends in {', '.join(PICTURES)} or .json")
+  suffix = options.output.suffix if options.output else ""
   if suffix in PICTURES:
     display.require_pictures(f"frontier -o {options.output}")
   found = coopjax.frontier(function, *args, budgets=options.budget, **_settings(options), **kwargs)
   text = json.dumps(found.to_dict())
   if suffix == ".json":
-    pathlib.Path(options.output).write_text(text)
+    options.output.write_text(text)
   elif suffix:
     import matplotlib
 

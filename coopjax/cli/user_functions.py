@@ -82,7 +82,7 @@ def _module(where: str) -> Any:
       return importlib.import_module(where)
     sys.path.insert(0, str(path.resolve().parent))  # as when Python runs the file
     return _loaded(path.resolve())
-  except Exception as error:
+  except (Exception, SystemExit) as error:  # a script without `if __name__ == "__main__"` may end in an exit
     raise UserFunctionError(f"{where} can't be imported: {type(error).__name__}: {error}") from error
 
 
@@ -113,7 +113,7 @@ def load_beside(function: str, name: str) -> Callable:
   def called(*args):
     try:
       return fn(*args)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
       raise UserFunctionError(f"{name} failed: {type(error).__name__}: {error}") from error
 
   return called
@@ -125,11 +125,14 @@ def _read_shapes(path: pathlib.Path) -> tuple[tuple[Any, ...], dict[str, Any]]:
   except ValueError as error:
     raise UserFunctionError(f"{path} is not JSON: {error}") from error
   fields: dict[str, Any] = {"args": read} if isinstance(read, list) else read
-  if not isinstance(fields, dict) or not set(fields) <= {"args", "kwargs"}:
-    raise UserFunctionError(f"{path}: expected a list of arguments, or an object with args and kwargs and nothing else")
+  is_object = isinstance(fields, dict) and set(fields) <= {"args", "kwargs"}
+  args, kwargs = (fields.get("args", []), fields.get("kwargs", {})) if is_object else (None, None)
+  if not isinstance(args, list) or not isinstance(kwargs, dict):
+    raise UserFunctionError(
+      f"{path}: expected a list of arguments, or an object with a list args, an object kwargs and nothing else"
+    )
   parse = lambda value: jax.tree.map(lambda leaf: _leaf(leaf, path), value)
-  kwargs = {key: parse(value) for key, value in fields.get("kwargs", {}).items()}
-  return tuple(map(parse, fields.get("args", []))), kwargs
+  return tuple(map(parse, args)), {key: parse(value) for key, value in kwargs.items()}
 
 
 def _leaf(value: Any, path: pathlib.Path) -> Any:

@@ -5,7 +5,7 @@ import re
 KEPT_SCOPE = "coopkept"  # on what the user's policy saves: the HLO engine does not recompute it
 _TRANSFORMED = re.compile(r"(?:jit|pjit|jvp|vjp|transpose|vmap|checkpoint|rematted_computation|shard_map)\((.*)\)$")
 _OWN_SCOPE = re.compile(r"coop(?:region)?\d+$")  # what `coopjax.remat` puts around an equation
-_PLUMBING = {"", "while", "body", "cond", "checkpoint", "rematted_computation", "closed_call"}
+_PLUMBING = {"", "while", "body", "cond", "checkpoint", "rematted_computation", "closed_call", "eval_jaxpr"}
 
 
 def layer_of(scope: str) -> str:

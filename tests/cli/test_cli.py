@@ -1,14 +1,17 @@
 """The command line, as a user runs it."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import coopjax
+from coopjax import display
 from coopjax.cli import main
 from coopjax.memory_profile import GROUP_KEYS
 from coopjax.report import tables
@@ -152,3 +155,61 @@ def test_help_has_examples(capsys):
   with pytest.raises(SystemExit):
     main.main(["--help"])
   assert "xla_dump_to" in capsys.readouterr().out
+
+
+def test_the_package_runs_as_the_command():
+  done = subprocess.run([sys.executable, "-m", "coopjax", "--version"], capture_output=True, text=True)
+  assert done.stdout == f"coopjax {coopjax.__version__}\n"
+
+
+def test_narrow_tables_keep_the_telling_end(monkeypatch, tmp_path):
+  monkeypatch.chdir(tmp_path)
+  stack = f"{tmp_path}/train.py:12 (block) < {tmp_path}/train.py:40 (<module>)"
+  rows = [("saved", f"{tmp_path}/train.py:12 (Block.__call__)"), ("saved", stack)]
+  wide = display.text_table(("decision", "line"), rows, 1000)
+  assert str(tmp_path) in wide and "Block.__call__" in wide
+  narrow = [line.split(maxsplit=1)[1] for line in display.text_table(("decision", "line"), rows, 36).splitlines()[1:]]
+  assert narrow == ["train.py:12", "train.py:12 (block) < tr.."]
+
+
+def test_an_empty_line_stands_between_totals_and_rows_at_every_width(dumped, capsys, monkeypatch):
+  for width in ("80", ""):
+    monkeypatch.setenv("COLUMNS", width)
+    lines = run(capsys, "inspect", dumped[0])[1].splitlines()
+    (head,) = (i for i, line in enumerate(lines) if line.startswith("bytes"))
+    assert lines[head - 1] == ""
+
+
+def test_an_interrupt_that_a_callback_swallows_comes_again(monkeypatch, capsys):
+  class Collected:
+    def __del__(self):  # what is raised in here is told and dropped
+      signal.raise_signal(signal.SIGINT)
+
+  def load(path):
+    Collected()
+    time.sleep(5)
+
+  monkeypatch.setattr(coopjax.RematPlan, "load", load)
+  assert run(capsys, "explain", "plan.json") == (130, "", "coopjax: interrupted\n")
+
+
+def test_an_interrupt_that_comes_as_another_error_is_one_line(monkeypatch, capsys):
+  def load(path):
+    try:
+      signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt as error:
+      raise RuntimeError("INTERNAL: a callback failed") from error
+
+  monkeypatch.setattr(coopjax.RematPlan, "load", load)
+  assert run(capsys, "explain", "plan.json") == (130, "", "coopjax: interrupted\n")
+
+
+def test_where_nothing_can_be_written_is_told_before_anything_is_read(capsys, tmp_path):
+  for name, told in ((tmp_path / "no" / "report.html", "there is no directory"), (tmp_path, "can't be written")):
+    with pytest.raises(SystemExit, match="2"):
+      run(capsys, "report", "nowhere", "-o", name)
+    assert told in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_there_is_told_without_numbers(capsys):
+  assert run(capsys, "explain", "nowhere.json") == (2, "", "coopjax: nowhere.json: No such file or directory\n")

@@ -148,7 +148,7 @@ def test_shapes_are_pytrees_of_arrays(script):
   assert first == {"a": [jax.ShapeDtypeStruct((2, 3), jnp.bfloat16), jax.ShapeDtypeStruct((), jnp.int32)], "b": 3}
   assert second is None and kwargs == {}
   shapes.write_text('{"arguments": []}')
-  with pytest.raises(coopjax.UserFunctionError, match="args and kwargs"):
+  with pytest.raises(coopjax.UserFunctionError, match="a list args"):
     user_functions.load_arguments("", str(shapes), None)
 
 

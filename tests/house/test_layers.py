@@ -16,6 +16,7 @@ PACKAGE = ROOT / "coopjax"
 # of each other (the two engines, say). A room is a package or a module at the top of coopjax; "coopjax" is the front
 # door, which names the public names and imports them when they are first used, and _core what C++ does.
 FLOORS = (
+  "__main__",
   "cli",
   "report api enabling launching linen nnx equinox optimizers calibration",
   "keywords",
