@@ -73,8 +73,9 @@ def _run(options: argparse.Namespace, interrupts: Interrupts) -> int:
 def _told(error: Exception) -> str:
   """An error in a line or a few: ours say all by themselves, others what they are and which of the user's lines."""
   if isinstance(error, (CoopjaxError, OSError, ValueError)) and not _users_line(error):
-    is_of_file = isinstance(error, OSError) and error.filename is not None
-    return f"{error.filename}: {error.strerror}" if is_of_file else str(error)
+    if isinstance(error, OSError) and error.filename is not None:
+      return f"{error.filename}: {error.strerror}"
+    return "\n".join([str(error), *planning_commands.advice(error)])
   return f"{_users_line(error)}{type(error).__name__}: {error} (--traceback shows where)"
 
 

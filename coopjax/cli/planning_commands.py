@@ -13,7 +13,13 @@ from typing import Any
 from coopjax import display
 from coopjax.budget import Budget
 from coopjax.cli import files
-from coopjax.errors import BudgetExceededWarning, BudgetInfeasibleError, InvalidBudgetError, RematNoEffectWarning
+from coopjax.errors import (
+  BudgetExceededWarning,
+  BudgetInfeasibleError,
+  CoopjaxError,
+  InvalidBudgetError,
+  RematNoEffectWarning,
+)
 
 FORMATS = ("jax", "maxtext", "haliax")
 EXISTING = ("replace", "keep", "at_least")
@@ -157,7 +163,7 @@ def _plan(options: argparse.Namespace) -> int:
     print(
       json.dumps({"fits": False, "budget_bytes": error.budget_bytes, "smallest_bytes": error.smallest_bytes})
       if options.json
-      else f"OVER BUDGET: {error}"
+      else "\n".join([f"OVER BUDGET: {error}", *advice(error)])
     )
     return 1
   if options.output:
@@ -167,6 +173,11 @@ def _plan(options: argparse.Namespace) -> int:
   else:
     print(plan.to_json() if options.json else plan.explain(options.top, display.terminal_width()))
   return 0 if plan.fits else 1
+
+
+def advice(error: Exception) -> list[str]:
+  """What an error of ours says to try, which Python prints under its traceback; JAX's notes are about tracebacks."""
+  return getattr(error, "__notes__", []) if isinstance(error, CoopjaxError) else []
 
 
 def _frontier(options: argparse.Namespace) -> int:

@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
+from coopjax.budget import format_bytes
 from coopjax.policy_engine.predictions import SearchCandidate, Trial, doubted_bytes, in_loops, predicted_bytes
 
 _MARGIN = 0.02  # of the budget: how far predictions err, once there has been a compile
@@ -49,8 +50,8 @@ class PolicyRound:
 
   def __str__(self) -> str:
     return (
-      f"{self.summary}: {self.temp_bytes:,} bytes {'drafted' if self.is_draft else 'compiled'}, "
-      f"{self.estimated_bytes:,} estimated, {self.recompute_flops:.3g} FLOPs repeated"
+      f"{self.summary}: {format_bytes(self.temp_bytes)} {'drafted' if self.is_draft else 'compiled'}, "
+      f"{format_bytes(self.estimated_bytes)} estimated, {self.recompute_flops:.3g} FLOPs repeated"
     )
 
 

@@ -125,7 +125,7 @@ function draw() {
 const COLUMNS = [["bytes", "bytes", b => size(b.bytes), "number"], ["kind", "kind", b => b.kind],
   ["type", "type", b => b.type, "whole"], ["start", "live", b => b.start < 0 ? "" : `${b.start}..${b.end - 1}`, "number wide"],
   ["cost", "recompute", b => seconds(b.cost), "number wide"], ["rank", "rank", b => b.rank < 0 ? "" : b.rank, "number wide"],
-  ["source", "line", b => b.source], ["scope", "scope", b => b.scope, "wide"], ["name", "buffer", b => b.name, "wide"]];
+  ["source", "line", b => b.source, "long"], ["scope", "scope", b => b.scope, "wide long"], ["name", "buffer", b => b.name, "wide long"]];
 function fillTable() {
   const group = $("group").value, words = $("search").value.toLowerCase().split(/\s+/).filter(Boolean), peak = program.peak_step;
   const rows = program.buffers.filter(b =>

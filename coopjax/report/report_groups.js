@@ -13,7 +13,7 @@ function fillGroups(rows, by) {
   }
   sortedTable("groups", [["bytes", g => size(g.bytes), g => g.bytes, "number"],
     ["share", g => share(g.bytes, whole), g => g.bytes, "number"], ["buffers", g => g.count, g => g.count, "number"],
-    ["largest", g => `${size(g.largest.bytes)} ${g.largest.type}`, g => g.largest.bytes, "wide"], [by, g => g.key, g => g.key]],
+    ["largest", g => `${size(g.largest.bytes)} ${g.largest.type}`, g => g.largest.bytes, "wide"], [by, g => g.key, g => g.key, "long"]],
     [...found.values()].sort((p, q) => q.bytes - p.bytes).slice(0, 1000));
 }
 

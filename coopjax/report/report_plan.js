@@ -38,7 +38,7 @@ function fillPlan(plan) {
   sortedTable("plan", [["decision", d => d.decision + (d.times > 1 ? ` ${d.times}x` : ""), d => d.decision],
     ["bytes", d => size(d.num_bytes), d => d.num_bytes, "number"],
     ["one recompute", d => seconds(d.cost_s), d => d.cost_s, "number"], ["type", d => d.type, d => d.type],
-    ["line", d => d.source || d.scope, d => d.source || d.scope], ["op", d => d.op, d => d.op, "wide"], ["value", d => d.value, d => d.value, "wide"]],
+    ["line", d => d.source || d.scope, d => d.source || d.scope, "long"], ["op", d => d.op, d => d.op, "wide"], ["value", d => d.value, d => d.value, "wide"]],
     plan.decisions);
 }
 
@@ -57,12 +57,12 @@ function ticks(low, high) {
   return found;
 }
 function drawFrontier(svg, points, references) {
-  const [width, height, left, bottom, top, right] = [900, 330, 64, 44, 26, 150], all = [...points, ...references];
+  const [width, height, left, bottom, top, right] = [svg.clientWidth, 330, 64, 44, 26, 24], all = [...points, ...references];
   const most = Math.max(...all.map(p => p.temp_bytes), 1) * 1.05, unit = 1024 ** Math.min(Math.floor(Math.log2(most) / 10), 3);
-  const low = Math.min(0, ...all.map(p => 100 * p.extra_compute)), high = Math.max(1, ...all.map(p => 100 * p.extra_compute)) * 1.1;
+  const low = Math.min(0, ...all.map(p => 110 * p.extra_compute)), high = Math.max(1, ...all.map(p => 100 * p.extra_compute)) * 1.1;
   const x = bytes => left + bytes / most * (width - left - right);
   const y = extra => top + (high - 100 * extra) / (high - low) * (height - top - bottom);
-  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  svg.replaceChildren(); svg.setAttribute("height", height);
   for (const at of ticks(low, high)) {
     node(svg, "line", { x1: left, x2: width - right, y1: y(at / 100), y2: y(at / 100), class: "grid" });
     node(svg, "text", { x: left - 8, y: y(at / 100) + 4, "text-anchor": "end" }, `${+at.toFixed(3)}%`);
@@ -80,10 +80,12 @@ function drawFrontier(svg, points, references) {
   for (const [p, kind] of marks) {
     const cx = x(p.temp_bytes), cy = y(p.extra_compute), dot = node(svg, "circle", { cx, cy, r: 5, class: kind });
     node(dot, "title", {}, `${p.name}: ${size(p.temp_bytes)}, ${percent(p.extra_compute)}`);
+    const text = node(svg, "text", { x: cx + 8, class: kind }, p.name), wide = text.getComputedTextLength();
+    const from = cx + 8 + wide > width ? cx - 8 - wide : cx + 8;
     let at = cy - 7;
-    while (placed.some(other => Math.abs(other.x - cx) < 90 && Math.abs(other.y - at) < 13)) at += 13;
-    placed.push({ x: cx, y: at });
-    node(svg, "text", { x: cx + 8, y: at, class: kind }, p.name);
+    while (placed.some(other => from < other.to && other.from < from + wide && Math.abs(other.y - at) < 13)) at += 13;
+    placed.push({ from, to: from + wide, y: at });
+    text.setAttribute("x", from); text.setAttribute("y", at);
   }
 }
 function fillFrontier(frontier) {
@@ -93,7 +95,8 @@ function fillFrontier(frontier) {
   const svg = document.createRange().createContextualFragment("<svg></svg>").firstChild;
   svg.setAttribute("role", "img"); svg.setAttribute("aria-label", "compiled temporaries against extra compute, as in the table below");
   $("frontier").append(svg);
-  drawFrontier(svg, known(frontier.points), known(frontier.references));
+  const draw = () => drawFrontier(svg, known(frontier.points), known(frontier.references));
+  draw(); addEventListener("resize", draw);
   const extra = p => p.extra_compute === null ? "" : percent(p.extra_compute);
   sortedTable("frontier", [["", p => p.name, p => p.name],
     ["budget", p => p.budget_bytes ? size(p.budget_bytes) : "", p => p.budget_bytes, "number"],

@@ -42,6 +42,13 @@ def broken():
 
 def odd(weights, x):
   return jnp.mean(x @ weights[0].T[1:])
+
+def exiting():
+  raise SystemExit(3)
+
+def scanned_step(weights, x):
+  loss = lambda weight, x: jnp.mean(jax.lax.scan(lambda x, _: (jnp.tanh(x @ weight), None), x, length=6)[0])
+  return jax.tree.map(lambda weight: weight - jax.grad(loss)(weight, x), weights[0])
 """
 SHAPES = {"args": [["f32[64, 64]"] * 6, "float32[512,64]"], "kwargs": {"scale": 2.0}}
 
@@ -88,6 +95,11 @@ def test_a_budget_out_of_reach_is_one(script, capsys):
   assert status == 1 and json.loads(out)["smallest_bytes"] > json.loads(out)["budget_bytes"] == 1024
 
 
+def test_a_step_out_of_reach_says_what_to_wrap(script, capsys):
+  status, out, _ = run(capsys, "plan", f"{script}:scanned_step", "--args", "make_args", "--budget", "1KiB")
+  assert status == 1 and "wrap the body of the scan" in out and "try a larger budget" in out
+
+
 def test_frontier_prints_a_table_and_draws(script, capsys):
   common = "frontier", f"{script}:loss", "--args", "make_args", "--budget", "60%", "50%", "--planner", "peak"
   status, out, _ = run(capsys, *common, "-o", script.with_name("frontier.png"))
@@ -102,9 +114,11 @@ def test_frontier_prints_a_table_and_draws(script, capsys):
   "arguments, message",
   [
     (("nowhere.py:loss", "--args", "make_args"), "nowhere.py does not exist"),
-    (("{script}:los", "--args", "make_args"), "it has args_for, broken, loss, make_args, odd"),
+    (("{script}:los", "--args", "make_args"), "it has args_for, broken, exiting, loss, make_args, odd, scanned_step"),
     (("{script}", "--args", "make_args"), "names no function"),
     (("{script}:loss", "--args", "broken"), "KeyError: 'weights'"),
+    (("{script}:loss", "--args", "exiting"), "SystemExit: 3"),
+    (("{script}:loss", "--shapes", "{directory}/number.json"), "expected a list of arguments"),
     (("{script}:odd", "--args", "make_args"), "fit_me.py:27: TypeError: dot_general requires"),
     (("{script}:loss", "--shapes", "{script}"), "is not JSON"),
     (("{script}:loss", "--shapes", "{directory}/odd.json"), "'f32[8' is no array"),
@@ -114,6 +128,7 @@ def test_frontier_prints_a_table_and_draws(script, capsys):
 )
 def test_what_can_not_be_planned_is_two(script, capsys, arguments, message):
   script.with_name("odd.json").write_text('["f32[8"]')
+  script.with_name("number.json").write_text('{"args": 8}')
   filled = [argument.format(script=script, directory=script.parent) for argument in arguments]
   status, _, err = run(capsys, "plan", *filled, "--budget", "0.5")
   assert status == 2 and message in err

@@ -188,6 +188,20 @@ def test_decisions_and_frontier_are_there(opened, report):
   assert "no layers" in opened.run("document.getElementById('frontier').textContent")
 
 
+@pytest.mark.parametrize("width", [500, 1000, 2000])
+def test_words_stay_whole_and_the_frontier_readable(opened, width):
+  resized = lambda **size: opened.call("Emulation.setDeviceMetricsOverride", deviceScaleFactor=1, mobile=False, **size)
+  resized(width=width, height=1000)
+  opened.settle()
+  # Of the page nothing is out of sight to the right; a heading is one line; a text in the picture is as large as outside.
+  assert opened.run("document.documentElement.scrollWidth <= innerWidth")
+  assert opened.run("Math.max(...[...document.querySelectorAll('th')].map(th => th.clientHeight))") < 40
+  assert opened.run("document.querySelector('svg').getScreenCTM().a") == 1
+  inside = "t => t.getBoundingClientRect().right <= document.querySelector('svg').getBoundingClientRect().right"
+  assert opened.run(f"[...document.querySelectorAll('svg text')].every({inside})")
+  opened.call("Emulation.clearDeviceMetricsOverride")
+
+
 def test_twenty_thousand_buffers_are_fluent(page, tmp_path):
   path = tmp_path / "large.html"
   path.write_text(to_html(profile_with(20_000)))

@@ -173,6 +173,18 @@ def test_scopes_lose_what_jax_puts_around_them():
   assert Buffer("copy", "f32[8]", 32, scope="jit(loss)/a/transpose;jit(loss)/b/add").module_path == "a"
 
 
+def test_scopes_in_loops_are_the_users():
+  def loss(weights, x):
+    def block(x, weight):
+      with jax.named_scope("mlp"):
+        return jnp.tanh(x @ weight), None
+
+    return jnp.mean(jax.lax.scan(block, x, weights)[0])
+
+  compiled = jax.jit(jax.grad(loss)).lower(jnp.ones((4, 64, 64)), jnp.ones((512, 64))).compile()
+  assert {buffer.module_path for buffer in coopjax.inspect(compiled).temporaries} == {"", "mlp"}
+
+
 @pytest.mark.parametrize("scan", [False, True])
 def test_a_decoder_with_and_without_a_loop(scan):
   loss, params, ids = models.gpt(scan=scan)
