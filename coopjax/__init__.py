@@ -7,6 +7,9 @@ it is there, programs that `jax.export` has written with a mark for coopjax are 
 import importlib
 import importlib.metadata
 import importlib.util
+import os
+import signal
+import sys
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
@@ -189,6 +192,20 @@ def _watch() -> None:
       raise
     raise ImportError(f"{asked}, which it does not know yet ({error}): pip install 'jax<0.13'") from error
 
+
+def _is_command() -> bool:
+  """Whether this process is the command line: its script, or ``python -m coopjax``."""
+  script = os.path.basename(sys.argv[0]) if getattr(sys, "argv", None) else ""
+  return script == "coopjax" or (script == "-m" and any(name in sys.orig_argv for name in ("coopjax", "coopjax.cli")))
+
+
+def _interrupted(*_: object) -> None:
+  print("coopjax: interrupted", file=sys.stderr, flush=True)
+  os._exit(130)
+
+
+if _is_command():
+  signal.signal(signal.SIGINT, _interrupted)  # importing JAX takes a second or two; then `coopjax.cli` listens
 
 if importlib.util.find_spec("jax"):
   _watch()

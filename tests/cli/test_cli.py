@@ -1,6 +1,7 @@
 """The command line, as a user runs it."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from coopjax import display
 from coopjax.cli import main
 from coopjax.memory_profile import GROUP_KEYS
 from coopjax.report import tables
+from tests.support import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -213,3 +215,13 @@ def test_where_nothing_can_be_written_is_told_before_anything_is_read(capsys, tm
 
 def test_a_file_that_is_not_there_is_told_without_numbers(capsys):
   assert run(capsys, "explain", "nowhere.json") == (2, "", "coopjax: nowhere.json: No such file or directory\n")
+
+
+def test_an_interrupt_while_jax_is_loaded_is_one_line(tmp_path):
+  # In place of JAX something that is interrupted while it is imported.
+  (tmp_path / "jax").mkdir()
+  (tmp_path / "jax" / "__init__.py").write_text("import signal; signal.raise_signal(signal.SIGINT)")
+  environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+  command = [sys.executable, "-m", "coopjax", "--help"]
+  done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+  assert (done.returncode, done.stdout, done.stderr) == (130, "", "coopjax: interrupted\n")
