@@ -98,7 +98,7 @@ function fillFrontier(frontier) {
   const draw = () => drawFrontier(svg, known(frontier.points), known(frontier.references));
   draw(); addEventListener("resize", draw);
   const extra = p => p.extra_compute === null ? "" : percent(p.extra_compute);
-  sortedTable("frontier", [["", p => p.name, p => p.name],
+  sortedTable("frontier", [["plan", p => p.name, p => p.name],
     ["budget", p => p.budget_bytes ? size(p.budget_bytes) : "", p => p.budget_bytes, "number"],
     ["temporaries", p => size(p.temp_bytes), p => p.temp_bytes, "number"],
     ["in total", p => size(p.total_bytes), p => p.total_bytes, "number"],

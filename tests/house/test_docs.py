@@ -137,6 +137,7 @@ JSON_COMMANDS = {
   "explain": "plan train_json.py:loss --args args_for --budget 0.6 --engine hlo --planner peak",
   "frontier": "frontier train_json.py:loss --args args_for --budget 0.6 --engine hlo --planner peak",
   "fit": "fit train_json.py:loss --args-for-batch args_for --batches 64 --budget 1GiB --engine hlo --planner peak",
+  "calibrate": "calibrate --repeats 1",
 }
 
 
