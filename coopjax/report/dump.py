@@ -30,7 +30,7 @@ _EXPECTED = (
   "*after_optimizations.txt or *-buffer-assignment.txt in it"
 )
 _ALLOCATION = re.compile(r"allocation (\d+): size (\d+)(.*):$")
-_VALUE = re.compile(r" value: <(\d+) (.+?)(?:\{([\d,]*)\})? @(\d+)> \(size=(\d+),offset=(\d+)\): (.*)$")
+_VALUE = re.compile(r" value: <(\d+) (.+?)(?:\{([\d,]*)\})?(?: \(phi\))? @(\d+)> \(size=(\d+),offset=(\d+)\): (.*)$")
 _COLOR, _PARAMETER = re.compile(r"\bcolor (\d+)"), re.compile(r"\bparameter (\d+)")
 
 

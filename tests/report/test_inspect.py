@@ -63,6 +63,17 @@ def test_totals_are_xlas_in_every_form(dumps):
     assert not profile.is_predicted
 
 
+def test_values_of_loops_are_read_from_text_too(tmp_path):
+  loss = lambda weights, x: jnp.mean(jax.lax.scan(lambda x, weight: (jnp.tanh(x @ weight), None), x, weights)[0])
+  lowered = jax.jit(jax.grad(loss)).lower(jnp.ones((4, 64, 64)), jnp.ones((512, 64)))
+  found = {}
+  for form in ("proto", "text"):
+    lowered.compile(compiler_options={"xla_dump_to": str(tmp_path / form), f"xla_dump_hlo_as_{form}": True})
+    buffers = coopjax.inspect(tmp_path / form).buffers
+    found[form] = {(each.name, each.type, each.num_bytes, each.allocation, each.offset) for each in buffers}
+  assert found["text"] == found["proto"] and any(name.startswith("while") for name, *_ in found["text"])
+
+
 def test_text_without_a_buffer_assignment_is_modelled_and_says_so(dumps, tmp_path):
   directory, compiled = dumps
   alone = shutil.copy(find(directory / "text", "after_optimizations.txt"), tmp_path)
