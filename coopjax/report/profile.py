@@ -12,7 +12,7 @@ from coopjax import _core
 from coopjax.errors import DumpError
 from coopjax.memory_profile import Buffer, MemoryProfile, Totals, totals_of
 from coopjax.planning.remat_plan import RematPlan
-from coopjax.report import dump, layers
+from coopjax.report import dump, layers, loops
 from coopjax.xla.buffer_assignment import Allocation, BufferAssignment
 from coopjax.xla.compile import module_of
 from coopjax.xla.module import AllocationKind, HeapResult, parse_module, predict_memory, read_step_program
@@ -92,7 +92,7 @@ def _of_module(module: _core.HloModule, assignment: BufferAssignment | None, nam
     }
   else:
     rows, totals = list(_rows_of_assignment(assignment)), totals_of(assignment.sizes())
-  buffers = _Describer(heap, facts).buffers(rows)
+  buffers = loops.lines_of_stacked(_Describer(heap, facts).buffers(rows), module, facts)
   live_bytes = _live_bytes(buffers, len(facts["names"]))
   profile = MemoryProfile(
     **totals,
