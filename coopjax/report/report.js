@@ -32,6 +32,11 @@ function unpack(program) {
   program.hasSteps = program.live_bytes.length > 0;
 }
 DATA.programs.forEach(unpack);
+// The directory that all lines are in, which rows leave out.
+const HOME = DATA.programs.flatMap(p => p.buffers).map(b => b.source).filter(Boolean).reduce((home, source) => {
+  while (!source.startsWith(home)) home = home.slice(0, home.slice(0, -1).lastIndexOf("/") + 1);
+  return home;
+}, (DATA.programs[0].buffers.find(b => b.source)?.source || "").replace(/[^/]*$/, ""));
 let program = DATA.programs[0], view, picked = null, shown = PAGE, sort = { key: "bytes", down: true };
 
 function showAll() { view = { from: 0, to: program.steps, low: 0, high: program.top }; }
@@ -125,7 +130,7 @@ function draw() {
 const COLUMNS = [["bytes", "bytes", b => size(b.bytes), "number"], ["kind", "kind", b => b.kind],
   ["type", "type", b => b.type, "whole"], ["start", "live", b => b.start < 0 ? "" : `${b.start}..${b.end - 1}`, "number wide"],
   ["cost", "recompute", b => seconds(b.cost), "number wide"], ["rank", "rank", b => b.rank < 0 ? "" : b.rank, "number wide"],
-  ["source", "line", b => b.source, "long"], ["scope", "scope", b => b.scope, "wide long"], ["name", "buffer", b => b.name, "wide long"]];
+  ["source", "line", b => b.source.replace(HOME, ""), "long"], ["scope", "scope", b => b.scope, "wide long"], ["name", "buffer", b => b.name, "wide long"]];
 function fillTable() {
   const group = $("group").value, words = $("search").value.toLowerCase().split(/\s+/).filter(Boolean), peak = program.peak_step;
   const rows = program.buffers.filter(b =>

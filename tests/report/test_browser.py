@@ -188,6 +188,18 @@ def test_decisions_and_frontier_are_there(opened, report):
   assert "no layers" in opened.run("document.getElementById('frontier').textContent")
 
 
+def test_rows_leave_out_the_directory_that_all_lines_are_in(page, tmp_path):
+  for sources, shown in (
+    (("/home/me/a/train.py:1", "/home/me/b/model.py:2"), ["a/train.py:1", "b/model.py:2"]),
+    (("/home/train.py:1", "model.py:2"), ["/home/train.py:1", "model.py:2"]),
+  ):
+    buffers = [Buffer(f"op.{i}", "f32[8]", 32 - i, source=source) for i, source in enumerate(sources)]
+    path = tmp_path / "lines.html"
+    path.write_text(to_html(MemoryProfile(64, buffers=tuple(buffers))))
+    page.open(path)
+    assert [row[6] for row in rows(page)] == shown
+
+
 @pytest.mark.parametrize("width", [500, 1000, 2000])
 def test_words_stay_whole_and_the_frontier_readable(opened, width):
   resized = lambda **size: opened.call("Emulation.setDeviceMetricsOverride", deviceScaleFactor=1, mobile=False, **size)
