@@ -104,7 +104,7 @@ def add_parsers(commands: Any) -> None:
   calibrate.add_argument(
     "--output", "-o", type=files.output, metavar="FILE", help="save the profile, for --target FILE"
   )
-  calibrate.add_argument("--repeats", type=positive, default=5, metavar="N", help="runs, of which the fastest counts (5)")
+  calibrate.add_argument("--repeats", type=positive, default=5, metavar="N", help="runs; the fastest counts (5)")
   calibrate.add_argument("--json", action="store_true", help="print JSON")
   calibrate.set_defaults(command=_calibrate)
   for command in (plan, frontier):

@@ -1,5 +1,5 @@
-"""Values inside the loops, branches, shards and derivative rules of a region: a step's gates, one expert's products, the
-row sums that the backward pass of a flash attention reads.
+"""Values inside the loops, branches, shards and derivative rules of a region: a step's gates, one expert's products,
+the row sums that the backward pass of a flash attention reads.
 
 A policy around the region saves them by name, stacked over the steps, and what lies between them alone is repeated.
 So such a value has a name of ours: ``@`` and its place, ``body.equation.output``, behind those of the equations that it
@@ -44,8 +44,7 @@ def parts(value: Value) -> list[Value]:
 
 
 def opened(equation: core.JaxprEqn, name_of: Callable[[str], str | None], place: str = _MARK) -> core.JaxprEqn:
-  """A loop, a branch, a `shard_map` or a call with a derivative rule, with a `checkpoint_name` on what lies inside, where there is a
-  name; others as they are.
+  """A loop, a branch, a `shard_map` or a call with a derivative rule, names on what lies inside; others as they are.
 
   Args:
     equation: of the region.

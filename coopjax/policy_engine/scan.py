@@ -175,9 +175,7 @@ def layer(
   inputs, results = (
     collections.Counter(atom.aval.str_short() for atom in atoms) for atoms in (jaxpr.invars, jaxpr.outvars)
   )
-  carried = [
-    var for var in jaxpr.invars if is_floating(var.aval) and inputs[of := var.aval.str_short()] <= results[of]
-  ]
+  carried = [var for var in jaxpr.invars if is_floating(var.aval) and inputs[of := var.aval.str_short()] <= results[of]]
   return _as_body(jaxpr, is_differentiable, num_turns, None, 0, table, shards or {}, link, carried, is_cut)
 
 

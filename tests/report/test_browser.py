@@ -205,7 +205,7 @@ def test_words_stay_whole_and_the_frontier_readable(opened, width):
   resized = lambda **size: opened.call("Emulation.setDeviceMetricsOverride", deviceScaleFactor=1, mobile=False, **size)
   resized(width=width, height=1000)
   opened.settle()
-  # Of the page nothing is out of sight to the right; a heading is one line; a text in the picture is as large as outside.
+  # Of the page nothing is out of sight to the right; a heading is one line; a text in the picture as large as outside.
   assert opened.run("document.documentElement.scrollWidth <= innerWidth")
   assert opened.run("Math.max(...[...document.querySelectorAll('th')].map(th => th.clientHeight))") < 40
   assert opened.run("document.querySelector('svg').getScreenCTM().a") == 1
