@@ -24,7 +24,8 @@ class Interrupts:
 
   def __enter__(self) -> "Interrupts":
     self._before = sys.unraisablehook, {}
-    if threading.current_thread() is threading.main_thread():
+    is_asked = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else it is ignored: nohup, a shell's &
+    if is_asked and threading.current_thread() is threading.main_thread():
       sys.unraisablehook = self._dropped
       for number in (signal.SIGINT, signal.SIGALRM):
         self._before[1][number] = signal.signal(number, self._raise)
