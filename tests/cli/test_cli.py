@@ -182,6 +182,15 @@ def test_an_empty_line_stands_between_totals_and_rows_at_every_width(dumped, cap
     assert lines[head - 1] == ""
 
 
+@pytest.fixture
+def interruptible():
+  """Also where whatever runs these tests ignores interrupts."""
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
+  yield
+  signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_that_a_callback_swallows_comes_again(monkeypatch, capsys):
   class Collected:
     def __del__(self):  # what is raised in here is told and dropped
@@ -195,6 +204,7 @@ def test_an_interrupt_that_a_callback_swallows_comes_again(monkeypatch, capsys):
   assert run(capsys, "explain", "plan.json") == (130, "", "coopjax: interrupted\n")
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_that_comes_as_another_error_is_one_line(monkeypatch, capsys):
   def load(path):
     try:
@@ -204,6 +214,14 @@ def test_an_interrupt_that_comes_as_another_error_is_one_line(monkeypatch, capsy
 
   monkeypatch.setattr(coopjax.RematPlan, "load", load)
   assert run(capsys, "explain", "plan.json") == (130, "", "coopjax: interrupted\n")
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_ignored_interrupts_stay_ignored(monkeypatch, capsys):
+  monkeypatch.setattr(coopjax.RematPlan, "load", lambda path: signal.raise_signal(signal.SIGINT))
+  signal.signal(signal.SIGINT, signal.SIG_IGN)
+  assert run(capsys, "explain", "plan.json")[0] == 2  # what was loaded is no plan
+  assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 def test_where_nothing_can_be_written_is_told_before_anything_is_read(capsys, tmp_path):
