@@ -57,7 +57,7 @@ def feed(x: jax.Array, weights: Any) -> jax.Array:
   return jax.nn.gelu(x @ weights["up"]) @ weights["down"]
 
 
-def _dense(x: jax.Array, weights: Any) -> tuple[jax.Array, None]:
+def dense(x: jax.Array, weights: Any) -> tuple[jax.Array, None]:
   x = x + attend(norm(x), weights["qkv"])
   return x + feed(x, weights), None
 
@@ -104,7 +104,7 @@ def _recurrent(wrap):
   return scanned(wrap(layer)), (stacked(gates=(2 * WIDTH, 4 * WIDTH)), activations().swapaxes(0, 1))
 
 
-def _convolve(x: jax.Array, kernel: jax.Array) -> jax.Array:
+def convolve(x: jax.Array, kernel: jax.Array) -> jax.Array:
   layout = ("NHWC", "HWIO", "NHWC") if x.ndim == 4 else ("NWC", "WIO", "NWC")
   return jax.lax.conv_general_dilated(x, kernel, (1,) * (x.ndim - 2), "SAME", dimension_numbers=layout)
 
@@ -116,10 +116,10 @@ def _unet(wrap):
   weights = [(normal("a", 3, 3, *width), normal("b", 3, 3, width[1], width[1])) for width in widths]
 
   def block(x, kernels):
-    x = jax.nn.silu(_convolve(x, kernels[0]))
+    x = jax.nn.silu(convolve(x, kernels[0]))
     x = x - x.mean((1, 2), keepdims=True)
     x = x * jax.lax.rsqrt((x**2).mean((1, 2), keepdims=True) + 1e-5)
-    return jax.nn.silu(_convolve(x, kernels[1]))
+    return jax.nn.silu(convolve(x, kernels[1]))
 
   block = wrap(block)
 
@@ -132,7 +132,7 @@ def _unet(wrap):
     for kernels, skip in zip(weights[3:], reversed(skips), strict=True):
       y = jax.image.resize(y, (*skip.shape[:3], y.shape[-1]), "nearest")
       y = block(jnp.concatenate([y, skip], -1), kernels)
-    return jnp.mean((_convolve(y, head) - x) ** 2)
+    return jnp.mean((convolve(y, head) - x) ** 2)
 
   return loss, (weights, normal("head", 1, 1, 8, 4), normal("x", 2, 32, 32, 4, scale=1.0))
 
@@ -200,7 +200,7 @@ def _alternating(wrap):
 @program
 def _chunked_loss(wrap):
   """A scan over layers, then one over pieces of the sequence for the logits."""
-  layer, chunks = wrap(_dense), 8
+  layer, chunks = wrap(dense), 8
 
   def loss(table, weights, tokens):
     x, _ = jax.lax.scan(layer, table[tokens], weights)
@@ -272,8 +272,8 @@ def _denoiser(wrap):
 
   def block(x, weights, time):
     scale, shift = jnp.split(time @ weights["film"], 2, -1)
-    inner = _convolve(jax.nn.silu(x), weights["first"]) * (1 + scale[:, None]) + shift[:, None]
-    return x + _convolve(jax.nn.silu(inner), weights["second"])
+    inner = convolve(jax.nn.silu(x), weights["first"]) * (1 + scale[:, None]) + shift[:, None]
+    return x + convolve(jax.nn.silu(inner), weights["second"])
 
   block = wrap(block)
 
@@ -316,13 +316,13 @@ def _sharded(wrap):
     value.shape, value.dtype, sharding=NamedSharding(mesh, PartitionSpec(*spec))
   )
   weights = jax.tree.map(lambda value: over(value, None, "data"), stacked(**DENSE))
-  return scanned(wrap(_dense)), (weights, over(activations(), "data"))
+  return scanned(wrap(dense)), (weights, over(activations(), "data"))
 
 
 @program
 def _first_layer_apart(wrap):
   """One layer of its own, then a scan, and a head that is the table."""
-  layer = wrap(_dense)
+  layer = wrap(dense)
 
   def loss(table, first, weights, tokens):
     x, _ = jax.lax.scan(layer, layer(table[tokens], first)[0], weights)

@@ -46,6 +46,7 @@ from coopjax.compat.jaxprs import (
 )
 from coopjax.compat.jobs import is_job, put_value, value_of
 from coopjax.compat.meshes import (
+  AxisScope,
   axes_in_scope,
   axes_size,
   bind_axes,
@@ -77,6 +78,7 @@ from coopjax.compat.traces import (
 )
 
 __all__ = [
+  "AxisScope",
   "CompileWatcher",
   "Listener",
   "ProgramToCompile",

@@ -26,6 +26,7 @@ from jax.extend.core import primitives
 
 import coopjax
 from coopjax.compat.calls import is_opened_by_jax
+from coopjax.compat.meshes import AxisScope
 
 # Primitives whose sub-jaxprs are ordinary JAX code. Others (reducers, scatter's update function, Pallas kernels)
 # keep theirs untouched.
@@ -223,7 +224,8 @@ def map_sub_jaxprs(
     return equation.replace(params={**equation.params, "_prim": inner})
   if name not in _TRANSPARENT:
     return equation
-  params = {key: _map_param(value, transform) for key, value in equation.params.items()}
+  with AxisScope.inside(equation).entered():
+    params = {key: _map_param(value, transform) for key, value in equation.params.items()}
   if rule := _LAZY_RULES.get(name):
     params[rule] = _wrap_rule(params[rule], transform_rule)
   return equation.replace(params=params)

@@ -3,9 +3,10 @@
 # pyright: reportPrivateImportUsage=false
 # JAX exports none of what this package is there to touch.
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 from jax._src import config, debugging
@@ -16,6 +17,43 @@ from jax._src.lib import xla_client
 from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import hlo
 from jax.extend import core
+
+
+class AxisScope(NamedTuple):
+  """The named axes and the mesh that a trace may refer to: those of the `shard_map`s around it."""
+
+  axes: core_internals.AxisEnv
+  mesh: jax.sharding.AbstractMesh
+  checks_varying: bool
+
+  @classmethod
+  def here(cls) -> "AxisScope":
+    return cls(core_internals.trace_ctx.axis_env, jax.sharding.get_abstract_mesh(), config._check_vma.value)
+
+  @classmethod
+  def inside(cls, equation: core.JaxprEqn) -> "AxisScope":
+    """In the body of an equation that stands here; of all but a `shard_map`, as here."""
+    if equation.primitive.name != "shard_map":
+      return cls.here()
+    mesh, manual = equation.params["mesh"], equation.params["newly_manual_axes"]
+    sizes = [(name, size) for name, size in mesh.shape.items() if name in manual | set(mesh.manual_axes)]
+    kinds = dict.fromkeys(manual, jax.sharding.AxisType.Manual)
+    axes = core_internals.trace_ctx.axis_env.extend_pure(sizes)
+    return cls(axes, mesh.abstract_mesh.update_axis_types(kinds), equation.params["check_vma"])
+
+  @contextlib.contextmanager
+  def entered(self) -> Iterator[None]:
+    """What is traced inside is traced in this scope; outside of every `shard_map`, in the one that is there."""
+    if not self.mesh.manual_axes:
+      yield
+      return
+    before = core_internals.trace_ctx.axis_env
+    with jax.sharding.use_abstract_mesh(self.mesh), config._check_vma(self.checks_varying):
+      core_internals.trace_ctx.set_axis_env(self.axes)
+      try:
+        yield
+      finally:
+        core_internals.trace_ctx.set_axis_env(before)
 
 
 def bind_axes(

@@ -50,6 +50,7 @@ class TracedFn:
     placement: of the inputs on devices.
     policy: of `jax.checkpoint`: what it saves is not recomputed, nor what those of regions inside save.
     ordered_effect: where the function has an effect that must not happen twice, or in another order; "" for none.
+    scope: the `shard_map`s around it.
   """
 
   name: str
@@ -65,6 +66,7 @@ class TracedFn:
   placement: Placement
   policy: Callable | None = None
   ordered_effect: str = ""
+  scope: compat.AxisScope = dataclasses.field(default_factory=compat.AxisScope.here, repr=False)
   _made: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
   @property
@@ -309,12 +311,13 @@ def differentiable(traced: TracedFn) -> TracedFn:
 
 def _gradient_error(traced: TracedFn) -> Exception | None:
   """Why JAX can't differentiate the function with respect to its differentiable inputs; None if it can."""
-  fn, avals = compat.bind_axes(*fn_and_gradient(traced))
-  try:
-    with compat.no_trace():
-      jax.eval_shape(fn, *avals)
-  except Exception as error:  # whatever a rule may raise
-    return error
+  with traced.scope.entered():
+    fn, avals = compat.bind_axes(*fn_and_gradient(traced))
+    try:
+      with compat.no_trace():
+        jax.eval_shape(fn, *avals)
+    except Exception as error:  # whatever a rule may raise
+      return error
   return None
 
 

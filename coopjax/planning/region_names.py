@@ -40,7 +40,8 @@ def region_names(traced: TracedFn, choice: Choice, num_runs: int) -> RegionNames
   saved, offloaded = saved | policy_saved, offloaded | policy_offloaded
   if traced.policy is not None and any(_keeps_unnamed(traced.policy, equation) for equation in jaxpr.eqns):
     beyond.append("what the step's own policy saves has names in part only")
-  beyond += _unnamed(traced, jaxpr, choice.decisions, num_runs)
+  with traced.scope.entered():
+    beyond += _unnamed(traced, jaxpr, choice.decisions, num_runs)
   beyond += (line for region in choice.decisions.regions if (line := _shape(region)))
   return RegionNames(
     traced.name,

@@ -200,9 +200,9 @@ class RematPlan:
       )
     if self.is_cut_short:
       lines.append(f"  cut short by the time limit of {self.time_limit_s} s: another host may find another plan")
-    together = " on all devices together" if self.mesh and "policy" in self.engine else ""
+    on_each = " on each device" if self.mesh else ""
     lines += [
-      f"  region {region.name}, {region.num_runs} a step: keeps {format_bytes(region.saved_bytes)}{together}, "
+      f"  region {region.name}, {region.num_runs} a step: keeps {format_bytes(region.saved_bytes)}{on_each}, "
       f"recomputes {region.recompute_flops:.3g} FLOPs"
       for region in self.regions
     ]

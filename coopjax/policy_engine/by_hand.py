@@ -117,7 +117,8 @@ def _pieces(graph: ForwardGraph) -> list[tuple[int, int]]:
   lengths = [stop - start for start, stop in pieces]
   made_of = [collections.Counter(graph.primitives[start:stop]) for start, stop in pieces]
   beside = [[j for j in (i - 1, i + 1) if 0 <= j < len(pieces)] for i in range(len(pieces))]
-  again = {i for i, others in enumerate(beside) if any(lengths[j] == lengths[i] for j in others)}
+  is_alike = lambda i, j: lengths[i] == lengths[j] and (made_of[i] & made_of[j]).total() >= _MOSTLY * lengths[i]
+  again = {i for i, others in enumerate(beside) if any(is_alike(i, j) for j in others)}
 
   def is_like(i: int, j: int) -> bool:
     return j in again and made_of[j] <= made_of[i] and lengths[i] < 2 * lengths[j]

@@ -12,18 +12,18 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from coopjax import compat
-from coopjax.jaxpr.tags import tag_jaxpr
+from coopjax.jaxpr.tags import EquationInfo, tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn
 from coopjax.policy_engine.by_hand import Block, find_blocks, rungs
 from coopjax.policy_engine.compiled_profile import CompiledProfile
 from coopjax.policy_engine.cuts import cut
-from coopjax.policy_engine.decisions import PolicyDecisions
+from coopjax.policy_engine.decisions import PolicyDecisions, Region
 from coopjax.policy_engine.forward_graph import ForwardGraph
+from coopjax.policy_engine.homes import Home, home_of
 from coopjax.policy_engine.ladders import Candidate, Ladder, ScanLevel, uncut
 from coopjax.policy_engine.offload import HostLink, cuts_for_offload
 from coopjax.policy_engine.residuals import forward_graph
-from coopjax.policy_engine.rewrite import apply_to_scans
-from coopjax.policy_engine.scan import Scan, find_scans
+from coopjax.policy_engine.scan import Scan, carried_out, find_scans, kept_bytes
 from coopjax.policy_engine.segment_curves import SegmentBytes, SegmentCurves, TopOffload
 from coopjax.policy_engine.shards import WHOLE, Shards
 
@@ -66,34 +66,50 @@ class Candidates:
     planner: str = "auto",
     ends_forward: bool = True,
   ):
-    self.is_spread = traced.placement.is_spread and not shards
     jaxpr, table = tag_jaxpr(traced.inlined)
-    differentiable = traced.is_differentiable
-    if profile is not None and profile.explained < _LEAST_EXPLAINED:
-      profile = None
-    at_top = (shards or {}).get(None, WHOLE)
-    original = forward_graph(jaxpr, differentiable, at_top)
-    self._profile = profile
+    home = home_of(jaxpr, traced.is_differentiable)
+    is_at_top = home.equation_id is None
+    # In a `shard_map` everything is one device's, and a profile, like a copy to the host, is of the top.
+    self.is_spread = traced.placement.is_spread and not shards and is_at_top
+    self._profile = None
+    if is_at_top and profile is not None and profile.explained >= _LEAST_EXPLAINED:
+      self._profile = profile
     self._ends_forward = ends_forward
     self._planner = planner
-    self._kept = [] if profile is None or planner in ("segments", BY_HAND) else list(_kept_by_windows(profile))
-    self.forward_flops = sum(original.flops)
-    everything = SegmentBytes(original, profile, frozenset())
-    self.baseline_bytes = float(everything.inside_bytes(0, original.num_positions) - everything.slack_bytes)
-    self._effects = frozenset(i for i, equation in enumerate(jaxpr.eqns) if not compat.may_repeat(equation))
+    self._kept: list[np.ndarray] = []
+    if self._profile is not None and planner not in ("segments", BY_HAND):
+      self._kept = list(_kept_by_windows(self._profile))
     self.found: list[Candidate] = []
-    scans = find_scans(jaxpr, table, link=link, shards=shards)
     # A checkpoint's own policy would save in the forward run that offload replaces (`host_copies`).
     host = None
-    if link is not None and not link.is_for_loops and traced.policy is None:
+    if link is not None and not link.is_for_loops and traced.policy is None and is_at_top:
       host = TopOffload.of(jaxpr, link)
-    graphs: dict[PolicyDecisions, ForwardGraph] = {}  # bodies that are cut alike have the same
+    with home.scope.entered():
+      self._find(home, table, only_scans or not is_at_top, link, host, (shards or {}) if is_at_top else {})
+
+  def _find(
+    self,
+    home: Home,
+    table: tuple[EquationInfo, ...],
+    only_scans: bool,
+    link: HostLink | None,
+    host: TopOffload | None,
+    shards: Mapping[int | None, Shards],
+  ) -> None:
+    jaxpr, at_top = home.jaxpr, shards.get(None, WHOLE)
+    original = forward_graph(jaxpr, home.is_differentiable, at_top)
+    self.forward_flops = sum(original.flops)
+    everything = SegmentBytes(original, self._profile, frozenset())
+    self.baseline_bytes = float(everything.inside_bytes(0, original.num_positions) - everything.slack_bytes)
+    self._effects = frozenset(i for i, equation in enumerate(jaxpr.eqns) if not compat.may_repeat(equation))
+    scans = find_scans(jaxpr, table, home.equation_id, link=link, shards=shards)
+    graphs: dict[tuple[Region, ...], ForwardGraph] = {}  # bodies that are cut alike have the same
 
     def looped(scans: Sequence[Scan], level: int) -> ForwardGraph:
-      """The top, with the barest decisions of its scans carried out."""
-      barest = PolicyDecisions(tuple(region for scan in scans for region in scan.barest(level)))
+      """The region, with the barest decisions of its scans carried out."""
+      barest = tuple(region for scan in scans for region in scan.barest(level))
       if barest not in graphs:
-        graphs[barest] = forward_graph(apply_to_scans(jaxpr, barest), differentiable, at_top)
+        graphs[barest] = forward_graph(carried_out(jaxpr, barest, home.equation_id), home.is_differentiable, at_top)
       return graphs[barest]
 
     for level in range(_num_levels(scans)):
@@ -105,7 +121,12 @@ class Candidates:
         self._add_ladders(graph, ScanLevel(scans, level, are_alone=False))
       if level == 0:
         alone = self._effects | {scan.position for scan in scans}
-        self._add_rungs(graph, scans, [] if only_scans else find_blocks(jaxpr, graph, alone))
+        self._add_rungs(graph, scans, ())
+        if len(scans) > 1:  # the layers alone, without the loops of a loss or of an embedding
+          layers = [max(scans, key=kept_bytes)]
+          self._add_rungs(looped(layers, 0), layers, ())
+        if not only_scans and (blocks := find_blocks(jaxpr, graph, alone)):
+          self._add_rungs(graph, scans, blocks)
     inner = scans
     while any(scan.opened for scan in inner):
       inner = [scan.opened or scan for scan in inner]
@@ -113,7 +134,7 @@ class Candidates:
         self._add_ladders(looped(inner, level), ScanLevel(inner, level, are_alone=True), is_cut=not only_scans)
       self._add_rungs(looped(inner, 0), inner, ())
     if not only_scans:
-      if not scans and (blocks := find_blocks(jaxpr, original, self._effects, is_layer=not ends_forward)):
+      if not scans and (blocks := find_blocks(jaxpr, original, self._effects, is_layer=not self._ends_forward)):
         self._add_rungs(original, (), blocks)
       self._add_ladders(original, ScanLevel())
     if host is not None and not only_scans and not scans:

@@ -221,14 +221,16 @@ class Progress[Decisions: Hashable]:
     better than what is found. Each try says more of the others.
     """
     num_tried = sum(trial.candidate.is_by_hand for trial in self._tried)
-    # Few policies are plain, so they have the benefit of the best ratio that a trial, or the program as it is, showed.
+    # Few policies are plain, so they have the benefit of the best ratio that a trial, or the program as it is, showed,
+    # if not of the estimate itself; and none is taken to need more than the program as it is.
     ratios = [trial.unaided_bytes / max(trial.candidate.estimated_bytes, 1.0) for trial in self._tried]
-    ratio = min([self._ratio, *ratios])
+    ratio = min([1.0, self._ratio, *ratios])
 
     def is_near(candidate: SearchCandidate[Decisions]) -> bool:
       num_bytes = self._predict(candidate)
       if candidate.is_plain_policy:
-        return min(num_bytes, ratio * candidate.estimated_bytes) <= self._budget * _MAYBE
+        hoped_bytes = ratio * min(candidate.estimated_bytes, self._space.baseline_bytes)
+        return min(num_bytes, hoped_bytes) <= self._budget * _MAYBE
       return num_bytes <= self._budget * (1 + (_NEARBY - 1) / max(1, num_tried))
 
     near = list(filter(is_near, candidates))

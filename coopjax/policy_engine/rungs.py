@@ -98,6 +98,17 @@ def rungs_of(
   ends_forward: bool,
 ) -> Rungs:
   """All rungs of a differentiable region; the arguments are those of `division.Division`."""
+  with member.traced.scope.entered():
+    return _rungs_of(member, only_scans, link, shards, ends_forward)
+
+
+def _rungs_of(
+  member: Member,
+  only_scans: bool,
+  link: HostLink | None,
+  shards: Mapping[int | None, Shards] | None,
+  ends_forward: bool,
+) -> Rungs:
   jaxpr, table = tag_jaxpr(member.traced.inlined)
   by_hand: Mapping[frozenset[str], Rung] = {}
   if member.is_looped or (member.policy is not None and not only_scans):

@@ -217,7 +217,7 @@ def _as_body(
 
   bodies = cuttings(graph, forms, ())
   if inner:
-    tight = forward_graph(_carry_out(body, inner, equation_id), is_differentiable, at_body)
+    tight = forward_graph(carried_out(body, inner, equation_id), is_differentiable, at_body)
     bodies += [_dearer(piece, inner_flops) for piece in cuttings(tight, [Form.EVERY_OP], inner)]
   turns, pieces, whole = WorkingSets(graph), [(0, graph.num_positions)], SavingRegion(graph, 0, graph.num_positions)
   return Scan(
@@ -226,11 +226,12 @@ def _as_body(
     tuple(bodies),
     named_values(body, graph),
     lambda saved: _joined(turns, pieces, [whole.choice(saved)], length),
-    _in_loop(max(scans, key=_kept_bytes), length, position) if scans else None,
+    _in_loop(max(scans, key=kept_bytes), length, position) if scans else None,
   )
 
 
-def _kept_bytes(scan: Scan) -> int:
+def kept_bytes(scan: Scan) -> int:
+  """What a scan in one piece keeps as it is."""
   return scan.bodies[0].curve[-1].saved_bytes
 
 
@@ -264,8 +265,8 @@ def _in_loop(scan: Scan, length: int, position: int) -> Scan:
   )
 
 
-def _carry_out(body: core.Jaxpr, nested: tuple[Region, ...], equation_id: int | None) -> core.Jaxpr:
-  """The body with its own scans' decisions; ids inside a body start behind the id of its scan."""
+def carried_out(body: core.Jaxpr, nested: tuple[Region, ...], equation_id: int | None) -> core.Jaxpr:
+  """The body of an equation with its own scans' decisions; ids inside start behind the id of the equation."""
   first = 0 if equation_id is None else equation_id + 1
   shifted = tuple(dataclasses.replace(region, equation_id=region.scan_id - first) for region in nested)
   return apply_to_scans(body, PolicyDecisions(shifted))

@@ -1,4 +1,4 @@
-"""Budgets on meshes of 8 virtual devices; `tests/support/mesh_budgets.py` holds the cases."""
+"""Budgets on meshes of 8 virtual devices; `mesh_budgets.py` and `mesh_shards.py` in tests/support hold the cases."""
 
 import os
 import subprocess
@@ -20,15 +20,24 @@ GROUPS = {
     "keys",
   ),
   "plans": ("plans_of_shapes", "plans_of_steps", "plans_of_steps_elsewhere", "plans_of_other_meshes"),
-  "scans": ("scan_over_auto_axes", "scan_over_explicit_axes", "rungs_by_hand", "products_in_shards"),
+  "scans": ("scan_over_auto_axes", "scan_over_explicit_axes", "rungs_by_hand"),
 }
 
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_each_device_holds_the_budget(group):
+  run("mesh_budgets", *GROUPS[group])
+
+
+@pytest.mark.parametrize("case", ["products", "loops", "regions"])
+def test_what_a_shard_map_does_inside_is_planned(case):
+  run("mesh_shards", case)
+
+
+def run(module, *cases):
   environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
   done = subprocess.run(
-    [sys.executable, "-W", "error", "-m", "tests.support.mesh_budgets", *GROUPS[group]],
+    [sys.executable, "-W", "error", "-m", f"tests.support.{module}", *cases],
     env=environment,
     text=True,
     capture_output=True,

@@ -292,36 +292,6 @@ def rungs_by_hand():
   assert ours - plain <= by_hand - plain
 
 
-def products_in_shards():
-  """What a `shard_map` makes inside is saved as what lies around it: at the bytes of all products, these are."""
-
-  def local(x, up, down):
-    wide = x @ up
-    return jax.lax.psum((jax.nn.gelu(wide) * jnp.tanh(wide)) @ down, "model")
-
-  specs = P("data"), P(None, "model"), P("model")
-  sharded = jax.shard_map(local, mesh=AUTO, in_specs=specs, out_specs=P("data"))
-
-  def turns(wrapped, weights, x):
-    x, _ = jax.lax.scan(lambda x, shared: (wrapped(x, *shared), None), x, weights)
-    return jnp.mean(x**2)
-
-  layer = lambda x, up, down: x + sharded(x * jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-6), up, down)
-  hand = jax.checkpoint(layer, policy=jax.checkpoint_policies.dots_saveable, prevent_cse=False)
-  plain, by_hand = (functools.partial(turns, each) for each in (layer, hand))
-  args = shapes("data and tensor")
-  hand_bytes = temp_bytes(hand_rungs.compiled(by_hand, args))
-  assert hand_bytes < temp_bytes(hand_rungs.compiled(plain, args))
-  for engine in ("policy", "auto"):
-    ours = coopjax.plan(plain, *args, budget=hand_bytes, engine=engine).apply(plain)
-    compiled = hand_rungs.compiled(ours, args)
-    repeated = [hand_rungs.flops(fn, args) - hand_rungs.flops(plain, args) for fn in (ours, by_hand)]
-    print(f"{engine}: {temp_bytes(compiled)} of {hand_bytes} bytes, repeats", *repeated)
-    assert temp_bytes(compiled) <= hand_bytes and 0 < repeated[0] <= repeated[1]
-    assert "rematted_computation" in compiled.as_text()
-    assert_close(compiled(*put("data and tensor")), hand_rungs.compiled(plain, args)(*put("data and tensor")))
-
-
 def infeasible_over_auto_axes():
   """What the trace can't know is seen in the compile: refused there, and the least it names is held."""
   asked = lambda budget, **how: compile_step(
@@ -390,7 +360,6 @@ CASES = {f"hlo_engine {place}": functools.partial(hlo_engine, place) for place i
     scan_over_auto_axes,
     scan_over_explicit_axes,
     rungs_by_hand,
-    products_in_shards,
     infeasible_over_auto_axes,
     keys,
   )
