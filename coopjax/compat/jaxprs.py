@@ -283,6 +283,12 @@ def _rank(aval: Any) -> int:
   return len(aval.shape)
 
 
+def scan_constants(equation: core.JaxprEqn) -> Sequence[core.Var]:
+  """The variables of a scan's body that no turn changes."""
+  (body,) = sub_jaxprs(equation)
+  return list(equation.params["ft_in"].update(body.invars).unpack()[0])
+
+
 def scan_carries(equation: core.JaxprEqn) -> Sequence[core.Var]:
   """The variables of a scan's body that hold its carry."""
   (body,) = sub_jaxprs(equation)

@@ -23,7 +23,7 @@ from coopjax.policy_engine.homes import Home, home_of
 from coopjax.policy_engine.ladders import Candidate, Ladder, ScanLevel, uncut
 from coopjax.policy_engine.offload import HostLink, cuts_for_offload
 from coopjax.policy_engine.residuals import forward_graph
-from coopjax.policy_engine.scan import Scan, carried_out, find_scans, kept_bytes
+from coopjax.policy_engine.scan import Scan, carried_out, find_scans, has_invariants, kept_bytes
 from coopjax.policy_engine.segment_curves import SegmentBytes, SegmentCurves, TopOffload
 from coopjax.policy_engine.shards import WHOLE, Shards
 
@@ -122,6 +122,8 @@ class Candidates:
       if level == 0:
         alone = self._effects | {scan.position for scan in scans}
         self._add_rungs(graph, scans, ())
+        if keeping := {scan.equation_id for scan in scans if has_invariants(jaxpr.eqns[scan.position])}:
+          self.found += [each.behind_barriers(keeping) for each in self.found if frozenset() in each.rungs]
         if len(scans) > 1:  # the layers alone, without the loops of a loss or of an embedding
           layers = [max(scans, key=kept_bytes)]
           self._add_rungs(looped(layers, 0), layers, ())

@@ -58,11 +58,13 @@ class Region:
     equation_id: the scan whose body it is, by the id of `tags.tag_jaxpr`; None for the top of the jaxpr.
     segments: of the region's equations, in order and without gaps.
     is_looped: a loop of the user's runs it, turn by turn, so that what it keeps is stacked as by a scan's body.
+    has_barrier: what its checkpoints repeat, XLA may not move out of the loop and keep, where no turn changes it.
   """
 
   equation_id: int | None
   segments: tuple[Segment, ...]
   is_looped: bool = False
+  has_barrier: bool = False
 
   @property
   def scan_id(self) -> int:
@@ -104,7 +106,8 @@ class PolicyDecisions:
       )
 
     def region(entry):
-      return Region(entry["equation_id"], tuple(map(segment, entry["segments"])), entry.get("is_looped", False))
+      marks = (entry.get(name, False) for name in ("is_looped", "has_barrier"))
+      return Region(entry["equation_id"], tuple(map(segment, entry["segments"])), *marks)
 
     return cls(tuple(map(region, fields["regions"])))
 

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -50,6 +50,17 @@ class Candidate:
   num_segments: int = 1
   kin: Hashable = None
   rungs: tuple[frozenset[str], ...] = ()
+
+  def behind_barriers(self, scans: Container[int | None]) -> "Candidate":
+    """The same, with `Region.has_barrier` for the bodies of these scans."""
+
+    def decisions() -> PolicyDecisions:
+      regions = self.decisions.regions
+      return PolicyDecisions(
+        tuple(dataclasses.replace(region, has_barrier=region.equation_id in scans) for region in regions)
+      )
+
+    return dataclasses.replace(self, make_decisions=decisions)
 
   @property
   def is_by_hand(self) -> bool:
@@ -221,7 +232,7 @@ class Ladder:
     at = rung.choices
     points = [at[start] if start in at else curve[-1] for start, curve in zip(self._bounds, self._curves)]
     kin = None if self._is_scan.any() else ("by hand", self._bounds)
-    return dataclasses.replace(self._candidate(points, False), rungs=rung.names, kin=kin)
+    return dataclasses.replace(self._candidate(points, frozenset() in rung.names), rungs=rung.names, kin=kin)
 
   def beyond(self) -> Iterator[Candidate]:
     """Below what segments take: the last one under a checkpoint, too, and checkpoints around checkpoints."""

@@ -182,8 +182,8 @@ class Progress[Decisions: Hashable]:
         return found
       near = [c for c in untried if c.has_loops and c.is_bare and self._predict(c) <= _NEARBY * self._budget]
       return self._first(near, lambda candidate: (self._predict(candidate), candidate.flops))
-    if is_hopeless:
-      return None
+    if is_hopeless:  # but for what a person would do, whatever is estimated
+      bare = [candidate for candidate in bare if candidate.is_by_hand]
     # Those that cut scans alike compile alike, and so do kin.
     seen = {(trial.candidate.scan_bodies, trial.candidate.kin) for trial in bare_tried}
     return self._first(

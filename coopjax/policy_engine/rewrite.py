@@ -237,7 +237,7 @@ class _ScanRewriter:
     # The loop itself keeps XLA from merging a recompute with the forward pass, if it stays a loop and the
     # recompute is one piece.
     is_loop = equation.params["length"] > 1 and equation.params["unroll"] == 1
-    prevent_cse = len(list(region.leaves)) > 1 or not is_loop
+    prevent_cse = region.has_barrier or len(list(region.leaves)) > 1 or not is_loop
     return compat.map_sub_jaxprs(
       equation, lambda body: self._body(self.transform(body), region, prevent_cse), lambda rule: rule
     )

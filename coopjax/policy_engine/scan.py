@@ -17,6 +17,7 @@ import numpy as np
 from jax.extend import core
 
 from coopjax import compat
+from coopjax.jaxpr import cost
 from coopjax.jaxpr.tags import EquationInfo
 from coopjax.jaxpr.trace import is_floating
 from coopjax.policy_engine.by_hand import named_values
@@ -228,6 +229,21 @@ def _as_body(
     lambda saved: _joined(turns, pieces, [whole.choice(saved)], length),
     _in_loop(max(scans, key=kept_bytes), length, position) if scans else None,
   )
+
+
+def has_invariants(equation: core.JaxprEqn) -> bool:
+  """Whether a scan makes something in each turn from nothing but what no turn changes: XLA may make it once, and keep
+  it from then on.
+  """
+  (body,) = compat.sub_jaxprs(equation)
+  unchanging = set(compat.scan_constants(equation))
+  for inner in body.eqns:
+    read = [atom for atom in inner.invars if isinstance(atom, core.Var)]
+    if read and unchanging.issuperset(read):
+      if cost.equation_flops(inner):
+        return True
+      unchanging.update(inner.outvars)
+  return False
 
 
 def kept_bytes(scan: Scan) -> int:

@@ -8,6 +8,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from coopjax.jaxpr import cost
 from tests.support import models
+from tests.support.checks import assert_close, temp_bytes
 
 BATCH, LENGTH, WIDTH, HEADS, LAYERS = 4, 64, 64, 4, 4
 RUNGS = {
@@ -68,6 +69,18 @@ def compiled(fn, args):
 
 def flops(fn, args):
   return cost.jaxpr_flops(jax.make_jaxpr(jax.value_and_grad(fn, argnums=(0, 1)))(*args).jaxpr)
+
+
+def check_no_more(plain, by_hand, ours, args, numbers=None):
+  """Ours takes no more bytes than what is written by hand, and repeats no more, and something; gradients are equal."""
+  hand, planned, as_it_is = (compiled(fn, args) for fn in (by_hand, ours, plain))
+  theirs, repeated = (flops(fn, args) - flops(plain, args) for fn in (by_hand, ours))
+  print(f"{temp_bytes(planned)} of {temp_bytes(hand)} bytes, repeats {repeated} of {theirs}")
+  assert temp_bytes(planned) <= temp_bytes(hand) < temp_bytes(as_it_is)
+  assert 0 < repeated <= theirs
+  assert "rematted_computation" in planned.as_text()
+  numbers = args if numbers is None else numbers
+  assert_close(planned(*numbers), as_it_is(*numbers), rtol=1e-4, atol=1e-6)
 
 
 @functools.cache

@@ -13,17 +13,6 @@ from tests.support.checks import temp_bytes
 from tests.support.mesh_budgets import AUTO, assert_close, layer, put, shapes
 
 
-def _no_more_than_by_hand(plain, by_hand, ours, args, numbers):
-  """Ours takes no more bytes, and repeats no more, than by hand."""
-  hand, compiled, as_it_is = (hand_rungs.compiled(fn, args) for fn in (by_hand, ours, plain))
-  theirs, repeated = (hand_rungs.flops(fn, args) - hand_rungs.flops(plain, args) for fn in (by_hand, ours))
-  print(f"{temp_bytes(compiled)} of {temp_bytes(hand)} bytes, repeats {repeated} of {theirs}")
-  assert temp_bytes(compiled) <= temp_bytes(hand) < temp_bytes(as_it_is)
-  assert 0 < repeated <= theirs
-  assert "rematted_computation" in compiled.as_text()
-  assert_close(compiled(*numbers), as_it_is(*numbers))
-
-
 def products():
   """What a `shard_map` makes inside is saved as what lies around it: at the bytes of all products, these are."""
 
@@ -46,7 +35,7 @@ def products():
   hand_bytes = temp_bytes(hand_rungs.compiled(by_hand, args))
   for engine in ("policy", "auto"):
     ours = coopjax.plan(plain, *args, budget=hand_bytes, engine=engine).apply(plain)
-    _no_more_than_by_hand(plain, by_hand, ours, args, put("data and tensor"))
+    hand_rungs.check_no_more(plain, by_hand, ours, args, put("data and tensor"))
 
 
 def gathered_layer(x, weights):
@@ -75,7 +64,7 @@ def loops():
   for engine in ("policy", "auto"):
     plan = coopjax.plan(plain, *args, budget=hand_bytes, engine=engine)
     ours = coopjax.RematPlan.from_json(plan.to_json()).apply(plain)
-    _no_more_than_by_hand(plain, by_hand, ours, args, put("fsdp"))
+    hand_rungs.check_no_more(plain, by_hand, ours, args, put("fsdp"))
 
 
 def regions():

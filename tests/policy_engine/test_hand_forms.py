@@ -1,0 +1,88 @@
+"""What people write whose compiled bytes are far from JAX's: at these bytes a plan repeats no more."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import coopjax
+from tests.support import hand_rungs
+from tests.support.models import normal
+
+WIDTH = 32
+
+
+def invariants(wrap):
+  """A loop whose turns all look into the same input: XLA makes keys and values of it once, and keeps them."""
+
+  def block(x, weights, inputs):
+    keys, values = jnp.split(jnp.sin(inputs) @ weights[0], 2, -1)
+    x = x + jax.nn.softmax((x @ weights[1][:, :WIDTH]) @ keys.T) @ values
+    return x + jnp.tanh(x @ weights[1]) @ weights[2]
+
+  block = wrap(block)
+
+  def loss(weights, inputs):
+    start = jnp.broadcast_to(inputs[:1], (64, WIDTH))
+    x, _ = jax.lax.scan(lambda x, _: (block(x, weights, inputs), None), start, None, length=6)
+    return jnp.mean(x**2)
+
+  weights = [normal(i, *shape, scale=0.2) for i, shape in enumerate(((WIDTH, 64), (WIDTH, 128), (128, WIDTH)))]
+  return loss, (weights, normal(3, 1024, WIDTH, scale=1.0))
+
+
+def convolved(x, kernel, reach=1):
+  layout = ("NWC", "WIO", "NWC")
+  return jax.lax.conv_general_dilated(x, kernel, (1,), "SAME", rhs_dilation=(reach,), dimension_numbers=layout)
+
+
+def quantized(wrap):
+  """Blocks before and behind a large value that no block is responsible for, and a loss as long as a block."""
+  block = wrap(lambda x, kernels: x + convolved(jax.nn.relu(convolved(jax.nn.relu(x), kernels[0])), kernels[1]))
+
+  def loss(weights, x):
+    kernels, book = weights
+    y = functools.reduce(block, kernels[:3], x)
+    nearest = book[jnp.argmin(jnp.sum((y[..., None, :] - book) ** 2, -1), -1)]
+    y = functools.reduce(block, kernels[3:], y + jax.lax.stop_gradient(nearest - y))
+    return jnp.mean((y - x) ** 2) + jnp.mean((nearest - jax.lax.stop_gradient(y)) ** 2)
+
+  kernels = [(normal(i, 3, WIDTH, WIDTH, scale=0.1), normal(9 + i, 1, WIDTH, WIDTH, scale=0.1)) for i in range(6)]
+  return loss, ((kernels, normal(20, 32, WIDTH, scale=1.0)), normal(21, 4, 256, WIDTH, scale=1.0))
+
+
+def summed(wrap):
+  """Blocks that are alike but for how far they reach, and hand something on to the end."""
+
+  def block(x, kernels, reach):
+    y = jnp.tanh(convolved(x, kernels[0], reach)) * jax.nn.sigmoid(convolved(x, kernels[1], reach))
+    return x + convolved(y, kernels[2]), convolved(y, kernels[3])
+
+  def loss(weights, x):
+    skips = 0.0
+    for i, kernels in enumerate(weights):
+      x, skip = wrap(functools.partial(block, reach=2**i))(x, kernels)
+      skips = skips + skip
+    return -jnp.mean(jax.nn.log_softmax(jax.nn.relu(skips))[..., 0])
+
+  shapes = (2, WIDTH, WIDTH), (2, WIDTH, WIDTH), (1, WIDTH, WIDTH), (1, WIDTH, 2 * WIDTH)
+  weights = [[normal(4 * i + j, *shape, scale=0.2) for j, shape in enumerate(shapes)] for i in range(6)]
+  return loss, (weights, normal(99, 4, 512, WIDTH, scale=1.0))
+
+
+@pytest.mark.parametrize(
+  ("program", "policy"),
+  [
+    (invariants, None),
+    (quantized, jax.checkpoint_policies.dots_saveable),
+    (summed, jax.checkpoint_policies.dots_saveable),
+  ],
+)
+def test_a_plan_repeats_no_more_than_what_people_write(program, policy):
+  plain, args = program(lambda block: block)
+  by_hand, _ = program(functools.partial(jax.checkpoint, policy=policy))
+  hand_bytes = hand_rungs.compiled(by_hand, args).memory_analysis().temp_size_in_bytes
+  plan = coopjax.plan(plain, *args, budget=hand_bytes, engine="policy")
+  ours = coopjax.RematPlan.from_json(plan.to_json()).apply(plain)
+  hand_rungs.check_no_more(plain, by_hand, ours, args)
