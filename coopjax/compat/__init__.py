@@ -57,6 +57,7 @@ from coopjax.compat.meshes import (
   observe_shards,
   stated_sharding,
   vary,
+  without_manual_axes,
 )
 from coopjax.compat.platforms import (
   add_to_cache_key,
@@ -147,5 +148,6 @@ __all__ = [
   "watch_compiles",
   "with_metadata",
   "with_named_inputs",
+  "without_manual_axes",
   "without_xla_remat",
 ]

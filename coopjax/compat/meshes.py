@@ -59,7 +59,7 @@ class AxisScope(NamedTuple):
 def bind_axes(
   fn: Callable,
   avals: Sequence[jax.ShapeDtypeStruct],
-  mesh_like: Callable[[jax.sharding.AbstractMesh], jax.sharding.Mesh] | None = None,
+  mesh_like: Callable[[jax.sharding.AbstractMesh], jax.sharding.Mesh | jax.sharding.AbstractMesh] | None = None,
 ) -> tuple[Callable, Sequence[jax.ShapeDtypeStruct]]:
   """`fn` and its types as a program of its own, for `no_trace`, that binds the named axes which are in scope here.
 
@@ -69,7 +69,8 @@ def bind_axes(
   Args:
     fn: a function of positional arrays.
     avals: types of its arguments, with the manual axes that they vary over.
-    mesh_like: makes the mesh, from one of the same shape; of devices that are there by default.
+    mesh_like: makes the mesh, from one of the same shape; of devices that are there by default. Without devices
+      (`without_manual_axes`) the program has types, and can't be compiled.
   """
   mesh = jax.sharding.get_abstract_mesh()
   manual = frozenset(mesh.manual_axes)
@@ -196,8 +197,11 @@ def axes_size(equation: core.JaxprEqn, names: Sequence[Any]) -> int:
 
 
 def without_manual_axes(mesh: jax.sharding.AbstractMesh) -> jax.sharding.AbstractMesh:
-  """The mesh around a `shard_map`."""
-  return _devices_of(mesh).abstract_mesh
+  """The mesh around a `shard_map`: the user's own, if set."""
+  current = mesh_lib.get_concrete_mesh()
+  if (current.axis_names, current.axis_sizes) == (mesh.axis_names, mesh.axis_sizes):
+    return current.abstract_mesh
+  return mesh.update_axis_types(dict.fromkeys(mesh.manual_axes, jax.sharding.AxisType.Auto))
 
 
 def _devices_of(mesh: jax.sharding.AbstractMesh) -> jax.sharding.Mesh:
@@ -210,8 +214,4 @@ def _devices_of(mesh: jax.sharding.AbstractMesh) -> jax.sharding.Mesh:
       f"coopjax.remat inside a shard_map over {mesh.size} devices: planning compiles for a mesh of that "
       f"size, and there are {jax.device_count()} devices"
     )
-  auto = jax.sharding.AxisType.Auto
-  types = tuple(
-    auto if name in mesh.manual_axes else kind for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
-  )
-  return jax.make_mesh(mesh.axis_sizes, mesh.axis_names, types)
+  return jax.make_mesh(mesh.axis_sizes, mesh.axis_names, without_manual_axes(mesh).axis_types)

@@ -312,7 +312,7 @@ def differentiable(traced: TracedFn) -> TracedFn:
 def _gradient_error(traced: TracedFn) -> Exception | None:
   """Why JAX can't differentiate the function with respect to its differentiable inputs; None if it can."""
   with traced.scope.entered():
-    fn, avals = compat.bind_axes(*fn_and_gradient(traced))
+    fn, avals = compat.bind_axes(*fn_and_gradient(traced), compat.without_manual_axes)
     try:
       with compat.no_trace():
         jax.eval_shape(fn, *avals)
