@@ -68,11 +68,10 @@ class Candidates:
   ):
     jaxpr, table = tag_jaxpr(traced.inlined)
     home = home_of(jaxpr, traced.is_differentiable)
-    is_at_top = home.equation_id is None
-    # In a `shard_map` everything is one device's, and a profile, like a copy to the host, is of the top.
-    self.is_spread = traced.placement.is_spread and not shards and is_at_top
-    self._profile = None
-    if is_at_top and profile is not None and profile.explained >= _LEAST_EXPLAINED:
+    shards = (shards or {}) if home.is_top else {}
+    self.is_spread = traced.placement.is_spread and not (shards or home.is_of_one_device)
+    self._profile = None  # which is of the top
+    if home.is_top and profile is not None and profile.explained >= _LEAST_EXPLAINED:
       self._profile = profile
     self._ends_forward = ends_forward
     self._planner = planner
@@ -82,10 +81,10 @@ class Candidates:
     self.found: list[Candidate] = []
     # A checkpoint's own policy would save in the forward run that offload replaces (`host_copies`).
     host = None
-    if link is not None and not link.is_for_loops and traced.policy is None and is_at_top:
+    if link is not None and not link.is_for_loops and traced.policy is None and home.is_top:
       host = TopOffload.of(jaxpr, link)
     with home.scope.entered():
-      self._find(home, table, only_scans or not is_at_top, link, host, (shards or {}) if is_at_top else {})
+      self._find(home, table, only_scans or not home.is_top, link, host, shards)
 
   def _find(
     self,
@@ -102,14 +101,14 @@ class Candidates:
     everything = SegmentBytes(original, self._profile, frozenset())
     self.baseline_bytes = float(everything.inside_bytes(0, original.num_positions) - everything.slack_bytes)
     self._effects = frozenset(i for i, equation in enumerate(jaxpr.eqns) if not compat.may_repeat(equation))
-    scans = find_scans(jaxpr, table, home.equation_id, link=link, shards=shards)
+    scans = find_scans(jaxpr, table, home.equation_id, home.first_id, link, shards)
     graphs: dict[tuple[Region, ...], ForwardGraph] = {}  # bodies that are cut alike have the same
 
     def looped(scans: Sequence[Scan], level: int) -> ForwardGraph:
       """The region, with the barest decisions of its scans carried out."""
       barest = tuple(region for scan in scans for region in scan.barest(level))
       if barest not in graphs:
-        graphs[barest] = forward_graph(carried_out(jaxpr, barest, home.equation_id), home.is_differentiable, at_top)
+        graphs[barest] = forward_graph(carried_out(jaxpr, barest, home.first_id), home.is_differentiable, at_top)
       return graphs[barest]
 
     for level in range(_num_levels(scans)):

@@ -1,8 +1,8 @@
-"""Where the loops of a function stand: at its top, or in a `shard_map` that holds what one device does.
+"""Where the loops of a function stand: at its top, or inside of what holds its work.
 
 The layers of a pipeline, or of a model that is written for one device with its collectives, are loops in the body of a
-`shard_map`. There the policy engine decides on these loops as it does on those at the top: sizes and FLOPs in the body
-are those of one device.
+`shard_map`; others stand in a `jax.jit` with shardings of its own, or in a branch. There the policy engine decides on
+these loops as it does on those at the top. Sizes and FLOPs in the body of a `shard_map` are those of one device.
 """
 
 import dataclasses
@@ -14,58 +14,74 @@ from coopjax import compat
 from coopjax.jaxpr import cost
 from coopjax.jaxpr.trace import is_floating
 
+_OPENED = ("shard_map", "jit", "cond")  # jits that are no more than calls are opened before
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Home:
   """A region with what is decided on.
 
   Attributes:
-    equation_id: the `shard_map` whose body it is; None for the top.
+    equation_id: the equation in which it stands; None for the top.
+    first_id: of its own equations.
     jaxpr: the region.
     is_differentiable: per input.
     scope: that it is traced in.
+    is_of_one_device: it lies in a `shard_map`.
   """
 
   equation_id: int | None
+  first_id: int
   jaxpr: core.Jaxpr
   is_differentiable: Sequence[bool]
   scope: compat.AxisScope
+  is_of_one_device: bool = False
+
+  @property
+  def is_top(self) -> bool:
+    return self.equation_id is None
+
+  @property
+  def work(self) -> float:
+    """FLOPs of its scans."""
+    return sum(cost.equation_flops(equation) for equation in self.jaxpr.eqns if equation.primitive.name == "scan")
 
 
 def home_of(jaxpr: core.Jaxpr, is_differentiable: Sequence[bool]) -> Home:
-  """The top, or where it has no loop, the body of the `shard_map` with the most work in loops.
+  """The top, or where that has no loop, the region inside with the most work in loops.
 
   Args:
-    jaxpr: of the function, tagged: ids count its equations in pre-order.
+    jaxpr: of the function; ids count its equations in pre-order (`tags.tag_jaxpr`).
     is_differentiable: per input of it.
   """
-  top = Home(None, jaxpr, is_differentiable, compat.AxisScope.here())
-  if _work_in_loops(jaxpr):
-    return top
-  inside = list(_shard_maps(jaxpr, is_differentiable))
-  return max(inside, key=lambda home: _work_in_loops(home.jaxpr)) if inside else top
+  top = Home(None, 0, jaxpr, is_differentiable, compat.AxisScope.here())
+  return top if top.work else max(_inside(top), key=lambda home: home.work, default=top)
 
 
-def _shard_maps(jaxpr: core.Jaxpr, is_differentiable: Sequence[bool]) -> Iterator[Home]:
-  """The bodies of the `shard_map`s at the top that have loops."""
-  has_gradient = {var for var, ok in zip(jaxpr.invars, is_differentiable, strict=True) if ok}
-  equation_id = 0
-  for equation in jaxpr.eqns:
+def _inside(outer: Home) -> Iterator[Home]:
+  """The outermost regions in another one that have loops."""
+  has_gradient = {var for var, ok in zip(outer.jaxpr.invars, outer.is_differentiable, strict=True) if ok}
+  next_id = outer.first_id
+  for equation in outer.jaxpr.eqns:
     is_read = [isinstance(atom, core.Var) and atom in has_gradient for atom in equation.invars]
     if any(is_read):
       has_gradient.update(var for var in equation.outvars if is_floating(var.aval))
-    if equation.primitive.name == "shard_map" and any(is_read):
-      (body,) = compat.sub_jaxprs(equation)
-      if _work_in_loops(body):
-        yield Home(equation_id, body, is_read, compat.AxisScope.inside(equation))
-    equation_id += _num_equations(equation)
+    first_id = next_id + 1
+    for body in compat.sub_jaxprs(equation):
+      if equation.primitive.name in _OPENED and any(is_read):
+        with outer.scope.entered():
+          scope = compat.AxisScope.inside(equation)
+        is_of_one_device = outer.is_of_one_device or equation.primitive.name == "shard_map"
+        inputs = is_read[len(is_read) - len(body.invars) :]  # what chooses the branch comes first
+        home = Home(next_id, first_id, body, inputs, scope, is_of_one_device)
+        if home.work:
+          yield home
+        else:
+          yield from _inside(home)
+      first_id += _num_equations(body)
+    next_id = first_id
 
 
-def _work_in_loops(jaxpr: core.Jaxpr) -> float:
-  """FLOPs of the scans of a region."""
-  return sum(cost.equation_flops(equation) for equation in jaxpr.eqns if equation.primitive.name == "scan")
-
-
-def _num_equations(equation: core.JaxprEqn) -> int:
-  """That have ids: it, and those inside."""
-  return 1 + sum(_num_equations(inner) for body in compat.sub_jaxprs(equation) for inner in body.eqns)
+def _num_equations(jaxpr: core.Jaxpr) -> int:
+  """That have ids: those of a region, and those inside of them."""
+  return len(jaxpr.eqns) + sum(_num_equations(body) for equation in jaxpr.eqns for body in compat.sub_jaxprs(equation))

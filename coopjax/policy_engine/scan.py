@@ -119,6 +119,7 @@ def find_scans(
   jaxpr: core.Jaxpr,
   table: tuple[EquationInfo, ...],
   parent_id: int | None = None,
+  first_id: int = 0,
   link: HostLink | None = None,
   shards: Mapping[int | None, Shards] | None = None,
 ) -> list[Scan]:
@@ -127,11 +128,12 @@ def find_scans(
   Args:
     jaxpr: the region.
     table: of the whole program, from `tags.tag_jaxpr`.
-    parent_id: the scan whose body the region is; None for the top.
+    parent_id: the equation in which the region stands; None for the top.
+    first_id: of the region's equations.
     link: to the host, if values may be offloaded.
     shards: how devices share values, by scan; whole where a scan is not among them.
   """
-  ids = [info.id for info in table if info.parent_id == parent_id]
+  ids = [info.id for info in table if info.parent_id == parent_id and info.id >= first_id]
   return [
     scan
     for position, equation in enumerate(jaxpr.eqns)
@@ -192,7 +194,8 @@ def _as_body(
   carried: Sequence[core.Var] = (),
   is_cut: bool = True,
 ) -> Scan | None:
-  scans = find_scans(body, table, equation_id, shards=shards)
+  first_id = 0 if equation_id is None else equation_id + 1
+  scans = find_scans(body, table, equation_id, first_id, shards=shards)
   inner = tuple(region for scan in scans for region in scan.regions(scan.tightest, scan.tightest.curve[0]))
   inner_flops = length * sum(scan.tightest.curve[0].flops for scan in scans)
   at_body = shards.get(equation_id, WHOLE)
@@ -218,7 +221,7 @@ def _as_body(
 
   bodies = cuttings(graph, forms, ())
   if inner:
-    tight = forward_graph(carried_out(body, inner, equation_id), is_differentiable, at_body)
+    tight = forward_graph(carried_out(body, inner, first_id), is_differentiable, at_body)
     bodies += [_dearer(piece, inner_flops) for piece in cuttings(tight, [Form.EVERY_OP], inner)]
   turns, pieces, whole = WorkingSets(graph), [(0, graph.num_positions)], SavingRegion(graph, 0, graph.num_positions)
   return Scan(
@@ -281,10 +284,9 @@ def _in_loop(scan: Scan, length: int, position: int) -> Scan:
   )
 
 
-def carried_out(body: core.Jaxpr, nested: tuple[Region, ...], equation_id: int | None) -> core.Jaxpr:
-  """The body of an equation with its own scans' decisions; ids inside start behind the id of the equation."""
-  first = 0 if equation_id is None else equation_id + 1
-  shifted = tuple(dataclasses.replace(region, equation_id=region.scan_id - first) for region in nested)
+def carried_out(body: core.Jaxpr, nested: tuple[Region, ...], first_id: int) -> core.Jaxpr:
+  """A region, whose first equation has this id, with its own scans' decisions."""
+  shifted = tuple(dataclasses.replace(region, equation_id=region.scan_id - first_id) for region in nested)
   return apply_to_scans(body, PolicyDecisions(shifted))
 
 

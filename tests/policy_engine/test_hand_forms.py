@@ -71,12 +71,31 @@ def summed(wrap):
   return loss, (weights, normal(99, 4, 512, WIDTH, scale=1.0))
 
 
+def scanned(wrap):
+  return functools.partial(hand_rungs.loss, wrapped=wrap(hand_rungs.layer))
+
+
+def in_a_jit(wrap):
+  """A loop in a `jax.jit` that is more than a call: it says where its arguments lie."""
+  whole = jax.sharding.NamedSharding(jax.make_mesh((1,), ("data",)), jax.sharding.PartitionSpec())
+  inner = jax.jit(scanned(wrap), in_shardings=whole)
+  return lambda stacks, x: 2.0 * inner(stacks, jnp.sin(x)), hand_rungs.arguments(1)
+
+
+def in_a_branch(wrap):
+  """A loop in the second of two branches; the first one has equations, too."""
+  unlike = lambda stacks, x: jnp.mean(jnp.tanh(x))
+  return lambda stacks, x: jax.lax.cond(x[0, 0, 0] < 9, scanned(wrap), unlike, stacks, x), hand_rungs.arguments(1)
+
+
 @pytest.mark.parametrize(
   ("program", "policy"),
   [
     (invariants, None),
     (quantized, jax.checkpoint_policies.dots_saveable),
     (summed, jax.checkpoint_policies.dots_saveable),
+    (in_a_jit, jax.checkpoint_policies.dots_saveable),
+    (in_a_branch, jax.checkpoint_policies.dots_saveable),
   ],
 )
 def test_a_plan_repeats_no_more_than_what_people_write(program, policy):
