@@ -295,12 +295,18 @@ def scan_carries(equation: core.JaxprEqn) -> Sequence[core.Var]:
   return list(equation.params["ft_in"].update(body.invars).unpack()[1])
 
 
+def scan_parts(equation: core.JaxprEqn, values: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+  """The inputs of a scan, one by one: what no turn changes, what the first turn is given, and the stacks."""
+  consts, init, stacks = equation.params["ft_in"].update(values).unpack()
+  return list(consts), list(init), list(stacks)
+
+
 def bind_scan(
   equation: core.JaxprEqn, values: Sequence[Any], evaluate: Callable[[core.Jaxpr, list[Any]], list[Any]]
 ) -> list[Any]:
   """The outputs of a scan for these inputs, with its body evaluated by `evaluate`."""
   (body,) = sub_jaxprs(equation)
-  consts, init, slices = (list(part) for part in equation.params["ft_in"].update(values).unpack())
+  consts, init, slices = scan_parts(equation, values)
 
   def turn(carry, sliced):
     outputs = evaluate(body, [*consts, *carry, *sliced])

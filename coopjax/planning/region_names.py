@@ -114,7 +114,8 @@ def _unnamed(traced: TracedFn, jaxpr: core.Jaxpr, decisions: PolicyDecisions, nu
 def _shape(region: Region) -> str:
   """How a region is cut, where one checkpoint around it would not do the same; "" where it does."""
   if region.equation_id is not None:
-    return "a checkpoint around the body of a loop inside the region"
+    groups = f", and around each {region.group_size} turns of it" if region.group_size > 1 else ""
+    return f"a checkpoint around the body of a loop inside the region{groups}"
   (segment, *others) = region.segments
   if others or segment.inner:
     return f"the region is cut into {len(list(region.leaves))} pieces, under checkpoints of their own"

@@ -7,7 +7,8 @@ what residuals take after fusion, and what else is live beside them. Scans come 
 each with a curve of its own; inside segments, that repeat them whole; and, inside segments, as the user wrote them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from coopjax.policy_engine.segment_curves import SegmentBytes, SegmentCurves, To
 from coopjax.policy_engine.shards import WHOLE, Shards
 
 _LEAST_EXPLAINED = 0.75  # of the temporaries: below that, a profile says little of what checkpoints will do
+_LEAST_CARRIED = 0.1  # of what the largest scan carries from turn to turn, for groups to matter
 BY_HAND = "by hand"  # for `planner`
 _NUM_KEPT = 19  # limits for which residuals are evicted from the profile
 
@@ -79,12 +81,27 @@ class Candidates:
     if self._profile is not None and planner not in ("segments", BY_HAND):
       self._kept = list(_kept_by_windows(self._profile))
     self.found: list[Candidate] = []
+    self._deeper: Callable[[], None] | None = None  # `deepen`, if it was not asked yet
     # A checkpoint's own policy would save in the forward run that offload replaces (`host_copies`).
     host = None
     if link is not None and not link.is_for_loops and traced.policy is None and home.is_top:
       host = TopOffload.of(jaxpr, link)
     with home.scope.entered():
       self._find(home, table, only_scans or not home.is_top, link, host, shards)
+
+  def deepen(self) -> bool:
+    """Finds what takes less than a checkpoint around the body of a loop, and repeats more: its turns in groups.
+
+    Not looked for unless it is needed: the program becomes longer, and so does each compile.
+
+    Returns:
+      Whether there is more than before.
+    """
+    deeper, self._deeper = self._deeper, None
+    num_found = len(self.found)
+    if deeper is not None:
+      deeper()
+    return len(self.found) > num_found
 
   def _find(
     self,
@@ -141,6 +158,13 @@ class Candidates:
     if host is not None and not only_scans and not scans:
       self._add_ladders(original, ScanLevel(may_offload=True), host=host)
 
+    def add_groups() -> None:
+      with home.scope.entered():
+        for in_groups in _in_groups(scans):
+          self._add_ladders(looped(in_groups, 0), ScanLevel(in_groups, 0, are_alone=True), is_cut=not only_scans)
+
+    self._deeper = add_groups
+
   def _add_rungs(self, graph: ForwardGraph, scans: Sequence[Scan], blocks: Sequence[Block]) -> None:
     """What a person would pick, whatever else is found (`rungs`)."""
     together = ScanLevel(scans, 0, are_alone=True)
@@ -174,6 +198,17 @@ class Candidates:
       if not scans.may_offload:
         self.found += map(ladder.keeping, self._kept)
         self.found += ladder.beyond() if is_cut else ()
+
+
+def _in_groups(scans: Sequence[Scan]) -> Iterator[list[Scan]]:
+  """The scans with turns in ever larger groups, where that spares much of what all of them carry."""
+  least_bytes = _LEAST_CARRIED * max((scan.carried_bytes for scan in scans), default=0)
+  sizes = [scan.group_sizes if scan.carried_bytes >= least_bytes else () for scan in scans]
+  for level in range(max(map(len, sizes), default=0)):
+    yield [
+      dataclasses.replace(scan, bodies=(scan.in_groups(of[min(level, len(of) - 1)]),) if of else (scan.tightest,))
+      for scan, of in zip(scans, sizes, strict=True)
+    ]
 
 
 def _num_levels(scans: Sequence[Scan]) -> int:

@@ -59,12 +59,14 @@ class Region:
     segments: of the region's equations, in order and without gaps.
     is_looped: a loop of the user's runs it, turn by turn, so that what it keeps is stacked as by a scan's body.
     has_barrier: what its checkpoints repeat, XLA may not move out of the loop and keep, where no turn changes it.
+    group_size: turns of the scan that lie in one more checkpoint (`groups`), whose last has none of its own.
   """
 
   equation_id: int | None
   segments: tuple[Segment, ...]
   is_looped: bool = False
   has_barrier: bool = False
+  group_size: int = 1
 
   @property
   def scan_id(self) -> int:
@@ -107,7 +109,9 @@ class PolicyDecisions:
 
     def region(entry):
       marks = (entry.get(name, False) for name in ("is_looped", "has_barrier"))
-      return Region(entry["equation_id"], tuple(map(segment, entry["segments"])), *marks)
+      return Region(
+        entry["equation_id"], tuple(map(segment, entry["segments"])), *marks, group_size=int(entry.get("group_size", 1))
+      )
 
     return cls(tuple(map(region, fields["regions"])))
 

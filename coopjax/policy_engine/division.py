@@ -140,22 +140,26 @@ class Division:
     *,
     names_only: bool = False,
   ):
-    shards = shards or {}
-    self.is_spread = any(member.traced.placement.is_spread and not shards.get(member.key) for member in members)
-    ladders = list[Rungs]()
-    for i, member in enumerate(members):
-      try:
-        member = dataclasses.replace(member, traced=differentiable(member.traced))
-      except NotDifferentiableError:
-        ladders.append(Rungs([Rung(0.0, 0.0, 0.0, True, PolicyDecisions)], {}, {}, 0.0, 0.0))  # it keeps nothing
-        continue
-      ends_forward = i == len(members) - 1 and member.num_kept == 1
-      ladders.append(rungs_of(member, only_scans, link, shards.get(member.key), ends_forward))
+    self._members, self._only_scans, self._link, self._shards = tuple(members), only_scans, link, shards or {}
+    self._names_only, self._is_deep = names_only, False
+    self.is_spread = any(member.traced.placement.is_spread and not self._shards.get(member.key) for member in members)
+    self.undecided = (Share(PolicyDecisions(), 0.0, 0.0),) * len(members)
+    self._find()
+
+  def _ladder(self, member: Member) -> Rungs:
+    try:
+      member = dataclasses.replace(member, traced=differentiable(member.traced))
+    except NotDifferentiableError:
+      return Rungs([Rung(0.0, 0.0, 0.0, True, PolicyDecisions)], {}, {}, 0.0, 0.0)  # it keeps nothing
+    ends_forward = member.key == self._members[-1].key and member.num_kept == 1
+    shards = self._shards.get(member.key)
+    return rungs_of(member, self._only_scans, self._link, shards, ends_forward, is_deep=self._is_deep)
+
+  def _find(self) -> None:
+    members, ladders = self._members, [self._ladder(member) for member in self._members]
     self.forward_flops = sum(ladder.forward_flops for ladder in ladders)
     self.baseline_bytes = sum(ladder.baseline_bytes for ladder in ladders)
-    self._members = tuple(members)
-    self.undecided = (Share(PolicyDecisions(), 0.0, 0.0),) * len(members)
-    if names_only:
+    if self._names_only:
       _check_names(members, ladders)
       named = [
         {names: rung for names, rung in ladder.by_hand.items() if names.isdisjoint(NO_NAMES)} for ladder in ladders
@@ -171,6 +175,14 @@ class Division:
     self.found = [
       self._joint(rungs, by_hand.get(rungs)) for rungs in joint if rungs and any(rung.flops for rung in rungs)
     ]
+
+  def deepen(self) -> bool:
+    """As of `candidates.Candidates`, for all regions."""
+    if self._is_deep or self._names_only:
+      return False
+    self._is_deep, num_found = True, len(self.found)
+    self._find()
+    return len(self.found) > num_found
 
   def _joint(self, rungs: tuple[Rung, ...], is_plain_policy: bool | None) -> JointCandidate:
     """None where nobody would pick it by hand."""

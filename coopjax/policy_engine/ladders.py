@@ -115,6 +115,8 @@ def traits_of(scan_bodies: Iterable[Region]) -> Traits:
     leaves = [leaf for leaf, _ in region.leaves]
     nested = any(segment.inner for segment in region.segments)
     found.update((region.equation_id, leaf.stop, nested, i) for leaf in leaves[:-1] for i in range(CUT_WEIGHT))
+    groups = region.group_size > 1
+    found.update((region.equation_id, "groups", region.group_size, i) for i in range(CUT_WEIGHT * groups))
     found.update((region.equation_id, *value) for leaf in leaves for value in (*leaf.saved, *leaf.offloaded))
   return frozenset(found)
 
@@ -123,13 +125,14 @@ def summary_of(decisions: PolicyDecisions) -> str:
   """What decisions do to a function, in a few words."""
   top = [leaf for region in decisions.regions if region.equation_id is None for leaf in region.leaves]
   groups = sum(bool(segment.inner) for region in decisions.regions for segment in region.segments)
+  turns = [f" in groups of {region.group_size} turns" for region in decisions.regions if region.group_size > 1]
   saved, offloaded = (
     sum(len(getattr(leaf, kind)) for region in decisions.regions for leaf, _ in region.leaves)
     for kind in ("saved", "offloaded")
   )
   return (
     f"{sum(is_repeated for _, is_repeated in top)} segments and {len(decisions.scan_bodies)} scan bodies under "
-    f"checkpoints{f', {groups} groups' if groups else ''}, {saved} values saved"
+    f"checkpoints{turns[0] if turns else ''}{f', {groups} groups' if groups else ''}, {saved} values saved"
     f"{f', {offloaded} offloaded' if offloaded else ''}"
   )
 

@@ -88,7 +88,10 @@ class PolicyPlan[Decisions]:
 
 
 class SearchSpace[Decisions: Hashable](Protocol):
-  """What is searched: the candidates, what the forward pass takes, and the decisions that leave everything as it is."""
+  """What is searched: the candidates, what the forward pass takes, and the decisions that leave everything as it is.
+
+  `deepen` adds candidates that take less and repeat more, if there are any that it has not added yet.
+  """
 
   @property
   def found(self) -> Sequence[SearchCandidate[Decisions]]: ...
@@ -100,6 +103,7 @@ class SearchSpace[Decisions: Hashable](Protocol):
   def is_spread(self) -> bool: ...
   @property
   def undecided(self) -> Decisions: ...
+  def deepen(self) -> bool: ...
 
 
 class Progress[Decisions: Hashable]:
@@ -147,6 +151,8 @@ class Progress[Decisions: Hashable]:
 
   def next_candidate(self, rounds_left: int) -> SearchCandidate[Decisions] | None:
     """The cheapest candidate that should fit; before the first that does, and on the last try, the smallest."""
+    if not self._holds and self._is_too_shallow():
+      self._space.deepen()
     untried = [candidate for candidate in self._space.found if candidate not in self._passed]
     by_hand: list[SearchCandidate[Decisions]] = []
     if self._holds:
@@ -190,6 +196,11 @@ class Progress[Decisions: Hashable]:
       bare,
       lambda candidate: ((candidate.scan_bodies, candidate.kin) in seen, candidate.estimated_bytes, candidate.flops),
     )
+
+  def _is_too_shallow(self) -> bool:
+    """Trials say that the budget is below the least memory that there is a candidate for."""
+    bare = [self._predict(candidate) for candidate in self._space.found if candidate.is_bare]
+    return bool(self._tried) and min(bare, default=0) > self._budget
 
   @property
   def _holds(self) -> bool:

@@ -138,6 +138,8 @@ class _GraphBuilder:
       return self._add_branches(equation, position, steps)
     if equation.primitive.name == "shard_map":
       return self._add_shards(equation, position, steps)
+    if compat.is_plain_jit(equation):
+      return self._add_call(equation, position, steps)
     return [self._add_op(equation, position, steps)]
 
   def _add_loop(self, equation: core.JaxprEqn, position: int, steps: tuple[int, ...]) -> list[ForwardOp]:
@@ -186,6 +188,14 @@ class _GraphBuilder:
       names = [name for value in known if (name := self._named[value]) is not None]
       name = joined(names) if known and len(names) == len(known) and all(map(is_inside, names)) else None
       ops.append(ForwardOp(known, (self._add_value(var, position, steps, name),), 0.0, 0))
+    return ops
+
+  def _add_call(self, equation: core.JaxprEqn, position: int, steps: tuple[int, ...]) -> list[ForwardOp]:
+    (body,) = compat.sub_jaxprs(equation)
+    self._bind(body.invars, equation.invars)
+    ops = [op for inner in body.eqns for op in self._add_ops(inner, position, steps)]
+    for var, inner in zip(equation.outvars, body.outvars, strict=True):
+      self._bind([var], [inner])
     return ops
 
   def _add_shards(self, equation: core.JaxprEqn, position: int, steps: tuple[int, ...]) -> list[ForwardOp]:

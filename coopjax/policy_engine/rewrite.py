@@ -8,6 +8,7 @@ where JAX drops the tie). Every equation is bound under its own source line, and
 
 import collections
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,7 +23,7 @@ from coopjax.errors import PlanMismatchError
 from coopjax.jaxpr import cost, user_policy
 from coopjax.jaxpr.tags import EquationInfo, tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn
-from coopjax.policy_engine import host_copies
+from coopjax.policy_engine import groups, host_copies
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment, Value
 from coopjax.policy_engine.inside import is_inside, opened
 
@@ -236,11 +237,23 @@ class _ScanRewriter:
       )
     # The loop itself keeps XLA from merging a recompute with the forward pass, if it stays a loop and the
     # recompute is one piece.
+    if region.group_size > 1:
+      return self._in_groups(equation, region)
     is_loop = equation.params["length"] > 1 and equation.params["unroll"] == 1
     prevent_cse = region.has_barrier or len(list(region.leaves)) > 1 or not is_loop
     return compat.map_sub_jaxprs(
       equation, lambda body: self._body(self.transform(body), region, prevent_cse), lambda rule: rule
     )
+
+  def _in_groups(self, equation: core.JaxprEqn, region: Region) -> core.JaxprEqn:
+    (body,) = compat.sub_jaxprs(equation)
+    plain = self.transform(body)
+    # A turn is repeated in the same piece of code as the group.
+    wrapped = self._body(plain, region, prevent_cse=True)
+    checkpoint = functools.partial(
+      compat.pinned_checkpoint, policy=self._checkpoints.policy, prevent_cse=region.has_barrier
+    )
+    return groups.in_groups(equation, region.group_size, wrapped, plain, checkpoint)
 
   def _body(self, body: core.Jaxpr, region: Region, prevent_cse: bool) -> core.Jaxpr:
     segmented = _Evaluator(body, region, self._checkpoints, prevent_cse)

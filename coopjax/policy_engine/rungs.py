@@ -96,10 +96,15 @@ def rungs_of(
   link: HostLink | None,
   shards: Mapping[int | None, Shards] | None,
   ends_forward: bool,
+  *,
+  is_deep: bool = False,
 ) -> Rungs:
-  """All rungs of a differentiable region; the arguments are those of `division.Division`."""
+  """All rungs of a differentiable region; the arguments are those of `division.Division`.
+
+  With `is_deep` those that `candidates.Candidates.deepen` finds, too.
+  """
   with member.traced.scope.entered():
-    return _rungs_of(member, only_scans, link, shards, ends_forward)
+    return _rungs_of(member, only_scans, link, shards, ends_forward, is_deep)
 
 
 def _rungs_of(
@@ -108,6 +113,7 @@ def _rungs_of(
   link: HostLink | None,
   shards: Mapping[int | None, Shards] | None,
   ends_forward: bool,
+  is_deep: bool,
 ) -> Rungs:
   jaxpr, table = tag_jaxpr(member.traced.inlined)
   by_hand: Mapping[frozenset[str], Rung] = {}
@@ -127,6 +133,8 @@ def _rungs_of(
     if member.is_looped:
       return _of_layer(member, jaxpr, as_layer, by_hand)
   space = Candidates(member.traced, only_scans, link=link, shards=shards, ends_forward=ends_forward)
+  if is_deep:
+    space.deepen()
   kept_bytes, inside = member.num_kept * space.baseline_bytes, dict[frozenset[str], Rung]()
   rungs = [Rung(kept_bytes, 0.0, 0.0, not kept_bytes, PolicyDecisions)]
   for candidate in space.found:

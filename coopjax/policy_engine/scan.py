@@ -20,6 +20,7 @@ from coopjax import compat
 from coopjax.jaxpr import cost
 from coopjax.jaxpr.tags import EquationInfo
 from coopjax.jaxpr.trace import is_floating
+from coopjax.policy_engine import groups
 from coopjax.policy_engine.by_hand import named_values
 from coopjax.policy_engine.cuts import bytes_between, cut
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment, Value, in_order
@@ -48,6 +49,7 @@ class Body:
     offload_curve: the same with values offloaded; empty where nothing can be.
     is_nested: what passes between the segments is repeated, too, step by step: they lie in one more (`Segment.inner`).
     inner: decisions for scans inside the body, carried out whenever the body is wrapped.
+    group_size: as of `Region`.
   """
 
   bounds: tuple[int, ...]
@@ -56,6 +58,7 @@ class Body:
   offload_curve: tuple[CurvePoint, ...] = ()
   is_nested: bool = False
   inner: tuple[Region, ...] = ()
+  group_size: int = 1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -69,6 +72,9 @@ class Scan:
       checkpoints of their own.
     names: that the user gave to values of the body, and what a policy may name besides, with the values.
     choice_of: the body in one piece, saving these values.
+    carried_bytes: that a checkpoint around the body keeps, of all turns.
+    in_groups: the body in one piece, its turns in groups of a size of `group_sizes`.
+    group_sizes: from the one with the most carries to the one with the fewest.
     opened: the scan in its body that keeps the most, of all turns: what is decided on where this one stays as it is.
   """
 
@@ -77,6 +83,9 @@ class Scan:
   bodies: tuple[Body, ...]
   names: dict[str, frozenset[Value]]
   choice_of: Callable[[frozenset[Value]], CurvePoint]
+  carried_bytes: int
+  in_groups: Callable[[int], Body]
+  group_sizes: Sequence[int] = ()
   opened: "Scan | None" = None
 
   def body(self, level: int) -> Body:
@@ -93,7 +102,7 @@ class Scan:
     )
     if body.is_nested:
       segments = (Segment(0, body.bounds[-1], True, inner=segments),)
-    return (Region(self.equation_id, segments), *body.inner)
+    return (Region(self.equation_id, segments, group_size=body.group_size), *body.inner)
 
   @property
   def has_scans(self) -> bool:
@@ -219,18 +228,24 @@ def _as_body(
     bodies += [*itertools.chain(*others), *(_nested(graph, piece, length) for piece in bodies[1:])]
     return [dataclasses.replace(piece, inner=inner) for piece in bodies]
 
-  bodies = cuttings(graph, forms, ())
+  bodies, graph_in_groups = cuttings(graph, forms, ()), graph
   if inner:
     tight = forward_graph(carried_out(body, inner, first_id), is_differentiable, at_body)
     bodies += [_dearer(piece, inner_flops) for piece in cuttings(tight, [Form.EVERY_OP], inner)]
+    graph_in_groups = tight
   turns, pieces, whole = WorkingSets(graph), [(0, graph.num_positions)], SavingRegion(graph, 0, graph.num_positions)
+  carried_bytes = sum(at_body.num_bytes(var.aval, -1) for var in carried if is_floating(var.aval))
+  in_one_piece = next((piece for piece in bodies if piece.inner), bodies[0])
   return Scan(
     equation_id,
     position,
     tuple(bodies),
     named_values(body, graph),
     lambda saved: _joined(turns, pieces, [whole.choice(saved)], length),
-    _in_loop(max(scans, key=kept_bytes), length, position) if scans else None,
+    length * carried_bytes,
+    lambda size: _in_groups(graph_in_groups, in_one_piece, length, size, carried_bytes),
+    groups.sizes(length) if equation_id is not None else (),
+    opened=_in_loop(max(scans, key=kept_bytes), length, position) if scans else None,
   )
 
 
@@ -280,6 +295,7 @@ def _in_loop(scan: Scan, length: int, position: int) -> Scan:
     position=position,
     bodies=bodies,
     choice_of=lambda saved: of_turns(scan.choice_of(saved)),
+    group_sizes=(),
     opened=scan.opened and _in_loop(scan.opened, length, position),
   )
 
@@ -309,6 +325,23 @@ def _nested(graph: ForwardGraph, body: Body, length: int) -> Body:
   bare = CurvePoint(0, flops, True, (), inside_bytes=between_bytes + body.curve[0].inside_bytes)
   curve = (bare, body.curve[-1])
   return Body(body.bounds, 0, curve, curve, is_nested=True)
+
+
+def _in_groups(graph: ForwardGraph, body: Body, length: int, size: int, carried_bytes: int) -> Body:
+  """A body whose turns lie in groups: all but the last of a group save what a point says, until the group is done."""
+  bare, early = body.curve[0], (size - 1) / size
+  again = early * length * sum(graph.flops) + bare.flops / size
+  curve = [
+    dataclasses.replace(
+      point,
+      saved_bytes=(size - 1) * point.saved_bytes // length,
+      flops=again + early * point.flops,
+      inside_bytes=(size - 1) * carried_bytes + max(bare.inside_bytes, point.inside_bytes),
+    )
+    for point in body.curve
+    if point.is_wrapped
+  ]
+  return dataclasses.replace(body, curve=tuple(curve), offload_curve=(), group_size=size)
 
 
 def _dearer(body: Body, inner_flops: float) -> Body:

@@ -29,7 +29,7 @@ def test_each_device_holds_the_budget(group):
   run("mesh_budgets", *GROUPS[group])
 
 
-@pytest.mark.parametrize("case", ["products", "loops", "regions"])
+@pytest.mark.parametrize("case", ["products", "loops", "regions", "groups"])
 def test_what_a_shard_map_does_inside_is_planned(case):
   run("mesh_shards", case)
 

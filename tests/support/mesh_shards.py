@@ -11,6 +11,7 @@ import coopjax
 from tests.support import hand_rungs, quick
 from tests.support.checks import temp_bytes
 from tests.support.mesh_budgets import AUTO, assert_close, layer, put, shapes
+from tests.support.models import normal
 
 
 def products():
@@ -88,7 +89,33 @@ def regions():
     assert_close(fitted(*put("fsdp")), plain(*put("fsdp")))
 
 
-CASES = {case.__name__: case for case in (products, loops, regions)}
+def groups():
+  """Below what a checkpoint around each layer takes, turns lie in groups, in a `shard_map` as outside."""
+
+  def turns(wrapped, weights, x):
+    x, _ = jax.lax.scan(lambda x, shared: (wrapped(x, shared), None), x, weights)
+    return jnp.mean(x**2)
+
+  def local(wrapped, weights, x):
+    return jax.lax.pmean(turns(wrapped, weights, x), ("data", "model"))
+
+  named = lambda spec: jax.sharding.NamedSharding(AUTO, spec)
+  in_shards = lambda wrapped: jax.shard_map(
+    functools.partial(local, wrapped), mesh=AUTO, in_specs=(P(), P(("data", "model"))), out_specs=P()
+  )
+  weights = normal(0, 32, 16, 64, scale=0.2), normal(1, 32, 64, 16, scale=0.2)
+  numbers = jax.device_put((weights, normal(2, 2**14, 16, scale=1.0)), (named(P()), named(P(("data", "model")))))
+  for form in (lambda wrapped: functools.partial(turns, wrapped), in_shards):
+    plain, by_hand = form(layer), hand_rungs.compiled(form(jax.checkpoint(layer, prevent_cse=False)), numbers)
+    plan = coopjax.plan(plain, *numbers, budget=int(0.8 * temp_bytes(by_hand)), engine="policy")
+    assert any(region.group_size > 1 for region in plan.policy.regions)
+    planned = hand_rungs.compiled(plan.apply(plain), numbers)
+    print(f"{temp_bytes(planned)} bytes, by hand {temp_bytes(by_hand)}")
+    assert temp_bytes(planned) <= 0.8 * temp_bytes(by_hand)
+    assert_close(planned(*numbers), by_hand(*numbers))
+
+
+CASES = {case.__name__: case for case in (products, loops, regions, groups)}
 
 if __name__ == "__main__":
   quick.be_quick()
