@@ -24,6 +24,7 @@ from coopjax.policy_engine.homes import Home, home_of
 from coopjax.policy_engine.ladders import Candidate, Ladder, ScanLevel, uncut
 from coopjax.policy_engine.offload import HostLink, cuts_for_offload
 from coopjax.policy_engine.residuals import forward_graph
+from coopjax.policy_engine.save_curves import CurvePoint
 from coopjax.policy_engine.scan import Scan, carried_out, find_scans, has_invariants, kept_bytes
 from coopjax.policy_engine.segment_curves import SegmentBytes, SegmentCurves, TopOffload
 from coopjax.policy_engine.shards import WHOLE, Shards
@@ -81,6 +82,7 @@ class Candidates:
     if self._profile is not None and planner not in ("segments", BY_HAND):
       self._kept = list(_kept_by_windows(self._profile))
     self.found: list[Candidate] = []
+    self._curves: dict[object, list[CurvePoint]] = {}  # that segments of all graphs have
     self._deeper: Callable[[], None] | None = None  # `deepen`, if it was not asked yet
     # A checkpoint's own policy would save in the forward run that offload replaces (`host_copies`).
     host = None
@@ -170,7 +172,7 @@ class Candidates:
     together = ScanLevel(scans, 0, are_alone=True)
     alone = self._effects | together.alone
     decided = frozenset(scan.position for scan in scans)
-    curves = SegmentCurves(graph, SegmentBytes(graph, self._profile, decided), None, self._ends_forward)
+    curves = SegmentCurves(graph, SegmentBytes(graph, self._profile, decided), None, self._ends_forward, self._curves)
     bounds = {*uncut(graph, alone), *(end for block in blocks for end in (block.position, block.stop))}
     ladder = Ladder(curves, tuple(sorted(bounds)), together, alone, is_cut=bool(blocks))
     self.found += map(ladder.by_hand, rungs([*scans, *blocks]))
@@ -190,7 +192,7 @@ class Candidates:
       return
     alone = self._effects | scans.alone
     decided = frozenset(scan.position for scan in scans.scans)
-    curves = SegmentCurves(graph, SegmentBytes(graph, self._profile, decided), host, self._ends_forward)
+    curves = SegmentCurves(graph, SegmentBytes(graph, self._profile, decided), host, self._ends_forward, self._curves)
     cuts = cuts_for_offload if host else cut
     for bounds in cuts(graph, alone) if is_cut else [uncut(graph, alone)]:
       ladder = Ladder(curves, bounds, scans, alone, is_cut)

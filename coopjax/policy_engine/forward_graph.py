@@ -108,6 +108,7 @@ class ForwardGraph:
         (
           self.value_bytes[value],
           local.get(self.value_root[value], -1),
+          local.get(self.carried.get(value, -1), -1),
           self.is_wanted(value, stop),
           value in self.kept_roots,
           None if (name := self.named[value]) is None else (name[0] - start, name[1]),

@@ -77,12 +77,12 @@ class Candidate:
     """Made when first asked for: of the candidates that are weighed, few are tried."""
     return self.make_decisions()
 
-  @property
+  @functools.cached_property
   def scan_bodies(self) -> tuple[Region, ...]:
     """The decisions for scan bodies."""
     return self.decisions.scan_bodies
 
-  @property
+  @functools.cached_property
   def has_loops(self) -> bool:
     """It decides on scan bodies."""
     return bool(self.scan_bodies)

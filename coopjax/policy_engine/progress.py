@@ -125,7 +125,8 @@ class Progress[Decisions: Hashable]:
   def record(self, trial: Trial[Decisions]) -> None:
     is_first = not self._holds
     self._tried.append(trial)
-    self._misses += not is_first and self._best() is not trial
+    is_bold = not (is_first or trial.candidate.is_plain_policy)  # such a policy is tried whatever is predicted
+    self._misses += is_bold and self._best() is not trial
 
   def to_compile(self) -> Trial[Decisions] | None:
     """The draft that would be taken; where there is no plan, else the smallest; None where that is no draft."""
@@ -165,6 +166,12 @@ class Progress[Decisions: Hashable]:
     fitting = [c for c in untried if self._hoped(c) <= self._limit(is_looped=c.has_loops)]
     if self._holds and (not self._tried or any(trial.hlo_share for trial in self._tried)):  # help costs, too
       fitting = [c for c in fitting if c.has_loops or self._predict(c) <= self._budget] or fitting
+    if self._tried:
+      # Better than all that should fit, if they do: they would be tried in the end.
+      least = min((candidate.flops for candidate in fitting), default=0.0)
+      plain = [c for c in by_hand if c.is_plain_policy and c.flops < least - self._tolerance(c, least)]
+      if found := self._first_by_hand(plain, reach=1.0):
+        return found
     while fitting and (self._holds or rounds_left > 1):
       found = self._first(
         self._nearly_cheapest(fitting),
@@ -186,7 +193,7 @@ class Progress[Decisions: Hashable]:
     if self._feasible() or (self._holds and self._tried):
       if found := self._first_by_hand(by_hand):
         return found
-      near = [c for c in untried if c.has_loops and c.is_bare and self._predict(c) <= _NEARBY * self._budget]
+      near = [c for c in untried if c.has_loops and c.is_bare and self._least(c, _NEARBY - 1) <= self._budget]
       return self._first(near, lambda candidate: (self._predict(candidate), candidate.flops))
     if is_hopeless:  # but for what a person would do, whatever is estimated
       bare = [candidate for candidate in bare if candidate.is_by_hand]
@@ -227,7 +234,9 @@ class Progress[Decisions: Hashable]:
       return reach * (1 + _AIDED_MARGIN) if self._misses < _MAX_AIDED_MISSES else 0.0
     return self._budget * (1 + _MARGIN * max(1 - self._misses, 0))
 
-  def _first_by_hand(self, candidates: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
+  def _first_by_hand(
+    self, candidates: Sequence[SearchCandidate[Decisions]], reach: float = _MAYBE
+  ) -> SearchCandidate[Decisions] | None:
     """What a person would try is tried, too, where it might fit, the cheapest first: so nothing that a person picks is
     better than what is found. Each try says more of the others.
     """
@@ -238,11 +247,12 @@ class Progress[Decisions: Hashable]:
     ratio = min([1.0, self._ratio, *ratios])
 
     def is_near(candidate: SearchCandidate[Decisions]) -> bool:
-      num_bytes = self._predict(candidate)
       if candidate.is_plain_policy:
         hoped_bytes = ratio * min(candidate.estimated_bytes, self._space.baseline_bytes)
-        return min(num_bytes, hoped_bytes) <= self._budget * _MAYBE
-      return num_bytes <= self._budget * (1 + (_NEARBY - 1) / max(1, num_tried))
+        return min(self._predict(candidate), hoped_bytes) <= self._budget * reach
+      if candidate.has_loops:
+        return self._least(candidate, _NEARBY - 1) <= self._budget
+      return self._predict(candidate) <= self._budget * (1 + (_NEARBY - 1) / max(1, num_tried))
 
     near = list(filter(is_near, candidates))
     return self._first(near, lambda candidate: (candidate.flops, self._predict(candidate)))
@@ -301,8 +311,12 @@ class Progress[Decisions: Hashable]:
   def _hoped(self, candidate: SearchCandidate[Decisions]) -> float:
     """The prediction, less what it may be too high by once a plan holds: the more tries missed, the less."""
     boldness = max(0.0, 1 - self._misses / _MAX_BOLD_MISSES) if self._feasible() else 0.0
-    doubt = doubted_bytes(candidate, self._tried, _DOUBT * self._budget, self._num_shards)
-    return self._predict(candidate) - boldness * doubt
+    return self._least(candidate, _DOUBT, boldness)
+
+  def _least(self, candidate: SearchCandidate[Decisions], doubt: float, boldness: float = 1.0) -> float:
+    """The prediction, less what it may be too high by, where so much of the budget is in doubt."""
+    doubted = doubted_bytes(candidate, self._tried, doubt * self._budget, self._num_shards)
+    return self._predict(candidate) - boldness * doubted
 
   def _tolerance(self, candidate: SearchCandidate[Decisions], least_flops: float) -> float:
     """FLOPs that are no reason to prefer a candidate to one that repeats so many, or to compile once more."""

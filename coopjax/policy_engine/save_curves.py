@@ -128,14 +128,16 @@ class SavingRegion:
   def __init__(self, graph: ForwardGraph, start: int, stop: int):
     ops = [op for position in range(start, stop) for op in graph.ops[position]]
     self._graph, self._values = graph, [value for op in ops for value in op.outputs]
-    local = {value: i for i, value in enumerate(self._values)}
+    self._local = local = {value: i for i, value in enumerate(self._values)}
     self._inputs = [[local[value] for value in op.inputs if value in local] for op in ops]
     self._outputs = [[local[value] for value in op.outputs] for op in ops]
     self._flops = np.array([op.flops for op in ops], np.float64)
     moved = [sum(graph.value_bytes[value] for value in (*op.inputs, *op.outputs)) for op in ops]
     self._is_product = self._flops > _PRODUCT_FLOPS_PER_BYTE * np.array(moved, np.float64)
     self._wanted = [local[value] for value in self._values if graph.is_wanted(value, stop)]
-    self._carried = [(value, graph.carried[value]) for value in self._values if value in graph.carried]
+    carried = ((local.get(start), local.get(end)) for start, end in graph.carried.items())
+    self._carried = [(start, end) for start, end in carried if start is not None and end is not None]
+    self._last_first = [*zip(range(len(ops)), self._outputs, self._flops.tolist(), strict=True)][::-1]
 
   def choice(self, saved: Iterable[Value]) -> CurvePoint:
     """Under a checkpoint that saves these values, without those that nothing reads then."""
@@ -162,22 +164,28 @@ class SavingRegion:
 
   def point(self, saved: Iterable[int]) -> CurvePoint:
     """With these values of the graph saved, as far as they are read."""
-    graph, saved = self._graph, set(saved)
-    needed, flops, repeated = {self._values[i] for i in self._wanted}, 0.0, set[int]()
+    graph, flops, repeated = self._graph, 0.0, [False] * len(self._outputs)
+    local = range(len(self._values))
+    is_saved, is_needed = [False] * len(local), [False] * len(local)
+    for value in saved:
+      is_saved[self._local[value]] = True
+    for value in self._wanted:
+      is_needed[value] = True
     is_more = True
     while is_more:  # what a step hands on, the next one reads
-      for i in reversed(range(len(self._flops))):
-        made = (self._values[value] for value in self._outputs[i])
-        if i not in repeated and any(value in needed and value not in saved for value in made):
-          repeated.add(i)
-          flops += self._flops[i]
-          needed.update(self._values[value] for value in self._inputs[i])
-      handed_on = {end for start, end in self._carried if start in needed and start not in saved}
-      is_more = not needed.issuperset(handed_on)
-      needed |= handed_on
-    kept = needed & saved
+      for op, made, op_flops in self._last_first:
+        if not repeated[op] and any(is_needed[value] and not is_saved[value] for value in made):
+          repeated[op] = True
+          flops += op_flops
+          for value in self._inputs[op]:
+            is_needed[value] = True
+      handed_on = [end for start, end in self._carried if is_needed[start] and not is_saved[start]]
+      is_more = not all(is_needed[value] for value in handed_on)
+      for value in handed_on:
+        is_needed[value] = True
+    kept = [self._values[value] for value in local if is_needed[value] and is_saved[value]]
     names = in_order({part for value in kept for part in parts(graph.name_of(value))})
-    return CurvePoint(sum(graph.value_bytes[value] for value in kept), float(flops), True, names)
+    return CurvePoint(sum(graph.value_bytes[value] for value in kept), flops, True, names)
 
 
 def _csr(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:

@@ -61,21 +61,31 @@ class SegmentBytes:
 
 
 class SegmentCurves:
-  """Save curves of segments, computed once for segments that are alike (the layers of a model)."""
+  """Save curves of segments, computed once for segments that are alike (the layers of a model), in all graphs that
+  share what is `known`.
+  """
 
-  def __init__(self, graph: ForwardGraph, measured: SegmentBytes, host: TopOffload | None, ends_forward: bool):
+  def __init__(
+    self,
+    graph: ForwardGraph,
+    measured: SegmentBytes,
+    host: TopOffload | None,
+    ends_forward: bool,
+    known: dict[object, list[CurvePoint]],
+  ):
     self.graph = graph
     self.ends_forward = ends_forward
     self.measured = measured
     self._host = host
-    self._known: dict[object, list[CurvePoint]] = {}
+    self._known = known
 
   def inputs(self, bounds: tuple[int, ...]) -> list[tuple[Input, ...]]:
     """Per segment, the values made before it that it could keep on the host."""
     return inputs_between(self._host.jaxpr, bounds) if self._host else [()] * (len(bounds) - 1)
 
   def __call__(self, start: int, stop: int, inputs: tuple[Input, ...]) -> list[CurvePoint]:
-    key = self.graph.signature(start, stop), tuple(((at - start, index), size) for (at, index), size in inputs)
+    offered = tuple(((at - start, index), size) for (at, index), size in inputs)
+    key = self._host is not None, self.graph.signature(start, stop), offered
     if key not in self._known:
       choices = self._host and self._host.choices(self.graph, start, stop, inputs)
       curve = offload_curve(choices) if choices else save_curve(self.graph, start, stop)

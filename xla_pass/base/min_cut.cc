@@ -7,24 +7,31 @@
 
 namespace coopjax {
 
-void MinCut::AddEdge(int32_t from, int32_t to, double capacity) {
+int32_t MinCut::AddEdge(int32_t from, int32_t to, double capacity) {
+  const auto edge = static_cast<int32_t>(edges_.size());
   edges_.push_back({to, first_[from], capacity});
-  first_[from] = static_cast<int32_t>(edges_.size()) - 1;
+  first_[from] = edge;
   edges_.push_back({from, first_[to], 0});
-  first_[to] = static_cast<int32_t>(edges_.size()) - 1;
+  first_[to] = edge + 1;
+  return edge;
+}
+
+void MinCut::SetCapacity(int32_t edge, double capacity) {
+  edges_[edge].capacity = capacity;
+  edges_[edge ^ 1].capacity = 0;
 }
 
 bool MinCut::FindLevels(int32_t source, int32_t sink) {
   level_.assign(first_.size(), -1);
   level_[source] = 0;
   int64_t steps = std::ssize(first_) / 8;
-  std::vector<int32_t> frontier = {source};
-  for (size_t i = 0; i < frontier.size() && level_[sink] < 0; ++i) {  // what is no nearer than the sink is on no path
-    for (int32_t e = first_[frontier[i]]; e >= 0; e = edges_[e].next) {
+  frontier_.assign(1, source);
+  for (size_t i = 0; i < frontier_.size() && level_[sink] < 0; ++i) {  // what is no nearer than the sink is on no path
+    for (int32_t e = first_[frontier_[i]]; e >= 0; e = edges_[e].next) {
       ++steps;
       if (edges_[e].capacity <= epsilon_ || level_[edges_[e].to] >= 0) continue;
-      level_[edges_[e].to] = level_[frontier[i]] + 1;
-      frontier.push_back(edges_[e].to);
+      level_[edges_[e].to] = level_[frontier_[i]] + 1;
+      frontier_.push_back(edges_[e].to);
     }
   }
   CountSteps(steps);
@@ -33,7 +40,7 @@ bool MinCut::FindLevels(int32_t source, int32_t sink) {
 
 // One augmenting path along the levels; 0 when there is none left. Iterative: chains are deep.
 double MinCut::Push(int32_t source, int32_t sink) {
-  std::vector<int32_t> path;
+  path_.clear();
   int32_t node = source;
   int64_t steps = 0;
   while (node != sink) {
@@ -41,21 +48,21 @@ double MinCut::Push(int32_t source, int32_t sink) {
     int32_t& e = current_[node];
     while (e >= 0 && (edges_[e].capacity <= epsilon_ || level_[edges_[e].to] != level_[node] + 1)) e = edges_[e].next;
     if (e >= 0) {
-      path.push_back(e);
+      path_.push_back(e);
       node = edges_[e].to;
     } else if (node == source) {
       CountSteps(steps);
       return 0;
     } else {
-      node = edges_[path.back() ^ 1].to;
-      current_[node] = edges_[path.back()].next;
-      path.pop_back();
+      node = edges_[path_.back() ^ 1].to;
+      current_[node] = edges_[path_.back()].next;
+      path_.pop_back();
     }
   }
-  CountSteps(steps + std::ssize(path));
+  CountSteps(steps + std::ssize(path_));
   double flow = std::numeric_limits<double>::infinity();
-  for (int32_t edge : path) flow = std::min(flow, edges_[edge].capacity);
-  for (int32_t edge : path) {
+  for (int32_t edge : path_) flow = std::min(flow, edges_[edge].capacity);
+  for (int32_t edge : path_) {
     edges_[edge].capacity -= flow;
     edges_[edge ^ 1].capacity += flow;
   }

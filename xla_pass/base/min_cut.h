@@ -10,7 +10,10 @@ class MinCut {
  public:
   explicit MinCut(int32_t num_nodes) : first_(num_nodes, -1) {}
 
-  void AddEdge(int32_t from, int32_t to, double capacity);
+  // Returns its number, for SetCapacity.
+  int32_t AddEdge(int32_t from, int32_t to, double capacity);
+  // For another cut of the same network: of every edge, before Solve.
+  void SetCapacity(int32_t edge, double capacity);
   // Saturates the network; afterwards IsOnSourceSide tells the smallest source side of a minimum cut.
   void Solve(int32_t source, int32_t sink);
   bool IsOnSourceSide(int32_t node) const { return level_[node] >= 0; }
@@ -30,6 +33,7 @@ class MinCut {
   std::vector<Edge> edges_;   // edge i and its reverse i ^ 1
   std::vector<int32_t> level_;
   std::vector<int32_t> current_;
+  std::vector<int32_t> frontier_, path_;  // of FindLevels and of Push, kept so that these allocate once
   double epsilon_ = 0;
 };
 

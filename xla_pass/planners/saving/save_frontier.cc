@@ -32,6 +32,7 @@ class FrontierSearch {
       if (cost < kInfinity) all_cost_ += cost;
     }
     for (int64_t bytes : problem.value_bytes) all_bytes_ += std::max<int64_t>(bytes, 0);
+    BuildNetwork();
   }
 
   std::vector<SavedSet> Run() {
@@ -142,39 +143,60 @@ class FrontierSearch {
   SavedSet FewestBytes() { return Cut(0, 1); }
   SavedSet LeastCost() { return Cut(1, kTie * (all_cost_ + 1) / static_cast<double>(all_bytes_ + 1)); }
 
+  // One node an op, and one for each value that can be saved; another value is needed just where its op is run.
+  void BuildNetwork() {
+    const int32_t num_values = static_cast<int32_t>(producer_.size());
+    const int32_t num_ops = problem_.outputs.num_rows();
+    int32_t num_nodes = num_ops;
+    node_.assign(num_values, -1);
+    for (int32_t value = 0; value < num_values; ++value) {
+      if (producer_[value] < 0) continue;  // an input of the region: it is there
+      node_[value] = problem_.value_bytes[value] < 0 ? producer_[value] : num_nodes++;
+    }
+    source_ = num_nodes, sink_ = num_nodes + 1;
+    network_ = MinCut(num_nodes + 2);
+    save_edge_.assign(num_values, -1);
+    for (int32_t value = 0; value < num_values; ++value) {
+      if (node_[value] < 0) continue;
+      if (is_wanted_[value]) endless_.push_back(network_.AddEdge(source_, node_[value], 0));
+      if (node_[value] != producer_[value]) save_edge_[value] = network_.AddEdge(node_[value], producer_[value], 0);
+    }
+    for (int32_t op = 0; op < num_ops; ++op) {
+      run_edge_.push_back(network_.AddEdge(op, sink_, 0));
+      for (int32_t value : problem_.inputs[op]) {
+        if (node_[value] >= 0) endless_.push_back(network_.AddEdge(op, node_[value], 0));
+      }
+    }
+  }
+
   // The choice of the least `cost_weight` * cost + `price` * bytes, among those that the answers allow.
   SavedSet Cut(double cost_weight, double price) {
     --cuts_left_;
     const int32_t num_values = static_cast<int32_t>(producer_.size());
-    const int32_t num_ops = problem_.outputs.num_rows();
-    const int32_t source = num_values + num_ops, sink = source + 1;
     const double never = 2 * (cost_weight * all_cost_ + price * static_cast<double>(all_bytes_)) + 1;
-    MinCut cut(sink + 1);
+    for (int32_t edge : endless_) network_.SetCapacity(edge, never);
     for (int32_t value = 0; value < num_values; ++value) {
-      if (is_wanted_[value]) cut.AddEdge(source, value, never);
-      if (producer_[value] < 0) continue;  // an input of the region
-      const double to_save = !MaySave(value) ? never
-                             : answer_[value] == Answer::kSaved
-                                 ? 0
-                                 : price * static_cast<double>(problem_.value_bytes[value]);
-      cut.AddEdge(value, num_values + producer_[value], to_save);
+      if (save_edge_[value] < 0) continue;
+      const double bytes = static_cast<double>(problem_.value_bytes[value]);
+      const double to_save = !MaySave(value) ? never : answer_[value] == Answer::kSaved ? 0 : price * bytes;
+      network_.SetCapacity(save_edge_[value], to_save);
     }
-    for (int32_t op = 0; op < num_ops; ++op) {
+    for (int32_t op = 0; op < problem_.outputs.num_rows(); ++op) {
       const double cost = problem_.op_cost[op];
-      cut.AddEdge(num_values + op, sink, cost < kInfinity ? cost_weight * cost : never);
-      for (int32_t value : problem_.inputs[op]) cut.AddEdge(num_values + op, value, never);
+      network_.SetCapacity(run_edge_[op], cost < kInfinity ? cost_weight * cost : never);
     }
-    cut.Solve(source, sink);
-    if (options_.is_early) cut.TakeLargestSourceSide(sink);
+    network_.Solve(source_, sink_);
+    if (options_.is_early) network_.TakeLargestSourceSide(sink_);
     SavedSet set;
-    for (int32_t op = 0; op < num_ops; ++op) {
-      if (cut.IsOnSourceSide(num_values + op)) set.cost += problem_.op_cost[op];
+    for (int32_t op = 0; op < problem_.outputs.num_rows(); ++op) {
+      if (network_.IsOnSourceSide(op)) set.cost += problem_.op_cost[op];
     }
     for (int32_t value = 0; value < num_values; ++value) {
-      if (is_wanted_[value] && !cut.IsOnSourceSide(value)) set.cost = kInfinity;
+      if (node_[value] < 0) continue;
+      const bool is_needed = network_.IsOnSourceSide(node_[value]);
+      if (is_wanted_[value] && !is_needed) set.cost = kInfinity;
       // One that is answered to be saved counts even where nothing needs it: the bound takes its bytes for spent.
-      const bool is_cut =
-          producer_[value] >= 0 && cut.IsOnSourceSide(value) && !cut.IsOnSourceSide(num_values + producer_[value]);
+      const bool is_cut = is_needed && !network_.IsOnSourceSide(producer_[value]);
       if (!is_cut && answer_[value] != Answer::kSaved) continue;
       if (!MaySave(value)) set.cost = kInfinity;
       set.values.push_back(value);
@@ -207,7 +229,13 @@ class FrontierSearch {
   const SaveFrontierOptions options_;
   std::vector<int32_t> producer_;  // per value; -1 for an input of the region
   std::vector<uint8_t> is_wanted_;
-  std::vector<Answer> answer_;  // per value: of the branch under way
+  std::vector<Answer> answer_;      // per value: of the branch under way
+  MinCut network_{0};
+  int32_t source_ = 0, sink_ = 0;
+  std::vector<int32_t> node_;       // per value; -1 for an input of the region
+  std::vector<int32_t> save_edge_;  // per value; -1 where it can't be saved
+  std::vector<int32_t> run_edge_;   // per op
+  std::vector<int32_t> endless_;    // edges that no cut may hold
   double all_cost_ = 0;
   int64_t all_bytes_ = 0;
   double gap_ = 0;
