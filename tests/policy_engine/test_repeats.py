@@ -57,6 +57,27 @@ def test_two_stacks_and_none():
   assert repeated_blocks(graph_of(lambda x: jnp.sum(jnp.sin(x)), models.normal(0, 8))[0]) == ()
 
 
+def test_layers_whose_first_is_differentiated_in_part():
+  # Small weights beside those that nobody differentiates: attention of the first layer has no gradient, so behind each
+  # attention a block could start, too. By hand it is a layer: 5 x 64 tokens cross on both sides.
+  squashed = lambda x: x / (1 + jnp.abs(x).mean(-1, keepdims=True))
+  frozen, x = (models.normal(0, 32, 96), models.normal(1, 32, 32)), models.normal(2, 5, 64, 32)
+
+  def loss(adapters):
+    y = x
+    for small in adapters:
+      query, key, value = jnp.split(squashed(y) @ frozen[0], 3, -1)
+      y = y + jax.nn.softmax(query @ key.mT) @ value
+      y = y + squashed(y) @ small @ small.T
+      y = y + jnp.tanh(squashed(y) @ frozen[1]) @ frozen[1].T
+    return jnp.mean(y**2)
+
+  graph, _ = graph_of(loss, [models.normal(i, 32, 4) for i in range(5)])
+  bounds = repeated_blocks(graph, as_by_hand=True)
+  period = bounds[1] - bounds[0]
+  assert bounds == tuple(range(period, 5 * period + 1, period))
+
+
 def test_levels_of_unlike_sizes():
   """Down and up through a U-Net: no two blocks have one shape."""
 
