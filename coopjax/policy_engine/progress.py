@@ -27,6 +27,7 @@ _MARGIN = 0.02  # of the budget: how far predictions err, once there has been a 
 _DOUBT = 0.1  # of the budget: how far the prediction of a scan body unlike those tried may err, at least
 _NEARBY = 1.15  # of the budget: predictions within that may be wrong
 _MAYBE = 1.2  # of the budget: of the few policies that everybody tries, what is predicted to take more is not tried
+_NEAR_MISS = 0.01  # of the budget
 _HAND_ROUNDS = 3  # of a search, its last: for what a person would pick
 _MAX_BOLD_MISSES = 10
 _MAX_BARE = 3  # tries at the least memory before the budget counts as out of reach
@@ -151,6 +152,8 @@ class Progress[Decisions: Hashable]:
 
   def next_candidate(self, rounds_left: int) -> SearchCandidate[Decisions] | None:
     """The cheapest candidate that should fit; before the first that does, and on the last try, the smallest."""
+    if twin := self._twin_of_a_near_miss():
+      return twin
     if not self._holds and self._is_too_shallow():
       self._space.deepen()
     untried = [candidate for candidate in self._space.found if candidate not in self._passed]
@@ -196,6 +199,18 @@ class Progress[Decisions: Hashable]:
       bare,
       lambda candidate: ((candidate.scan_bodies, candidate.kin) in seen, candidate.estimated_bytes, candidate.flops),
     )
+
+  def _twin_of_a_near_miss(self) -> SearchCandidate[Decisions] | None:
+    """What a person would pick and just misses the budget, as people write it (`ladders.Candidate.twin`): XLA's
+    schedules of the two differ by little, and by hand it may fit.
+    """
+    if not self._tried:
+      return None
+    last, best = self._tried[-1], self._best()
+    candidate, over = last.candidate, last.temp_bytes / self._budget - 1
+    is_usual = candidate.is_by_hand or candidate.is_bare
+    is_wanted = is_usual and 0 < over <= _NEAR_MISS and (best is None or last.flops < best.flops)
+    return self._first([candidate.twin], lambda _: 0) if is_wanted and candidate.twin else None
 
   def _is_too_shallow(self) -> bool:
     """Trials say that the budget is below the least memory that there is a candidate for."""

@@ -43,7 +43,9 @@ def test_the_least_that_a_budget_out_of_reach_was_told_is_reached(monkeypatch):
 
   def missing(module, planner, budget_bytes, *others):
     asked.append(budget_bytes)
-    return search_once(module, planner, int(budget_bytes * 1.04) if budget_bytes == least_bytes else budget_bytes, *others)
+    return search_once(
+      module, planner, int(budget_bytes * 1.04) if budget_bytes == least_bytes else budget_bytes, *others
+    )
 
   monkeypatch.setattr(module_plan, "_search_once", missing)
   outcome = plan_module(module, [Mark(Budget(least_bytes))])
