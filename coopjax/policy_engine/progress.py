@@ -163,7 +163,9 @@ class Progress[Decisions: Hashable]:
       by_hand = [c for c in untried if c.is_by_hand and c.flops < least]
       untried = [c for c in untried if c.flops < least - self._tolerance(c, least)]
       # A plan at hand that people do better than: theirs first.
-      if (rounds_left <= _HAND_ROUNDS or not self._tried) and (found := self._first_by_hand(by_hand)):
+      if (rounds_left <= _HAND_ROUNDS or not self._tried) and (
+        found := self._first_by_hand(by_hand, is_last=rounds_left == 1)
+      ):
         return found
     fitting = [c for c in untried if self._hoped(c) <= self._limit(is_looped=c.has_loops)]
     if self._holds and (not self._tried or any(trial.hlo_share for trial in self._tried)):  # help costs, too
@@ -242,9 +244,12 @@ class Progress[Decisions: Hashable]:
       return reach * (1 + _AIDED_MARGIN) if self._misses < _MAX_AIDED_MISSES else 0.0
     return self._budget * (1 + _MARGIN * max(1 - self._misses, 0))
 
-  def _first_by_hand(self, candidates: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
+  def _first_by_hand(
+    self, candidates: Sequence[SearchCandidate[Decisions]], is_last: bool = False
+  ) -> SearchCandidate[Decisions] | None:
     """What a person would try is tried, too, where it might fit, the cheapest first: so nothing that a person picks is
-    better than what is found. Each try says more of the others.
+    better than what is found. Each try says more of the others. The last try is for nothing saved, as most people have
+    it, where what is held repeats more.
     """
     num_tried = sum(trial.candidate.is_by_hand for trial in self._tried)
     # Few policies are plain, so they have the benefit of the best ratio that a trial, or the program as it is, showed,
@@ -260,6 +265,8 @@ class Progress[Decisions: Hashable]:
       return num_bytes <= self._budget * (1 + (_NEARBY - 1) / max(1, num_tried))
 
     near = list(filter(is_near, candidates))
+    if is_last:
+      near = [candidate for candidate in near if candidate.is_bare] or near
     return self._first(near, lambda candidate: (candidate.flops, self._predict(candidate)))
 
   def _nearly_cheapest(self, candidates: Sequence[SearchCandidate[Decisions]]) -> list[SearchCandidate[Decisions]]:

@@ -113,6 +113,23 @@ def test_what_just_misses_in_a_loop_is_tried_as_people_write_it():
   assert plan.temp_bytes == 1835344 and len(tried) == 2
 
 
+def test_the_last_try_is_for_nothing_saved():
+  # The layers of a step that accumulates gradients, under checkpoints: what might fit is over it, one after the other.
+  by_hand = {"is_by_hand": True, "has_loops": True}
+  found = [
+    Invented(4080000.0, 8345688, 109.0, has_loops=True),
+    Invented(1426432.0, 4675736, 417.0, True, has_loops=True),
+    Invented(2360000.0, 6850584, 222.0, has_loops=True),
+    *(Invented(1560000.0 + 1000 * i, 5939160 + i, 280.0 - i, **by_hand) for i in range(6)),
+    Invented(1660928.0, 5670936, 299.0, True, **by_hand),
+  ]
+  plan, tried = run(found, 5670936, baseline=18569544)
+  assert plan.is_feasible and plan.recompute_flops == 299.0 and tried[-1] == 5670936 and len(tried) == 6
+  # Where it is over the budget, too, what was found stands.
+  plan, _ = run(found, 5670935, baseline=18569544)
+  assert plan.is_feasible and plan.recompute_flops == 417.0
+
+
 def test_no_further_try_for_a_gain_that_is_not_worth_a_compile():
   # The first fits; the next repeats 2% of the forward pass less.
   plan, tried = run([Invented(100, 100, 50.0), Invented(101, 101, 46.0)], 100, baseline=1545)
