@@ -1,4 +1,4 @@
-"""Thirteen more small programs, for `hand_policies`: what runs on one device of a mesh, and layers unlike a decoder's.
+"""Fifteen more small programs, for `hand_policies`: what runs on one device of a mesh, and layers unlike a decoder's.
 
 As in `unlike_programs`, each is a function of what wraps its layer, to a loss and its arguments.
 """
@@ -285,3 +285,37 @@ def _in_pieces(wrap):
   shapes = {"in": (32, WIDTH), "again": (WIDTH, WIDTH), "out": (WIDTH, 32)}
   weights = {name: normal(name, *shape) for name, shape in shapes.items()}
   return loss, (weights, normal("tokens", 8, 16, 32, 32, scale=1.0))
+
+
+@program
+def _basic_blocks(wrap):
+  """Blocks of two convolutions with their norms, in stages that are half as wide and twice as deep."""
+
+  def normed(x, kernel, stride=1):
+    layout = ("NHWC", "HWIO", "NHWC")
+    y = jax.lax.conv_general_dilated(x, kernel, (stride, stride), "SAME", dimension_numbers=layout)
+    return (y - y.mean((0, 1, 2))) * jax.lax.rsqrt(y.var((0, 1, 2)) + 1e-5)
+
+  @wrap
+  def block(x, kernels):
+    stride = kernels[0].shape[3] // x.shape[3]
+    y = normed(jax.nn.relu(normed(x, kernels[0], stride)), kernels[1])
+    return jax.nn.relu(y + (normed(x, kernels[2], stride) if len(kernels) > 2 else x))
+
+  def loss(stem, weights, x):
+    x = functools.reduce(lambda x, kernels: block(x, kernels), weights, normed(x, stem))
+    return jnp.mean(jax.nn.logsumexp(x.mean((1, 2)), -1))
+
+  weights = []
+  for i, (width, out) in enumerate(((16, 16), (16, 16), (16, 32), (32, 32), (32, 64), (64, 64))):
+    shapes = [(3, 3, width, out), (3, 3, out, out), *[(1, 1, width, out)] * (width != out)]
+    weights.append([normal(f"kernel{i}", *shape) for shape in shapes])
+  return loss, (normal("stem", 3, 3, 3, 16), weights, normal("x", 8, 32, 32, 3, scale=1.0))
+
+
+@program
+def _looked_up(wrap):
+  """Layers in a loop that take their weights from the stack by the turn."""
+  turn = wrap(lambda x, i, weights: dense(x, jax.tree.map(lambda weight: weight[i], weights)))
+  loss = lambda weights, x: jnp.mean(jax.lax.scan(lambda x, i: turn(x, i, weights), x, jnp.arange(LAYERS))[0] ** 2)
+  return loss, (stacked(**DENSE), activations())

@@ -37,6 +37,7 @@ _ON_HOST = (
 _WORTH_REORDERING = 1 << 16  # bytes of temporaries; most programs of a process are single ops with less
 _JUST_MISSED = 1.05  # of the budget
 _ONCE_MORE = 4  # times the steps, then
+_OUT_OF_REACH = 1  # bytes
 _NEAR_SMALLEST = (
   1.01  # temporaries that count as the smallest where the budget can't be reached: the last percent costs
 )
@@ -189,22 +190,29 @@ def _search(
   """What is found within the bytes, or by a better order alone where None are given.
 
   Every effort up to the mark's is made, and the best of what they find taken: more of it never gives less. A search
-  that ended by itself would end the same with more. Where the budget is just missed, one greater effort is made.
+  that ended by itself would end the same with more. Where the budget is just missed, one greater effort is made, and
+  one for the least that there is: what a budget out of reach was told can be reached, is reached when it is asked for.
   """
   found: list[RecomputeOrderResult] = []
 
-  def search(max_steps: int) -> bool:
+  def search(max_steps: int, within_bytes: int | None = budget_bytes) -> bool:
     """Whether more steps might find more."""
     num_cuts = _core.num_cuts()
-    found.append(_search_once(module, mark.planner, budget_bytes, searches_order, roofline, max_steps))
+    found.append(_search_once(module, mark.planner, within_bytes, searches_order, roofline, max_steps))
     return _core.num_cuts() > num_cuts
 
   steps = [effort.steps_of(each, module.num_instructions) for each in effort.up_to(mark.effort)]
   is_open = all(search(max_steps) for max_steps in steps)
-  if is_open and budget_bytes is not None:
+
+  def is_just_missed() -> bool:
     least_bytes = min(result.after.temp_bytes for result in found)
-    if budget_bytes < least_bytes <= _JUST_MISSED * budget_bytes:
-      search(_ONCE_MORE * steps[-1])
+    return budget_bytes is not None and budget_bytes < least_bytes <= _JUST_MISSED * budget_bytes
+
+  if is_open and is_just_missed():
+    search(_ONCE_MORE * steps[-1])
+  if is_just_missed():
+    for max_steps in steps:
+      search(max_steps, _OUT_OF_REACH)
   near_bytes = int(_NEAR_SMALLEST * min(result.after.temp_bytes for result in found))
 
   def rank(result: RecomputeOrderResult) -> tuple[int, float, int]:

@@ -10,6 +10,7 @@ import collections
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Protocol
@@ -76,7 +77,9 @@ class Block:
     return SavingRegion(self.graph, self.position, self.stop)
 
 
-def find_blocks(jaxpr: core.Jaxpr, graph: ForwardGraph, alone: AbstractSet[int], is_layer: bool = False) -> list[Block]:
+def find_blocks(
+  jaxpr: core.Jaxpr, graph: ForwardGraph, alone: AbstractSet[int], is_layer: bool = False, *, is_merged: bool = False
+) -> list[Block]:
   """The blocks that a region repeats, without those that hold a position which must stand alone.
 
   Args:
@@ -84,10 +87,11 @@ def find_blocks(jaxpr: core.Jaxpr, graph: ForwardGraph, alone: AbstractSet[int],
     graph: of the region.
     alone: positions.
     is_layer: a region most of which does not repeat itself is a block.
+    is_merged: blocks are merged where more passes between them than on either side (`_merged`).
   """
   named = named_values(jaxpr, graph)
   kinds, known = dict[tuple, int](), dict[tuple[int, frozenset[Value]], CurvePoint]()
-  blocks = [block for block in _pieces(graph) if alone.isdisjoint(range(*block))]
+  blocks = [block for block in (_merged if is_merged else _pieces)(graph) if alone.isdisjoint(range(*block))]
   residual_bytes = graph.residual_bytes()
   if (
     is_layer
@@ -124,6 +128,39 @@ def _pieces(graph: ForwardGraph) -> list[tuple[int, int]]:
     return j in again and made_of[j] <= made_of[i] and lengths[i] < 2 * lengths[j]
 
   blocks = [piece for i, piece in enumerate(pieces) if i in again or any(is_like(i, j) for j in beside[i])]
+  made = {graph.primitives[start:stop] for start, stop in blocks}
+  return [_without_ends(piece, made, graph) for piece in blocks]
+
+
+def _merged(graph: ForwardGraph) -> list[tuple[int, int]]:
+  """Blocks of what comes again, merged: of a network, a convolution with its norm comes again, and a block has two of
+  them and what skips both. They need not lie next to each other (the first of each stage has one more); none where
+  nothing is merged.
+  """
+  bounds, crossed = repeated_blocks(graph, as_by_hand=True), graph.crossed_bytes()
+  passed = [0, *crossed[list(bounds)].tolist(), 0]
+  # A level of bytes goes on over boundaries that as many cross; what rises to it and falls behind it is no end.
+  level = list[int]()
+  for i in range(1, len(passed) - 1):
+    before = next((each for each in reversed(passed[1:i]) if each != passed[i]), math.inf)
+    behind = next((each for each in passed[i + 1 : -1] if each != passed[i]), math.inf)
+    if passed[i] < before and passed[i] < behind:
+      level.append(bounds[i - 1])
+  if len(level) < 2 or len(level) == len(bounds):
+    return []
+  ends = []
+  for end in level:
+    while end + 1 < graph.num_positions and crossed[end + 1] == crossed[end]:
+      end += 1
+    ends.append(end)
+  pieces = list(itertools.pairwise(sorted({0, *ends, graph.num_positions})))
+  made_of = [collections.Counter(graph.primitives[start:stop]) for start, stop in pieces]
+
+  def is_again(i: int) -> bool:
+    others = (made for j, made in enumerate(made_of) if j != i)
+    return any((made_of[i] & made).total() >= _MOSTLY * made.total() for made in others)
+
+  blocks = [piece for i, piece in enumerate(pieces) if is_again(i)]
   made = {graph.primitives[start:stop] for start, stop in blocks}
   return [_without_ends(piece, made, graph) for piece in blocks]
 

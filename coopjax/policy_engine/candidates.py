@@ -145,8 +145,9 @@ class Candidates:
         if len(scans) > 1:  # the layers alone, without the loops of a loss or of an embedding
           layers = [max(scans, key=kept_bytes)]
           self._add_rungs(looped(layers, 0), layers, ())
-        if not only_scans and (blocks := find_blocks(jaxpr, graph, alone)):
-          self._add_rungs(graph, scans, blocks)
+        for is_merged in () if only_scans else (False, True):
+          if blocks := find_blocks(jaxpr, graph, alone, is_merged=is_merged):
+            self._add_rungs(graph, scans, blocks)
     inner = scans
     while any(scan.opened for scan in inner):
       inner = [scan.opened or scan for scan in inner]
@@ -154,8 +155,10 @@ class Candidates:
         self._add_ladders(looped(inner, level), ScanLevel(inner, level, are_alone=True), is_cut=not only_scans)
       self._add_rungs(looped(inner, 0), inner, ())
     if not only_scans:
-      if not scans and (blocks := find_blocks(jaxpr, original, self._effects, is_layer=not self._ends_forward)):
-        self._add_rungs(original, (), blocks)
+      is_layer = not self._ends_forward
+      for is_merged in () if scans else (False, True):
+        if blocks := find_blocks(jaxpr, original, self._effects, is_layer and not is_merged, is_merged=is_merged):
+          self._add_rungs(original, (), blocks)
       self._add_ladders(original, ScanLevel())
     if host is not None and not only_scans and not scans:
       self._add_ladders(original, ScanLevel(may_offload=True), host=host)

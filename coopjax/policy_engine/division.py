@@ -97,6 +97,10 @@ class JointCandidate:
     return frozenset((i, *trait) for i, bodies in enumerate(self.scan_bodies) for trait in traits_of(bodies))
 
   @property
+  def twin(self) -> None:
+    """None: loops of the user's have checkpoints as the user wrote them."""
+
+  @property
   def kin(self) -> None:
     """None: divisions are not told apart by what their estimates' errors depend on."""
 

@@ -63,6 +63,12 @@ class Candidate:
     return dataclasses.replace(self, make_decisions=decisions)
 
   @property
+  def twin(self) -> "Candidate | None":
+    """The same as most people write it, who leave `prevent_cse` as it is in loops, too; None if it is that."""
+    is_twin = not self.loops or all(region.has_barrier for region in self.scan_bodies)
+    return None if is_twin else self.behind_barriers(self.loops)
+
+  @property
   def is_by_hand(self) -> bool:
     """A policy that people pick."""
     return bool(self.rungs)

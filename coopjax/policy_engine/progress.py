@@ -27,6 +27,7 @@ _MARGIN = 0.02  # of the budget: how far predictions err, once there has been a 
 _DOUBT = 0.1  # of the budget: how far the prediction of a scan body unlike those tried may err, at least
 _NEARBY = 1.15  # of the budget: predictions within that may be wrong
 _MAYBE = 1.2  # of the budget: of the few policies that everybody tries, what is predicted to take more is not tried
+_NEAR_MISS = 0.01  # of the budget
 _HAND_ROUNDS = 3  # of a search, its last: for what a person would pick
 _MAX_BOLD_MISSES = 10
 _MAX_BARE = 3  # tries at the least memory before the budget counts as out of reach
@@ -152,6 +153,8 @@ class Progress[Decisions: Hashable]:
 
   def next_candidate(self, rounds_left: int) -> SearchCandidate[Decisions] | None:
     """The cheapest candidate that should fit; before the first that does, and on the last try, the smallest."""
+    if twin := self._twin_of_a_near_miss():
+      return twin
     if not self._holds and self._is_too_shallow():
       self._space.deepen()
     untried = [candidate for candidate in self._space.found if candidate not in self._passed]
@@ -161,7 +164,9 @@ class Progress[Decisions: Hashable]:
       by_hand = [c for c in untried if c.is_by_hand and c.flops < least]
       untried = [c for c in untried if c.flops < least - self._tolerance(c, least)]
       # A plan at hand that people do better than: theirs first.
-      if (rounds_left <= _HAND_ROUNDS or not self._tried) and (found := self._first_by_hand(by_hand)):
+      if (rounds_left <= _HAND_ROUNDS or not self._tried) and (
+        found := self._first_by_hand(by_hand, is_last=rounds_left == 1)
+      ):
         return found
     fitting = [c for c in untried if self._hoped(c) <= self._limit(is_looped=c.has_loops)]
     if self._holds and (not self._tried or any(trial.hlo_share for trial in self._tried)):  # help costs, too
@@ -204,6 +209,18 @@ class Progress[Decisions: Hashable]:
       lambda candidate: ((candidate.scan_bodies, candidate.kin) in seen, candidate.estimated_bytes, candidate.flops),
     )
 
+  def _twin_of_a_near_miss(self) -> SearchCandidate[Decisions] | None:
+    """What a person would pick and just misses the budget, as people write it (`ladders.Candidate.twin`): XLA's
+    schedules of the two differ by little, and by hand it may fit.
+    """
+    if not self._tried:
+      return None
+    last, best = self._tried[-1], self._best()
+    candidate, over = last.candidate, last.temp_bytes / self._budget - 1
+    is_usual = candidate.is_by_hand or candidate.is_bare
+    is_wanted = is_usual and 0 < over <= _NEAR_MISS and (best is None or last.flops < best.flops)
+    return self._first([candidate.twin], lambda _: 0) if is_wanted and candidate.twin else None
+
   def _is_too_shallow(self) -> bool:
     """Trials say that the budget is below the least memory that there is a candidate for."""
     bare = [self._predict(candidate) for candidate in self._space.found if candidate.is_bare]
@@ -235,10 +252,11 @@ class Progress[Decisions: Hashable]:
     return self._budget * (1 + _MARGIN * max(1 - self._misses, 0))
 
   def _first_by_hand(
-    self, candidates: Sequence[SearchCandidate[Decisions]], reach: float = _MAYBE
+    self, candidates: Sequence[SearchCandidate[Decisions]], reach: float = _MAYBE, *, is_last: bool = False
   ) -> SearchCandidate[Decisions] | None:
     """What a person would try is tried, too, where it might fit, the cheapest first: so nothing that a person picks is
-    better than what is found. Each try says more of the others.
+    better than what is found. Each try says more of the others. The last try is for nothing saved, as most people have
+    it, where what is held repeats more.
     """
     num_tried = sum(trial.candidate.is_by_hand for trial in self._tried)
     # Few policies are plain, so they have the benefit of the best ratio that a trial, or the program as it is, showed,
@@ -255,6 +273,8 @@ class Progress[Decisions: Hashable]:
       return self._predict(candidate) <= self._budget * (1 + (_NEARBY - 1) / max(1, num_tried))
 
     near = list(filter(is_near, candidates))
+    if is_last:
+      near = [candidate for candidate in near if candidate.is_bare] or near
     return self._first(near, lambda candidate: (candidate.flops, self._predict(candidate)))
 
   def _nearly_cheapest(self, candidates: Sequence[SearchCandidate[Decisions]]) -> list[SearchCandidate[Decisions]]:

@@ -34,6 +34,8 @@ def repeated_blocks(graph: ForwardGraph, as_by_hand: bool = False) -> tuple[int,
     graph: of the region.
     as_by_hand: of boundaries next to each other that as many bytes cross the last, behind an activation, as people have
       it, which keeps least while a block is differentiated alone; else the first, which keeps least in longer segments.
+      Of those that lie apart, behind attention and behind a layer, the ones that leave most at the stretch's ends that
+      is made as a block is: of the first layer, a part may have no gradient.
   """
   residuals = np.concatenate([[0], np.cumsum(graph.residual_bytes())])
   same = [tuple((op.flops, *(graph.value_bytes[value] for value in op.outputs)) for op in ops) for ops in graph.ops]
@@ -54,6 +56,11 @@ def _stretches(
   def made_of(start: int, period: int) -> frozenset:
     return frozenset(collections.Counter(graph.primitives[start : start + period]).items())
 
+  def num_made_alike(blocks: list[int], period: int) -> int:
+    """Pieces as long as a block, next to a stretch, that are made of what its blocks are made of."""
+    kind, starts = made_of(blocks[0], period), (blocks[0] - period, blocks[-1])
+    return sum(0 <= start <= graph.num_positions - period and made_of(start, period) == kind for start in starts)
+
   def is_repetitive(start: int, stop: int) -> bool:
     found, of_all = _longest(keys, residuals, start, stop), _held(residuals, start, stop)
     return found is not None and _held(residuals, *found[:2]) >= max(_LEAST_SHARE, _MOST * of_all)
@@ -72,9 +79,11 @@ def _stretches(
     starts = np.arange(first, last - num_blocks * period + 1)
     inner = starts[:, None] + period * np.arange(num_blocks + 1)
     passed = crossed[inner].sum(axis=1)
-    at = int(passed.argmin())
-    while as_by_hand and at + 1 < len(starts) and passed[at + 1] == passed[at]:
-      at += 1
+    ties = np.flatnonzero(passed == passed.min()).tolist()
+    at = ties[0]
+    if as_by_hand:
+      lasts = [tie for tie, following in itertools.zip_longest(ties, ties[1:]) if following != tie + 1]
+      at = max(lasts, key=lambda tie: num_made_alike(inner[tie].tolist(), period)) if len(lasts) > 1 else lasts[0]
     blocks = inner[at].tolist()
     pieces += [(start, blocks[0]), (blocks[-1], stop)]
     if is_repetitive(*blocks[:2]):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from coopjax.jaxpr.trace import differentiable, trace
+from coopjax.policy_engine import by_hand
 from coopjax.policy_engine.cuts import cut
 from coopjax.policy_engine.repeats import repeated_blocks
 from coopjax.policy_engine.residuals import forward_graph
@@ -57,6 +58,27 @@ def test_two_stacks_and_none():
   assert repeated_blocks(graph_of(lambda x: jnp.sum(jnp.sin(x)), models.normal(0, 8))[0]) == ()
 
 
+def test_layers_whose_first_is_differentiated_in_part():
+  # Small weights beside those that nobody differentiates: attention of the first layer has no gradient, so behind each
+  # attention a block could start, too. By hand it is a layer: 5 x 64 tokens cross on both sides.
+  squashed = lambda x: x / (1 + jnp.abs(x).mean(-1, keepdims=True))
+  frozen, x = (models.normal(0, 32, 96), models.normal(1, 32, 32)), models.normal(2, 5, 64, 32)
+
+  def loss(adapters):
+    y = x
+    for small in adapters:
+      query, key, value = jnp.split(squashed(y) @ frozen[0], 3, -1)
+      y = y + jax.nn.softmax(query @ key.mT) @ value
+      y = y + squashed(y) @ small @ small.T
+      y = y + jnp.tanh(squashed(y) @ frozen[1]) @ frozen[1].T
+    return jnp.mean(y**2)
+
+  graph, _ = graph_of(loss, [models.normal(i, 32, 4) for i in range(5)])
+  bounds = repeated_blocks(graph, as_by_hand=True)
+  period = bounds[1] - bounds[0]
+  assert bounds == tuple(range(period, 5 * period + 1, period))
+
+
 def test_levels_of_unlike_sizes():
   """Down and up through a U-Net: no two blocks have one shape."""
 
@@ -79,3 +101,39 @@ def test_levels_of_unlike_sizes():
   products = [position for position, name in enumerate(names) if name == "dot_general"]
   of_each = [sum(start <= product < stop for product in products) for start, stop in itertools.pairwise(blocks)]
   assert of_each.count(1) >= 6
+
+
+def test_blocks_of_pieces_that_come_again_themselves():
+  # A convolution with its norm comes again, two of them and what skips both are a block; the first of a stage has one
+  # more. By hand a block is under a checkpoint: a single activation crosses on both sides.
+  def normed(x, kernel, stride=1):
+    layout = ("NHWC", "HWIO", "NHWC")
+    y = jax.lax.conv_general_dilated(x, kernel, (stride, stride), "SAME", dimension_numbers=layout)
+    return (y - y.mean((0, 1, 2))) * jax.lax.rsqrt(y.var((0, 1, 2)) + 1e-5)
+
+  def loss(stem, blocks, x):
+    x = normed(x, stem)
+    for kernels in blocks:
+      stride = kernels[0].shape[3] // x.shape[3]
+      y = normed(jax.nn.relu(normed(x, kernels[0], stride)), kernels[1])
+      x = jax.nn.relu(y + (normed(x, kernels[2], stride) if len(kernels) > 2 else x))
+    return jax.nn.logsumexp(x.mean((1, 2)), -1).mean()
+
+  blocks = []
+  for width, out in ((8, 8), (8, 8), (8, 16), (16, 16), (16, 32), (32, 32)):
+    shapes = [(3, 3, width, out), (3, 3, out, out), *[(1, 1, width, out)] * (width != out)]
+    blocks.append([models.normal(i, *shape) for i, shape in enumerate(shapes)])
+  args = models.normal(0, 3, 3, 3, 8), blocks, models.normal(1, 2, 16, 16, 3)
+  traced = differentiable(trace(loss, args))
+  graph = forward_graph(traced.inlined, traced.is_differentiable)
+  found = by_hand.find_blocks(traced.inlined, graph, frozenset(), is_merged=True)
+  convolutions = [graph.primitives[each.position : each.stop].count("conv_general_dilated") for each in found]
+  assert convolutions == [2, 2, 3, 2, 3, 2]
+  crossed = graph.crossed_bytes()
+  # 2 examples, of 16 x 16 with 8 channels to 4 x 4 with 32; the last is what the mean is taken of.
+  sizes = [2 * 4 * size**2 * channels for size, channels in ((16, 8), (16, 8), (8, 16), (8, 16), (4, 32), (4, 32))]
+  assert crossed[[each.stop for each in found]].tolist() == sizes
+  layers = trace(*models.gpt(3)[:1], models.gpt(3)[1:])
+  assert not by_hand.find_blocks(
+    layers.inlined, forward_graph(layers.inlined, layers.is_differentiable), frozenset(), is_merged=True
+  )
