@@ -322,6 +322,7 @@ class _Planning:
       measured=self.best,
       planning_s=planning_s,
       existing=step.existing,
+      runs=[(member.num_runs, member.num_kept) for member in step.members],
     )
 
   def _regions(self) -> tuple[RegionPlan, ...]:

@@ -127,6 +127,7 @@ class SavingRegion:
 
   def __init__(self, graph: ForwardGraph, start: int, stop: int):
     ops = [op for position in range(start, stop) for op in graph.ops[position]]
+    self._positions = [position for position in range(start, stop) for _ in graph.ops[position]]
     self._graph, self._values = graph, [value for op in ops for value in op.outputs]
     local = {value: i for i, value in enumerate(self._values)}
     self._inputs = [[local[value] for value in op.inputs if value in local] for op in ops]
@@ -139,9 +140,17 @@ class SavingRegion:
 
   def choice(self, saved: Iterable[Value]) -> CurvePoint:
     """Under a checkpoint that saves these values, without those that nothing reads then."""
+    return self.point(self._known_as(saved))
+
+  def repeated_at(self, saved: Iterable[Value]) -> set[int]:
+    """The positions that a checkpoint repeats which saves these values."""
+    _, repeated = self._needed(set(self._known_as(saved)))
+    return {self._positions[i] for i in repeated}
+
+  def _known_as(self, saved: Iterable[Value]) -> Iterator[int]:
     wanted = frozenset(saved)
     named = ((value, self._graph.named[value]) for value in self._values)
-    return self.point(value for value, name in named if name is not None and wanted.issuperset(parts(name)))
+    return (value for value, name in named if name is not None and wanted.issuperset(parts(name)))
 
   def points(self, form: Form, max_points: int) -> list[CurvePoint]:
     """The frontier, with the FLOPs of all that is repeated."""
@@ -163,21 +172,25 @@ class SavingRegion:
   def point(self, saved: Iterable[int]) -> CurvePoint:
     """With these values of the graph saved, as far as they are read."""
     graph, saved = self._graph, set(saved)
-    needed, flops, repeated = {self._values[i] for i in self._wanted}, 0.0, set[int]()
+    needed, repeated = self._needed(saved)
+    kept, flops = needed & saved, sum(self._flops[i] for i in repeated)
+    names = in_order({part for value in kept for part in parts(graph.name_of(value))})
+    return CurvePoint(sum(graph.value_bytes[value] for value in kept), float(flops), True, names)
+
+  def _needed(self, saved: set[int]) -> tuple[set[int], list[int]]:
+    """The values that the backward pass reads, or what it repeats; and the ops that it repeats, the last first."""
+    needed, repeated = {self._values[i] for i in self._wanted}, dict[int, None]()
     is_more = True
     while is_more:  # what a step hands on, the next one reads
       for i in reversed(range(len(self._flops))):
         made = (self._values[value] for value in self._outputs[i])
         if i not in repeated and any(value in needed and value not in saved for value in made):
-          repeated.add(i)
-          flops += self._flops[i]
+          repeated[i] = None
           needed.update(self._values[value] for value in self._inputs[i])
       handed_on = {end for start, end in self._carried if start in needed and start not in saved}
       is_more = not needed.issuperset(handed_on)
       needed |= handed_on
-    kept = needed & saved
-    names = in_order({part for value in kept for part in parts(graph.name_of(value))})
-    return CurvePoint(sum(graph.value_bytes[value] for value in kept), float(flops), True, names)
+    return needed, list(repeated)
 
 
 def _csr(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
