@@ -175,7 +175,7 @@ def test_narrow_tables_keep_the_telling_end(monkeypatch, tmp_path):
   wide = display.text_table(("decision", "line"), rows, 1000)
   assert str(tmp_path) in wide and "Block.__call__" in wide
   narrow = [line.split(maxsplit=1)[1] for line in display.text_table(("decision", "line"), rows, 36).splitlines()[1:]]
-  assert narrow == ["train.py:12", "train.py:12 (block) < tr..", "..[0].mu['layers']['up']"]
+  assert narrow == ["train.py:12", "train.py:12 (block) < tr..", "..te[0].mu['layers']['up']"]
 
 
 def test_an_empty_line_stands_between_totals_and_rows_at_every_width(dumped, capsys, monkeypatch):
