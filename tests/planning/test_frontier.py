@@ -147,6 +147,7 @@ def test_no_two_points_of_a_step_compile_the_same(monkeypatch):
 def test_what_is_shown_and_kept(found, tmp_path):
   table = found.table()
   assert all(point.name in table for point in (*found.points, *found.references)) and "out of reach" in table
+  assert max(map(len, found.table(60).splitlines())) <= 60 < max(map(len, table.splitlines()))
   again = coopjax.Frontier.from_dict(json.loads(json.dumps(found.to_dict())))
   assert again == found and again.points[0].plan is None
   assert "<table>" in found._repr_html_() and "dots saveable" in found._repr_html_()
