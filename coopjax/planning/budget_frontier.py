@@ -153,7 +153,8 @@ def frontier(
   """Plans `fn` with its gradient, or a whole step, for several budgets, and compiles each plan.
 
   The program is traced once, and compiled once without a plan; each budget costs a plan and the compile of that plan.
-  A plan for a smaller budget also holds a larger one: where it happens to cost less, it stands for both.
+  Of a step, what several budgets try is compiled once. A plan for a smaller budget also holds a larger one: where it
+  happens to cost less, it stands for both.
 
   Args:
     fn: as for :func:`coopjax.plan`.
