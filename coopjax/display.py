@@ -20,6 +20,7 @@ _GAP = "  "  # between columns
 _ROOM = 20  # characters for a column while another could be left out
 _LEAST = 10  # that a column keeps
 _CALLED_BY = " < "  # between frames, the innermost first
+_OF_PATHS = "/", ":", "['", "]."  # of files and lines, scopes, arguments
 _IN_FUNCTION = re.compile(r"^(\S+:\d+) \([^()]*\)$")
 _STYLE = "text-align:left;padding:2px 12px 2px 0;font-variant-numeric:tabular-nums"
 
@@ -31,8 +32,8 @@ def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int
     columns: headings.
     rows: cells.
     width: characters that a line may take; 0: as many as it takes. Where they are too few, paths under the current
-      directory lose it, then lines of code their function; then columns are left out, and long cells shortened: paths
-      and scopes keep their end, stacks of frames and other text their beginning.
+      directory lose it, then lines of code their function; then columns are left out, and long cells shortened: paths,
+      of arguments too, and scopes keep their end, stacks of frames and other text their beginning.
     spare: headings of the columns that are left out for it, the first of them first.
   """
   kept, widths = list(columns), _widths(columns, rows)
@@ -74,7 +75,7 @@ def _widths(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[str, 
 def _shortened(cell: str, room: int) -> str:
   if len(cell) <= room:
     return cell
-  keeps_end = ("/" in cell or ":" in cell) and _CALLED_BY not in cell
+  keeps_end = any(mark in cell for mark in _OF_PATHS) and _CALLED_BY not in cell
   return f"..{cell[2 - room :]}" if keeps_end else f"{cell[: room - 2]}.."
 
 

@@ -1,16 +1,16 @@
-"""Every program of the process through the HLO engine, with no change in the user's code."""
+"""Every program of the process through the HLO engine, and steps under `jax.checkpoint` planned, in code as it is."""
 
 from typing import Any
 
 import jax
 
-from coopjax import compat, contexts
+from coopjax import compat, contexts, launching
 from coopjax.budget import Budget, BudgetLike
 from coopjax.errors import RematNoEffectWarning, warn
 from coopjax.hlo_engine import hook
 from coopjax.planners.base import get_planner
 from coopjax.planners.effort import check_effort, check_fuse
-from coopjax.planning import following
+from coopjax.planning import following, regions
 from coopjax.planning.remat_plan import RematPlan
 from coopjax.xla import standing, targets
 from coopjax.xla.device_budget import allowed
@@ -26,8 +26,14 @@ class Enabled:
     return self
 
   def __exit__(self, *_) -> None:
-    standing.change(self._former)
+    _change(self._former)
     contexts.directions.set_global(self._former_plan)
+
+
+def _change(asked: standing.Standing | None) -> None:
+  """Of every program, and of the steps that are jitted from now on."""
+  standing.change(asked)
+  launching.steps_of_process.settle()
 
 
 def enable(
@@ -36,6 +42,7 @@ def enable(
   planner: str = "auto",
   effort: str = "fast",
   time_limit_s: float | None = None,
+  existing: str = "replace",
   plan: RematPlan | None = None,
 ) -> Enabled:
   """Plans every program that this process compiles from now on; no code has to change.
@@ -47,6 +54,11 @@ def enable(
   With a budget, programs whose temporary memory would still exceed it recompute some of it, too, as little as
   possible, by clones of compiled instructions: again with the same bits. A program that can't be brought within the
   budget is compiled at the smallest memory found, with a `BudgetExceededWarning`.
+
+  A training step that is jitted from then on and has layers under ``jax.checkpoint`` (Flax's and Equinox's are that,
+  too) is planned when it is first called, lowered or traced, as :func:`coopjax.plan` plans it: on what stands under its
+  checkpoints, in place of what they say, so it repeats no more than the budget asks for, and nothing that fits. Its
+  results agree within rounding. It takes a few more compiles; ``existing="keep"`` leaves the checkpoints alone.
 
   A `coopjax.remat` inside a program has its own budget: it goes before this one, the strictest of several first. What
   the hook can't read or can't prove safe is compiled as it came. Programs with less than 64 KiB of temporaries keep
@@ -72,6 +84,8 @@ def enable(
     planner: "auto", or any of `coopjax.plan`'s.
     effort: as for `coopjax.remat`, for each program.
     time_limit_s: a fuse, as for `coopjax.remat`, for each program.
+    existing: with a budget, what becomes of the ``jax.checkpoint``s of training steps, as for :func:`coopjax.plan`:
+      ``"replace"``, ``"at_least"`` or ``"keep"``.
     plan: of a step, from :func:`coopjax.plan`, in place of all these.
 
   Returns:
@@ -80,12 +94,14 @@ def enable(
 
   Raises:
     InvalidBudgetError: the budget is none.
-    ValueError: there is no such planner, or effort, or the time limit is none.
+    ValueError: there is no such planner, effort or `existing`, or the time limit is none.
     NoRegionsError: the plan has no remat regions to be known by; use ``plan.apply``.
     PlanMismatchError: when a region is traced that is differentiated and not in the plan.
 
   Limits: GPUs and TPUs need JAX 0.12; a compiler for absent hardware must be loaded before. What `coopjax.plan` and
-  `coopjax.remat` compile while they plan is not touched.
+  `coopjax.remat` compile while they plan is not touched. A step keeps its checkpoints where it was jitted before, or by
+  code that had imported the bare name ``jit`` before; where its gradient is taken outside of the ``jax.jit``; and where
+  it has a `coopjax.remat`, too. What planning can't do is a `RematNoEffectWarning`, and the step runs as it is.
 
   Example:
     >>> import jax, jax.numpy as jnp
@@ -111,6 +127,7 @@ def enable(
   get_planner(planner)
   check_effort(effort)
   check_fuse(time_limit_s)
+  regions.check_existing(existing)
   if not (budget is None or (isinstance(budget, str) and budget == standing.DEVICE)):
     budget = Budget.parse(budget)
     if not budget.fits:
@@ -120,11 +137,11 @@ def enable(
     hook.install(platform)
   if compat.hook_platform(jax.default_backend()) not in platforms:
     warn(
-      f"coopjax.enable changes nothing on {jax.default_backend()}: JAX {jax.__version__} runs no hooks there",
+      f"coopjax.enable changes no compiled module on {jax.default_backend()}: JAX {jax.__version__} has no hook there",
       RematNoEffectWarning,
     )
   former = Enabled(standing.current(), contexts.directions.value)
-  standing.change(standing.Standing(budget, planner, effort, time_limit_s))
+  _change(standing.Standing(budget, planner, effort, time_limit_s, existing))
   return former
 
 
@@ -137,5 +154,5 @@ def disable() -> None:
     >>> _ = enable()
     >>> disable()
   """
-  standing.change(None)
+  _change(None)
   contexts.directions.set_global(None)

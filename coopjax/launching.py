@@ -2,15 +2,16 @@
 
 Trainers (MaxText's, one's own) make their step with ``jax.jit`` somewhere inside. While `plan_steps` lasts, that name
 gives functions that look, before they run, whether what they are called with takes gradients; such a step is planned
-with the arguments, the mesh and the options that the trainer gives it, and carried out as planned.
+with the arguments, the mesh and the options that the trainer gives it, and carried out as planned. So it is while
+`coopjax.enable` has a budget, for steps with `jax.checkpoint`s of their own (`StandingSteps`).
 """
 
 import contextlib
 import functools
 import types
 import warnings
-from collections.abc import Callable, Hashable
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, Protocol
 
 import jax
 import jax.core
@@ -22,9 +23,26 @@ from coopjax.planning import regions, steps
 from coopjax.planning.plannable import Plannable
 from coopjax.planning.remat_plan import RematPlan
 from coopjax.planning.request import Request
-from coopjax.xla import targets
+from coopjax.xla import standing, targets
 
 type _Watcher = Callable[[RematPlan], Any]
+
+
+class _Planner(Protocol):
+  """Whoever has steps planned.
+
+  Attributes:
+    is_on: steps that come up are planned.
+    state: under which what was planned is carried out.
+  """
+
+  @property
+  def is_on(self) -> bool: ...
+  @property
+  def state(self) -> Hashable: ...
+  def planned(self, jitted: jax.stages.Wrapped, args: Any, kwargs: Any) -> Callable:
+    """The function with its plan carried out if it is a step that can be planned; else the function."""
+    ...
 
 
 class PlannedSteps:
@@ -34,6 +52,8 @@ class PlannedSteps:
     plans: that were made so far, in the order of the first calls.
     is_on: steps that come up are planned.
   """
+
+  state: Hashable = None  # what was planned stays so
 
   def __init__(self, request: Callable[[str | None], Request], existing: str, on_plan: _Watcher | None):
     self.plans: list[RematPlan] = []
@@ -53,27 +73,16 @@ class PlannedSteps:
     if self.is_on:
       return
     self._former, self.is_on = jax.jit, True
-    former = self._former
-
-    @functools.wraps(former)
-    def jit(*args, **kwargs):
-      jitted = former(*args, **kwargs)
-      if regions.is_jitted(jitted):
-        return _Jitted(jitted, self)
-      return lambda fn: _Jitted(jitted(fn), self)  # options alone: a decorator
-
-    jax.jit = jit
+    jax.jit = _jit_for(self, self._former)
 
   def planned(self, jitted: jax.stages.Wrapped, args: Any, kwargs: Any) -> Callable:
-    """The function with its plan carried out if it is a step that can be planned; else the function."""
     traced = jitted.trace(*args, **kwargs)  # which JAX keeps for the call
     if not steps.holds_backward(traced.jaxpr.jaxpr):
       return jitted
     request = self._request(targets.of_arguments((args, kwargs)))
     name = getattr(jitted, "__name__", "a step")
     try:
-      with progress.shown(f"planning {name}"), warnings.catch_warnings():
-        warnings.simplefilter("ignore", RematNoEffectWarning)  # a step within the budget is as it should be
+      with _planning(name):
         plan = Plannable.of(jitted, args, kwargs, request.device, None, self._existing).plan(request)
     except NoRegionsError as error:
       warn(f"{name} runs as it is: {error}", RematNoEffectWarning)
@@ -84,16 +93,100 @@ class PlannedSteps:
     return plan.apply(jitted)
 
 
+class StandingSteps:
+  """Steps under `jax.checkpoint` while `coopjax.enable` has a budget; one for the process, as what is enabled is.
+
+  No harm is done: what can't be planned, or is not in need of it, is left to the hook, which has all other programs.
+  """
+
+  def __init__(self):
+    self._former: Callable = jax.jit
+    self._ours: Callable | None = None  # while it stands for `jax.jit`
+
+  @property
+  def state(self) -> standing.Standing | None:
+    return standing.current()
+
+  @property
+  def is_on(self) -> bool:
+    asked = self.state
+    return asked is not None and asked.budget is not None and asked.existing != "keep"
+
+  def settle(self) -> None:
+    """What is enabled has changed: `jax.jit` is ours from here on, or JAX's own."""
+    if self.is_on and jax.jit is not self._ours:
+      self._former = jax.jit
+      self._ours = jax.jit = _jit_for(self, self._former)
+    elif not self.is_on and jax.jit is self._ours:
+      jax.jit, self._ours = self._former, None
+
+  def planned(self, jitted: jax.stages.Wrapped, args: Any, kwargs: Any) -> Callable:
+    jaxpr = jitted.trace(*args, **kwargs).jaxpr.jaxpr
+    if not (steps.holds_checkpoint(jaxpr) and steps.holds_backward(jaxpr)):
+      return jitted
+    name = getattr(jitted, "__name__", "a step")
+    try:
+      with _planning(name):
+        plan = self._plan(jitted, args, kwargs)
+      return jitted if plan is None else plan.apply(jitted)
+    except Exception as error:  # whatever it is, the step can do without
+      reason = str(error).partition("\n")[0]
+      warn(f"{name} keeps its own checkpoints: {reason or type(error).__name__}", RematNoEffectWarning)
+      return jitted
+
+  def _plan(self, jitted: jax.stages.Wrapped, args: Any, kwargs: Any) -> RematPlan | None:
+    """None for a step with a `coopjax.remat`, whose own budget goes first."""
+    asked, name = standing.current(), targets.of_arguments((args, kwargs))
+    assert asked is not None  # `is_on`
+    device = targets.running() if name is None else targets.resolve(name)
+    request = Request.checked(
+      budget=Budget.total(device.memory_bytes) if asked.budget == standing.DEVICE else asked.budget,
+      planner=asked.planner,
+      engine="auto",
+      target=name,
+      effort=asked.effort,
+      time_limit_s=asked.time_limit_s,
+      on_infeasible="best_effort",
+    )
+    step = Plannable.of(jitted, args, kwargs, request.device, None, asked.existing)
+    assert isinstance(step.program, steps.Step)  # it takes gradients
+    return step.plan(request) if step.program.is_all_checkpoints else None
+
+
+steps_of_process = StandingSteps()
+
+
+def _jit_for(planner: _Planner, former: Callable) -> Callable:
+  """`jax.jit`, of whose functions those are planned that are called as steps."""
+
+  @functools.wraps(former)
+  def jit(*args, **kwargs):
+    jitted = former(*args, **kwargs)
+    if regions.is_jitted(jitted):
+      return _Jitted(jitted, planner)
+    return lambda fn: _Jitted(jitted(fn), planner)  # options alone: a decorator
+
+  return jit
+
+
+@contextlib.contextmanager
+def _planning(name: str) -> Iterator[None]:
+  """Shown on a terminal; a step within the budget is as it should be."""
+  with progress.shown(f"planning {name}"), warnings.catch_warnings():
+    warnings.simplefilter("ignore", RematNoEffectWarning)
+    yield
+
+
 class _Jitted:
   """A jitted function, called, lowered or traced as planned for the arguments; all else of it as it is."""
 
-  def __init__(self, jitted: Any, planned_steps: PlannedSteps):
+  def __init__(self, jitted: Any, planner: _Planner):
     functools.update_wrapper(self, jitted)
     if isinstance(jitted, _Jitted):
       jitted = jitted._jitted  # the inner of two blocks decides
     self.__wrapped__ = getattr(jitted, "__wrapped__", jitted)
-    self._jitted, self._steps = jitted, planned_steps
-    self._known: dict[Hashable, Callable] = {}  # by kind of arguments
+    self._jitted, self._planner = jitted, planner
+    self._known: dict[Hashable, Callable] = {}  # by state and kind of arguments
 
   def __call__(self, *args: Any, **kwargs: Any) -> Any:
     return self._carried_out("__call__", args, kwargs)
@@ -114,13 +207,13 @@ class _Jitted:
     leaves, tree = jax.tree.flatten((args, kwargs))
     if _is_part_of_a_program(leaves):
       return getattr(self._jitted, name)(*args, **kwargs)
-    kind = tree, tuple(map(_leaf_kind, leaves))
+    kind = self._planner.state, tree, tuple(map(_leaf_kind, leaves))
     if kind in self._known:
       with contextlib.suppress(PlanMismatchError):  # raised before anything runs: what differs is not in the kind
         return getattr(self._known[kind], name)(*args, **kwargs)
-    if not self._steps.is_on:
+    if not self._planner.is_on:
       return getattr(self._jitted, name)(*args, **kwargs)
-    self._known[kind] = self._steps.planned(self._jitted, args, kwargs)
+    self._known[kind] = self._planner.planned(self._jitted, args, kwargs)
     return getattr(self._known[kind], name)(*args, **kwargs)
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import importlib.util
 import os
 import pathlib
 import runpy
@@ -10,7 +11,7 @@ import traceback
 from typing import Any
 
 from coopjax.cli import planning_commands
-from coopjax.errors import CoopjaxError
+from coopjax.errors import CoopjaxError, UserFunctionError
 from coopjax.planning.remat_plan import RematPlan
 
 _EXAMPLES = """examples:
@@ -60,6 +61,7 @@ def _run(options: argparse.Namespace) -> int:
       on_plan=lambda plan: _told(plan, options),
     )
   with held:
+    _find(options)
     try:
       _run_program(options)
     except CoopjaxError:
@@ -70,11 +72,26 @@ def _run(options: argparse.Namespace) -> int:
   return 0
 
 
+def _find(options: argparse.Namespace) -> None:
+  """Raises UserFunctionError where there is no such program."""
+  if not options.is_module:
+    if not os.path.exists(options.program):
+      raise UserFunctionError(f"{options.program} does not exist")
+    return
+  sys.path.insert(0, os.getcwd())
+  package = options.program.partition(".")[0]
+  try:
+    is_there = importlib.util.find_spec(package) is not None
+  except ValueError:  # no name of a module
+    is_there = False
+  if not is_there:
+    raise UserFunctionError(f"there is no module {package} to run {options.program} of")
+
+
 def _run_program(options: argparse.Namespace) -> None:
   """As Python runs it: as the main module, with its own arguments, and its folder, or this one, to import from."""
   sys.argv = [options.program, *options.arguments]
   if options.is_module:
-    sys.path.insert(0, os.getcwd())
     runpy.run_module(options.program, run_name="__main__", alter_sys=True)
   else:
     sys.path.insert(0, str(pathlib.Path(options.program).resolve().parent))

@@ -259,11 +259,15 @@ def is_plain_jit(equation: core.JaxprEqn) -> bool:
   return unspecified and layouts_open and not params["compiler_options_kvs"]
 
 
+def is_checkpoint(equation: core.JaxprEqn) -> bool:
+  """Whether it evaluates what is under a `jax.checkpoint`, for the first time or again."""
+  name = equation.primitive.name
+  return name == "remat2" or (name == "call_hi_primitive" and isinstance(equation.params["_prim"], RematTraced))
+
+
 def call_body(equation: core.JaxprEqn) -> core.Jaxpr | None:
   """The jaxpr that a call evaluates once, on its own inputs (plain jits, custom derivative rules, checkpoints)."""
-  name = equation.primitive.name
-  is_call = name in ("remat2", *_LAZY_RULES) or is_plain_jit(equation)
-  is_call = is_call or (name == "call_hi_primitive" and isinstance(equation.params["_prim"], RematTraced))
+  is_call = equation.primitive.name in _LAZY_RULES or is_checkpoint(equation) or is_plain_jit(equation)
   body = next(sub_jaxprs(equation)) if is_call else None
   return None if body is None or body.consts else body
 

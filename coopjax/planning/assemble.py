@@ -14,8 +14,8 @@ from coopjax.planning.choice import Choice
 from coopjax.planning.decision import Decision
 from coopjax.planning.remat_plan import RegionPlan, RematPlan
 from coopjax.planning.request import Request
-from coopjax.policy_engine import rewrite
 from coopjax.policy_engine.decisions import PolicyDecisions
+from coopjax.policy_engine.description import describe
 from coopjax.policy_engine.progress import PolicyPlan
 from coopjax.program import explain
 from coopjax.program.step_program import StepProgram
@@ -40,6 +40,7 @@ def assemble(
   measured: MemoryProfile,
   planning_s: float,
   existing: str = "replace",
+  runs: Sequence[tuple[int, int]] = ((1, 1),),
 ) -> RematPlan:
   """The plan of a function with its gradient, or of a whole step.
 
@@ -58,6 +59,7 @@ def assemble(
     measured: memory with it.
     planning_s: seconds spent planning.
     existing: of the step.
+    runs: of each of those functions in a step, and how many of them are kept at once.
   """
   model = _model(outcome, found, baseline)
   return RematPlan(
@@ -74,7 +76,7 @@ def assemble(
     overhead=model.overhead,
     recompute_flops=model.recompute_flops,
     lower_bound_bytes=model.lower_bound_bytes,
-    decisions=_decisions(choices, outcome, request.speeds, is_step=bool(regions)),
+    decisions=_decisions(choices, outcome, request.speeds, runs, is_step=bool(regions)),
     policy=None if regions else choices[0][1].decisions,
     rounds=model.rounds,
     planning_s=planning_s,
@@ -126,24 +128,34 @@ def _decisions(
   choices: Sequence[tuple[TracedFn, Choice]],
   outcome: Outcome | None,
   target: Target,
+  runs: Sequence[tuple[int, int]],
   *,
   is_step: bool,
 ) -> tuple[Decision, ...]:
   """What happens to each value: by the policy engine where it decided, else by the HLO engine."""
-  decided = [(traced, choice.decisions) for traced, choice in choices if choice.decisions is not None]
+  decided = [
+    (traced, choice.decisions, *of)
+    for (traced, choice), of in zip(choices, runs, strict=True)
+    if choice.decisions is not None
+  ]
   if not decided:
     return tuple(
       decision for program, schedule in schedules(outcome) for decision in _module_decisions(program, schedule)
     )
   return tuple(
     decision
-    for traced, decisions in decided
-    for decision in jaxpr_decisions(traced, decisions, target, traced.name if is_step else "")
+    for traced, decisions, num_runs, num_kept in decided
+    for decision in jaxpr_decisions(traced, decisions, target, traced.name if is_step else "", num_runs, num_kept)
   )
 
 
 def jaxpr_decisions(
-  traced: TracedFn, decisions: PolicyDecisions, target: Target, scope: str = ""
+  traced: TracedFn,
+  decisions: PolicyDecisions,
+  target: Target,
+  scope: str = "",
+  num_runs: int = 1,
+  num_kept: int = 1,
 ) -> tuple[Decision, ...]:
   """What happens to each value of a function where the policy engine decided.
 
@@ -152,6 +164,8 @@ def jaxpr_decisions(
     decisions: for it.
     target: whose speed gives seconds.
     scope: says which function it is.
+    num_runs: of the function.
+    num_kept: runs of which what is saved is kept at once.
   """
   return tuple(
     Decision(
@@ -159,13 +173,13 @@ def jaxpr_decisions(
       type=value.type,
       source=value.source,
       scope="/".join(filter(None, (scope, value.scope))),
-      num_bytes=value.num_bytes,
+      num_bytes=num_kept * value.num_bytes,
       decision=value.decision,
       times=int(value.decision == "recomputed"),
-      cost_s=value.flops / target.flops_per_s,
+      cost_s=num_runs * value.flops / target.flops_per_s,
       op=value.op,
     )
-    for value in rewrite.describe(traced, decisions)
+    for value in describe(traced, decisions)
   )
 
 

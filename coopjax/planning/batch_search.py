@@ -94,7 +94,7 @@ class Fit:
     """All points as aligned text, of `width` characters a line (0: as many as it takes), and which are the largest and
     the fastest.
     """
-    lines = [f"{self.name}{f' on {self.target}' if self.target else ''}: what fits", ""]
+    lines = [display.wrapped(f"{self.name}{f' on {self.target}' if self.target else ''}: what fits", width), ""]
     lines.append(
       display.text_table(COLUMNS, [point.row() for point in sorted(self.points, key=_size)], width, SPARE_COLUMNS)
     )

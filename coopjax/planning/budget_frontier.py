@@ -70,8 +70,15 @@ class Frontier:
 
   def table(self, width: int = 0) -> str:
     """The points and the references as aligned text, of `width` characters a line (0: as many as it takes)."""
-    lines = [f"{name}: {reason}" for name, reason in self.omitted]
-    return "\n".join([self._headline(), "", display.text_table(COLUMNS, self._rows(), width, SPARE_COLUMNS), *lines])
+    lines = [display.wrapped(f"{name}: {reason}", width) for name, reason in self.omitted]
+    return "\n".join(
+      [
+        display.wrapped(self._headline(), width),
+        "",
+        display.text_table(COLUMNS, self._rows(), width, SPARE_COLUMNS),
+        *lines,
+      ]
+    )
 
   def plot(self, ax: Any = None) -> Any:
     """Temporaries against extra compute: the plans as a line, the references as marks. Returns matplotlib's axes."""
@@ -146,7 +153,8 @@ def frontier(
   """Plans `fn` with its gradient, or a whole step, for several budgets, and compiles each plan.
 
   The program is traced once, and compiled once without a plan; each budget costs a plan and the compile of that plan.
-  A plan for a smaller budget also holds a larger one: where it happens to cost less, it stands for both.
+  Of a step, what several budgets try is compiled once. A plan for a smaller budget also holds a larger one: where it
+  happens to cost less, it stands for both.
 
   Args:
     fn: as for :func:`coopjax.plan`.

@@ -24,10 +24,11 @@ class Decision:
     type: dtype and shape.
     source: the user's ``file:line``, or "".
     scope: name-scope path, or "".
-    num_bytes: size of its buffer; if the policy engine decided, of the whole array, whatever its sharding.
+    num_bytes: size of its buffer; if the policy engine decided, of the whole array, whatever its sharding, in all turns
+      of a loop, and all runs of a step's region, that are kept at once.
     decision: "saved", "recomputed" or "offloaded".
     times: how often it is recomputed.
-    cost_s: modelled seconds of one run of the op that makes it.
+    cost_s: modelled seconds of one run of the op that makes it; if the policy engine decided, of all those runs.
     op: what makes it: an HLO opcode (a fusion's most expensive one), or a jaxpr primitive if the policy engine decided.
   """
 
@@ -40,6 +41,11 @@ class Decision:
   times: int
   cost_s: float
   op: str = ""
+
+  @property
+  def name(self) -> str:
+    """The user's, or ""."""
+    return "" if self.value.endswith("]") else self.value
 
   @property
   def layer(self) -> str:
@@ -83,7 +89,7 @@ class Alike:
     """The cells under ``COLUMNS``."""
     first, how = self.first, self.first.decision + (f" {self.first.times}x" if self.first.times > 1 else "")
     each = f"{self.num_values} x {format_bytes(first.num_bytes)}" if self.num_values > 1 else ""
-    value = first.value if self.num_values == 1 else f"{first.value} .."
+    value = first.value if first.name or self.num_values == 1 else f"{first.value} .."
     return (
       how,
       format_bytes(self.num_bytes),
@@ -102,7 +108,7 @@ def grouped(decisions: Iterable[Decision]) -> list[Alike]:
   members: dict[tuple, list[Decision]] = collections.defaultdict(list)
   for each in decisions:
     any_layer = re.sub(r"\d+", "#", each.layer)
-    members[each.decision, each.times, each.type, each.op, each.source, any_layer].append(each)
+    members[each.decision, each.times, each.type, each.op, each.source, any_layer, each.name].append(each)
   alike = [
     Alike(
       group[0],
@@ -121,10 +127,33 @@ def table(decisions: Sequence[Decision], top: int, width: int = 0) -> list[str]:
   groups = grouped(decisions)
   if not groups or not top:
     return []
-  lines = ["", display.text_table(COLUMNS, [group.row() for group in groups[:top]], width, _SPARE)]
+  spare = _SPARE if not any(group.first.name for group in groups) else (*_SPARE[1:], _SPARE[0])
+  lines = ["", display.text_table(COLUMNS, [group.row() for group in groups[:top]], width, spare)]
   if len(groups) > top:
     lines.append(f"... and {len(groups) - top} smaller ones")
   return [*lines, *(display.wrapped(line, width) for line in _rungs(groups))]
+
+
+def unsaved_names(decisions: Iterable[Decision], unused_bytes: int) -> str:
+  """Why names of the user's are not saved, in a line; "" where all of them are.
+
+  Args:
+    decisions: of the plan.
+    unused_bytes: of its budget.
+  """
+  num_bytes = collections.Counter[str]()
+  for each in decisions:
+    if each.name and each.decision == "recomputed":
+      num_bytes[each.name] += each.num_bytes
+  if not num_bytes:
+    return ""
+  least = min(num_bytes, key=lambda name: (num_bytes[name], name))
+  why = (
+    f"to keep {least} takes {format_bytes(num_bytes[least])}, and {format_bytes(unused_bytes)} of the budget are unused"
+  )
+  if num_bytes[least] <= unused_bytes:
+    why += "; plans that keep more were predicted, or compiled, to take more than it all told"
+  return f"not saved by name: {', '.join(num_bytes)}: {why}"
 
 
 def _rungs(groups: Sequence[Alike]) -> list[str]:
@@ -148,7 +177,7 @@ def _rungs(groups: Sequence[Alike]) -> list[str]:
 
 
 def _named(group: Alike) -> str:
-  place = " of ".join(filter(None, (group.first.op or group.first.value, group.where)))
+  place = " of ".join(filter(None, (group.first.name or group.first.op or group.first.value, group.where)))
   return f"{place} ({group.first.source})" if group.first.source else place
 
 

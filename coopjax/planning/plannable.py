@@ -17,6 +17,7 @@ from coopjax.planning.function_plan import plan_function
 from coopjax.planning.remat_plan import RematPlan
 from coopjax.planning.request import Request
 from coopjax.planning.step_plan import baseline_of, plan_step
+from coopjax.planning.trials import Tried
 from coopjax.xla.compile import compile_trial, measure
 from coopjax.xla.targets import Target
 
@@ -79,8 +80,12 @@ class Plannable:
 
   def _planned_anew(self, request: Request) -> RematPlan:
     if isinstance(self.program, steps.Step):
-      return plan_step(self.program, request, self.baseline)
+      return plan_step(self.program, request, self.baseline, self._tried)
     return plan_function(self.program, request, self.baseline)
+
+  @functools.cached_property
+  def _tried(self) -> Tried:
+    return Tried()
 
   @property
   def name(self) -> str:

@@ -12,8 +12,8 @@ from coopjax.jaxpr.trace import TracedFn
 from coopjax.planning.choice import Choice
 from coopjax.planning.policy_names import HLO_ENGINE, RegionNames
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Value
+from coopjax.policy_engine.description import describe
 from coopjax.policy_engine.inside import is_inside
-from coopjax.policy_engine.rewrite import describe
 from coopjax.policy_engine.scan import layer
 
 _EVERYTHING = "nothing is repeated: no checkpoint, or jax.checkpoint_policies.everything_saveable"

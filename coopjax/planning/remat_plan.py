@@ -209,7 +209,8 @@ class RematPlan:
     return "\n".join([*lines, *(f"  {line}" for line in self.rounds)])
 
   def explain(self, top: int = 20, width: int = 0) -> str:
-    """The plan as text: the headline, then the decisions, and what the next ones would give and cost.
+    """The plan as text: the headline, then the decisions, what the next ones would give and cost, and why a name of the
+    user's is not saved.
 
     Values that differ in their layer alone are one line ("block_0..15 x 16 layers"): what makes them, where the
     user wrote it, and the seconds to make all of them once more.
@@ -218,7 +219,11 @@ class RematPlan:
       top: lines of decisions, the largest first.
       width: characters of a line; 0: as many as it takes.
     """
-    return "\n".join([display.wrapped(self.headline(), width), *decision.table(self.decisions, top, width)])
+    told = decision.table(self.decisions, top, width)
+    unused_bytes = self.budget_bytes - self.measured.temp_bytes
+    if told and unused_bytes >= 0 and (line := decision.unsaved_names(self.decisions, unused_bytes)):
+      told.append(display.wrapped(line, width))
+    return "\n".join([display.wrapped(self.headline(), width), *told])
 
   def plot(self, ax: Any = None) -> Any:
     """Live bytes over the schedule before and after, or the totals where they are not known, with the budget.

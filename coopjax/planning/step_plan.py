@@ -1,5 +1,6 @@
 """Plans whole steps: decides for all regions together, on compiles of the whole step, and reports what was compiled."""
 
+import copy
 import dataclasses
 import math
 import warnings
@@ -31,7 +32,7 @@ from coopjax.planning.region_names import region_names
 from coopjax.planning.remat_plan import RegionPlan, RematPlan
 from coopjax.planning.request import Request
 from coopjax.planning.steps import Step, what_to_wrap
-from coopjax.planning.trials import Trials
+from coopjax.planning.trials import Trials, Tried
 from coopjax.policy_engine import search
 from coopjax.policy_engine.division import Division, Share
 from coopjax.policy_engine.progress import PolicyPlan
@@ -59,13 +60,14 @@ def marked(step: Step, mark: str | None) -> tuple[Choice, ...]:
   return step.each(Choice(mark))
 
 
-def plan_step(step: Step, request: Request, baseline: Baseline) -> RematPlan:
+def plan_step(step: Step, request: Request, baseline: Baseline, tried: Tried | None = None) -> RematPlan:
   """Plans a step for a budget: on all that it holds, or on its temporaries.
 
   Args:
     step: from `steps.find_step`.
     request: what is asked.
     baseline: from `baseline_of`.
+    tried: for other requests of the same step and target; the plan does not depend on it.
 
   Raises:
     BudgetInfeasibleError: no plan reaches the budget and the request says "error".
@@ -80,7 +82,7 @@ def plan_step(step: Step, request: Request, baseline: Baseline) -> RematPlan:
       "regions: use planner='auto'"
     )
   stopwatch = Stopwatch()
-  planning = _Planning(step, request, baseline)
+  planning = _Planning(step, request, baseline, tried or Tried())
   if planning.holds:
     if any(member.policy for member in step.members):
       return planning.plan(stopwatch.seconds)  # without its checkpoints, which repeat what need not be
@@ -120,8 +122,8 @@ class _Planning:
     best: memory of the best plan so far.
   """
 
-  def __init__(self, step: Step, request: Request, baseline: Baseline):
-    self._step, self._request, self._baseline = step, request, baseline
+  def __init__(self, step: Step, request: Request, baseline: Baseline, tried: Tried):
+    self._step, self._request, self._baseline, self._tried = step, request, baseline, tried
     self._choices = marked(step, None)
     self._outcome: hook.Outcome | None = None
     self._found: PolicyPlan[tuple[Share, ...]] | None = None
@@ -129,7 +131,7 @@ class _Planning:
     self.before = self.best = baseline.profile
     self.budget_bytes = request.budget.resolve(self.before.temp_bytes, self.before.resident_bytes)
     self._mark = request.mark(step.fingerprint, Budget(self.budget_bytes))
-    self._trials = Trials(request, smallest=baseline.plain)
+    self._trials = Trials(request, smallest=tried.smallest or baseline.plain)
 
   def search(self) -> None:
     """Tries the HLO engine, then, where that misses the budget or repeats much, the policy engine with it under it."""
@@ -164,8 +166,13 @@ class _Planning:
 
   def _measured(self, choices: tuple[Choice, ...], *, whole: bool = False) -> MemoryProfile:
     """Of the step compiled with these choices, as far as trials are or as the whole program that runs."""
-    mark = next((choice.mark for choice in choices if choice.mark), None)
-    return measure(self._trials.compile(self._step.program(choices), (), mark, whole=whole), self._request.device)
+    mark, key = next((choice.mark for choice in choices if choice.mark), None), (choices, whole)
+    if key not in self._tried.programs:
+      compiled = self._trials.compile(self._step.program(choices), (), mark, whole=whole)
+      self._tried.programs[key] = measure(compiled, self._request.device), self._trials.outcome
+      self._tried.smallest = self._trials.smallest
+    measured, self._trials.outcome = self._tried.programs[key]
+    return measured
 
   def _outcome_of(self, platform: str) -> hook.Outcome | None:
     """What the HLO engine makes of the step; None where the hook does not run or can't read the module."""
@@ -203,12 +210,13 @@ class _Planning:
 
     def draft_of(shares: tuple[Share, ...]) -> int:
       choices = _choices(shares, None) or marked(self._step, None)  # nothing is decided of the step as it is
-      return self._trials.draft_bytes(self._step.program(choices), ())
+      if choices not in self._tried.drafts:
+        self._tried.drafts[choices] = self._trials.draft_bytes(self._step.program(choices), ())
+      return self._tried.drafts[choices]
 
-    link, shards = host_offload.link(self._request.budget, self._request.device), self._shards()
     for only_scans in (True, False) if mark else (False,):
       found = search.search(
-        Division(self._step.members, only_scans, link, shards, names_only=self._request.names_only),
+        self._division(only_scans),
         self.budget_bytes,
         temp_bytes_of,
         self.before.temp_bytes,
@@ -225,6 +233,18 @@ class _Planning:
         if found.is_feasible:
           self._spend_all_effort(found, _choices(found.decisions, mark))
           return
+
+  def _division(self, only_scans: bool) -> Division:
+    """All candidates, of which a search may find more (`Division.deepen`), for itself."""
+    link = host_offload.link(self._request.budget, self._request.device)
+    key = only_scans, link is not None, self._request.names_only
+    if key not in self._tried.spaces:
+      if self._tried.shards is None:
+        self._tried.shards = self._shards()
+      self._tried.spaces[key] = Division(
+        self._step.members, only_scans, link, self._tried.shards, names_only=self._request.names_only
+      )
+    return copy.copy(self._tried.spaces[key])
 
   def _shards(self) -> dict[str, dict[int | None, Shards]]:
     """How devices share the values of each region; empty on one device."""
@@ -302,6 +322,7 @@ class _Planning:
       measured=self.best,
       planning_s=planning_s,
       existing=step.existing,
+      runs=[(member.num_runs, member.num_kept) for member in step.members],
     )
 
   def _regions(self) -> tuple[RegionPlan, ...]:

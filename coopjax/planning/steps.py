@@ -59,6 +59,11 @@ class Step:
     """One choice for all regions; for a step that has none, for the step."""
     return (choice,) * max(len(self.members), 1)
 
+  @property
+  def is_all_checkpoints(self) -> bool:
+    """Whether it has regions, all of them under the user's own `jax.checkpoint`."""
+    return bool(self.members) and all(member.policy is not None for member in self.members)
+
   @functools.cached_property
   def fingerprint(self) -> str:
     """A hash of the regions and how often they run, the same in every process; of the whole step if it has none."""
@@ -243,6 +248,13 @@ class _Runs:
 
 def _is_backward(equation: core.JaxprEqn) -> bool:
   return "transpose(" in compat.name_scopes(equation)
+
+
+def holds_checkpoint(jaxpr: core.Jaxpr) -> bool:
+  """Whether something inside is under a `jax.checkpoint`."""
+  return any(
+    compat.is_checkpoint(equation) or any(map(holds_checkpoint, compat.sub_jaxprs(equation))) for equation in jaxpr.eqns
+  )
 
 
 def holds_backward(jaxpr: core.Jaxpr) -> bool:

@@ -1,6 +1,8 @@
 """The compiles that answering a request takes."""
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Hashable, Sequence
+from typing import Any
 
 import jax
 
@@ -13,6 +15,25 @@ from coopjax.xla.compile import Compilable, OversizedProgram, compile_trial, fit
 
 _SCHEDULED_TRIALS = 12  # about two compiles' work
 _COMPILED_TRIALS = 6
+
+
+@dataclasses.dataclass(eq=False)
+class Tried:
+  """What was compiled of one step for all requests so far: nothing is compiled, or searched for candidates, twice.
+
+  Attributes:
+    programs: by what was decided and how far it was compiled, what they take and what the HLO engine did.
+    drafts: by what was decided, temporaries.
+    smallest: as of `Trials`, if anything was compiled.
+    shards: how devices share values, once that was asked.
+    spaces: candidates, by what they may do.
+  """
+
+  programs: dict[Hashable, tuple[MemoryProfile, hook.Outcome | None]] = dataclasses.field(default_factory=dict)
+  drafts: dict[Hashable, int] = dataclasses.field(default_factory=dict)
+  smallest: jax.stages.Compiled | OversizedProgram | None = None
+  shards: Any = None
+  spaces: dict[Hashable, Any] = dataclasses.field(default_factory=dict)
 
 
 class Trials:

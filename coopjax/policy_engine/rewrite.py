@@ -6,7 +6,6 @@ where JAX drops the tie). Every equation is bound under its own source line, and
 `tags.tag_jaxpr`, so the HLO engine and the reports see the rewritten program as they see the original.
 """
 
-import collections
 import dataclasses
 import functools
 import itertools
@@ -20,8 +19,8 @@ from jax.extend import core
 
 from coopjax import compat
 from coopjax.errors import PlanMismatchError
-from coopjax.jaxpr import cost, user_policy
-from coopjax.jaxpr.tags import EquationInfo, tag_jaxpr
+from coopjax.jaxpr import user_policy
+from coopjax.jaxpr.tags import tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn
 from coopjax.policy_engine import groups, host_copies
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment, Value
@@ -69,112 +68,6 @@ def apply_to_scans(jaxpr: core.Jaxpr, decisions: PolicyDecisions, policy: Callab
   if regions:
     raise PlanMismatchError(f"the plan names scans {sorted(regions)} that this function does not have")
   return jaxpr
-
-
-@dataclasses.dataclass(frozen=True)
-class ValueDecision:
-  """What happens to one value between the forward and the backward pass.
-
-  Attributes:
-    equation_id: the equation that makes it.
-    index: which of its outputs.
-    type: "float32[8,128]".
-    source: where the user wrote it, "model.py:12 (block)".
-    num_bytes: in JAX's layout; of all steps for a value inside a scan.
-    flops: to make it again from its inputs; of all steps.
-    decision: "saved", "recomputed" or "offloaded".
-    op: the primitive that makes it.
-    scope: the user's name scopes and the primitive, "block_3/dot_general" for one.
-    name: that the user gave it (`checkpoint_name`), or "".
-  """
-
-  equation_id: int
-  index: int
-  type: str
-  source: str
-  num_bytes: int
-  flops: float
-  decision: str
-  op: str
-  scope: str
-  name: str
-
-
-def describe(traced: TracedFn, decisions: PolicyDecisions) -> tuple[ValueDecision, ...]:
-  """The decisions value by value, largest first: all values made by work in wrapped segments."""
-  _, table = tag_jaxpr(traced.inlined)
-  found = []
-  for region in decisions.regions:
-    equations = [info for info in table if info.parent_id == region.equation_id]
-    steps, parent_id = 1, region.equation_id
-    while parent_id is not None:
-      steps *= table[parent_id].equation.params.get("length", 1)
-      parent_id = table[parent_id].parent_id
-    kept = {value: "saved" for leaf, _ in region.leaves for value in leaf.saved}
-    kept |= {value: "offloaded" for leaf, _ in region.leaves for value in leaf.offloaded}
-    names = {info.equation.invars[0]: info.equation.params["name"] for info in equations if info.primitive == "name"}
-    wrapped = [p for leaf, is_repeated in region.leaves if is_repeated for p in range(leaf.start, leaf.stop)]
-    for position in sorted({*wrapped, *(position for position, _ in kept if position >= 0)}):
-      found += _value_decisions(equations[position], steps, _kept_at(position, kept), names)
-    found += [_carry_decision(table[region.scan_id], int(index), steps) for position, index in kept if position < 0]
-  return tuple(sorted(found, key=lambda decision: -decision.num_bytes))
-
-
-def _kept_at(position: int, kept: dict[Value, str]) -> collections.defaultdict[int, str]:
-  """What happens to outputs of an equation; all go the way of what is named inside."""
-  at = {index: how for (p, index), how in kept.items() if p == position}
-  inside = next((how for index, how in at.items() if isinstance(index, str)), None)
-  return collections.defaultdict(
-    lambda: inside or "recomputed", {i: how for i, how in at.items() if isinstance(i, int)}
-  )
-
-
-def _value_decisions(
-  info: EquationInfo, steps: int, kept: collections.defaultdict[int, str], names: dict[Any, str]
-) -> list[ValueDecision]:
-  flops = cost.equation_flops(info.equation)
-  return [
-    ValueDecision(
-      info.id,
-      index,
-      var.aval.str_short(),
-      _source(info),
-      steps * cost.num_bytes(var.aval),
-      steps * flops,
-      kept[index],
-      info.primitive,
-      _scope(info),
-      names.get(var, ""),
-    )
-    for index, var in enumerate(info.equation.outvars)
-    if (flops or index in kept) and not isinstance(var, core.DropVar)
-  ]
-
-
-def _carry_decision(scan: EquationInfo, index: int, steps: int) -> ValueDecision:
-  """Of what is carried into each step; `index` counts inputs of the body, the outputs of a scan begin with carries."""
-  (body,) = compat.sub_jaxprs(scan.equation)
-  var = body.invars[index]
-  return ValueDecision(
-    scan.id,
-    list(compat.scan_carries(scan.equation)).index(var),
-    var.aval.str_short(),
-    _source(scan),
-    steps * cost.num_bytes(var.aval),
-    0.0,
-    "offloaded",
-    scan.primitive,
-    _scope(scan),
-    "",
-  )
-
-
-def _scope(info: EquationInfo) -> str:
-  return f"{compat.name_scopes(info.equation)}/{info.primitive}".removeprefix("/")
-
-
-def _source(info: EquationInfo) -> str:
-  return "" if info.source is None else f"{info.source.file}:{info.source.line} ({info.source.function})"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -18,6 +18,7 @@ from coopjax.jaxpr.trace import TracedFn
 from coopjax.policy_engine.by_hand import PRODUCTS, name_sets, saving
 from coopjax.policy_engine.candidates import Candidates
 from coopjax.policy_engine.decisions import PolicyDecisions, Value
+from coopjax.policy_engine.description import RESHAPES
 from coopjax.policy_engine.offload import HostLink
 from coopjax.policy_engine.save_curves import CurvePoint
 from coopjax.policy_engine.scan import Body, Scan, layer
@@ -25,7 +26,6 @@ from coopjax.policy_engine.shards import Shards
 
 _OWN_POLICY = ""
 NO_NAMES = PRODUCTS | {_OWN_POLICY}  # that stand for sets of values, too
-_RESHAPES = ("name", "reshape", "squeeze", "expand_dims")  # one buffer, under another name or shape
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -244,6 +244,6 @@ def _aliases(jaxpr: core.Jaxpr) -> dict[Value, Value]:
     while isinstance(read := at.invars[0], core.Var) and (source := made_by.get(read)) is not None:
       found.setdefault(source, (position, 0))
       at = jaxpr.eqns[source[0]]
-      if at.primitive.name not in _RESHAPES:
+      if at.primitive.name not in RESHAPES:
         break
   return found

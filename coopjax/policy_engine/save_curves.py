@@ -127,6 +127,7 @@ class SavingRegion:
 
   def __init__(self, graph: ForwardGraph, start: int, stop: int):
     ops = [op for position in range(start, stop) for op in graph.ops[position]]
+    self._positions = [position for position in range(start, stop) for _ in graph.ops[position]]
     self._graph, self._values = graph, [value for op in ops for value in op.outputs]
     self._local = local = {value: i for i, value in enumerate(self._values)}
     self._inputs = [[local[value] for value in op.inputs if value in local] for op in ops]
@@ -137,13 +138,21 @@ class SavingRegion:
     self._wanted = [local[value] for value in self._values if graph.is_wanted(value, stop)]
     carried = ((local.get(start), local.get(end)) for start, end in graph.carried.items())
     self._carried = [(start, end) for start, end in carried if start is not None and end is not None]
-    self._last_first = [*zip(range(len(ops)), self._outputs, self._flops.tolist(), strict=True)][::-1]
+    self._last_first = list(enumerate(self._outputs))[::-1]
 
   def choice(self, saved: Iterable[Value]) -> CurvePoint:
     """Under a checkpoint that saves these values, without those that nothing reads then."""
+    return self.point(self._known_as(saved))
+
+  def repeated_at(self, saved: Iterable[Value]) -> set[int]:
+    """The positions that a checkpoint repeats which saves these values."""
+    *_, repeated = self._run_again(self._known_as(saved))
+    return {self._positions[i] for i in repeated}
+
+  def _known_as(self, saved: Iterable[Value]) -> Iterator[int]:
     wanted = frozenset(saved)
     named = ((value, self._graph.named[value]) for value in self._values)
-    return self.point(value for value, name in named if name is not None and wanted.issuperset(parts(name)))
+    return (value for value, name in named if name is not None and wanted.issuperset(parts(name)))
 
   def points(self, form: Form, max_points: int) -> list[CurvePoint]:
     """The frontier, with the FLOPs of all that is repeated."""
@@ -164,28 +173,35 @@ class SavingRegion:
 
   def point(self, saved: Iterable[int]) -> CurvePoint:
     """With these values of the graph saved, as far as they are read."""
-    graph, flops, repeated = self._graph, 0.0, [False] * len(self._outputs)
-    local = range(len(self._values))
-    is_saved, is_needed = [False] * len(local), [False] * len(local)
+    graph = self._graph
+    is_saved, is_needed, repeated = self._run_again(saved)
+    kept = [value for i, value in enumerate(self._values) if is_needed[i] and is_saved[i]]
+    flops = sum(self._flops[op] for op in repeated)
+    names = in_order({part for value in kept for part in parts(graph.name_of(value))})
+    return CurvePoint(sum(graph.value_bytes[value] for value in kept), float(flops), True, names)
+
+  def _run_again(self, saved: Iterable[int]) -> tuple[list[bool], list[bool], list[int]]:
+    """With these values of the graph saved: whether each of its values is, and is read by the backward pass or by what
+    it repeats; and the ops that it repeats, the last first.
+    """
+    is_saved, is_needed = ([False] * len(self._values) for _ in range(2))
+    repeated = dict[int, None]()
     for value in saved:
       is_saved[self._local[value]] = True
-    for value in self._wanted:
-      is_needed[value] = True
+    for i in self._wanted:
+      is_needed[i] = True
     is_more = True
     while is_more:  # what a step hands on, the next one reads
-      for op, made, op_flops in self._last_first:
-        if not repeated[op] and any(is_needed[value] and not is_saved[value] for value in made):
-          repeated[op] = True
-          flops += op_flops
-          for value in self._inputs[op]:
-            is_needed[value] = True
+      for op, made in self._last_first:
+        if op not in repeated and any(is_needed[i] and not is_saved[i] for i in made):
+          repeated[op] = None
+          for i in self._inputs[op]:
+            is_needed[i] = True
       handed_on = [end for start, end in self._carried if is_needed[start] and not is_saved[start]]
-      is_more = not all(is_needed[value] for value in handed_on)
-      for value in handed_on:
-        is_needed[value] = True
-    kept = [self._values[value] for value in local if is_needed[value] and is_saved[value]]
-    names = in_order({part for value in kept for part in parts(graph.name_of(value))})
-    return CurvePoint(sum(graph.value_bytes[value] for value in kept), flops, True, names)
+      is_more = not all(is_needed[i] for i in handed_on)
+      for i in handed_on:
+        is_needed[i] = True
+    return is_saved, is_needed, list(repeated)
 
 
 def _csr(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:

@@ -226,10 +226,12 @@ class _Describer:
     )
 
   def _stack(self, frame_id: int) -> tuple[str, ...]:
-    """A frame and those that called it, the innermost first."""
+    """A frame and those that called it, the innermost first; what is traced in a trace has those around once more, as
+    XLA notes them, and they are told once.
+    """
     if frame_id not in self._frames:
       text, callers = self._facts["frames"][frame_id - 1], self._stack(int(self._facts["frame_callers"][frame_id - 1]))
-      self._frames[frame_id] = callers if text.startswith("<frozen ") else (text, *callers)  # how Python began
+      self._frames[frame_id] = callers if text.startswith("<frozen ") else _once(text, callers)  # how Python began
     return self._frames[frame_id]
 
   def _kind(self, row: _Row, time: int, end: int) -> str:
@@ -240,6 +242,15 @@ class _Describer:
       return "output"
     is_read_late = 0 <= time < end and _BACKWARD in self._facts["scopes"][end - 1]
     return "residual" if is_read_late and _BACKWARD not in self._facts["scopes"][time] else "temporary"
+
+
+def _once(frame: str, callers: tuple[str, ...]) -> tuple[str, ...]:
+  """A frame on its callers, without what comes twice in a row; a frame that calls itself may."""
+  frames = (frame, *callers)
+  for length in range(2, len(frames) // 2 + 1):
+    if frames[:length] == frames[length : 2 * length]:
+      return frames[length:]
+  return frames
 
 
 def _live_bytes(buffers: list[Buffer], num_steps: int) -> np.ndarray:

@@ -95,6 +95,7 @@ function drawMap() {
   }
   context.restore();
 }
+const budgetText = () => `budget ${size(DATA.budget_bytes)}`;
 // The most of the steps that fall on one pixel, pixel by pixel: a peak of one step in 100,000 is seen.
 function drawCurve() {
   const live = program.live_bytes, most = Math.max(...DATA.programs.map(p => p.peak_live_bytes), DATA.budget_bytes || 0, 1) * 1.18;
@@ -110,13 +111,16 @@ function drawCurve() {
   context.fillStyle = css("text");
   if (program.peak_step >= 0) {
     const text = `peak ${size(program.peak_live_bytes)}, step ${program.peak_step}`, wide = context.measureText(text).width;
-    const near = Math.min(Math.max(x(program.peak_step + .5), MARGIN.left + 4), MARGIN.left + width - wide - 4);
-    context.fillText(text, near, y(program.peak_live_bytes) - 4);
+    const line = DATA.budget_bytes ? y(DATA.budget_bytes) : -1, at = y(program.peak_live_bytes) - 4;
+    const isStruck = line > at - 13 && line < at + 4;  // by the line of the budget: above it then, behind its words
+    const first = MARGIN.left + 6 + (isStruck ? context.measureText(budgetText()).width + 12 : 0);
+    const near = Math.min(Math.max(x(program.peak_step + .5), first), MARGIN.left + width - wide - 4);
+    context.fillText(text, near, isStruck ? line - 4 : at);
   }
   if (DATA.budget_bytes) {
     context.strokeStyle = context.fillStyle = css("over"); context.setLineDash([6, 4]); context.beginPath();
     context.moveTo(MARGIN.left, y(DATA.budget_bytes)); context.lineTo(MARGIN.left + width, y(DATA.budget_bytes)); context.stroke();
-    context.setLineDash([]); context.fillText(`budget ${size(DATA.budget_bytes)}`, MARGIN.left + 6, y(DATA.budget_bytes) - 4);
+    context.setLineDash([]); context.fillText(budgetText(), MARGIN.left + 6, y(DATA.budget_bytes) - 4);
   }
   context.restore();
 }

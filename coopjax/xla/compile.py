@@ -19,6 +19,7 @@ from coopjax.xla.buffer_assignment import BufferAssignment, Sizes, module_of_hlo
 from coopjax.xla.module import parse_module, predict_memory, read_step_program
 from coopjax.xla.targets import Target
 
+_jit = jax.jit  # JAX's own, whatever the name stands for by then (`coopjax.launching`)
 # What is compiled here is looked at, never run: XLA makes the same module of it, and LLVM, half of a compile, no fast
 # code. JAX's switch does not reach XLA:TPU's rematerialization: with this, no value is large enough for it.
 _PLANNING: dict[str, dict[str, Any]] = {
@@ -204,7 +205,7 @@ def _lower(fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct], target: Target
       for aval, sharding in zip(avals, shardings, strict=True)
     ]
   with compat.no_trace():
-    lower = getattr(fn, "lower", None) or jax.jit(fn).lower
+    lower = getattr(fn, "lower", None) or _jit(fn).lower
     return lower(*avals)
 
 

@@ -29,12 +29,14 @@ class Standing:
     planner: name of a planner.
     effort: how much planning one program may take.
     time_limit_s: a fuse, seconds, or None.
+    existing: what becomes of the `jax.checkpoint`s of training steps that are jitted meanwhile.
   """
 
   budget: Budget | Literal["device"] | None
   planner: str
   effort: str
   time_limit_s: float | None
+  existing: str = "keep"
 
 
 def current() -> Standing | None:

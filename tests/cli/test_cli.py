@@ -167,11 +167,15 @@ def test_the_package_runs_as_the_command():
 def test_narrow_tables_keep_the_telling_end(monkeypatch, tmp_path):
   monkeypatch.chdir(tmp_path)
   stack = f"{tmp_path}/train.py:12 (block) < {tmp_path}/train.py:40 (<module>)"
-  rows = [("saved", f"{tmp_path}/train.py:12 (Block.__call__)"), ("saved", stack)]
+  rows = [
+    ("saved", f"{tmp_path}/train.py:12 (Block.__call__)"),
+    ("saved", stack),
+    ("kept", "state[0].mu['layers']['up']"),
+  ]
   wide = display.text_table(("decision", "line"), rows, 1000)
   assert str(tmp_path) in wide and "Block.__call__" in wide
   narrow = [line.split(maxsplit=1)[1] for line in display.text_table(("decision", "line"), rows, 36).splitlines()[1:]]
-  assert narrow == ["train.py:12", "train.py:12 (block) < tr.."]
+  assert narrow == ["train.py:12", "train.py:12 (block) < tr..", "..te[0].mu['layers']['up']"]
 
 
 def test_an_empty_line_stands_between_totals_and_rows_at_every_width(dumped, capsys, monkeypatch):

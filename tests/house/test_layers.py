@@ -18,7 +18,8 @@ PACKAGE = ROOT / "coopjax"
 FLOORS = (
   "__main__",
   "cli",
-  "report api enabling launching linen nnx equinox optimizers calibration",
+  "report api enabling linen nnx equinox optimizers calibration",
+  "launching",
   "keywords",
   "planning",
   "policy_engine hlo_engine",

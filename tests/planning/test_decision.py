@@ -61,3 +61,39 @@ def test_a_plan_names_op_layer_and_line(engine, planner):
   text = plan.explain(width=80)
   assert max(map(len, text.splitlines())) <= 80 and "test_decision.py:" in text and " layers" in text
   assert engine == "hlo" or "hidden" in {each.value for each in plan.decisions}
+
+
+def test_names_of_a_step_say_what_is_kept_what_is_not_and_why():
+  """Of 8 layers: b spares as much as a, c is made last and never again, d is behind a change of shape."""
+
+  def layer(x, weight):
+    a = checkpoint_name(x @ weight, "a")
+    b = checkpoint_name(jnp.sin(a) @ weight, "b")
+    d = checkpoint_name((jnp.sin(b) @ weight).reshape(-1), "d").reshape(x.shape)
+    return x + checkpoint_name(jnp.sin(d) @ weight, "c")
+
+  layer = jax.checkpoint(layer, policy=jax.checkpoint_policies.save_only_these_names("b"))
+  loss = lambda weights, x: jnp.mean(jax.lax.scan(lambda x, w: (layer(x, w), None), x, weights)[0] ** 2)
+  arguments = jnp.stack([jnp.eye(64)] * 8), jnp.ones((512, 64))  # 128 KiB a value, 1 MiB of all layers
+  keywords = {"engine": "policy", "names_only": True}
+  with pytest.warns(coopjax.BudgetExceededWarning):
+    least = coopjax.plan(jax.jit(jax.grad(loss)), *arguments, budget=0.01, on_infeasible="best_effort", **keywords)
+  (region,) = least.regions
+  assert region.names.recomputed == ("a", "b", "d", "c") and {"c"}.isdisjoint(each.value for each in least.decisions)
+  plan = coopjax.plan(
+    jax.jit(jax.grad(loss)), *arguments, budget=least.measured.temp_bytes + 2**20 + 200_000, **keywords
+  )
+  (kept,) = plan.regions[0].names.saved
+  told = {each.value: each for each in plan.decisions if each.name}
+  assert sorted(told) == ["a", "b", "d"] and {each.num_bytes for each in told.values()} == {2**20}
+  assert [name for name in told if told[name].decision == "saved"] == [kept] and told[kept].op in (
+    "dot_general",
+    "reshape",
+  )
+  assert all("dot_general" in told[name].op for name in "ab")
+  text = plan.explain(width=60)
+  repeated = ", ".join(each.name for each in plan.decisions if each.name and each.name != kept)
+  unused = (plan.budget_bytes - plan.measured.temp_bytes) / 1024
+  words = " ".join(text.split())
+  assert f"not saved by name: {repeated}: to keep" in words and f"takes 1.00 MiB, and {unused:.2f} KiB" in words
+  assert "the rung below" in text and f"repeating {kept} of layer" in words

@@ -11,6 +11,7 @@ import pytest
 import coopjax
 from coopjax.jaxpr.trace import trace
 from coopjax.planning import baseline, by_hand
+from coopjax.planning.trials import Trials
 from tests.support import models
 
 
@@ -124,9 +125,29 @@ def test_a_step_is_divided_between_its_regions_within_totals():
   assert [reference.name for reference in plain.references][-1] == "checkpoint per layer"
 
 
+def test_no_two_points_of_a_step_compile_the_same(monkeypatch):
+  monkeypatch.setenv("COOPJAX_CACHE_DIR", "")  # nothing is kept
+  compiles, compile_trial = [], Trials.compile
+
+  def counted(self, program, *args, whole=False, **options):
+    compiles.append((program.directions.digest, whole))
+    return compile_trial(self, program, *args, whole=whole, **options)
+
+  monkeypatch.setattr(Trials, "compile", counted)
+  layer = jax.checkpoint(lambda x, weight: jnp.sin(jnp.tanh(x @ weight) @ weight))
+  scanned = lambda weights, x: jnp.mean(jax.lax.scan(lambda x, w: (layer(x, w), None), x, weights)[0] ** 2)
+  step, arguments = jax.jit(jax.grad(scanned)), (jnp.stack(WEIGHTS), X)
+  points = coopjax.frontier(step, *arguments, budgets=[0.6, 1000], engine="policy").points
+  assert [point.name for point in points] == ["60%", "least"] and len(set(compiles)) == len(compiles)
+  alone = [coopjax.plan(step, *arguments, budget=point.budget_bytes, engine="policy") for point in points]
+  assert [plan.regions for plan in alone] == [point.plan.regions for point in points]  # and bytes, for the whole step
+  assert [plan.measured.temp_bytes for plan in alone] == [point.temp_bytes for point in points]
+
+
 def test_what_is_shown_and_kept(found, tmp_path):
   table = found.table()
   assert all(point.name in table for point in (*found.points, *found.references)) and "out of reach" in table
+  assert max(map(len, found.table(60).splitlines())) <= 60 < max(map(len, table.splitlines()))
   again = coopjax.Frontier.from_dict(json.loads(json.dumps(found.to_dict())))
   assert again == found and again.points[0].plan is None
   assert "<table>" in found._repr_html_() and "dots saveable" in found._repr_html_()

@@ -181,3 +181,10 @@ def test_errors_of_the_program_are_its_own(tmp_path, capfd, monkeypatch):
     assert main.main(["run", "--budget", "1GiB", *program, "--steps", "3"]) == 1
     told = capfd.readouterr().err
     assert "KeyError" in told and "--steps" in told and "Traceback" in told
+  for program, why in (
+    (["none.py"], "none.py does not exist"),
+    (["-m", "none.such"], "there is no module none to run"),
+  ):
+    assert main.main(["run", "--budget", "1GiB", *program]) == 2
+    told = capfd.readouterr().err
+    assert why in told and len(told.splitlines()) == 1

@@ -169,7 +169,7 @@ def test_what_the_hlo_engine_repeats_under_checkpoints_counts():
   loss = lambda region: lambda params, x: jnp.mean(costly(params["weights"], region(params["stack"], x)) ** 2)
   params = {"stack": jnp.stack(WEIGHTS), "weights": WEIGHTS}
   plain, step = make_step(loss(scanned)), make_step(loss(fit(scanned)))
-  budget = total_of(plain, *arguments(params), share=0.45)
+  budget = total_of(plain, *arguments(params), share=0.4)
   for engine in ("hlo", "policy"):
     with pytest.raises(coopjax.BudgetInfeasibleError):
       plan_quickly(step, *arguments(params), budget=budget, engine=engine)

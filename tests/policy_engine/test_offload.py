@@ -19,6 +19,7 @@ from coopjax.jaxpr.trace import trace
 from coopjax.policy_engine import rewrite
 from coopjax.policy_engine.candidates import Candidates
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
+from coopjax.policy_engine.description import describe
 from coopjax.policy_engine.offload import HostLink
 from coopjax.program.cost import Roofline
 from tests.support import checks
@@ -133,7 +134,7 @@ def test_derivatives_of_straight_line_code(transform, remat3):
   args = arguments(batch=2) if transform == "hessian" else arguments()
   fn = decided(straight, STRAIGHT, args)
   if transform != "hessian":
-    assert "offloaded" in {value.decision for value in rewrite.describe(trace(straight, args), STRAIGHT)}
+    assert "offloaded" in {value.decision for value in describe(trace(straight, args), STRAIGHT)}
   assert_close(jax.jit(TRANSFORMS[transform](fn))(*args), jax.jit(TRANSFORMS[transform](straight))(*args))
 
 
@@ -244,7 +245,7 @@ def test_decisions_survive_json_and_name_what_is_offloaded():
   args = scan_arguments()
   decisions = scan_decisions(scanned, args, offloaded=("carry", (0, 0)))
   assert PolicyDecisions.from_json(json.loads(json.dumps(dataclasses.asdict(decisions)))) == decisions
-  found = [value for value in rewrite.describe(trace(scanned, args), decisions) if value.decision == "offloaded"]
+  found = [value for value in describe(trace(scanned, args), decisions) if value.decision == "offloaded"]
   assert [(value.type, value.num_bytes) for value in found] == 2 * [("float32[16,8]", 4 * 16 * 8 * 4)]  # of all steps
   assert all("test_offload.py" in value.source for value in found)
 

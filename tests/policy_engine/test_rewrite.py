@@ -15,7 +15,8 @@ from coopjax.errors import PlanMismatchError
 from coopjax.jaxpr.tags import parse_tag
 from coopjax.jaxpr.trace import fn_and_gradient, trace
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
-from coopjax.policy_engine.rewrite import describe, rewrite
+from coopjax.policy_engine.description import describe
+from coopjax.policy_engine.rewrite import rewrite
 from coopjax.policy_engine.search import plan_policy
 from coopjax.xla.compile import compile_abstract
 from tests.support import models, policy_models

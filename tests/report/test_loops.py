@@ -43,3 +43,14 @@ def test_what_a_loop_carries_unchanged_keeps_the_line_of_the_scan():
   profile = coopjax.inspect(jax.jit(jax.grad(scanned)).lower(jnp.ones(4), jnp.ones((512, 256))).compile())
   (stack,) = (buffer for buffer in profile.at_peak() if buffer.type == "f32[4,512,256]")
   assert stack.source == line_of("scanned = lambda")
+
+
+def test_frames_around_a_trace_in_a_trace_are_told_once():
+  def loss(weights, x):
+    layer = jax.checkpoint(lambda x, weight: jnp.tanh(x @ weight))
+    return jnp.sum(jax.lax.scan(lambda x, weight: (layer(x, weight), None), x, weights)[0])
+
+  step = jax.jit(lambda weights, x: jax.grad(loss)(weights, x))
+  compiled = step.lower(jnp.ones((4, 64, 64)), jnp.ones((256, 64))).compile()
+  stacks = {tuple(filter(lambda frame: __file__ in frame, b.frames)) for b in coopjax.inspect(compiled).buffers}
+  assert max(map(len, stacks)) == 5 and all(len(set(frames)) == len(frames) for frames in stacks)
