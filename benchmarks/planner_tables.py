@@ -28,6 +28,8 @@ GREEDY = PeakPlanner.greedy()
 OPTIMALITY_STUDY = ("vgg11", "resnet18")  # of FastSA's models, those that its paper compares with the optimum alone
 _COOP_COUNTERS = ("evictions", "searches", "candidates", "scanned", "search_s", "fragmentation", "heap_fragmentation")
 _PEER_LIMIT_S = 10.0
+# The paper's ILP with nothing of ours around it: no heuristic order to start from, no bound but by working sets.
+_ILP_ALONE = ModelPlanner(schedulers=False, cuts=False, anneals=False, window_ops=0, places=False, max_entries=400_000)
 _COOP_SHARES = (0.9, 0.7, 0.5, 0.4, 0.3)
 
 
@@ -195,7 +197,8 @@ def coop(settings: Settings) -> Iterator[Row]:
 def model(settings: Settings) -> Iterator[Row]:
   """MODeL's order and addresses, no recompute: steps with their weight updates, in the order they are traced.
 
-  Elementwise work is fused, and done in place where it may be; transposes are views.
+  Elementwise work is fused, and done in place where it may be; transposes are views. Beside what the planner finds, the
+  order ILP on its own, from the order as traced.
   """
   options = ProgramOptions(fold_transposes=True, fuse_elementwise=True, share_elementwise=True)
   for name, batch in settings.of(zoo.MODEL):
@@ -206,6 +209,8 @@ def model(settings: Settings) -> Iterator[Row]:
     settings.announce(f"{name}, batch {batch}: planning")
     result = plan(ModelPlanner(), program, 0, settings.steps_for(program))
     counted = result.counters
+    settings.announce(f"{name}, batch {batch}: the ILP alone")
+    alone = plan(_ILP_ALONE, program, 0, settings.steps_for(program))
     yield {
       "model": name,
       "batch": batch,
@@ -220,6 +225,12 @@ def model(settings: Settings) -> Iterator[Row]:
       "fragmentation": counted["fragmentation"],
       "greedy_fragmentation": fragmentation_of_first_come(program, result.schedule),
       "seconds": result.seconds,
+      "ilp_ops": alone.counters["ilp_ops"],
+      "ilp_entries": alone.counters["ilp_entries"],
+      "ilp_saves": 1 - alone.peak_live_bytes / given_bytes if alone.counters["ilps"] else None,
+      "ilp_gap": alone.counters["ilp_gap"] if alone.counters["ilps"] else None,
+      "ilp_solved": bool(alone.counters["ilps"] and not alone.counters["ilp_cut_short"]),
+      "ilp_seconds": alone.seconds,
     }
 
 

@@ -8,7 +8,7 @@
   scale     planning time and quality from 10k to 1M ops, six shapes of graph
 
 Every plan is judged by the validator. A plain greedy stands in every table. Writes
-benchmarks/results/planners/TABLE.json.
+benchmarks/results/planners/TABLE.json, where cases stay that are not measured again, and sums up all of it.
 
   python benchmarks/planners.py                                  # everything: hours on two cores
   python benchmarks/planners.py fastsa --models gpt2 resnet18
@@ -32,6 +32,7 @@ from tables import Row
 from coopjax.planners.effort import DEFAULT_STEPS, EFFORTS
 
 RESULTS = tables.RESULTS / "planners"
+CASE = ("model", "batch", "shape", "share")  # of a row, as far as its table has them; of `scale` the ops, too
 SCALES = (10_000, 20_000, 50_000, 100_000, 500_000, 1_000_000)  # each and its half
 
 
@@ -101,7 +102,15 @@ def _sum_up_coop(rows: Sequence[Row]) -> list[str]:
 
 
 def _sum_up_model(rows: Sequence[Row]) -> list[str]:
-  return [
+  tried = [row for row in rows if row.get("ilp_saves") is not None]
+  lines = []
+  if tried:
+    lines.append(
+      f"the ILP alone: {sum(row['ilp_solved'] for row in tried)} of {len(rows)} solved within its gap, "
+      f"{len(rows) - len(tried)} too large; saves {mean(tried, 'ilp_saves'):.1%}, where {mean(tried, 'saves'):.1%} are "
+      f"saved with heuristics before it, median {sorted(row['ilp_seconds'] for row in tried)[len(tried) // 2]:.1f} s"
+    )
+  return lines + [
     f"batch {batch}: order alone saves {mean(group, 'saves'):.1%} on average "
     f"(greedy {mean(group, 'greedy_saves'):.1%}), "
     f"median {sorted(row['seconds'] for row in group)[len(group) // 2]:.1f} s, "
@@ -198,11 +207,13 @@ TABLES = {
       "greedy": "{greedy_saves:.1%}",
       "gap": "{gap:.2%}",
       "proved": "{is_proven}",
-      "ILPs": "{ilps:.0f}",
-      "fell back": "{fell_back}",
       "fragmentation": "{fragmentation:.2%}",
       "greedy's": "{greedy_fragmentation:.2%}",
       "s": "{seconds:.1f}",
+      "ILP's ops": "{ilp_ops:,.0f}",
+      "ILP saves": "{ilp_saves:.1%}",
+      "ILP's gap": "{ilp_gap:.2%}",
+      "ILP s": "{ilp_seconds:.1f}",
     },
     _sum_up_model,
   ),
@@ -265,14 +276,16 @@ def main() -> None:
         effort=arguments.effort,
         sizes=tuple(arguments.sizes),
       )
-      rows = []
+      path, rows, measured = arguments.out / f"{name}.json", [], []
+      before = tables.read(path)
       for row in TABLES[name].rows(settings):
-        rows.append(row)
-        tables.write(arguments.out / f"{name}.json", rows=rows)  # what was measured stays, whatever comes
+        measured.append(row)
+        rows = tables.merged(before, measured, CASE + ("ops",) * (name == "scale"))
+        tables.write(path, rows=rows)  # what was measured stays, whatever comes
       progress.remove_task(bar)
       console.print(tables.table(rows, TABLES[name].columns, title=name))
       console.print("\n".join(TABLES[name].summarize(rows)), highlight=False)
-      console.print(f"written to {arguments.out / name}.json\n")
+      console.print(f"written to {path}\n")
 
 
 if __name__ == "__main__":
