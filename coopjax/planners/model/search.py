@@ -20,7 +20,7 @@ _ANNEAL_ITERATIONS = 200_000
 _LARGEST_WINDOW = 4  # times the first
 _SOLVER_TOLERANCE = 1e-6  # how far from a whole number of units a proven bound may be and mean it
 _ROUNDING = 1e-12  # of bytes that are a product
-_SMALL = 0.5  # of the gap: so many bytes together are too few to matter
+_SMALL = 0.5  # of the gap of the best order so far: so many bytes together are too few to matter
 _MAX_GRAPH_OPS = 20_000  # the bit sets of a graph take ops^2 / 8 bytes
 
 
@@ -200,7 +200,7 @@ class OrderSearch:
     graph, members = whole, [(op,) for op in range(whole.num_ops)]
     start = np.argsort(np.asarray(whole.ops))[self.order]
     if self._options.contracts:
-      smaller = contracted(without_small(whole, int(_SMALL * self._options.relative_gap * self.bound_bytes)))
+      smaller = contracted(without_small(whole, int(_SMALL * self._options.relative_gap * self.peak_bytes)))
       graph, members = smaller.graph, smaller.members
       start = np.argsort(np.argsort(start)[list(smaller.anchors)])
     horizon = pruned_horizon(graph) if self._options.horizon == "pruned" else graph.num_ops
