@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import zoo
+from shapes import SHAPES
 from tables import Row
 
 from coopjax import _core
@@ -27,8 +28,14 @@ from coopjax.program.validate import validate
 GREEDY = PeakPlanner.greedy()
 OPTIMALITY_STUDY = ("vgg11", "resnet18")  # of FastSA's models, those that its paper compares with the optimum alone
 _COOP_COUNTERS = ("evictions", "searches", "candidates", "scanned", "search_s", "fragmentation", "heap_fragmentation")
+GREEDY_TAKES = 10_000  # ops; above, it takes minutes, then hours
 _PEER_LIMIT_S = 10.0
+# The paper's ILP with nothing of ours around it: no heuristic order to start from, no bound but by working sets.
+_ILP_ALONE = ModelPlanner(schedulers=False, cuts=False, anneals=False, window_ops=0, places=False, max_entries=400_000)
 _COOP_SHARES = (0.9, 0.7, 0.5, 0.4, 0.3)
+_WINDOW_AND_LOOP = ("coop", "dtr, costs reused", "coop, every cost anew", "dtr")  # twice at equal reuse of costs
+_ARENA_SHAPES = ("layered", "wide", "random")
+_MOST_ARENA_OPS = 50_000  # a search looks at the whole arena: above, DTR's loops take minutes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,24 +185,46 @@ def coop(settings: Settings) -> Iterator[Row]:
         settings.announce(f"{name} at {share:.0%}: {label}")
         budget_bytes = math.floor(share * peak_bytes)
         result = plan(planner, program, budget_bytes, settings.steps_for(program), order=program.schedule)
-        counted = result.counters
         yield {
           "model": name,
           "batch": batch,
           "ops": program.num_ops,
           "share": share,
-          "planner": label,
-          "holds": counted.get("failed_step", -1) < 0 and result.is_feasible,
-          "overhead": result.overhead(program),
-          "seconds": result.seconds,
-          **{field: counted.get(field) for field in _COOP_COUNTERS},
+          **_arena_row(label, result, program),
         }
+
+
+def coop_large(settings: Settings) -> Iterator[Row]:
+  """Coop's window beside DTR's loop at equal reuse of costs, on graphs of ten thousand values and more."""
+  for num_ops in settings.sizes:
+    for shape in _ARENA_SHAPES if num_ops <= _MOST_ARENA_OPS else ():
+      program = SHAPES[shape](num_ops)
+      peak_bytes = peak_of(program, program.schedule)
+      for share in (0.7, 0.5):
+        planners = {label: ABLATIONS[label] for label in _WINDOW_AND_LOOP}
+        for label, planner in planners.items() if num_ops > GREEDY_TAKES else (*planners.items(), ("greedy", GREEDY)):
+          settings.announce(f"{shape} of {num_ops:,} ops at {share:.0%}: {label}")
+          budget_bytes = math.floor(share * peak_bytes)
+          result = plan(planner, program, budget_bytes, settings.steps_for(program), order=program.schedule)
+          yield {"shape": shape, "ops": num_ops, "share": share, **_arena_row(label, result, program)}
+
+
+def _arena_row(label: str, result: PlannerResult, program: StepProgram) -> Row:
+  counted = result.counters
+  return {
+    "planner": label,
+    "holds": counted.get("failed_step", -1) < 0 and result.is_feasible,
+    "overhead": result.overhead(program),
+    "seconds": result.seconds,
+    **{field: counted.get(field) for field in _COOP_COUNTERS},
+  }
 
 
 def model(settings: Settings) -> Iterator[Row]:
   """MODeL's order and addresses, no recompute: steps with their weight updates, in the order they are traced.
 
-  Elementwise work is fused, and done in place where it may be; transposes are views.
+  Elementwise work is fused, and done in place where it may be; transposes are views. Beside what the planner finds, the
+  order ILP on its own, from the order as traced.
   """
   options = ProgramOptions(fold_transposes=True, fuse_elementwise=True, share_elementwise=True)
   for name, batch in settings.of(zoo.MODEL):
@@ -206,6 +235,8 @@ def model(settings: Settings) -> Iterator[Row]:
     settings.announce(f"{name}, batch {batch}: planning")
     result = plan(ModelPlanner(), program, 0, settings.steps_for(program))
     counted = result.counters
+    settings.announce(f"{name}, batch {batch}: the ILP alone")
+    alone = plan(_ILP_ALONE, program, 0, settings.steps_for(program))
     yield {
       "model": name,
       "batch": batch,
@@ -220,6 +251,12 @@ def model(settings: Settings) -> Iterator[Row]:
       "fragmentation": counted["fragmentation"],
       "greedy_fragmentation": fragmentation_of_first_come(program, result.schedule),
       "seconds": result.seconds,
+      "ilp_ops": alone.counters["ilp_ops"],
+      "ilp_entries": alone.counters["ilp_entries"],
+      "ilp_saves": 1 - alone.peak_live_bytes / given_bytes if alone.counters["ilps"] else None,
+      "ilp_gap": alone.counters["ilp_gap"] if alone.counters["ilps"] else None,
+      "ilp_solved": bool(alone.counters["ilps"] and not alone.counters["ilp_cut_short"]),
+      "ilp_seconds": alone.seconds,
     }
 
 

@@ -3,12 +3,13 @@
   fastsa    FastSA's models at 50% and 25% of the un-rematerialized peak, unit costs
   exact     the optimum of an order beside the heuristics: VGG-11 and ResNet-18 at 90 to 50%
   coop      Coop, its ablations, DTR and DTE on Coop's models
+  coop_large  window against loop on graphs of 10,000 to 50,000 ops
   model     MODeL's orders and addresses at batch 1 and 32
   packing   offsets for fixed schedules, beside omnimalloc (PyPI)
   scale     planning time and quality from 10k to 1M ops, six shapes of graph
 
 Every plan is judged by the validator. A plain greedy stands in every table. Writes
-benchmarks/results/planners/TABLE.json.
+benchmarks/results/planners/TABLE.json, where cases stay that are not measured again, and sums up all of it.
 
   python benchmarks/planners.py                                  # everything: hours on two cores
   python benchmarks/planners.py fastsa --models gpt2 resnet18
@@ -32,6 +33,8 @@ from tables import Row
 from coopjax.planners.effort import DEFAULT_STEPS, EFFORTS
 
 RESULTS = tables.RESULTS / "planners"
+CASE = ("model", "batch", "shape", "share")  # of a row, as far as its table has them
+SIZED = ("coop_large", "scale")  # tables in which ops belong to a case, too
 SCALES = (10_000, 20_000, 50_000, 100_000, 500_000, 1_000_000)  # each and its half
 
 
@@ -100,8 +103,31 @@ def _sum_up_coop(rows: Sequence[Row]) -> list[str]:
   return [*lines, "budgets held: " + ", ".join(f"{planner.strip()} {count}" for planner, count in held.items())]
 
 
+def _sum_up_coop_large(rows: Sequence[Row]) -> list[str]:
+  """Over the cases in which both hold the budget."""
+  lines = []
+  for ours, theirs in (("coop", "dtr, costs reused"), ("coop, every cost anew", "dtr")):
+    cases = [{row["planner"]: row for row in group} for _, group in _grouped(rows, "shape", "ops", "share")]
+    pairs = [(case[ours], case[theirs]) for case in cases if case[ours]["holds"] and case[theirs]["holds"]]
+    for field in ("candidates", "scanned", "searches") if pairs else ():
+      ratios = sorted(loop[field] / max(window[field], 1) for window, loop in pairs)
+      lines.append(
+        f"{theirs} over {ours}, {field}: {ratios[0]:.2f} to {ratios[-1]:.2f}x, median "
+        f"{ratios[len(ratios) // 2]:.2f}x, in {len(pairs)} cases"
+      )
+  return lines
+
+
 def _sum_up_model(rows: Sequence[Row]) -> list[str]:
-  return [
+  tried = [row for row in rows if row.get("ilp_saves") is not None]
+  lines = []
+  if tried:
+    lines.append(
+      f"the ILP alone: {sum(row['ilp_solved'] for row in tried)} of {len(rows)} solved within its gap, "
+      f"{len(rows) - len(tried)} too large; saves {mean(tried, 'ilp_saves'):.1%}, where {mean(tried, 'saves'):.1%} are "
+      f"saved with heuristics before it, median {sorted(row['ilp_seconds'] for row in tried)[len(tried) // 2]:.1f} s"
+    )
+  return lines + [
     f"batch {batch}: order alone saves {mean(group, 'saves'):.1%} on average "
     f"(greedy {mean(group, 'greedy_saves'):.1%}), "
     f"median {sorted(row['seconds'] for row in group)[len(group) // 2]:.1f} s, "
@@ -188,6 +214,24 @@ TABLES = {
     },
     _sum_up_coop,
   ),
+  "coop_large": Table(
+    planner_tables.coop_large,
+    {
+      "shape": "{shape}",
+      "ops": "{ops:,}",
+      "budget": "{share:.0%}",
+      "planner": "{planner}",
+      "holds": "{holds}",
+      "extra cost": "{overhead:.1%}",
+      "evictions": "{evictions:,}",
+      "searches": "{searches:,}",
+      "candidates": "{candidates:,}",
+      "scanned": "{scanned:,}",
+      "fragmentation": "{fragmentation:.2%}",
+      "s": "{seconds:.2f}",
+    },
+    _sum_up_coop_large,
+  ),
   "model": Table(
     planner_tables.model,
     {
@@ -198,11 +242,13 @@ TABLES = {
       "greedy": "{greedy_saves:.1%}",
       "gap": "{gap:.2%}",
       "proved": "{is_proven}",
-      "ILPs": "{ilps:.0f}",
-      "fell back": "{fell_back}",
       "fragmentation": "{fragmentation:.2%}",
       "greedy's": "{greedy_fragmentation:.2%}",
       "s": "{seconds:.1f}",
+      "ILP's ops": "{ilp_ops:,.0f}",
+      "ILP saves": "{ilp_saves:.1%}",
+      "ILP's gap": "{ilp_gap:.2%}",
+      "ILP s": "{ilp_seconds:.1f}",
     },
     _sum_up_model,
   ),
@@ -249,7 +295,9 @@ def main() -> None:
   parser.add_argument("--steps", type=int, default=6 * DEFAULT_STEPS, help="of one plan; of about 10 ns")
   parser.add_argument("--effort", choices=EFFORTS, help="in place of --steps, as many as requests get")
   parser.add_argument("--exact-steps", type=int, default=90 * DEFAULT_STEPS, help="of one exact plan")
-  parser.add_argument("--sizes", nargs="+", type=int, default=SCALES, metavar="OPS", help="of the table `scale`")
+  parser.add_argument(
+    "--sizes", nargs="+", type=int, default=SCALES, metavar="OPS", help="of programs in `scale` and `coop_large`"
+  )
   parser.add_argument("--out", type=pathlib.Path, default=RESULTS, help="folder for the JSON")
   arguments = parser.parse_args()
 
@@ -265,14 +313,16 @@ def main() -> None:
         effort=arguments.effort,
         sizes=tuple(arguments.sizes),
       )
-      rows = []
+      path, rows, measured = arguments.out / f"{name}.json", [], []
+      before = tables.read(path)
       for row in TABLES[name].rows(settings):
-        rows.append(row)
-        tables.write(arguments.out / f"{name}.json", rows=rows)  # what was measured stays, whatever comes
+        measured.append(row)
+        rows = tables.merged(before, measured, CASE + ("ops",) * (name in SIZED))
+        tables.write(path, rows=rows)  # what was measured stays, whatever comes
       progress.remove_task(bar)
       console.print(tables.table(rows, TABLES[name].columns, title=name))
       console.print("\n".join(TABLES[name].summarize(rows)), highlight=False)
-      console.print(f"written to {arguments.out / name}.json\n")
+      console.print(f"written to {path}\n")
 
 
 if __name__ == "__main__":

@@ -69,6 +69,23 @@ def read(path: pathlib.Path) -> list[Row]:
   return json.loads(path.read_text())["rows"] if path.exists() else []
 
 
+def merged(before: Sequence[Row], measured: Sequence[Row], case: Sequence[str]) -> list[Row]:
+  """The rows of ``before``, those of each case that was measured again in place of its own; new cases come last.
+
+  Args:
+    before: what a results file has.
+    measured: rows of some cases, all of them new.
+    case: fields in which the rows of one case agree; what a row lacks is None.
+  """
+  cases: dict[tuple, list[Row]] = {}
+  for rows in (before, measured):
+    found: dict[tuple, list[Row]] = {}
+    for row in rows:
+      found.setdefault(tuple(row.get(field) for field in case), []).append(row)
+    cases |= found
+  return [row for rows in cases.values() for row in rows]
+
+
 def write(path: pathlib.Path, **contents: Any) -> None:
   """Writes a results file, the machine included; whoever stops it leaves the old one or the new one."""
   path.parent.mkdir(parents=True, exist_ok=True)

@@ -50,7 +50,7 @@ def test_every_table_runs(benchmark, monkeypatch, tmp_path, capsys):
     first = next(iter(table.columns.values())).format(**written["rows"][0])
     assert first in shown
   rows = {name: json.loads((tmp_path / f"{name}.json").read_text())["rows"] for name in benchmark.TABLES}
-  for name in ("fastsa", "exact", "coop", "scale"):
+  for name in ("fastsa", "exact", "coop", "coop_large", "scale"):
     assert "greedy" in {row["planner"] for row in rows[name]}
   assert all(row["greedy_saves"] <= row["saves"] + 1e-9 for row in rows["model"])
   assert all(row["search_fragmentation"] <= row["greedy_fragmentation"] for row in rows["packing"])

@@ -31,9 +31,11 @@ SWITCHES = [
     horizon=horizon,
     updates_early=early,
     generators_late=late,
+    schedulers=anneals,
     cuts=cuts,
     anneals=anneals,
     window_ops=window,
+    contracts=preplaces,
     preplaces=preplaces,
     max_windows=2,
   )

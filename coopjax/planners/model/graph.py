@@ -85,7 +85,7 @@ def order_graph(program: StepProgram, schedule: np.ndarray, begin: int = 0, end:
   local = {op: index for index, op in enumerate(ops)}
   offsets, items = _core.op_predecessors(program.core)
   edges = [[local[p] for p in items[offsets[op] : offsets[op + 1]].tolist() if p in local] for op in ops]
-  predecessors, ancestors = _reduced(edges)
+  predecessors, ancestors = reduced(edges)
   step_of = np.empty(program.num_ops, np.int64)
   step_of[schedule] = np.arange(program.num_ops)
   values, held_bytes = _values(program, _Window(local, ancestors, step_of, begin, begin + len(ops)))
@@ -100,7 +100,7 @@ def order_graph(program: StepProgram, schedule: np.ndarray, begin: int = 0, end:
   )
 
 
-def _reduced(edges: list[list[int]]) -> tuple[tuple[tuple[int, ...], ...], list[int]]:
+def reduced(edges: list[list[int]]) -> tuple[tuple[tuple[int, ...], ...], list[int]]:
   """Transitive reduction and closure; ids are in a valid order."""
   predecessors, ancestors = [], []
   for row in edges:
@@ -146,7 +146,7 @@ def _values(program: StepProgram, window: _Window) -> tuple[list[OrderValue], in
       values.append(OrderValue(value, size, producer, (), overwriter=window.local[overwriter]))
     else:
       inside = [window.local[op] for op in readers[value] if op in window.local]
-      values.append(OrderValue(value, size, producer, _maximal(inside, window.ancestors)))
+      values.append(OrderValue(value, size, producer, maximal(inside, window.ancestors)))
   return values, held_bytes
 
 
@@ -158,7 +158,7 @@ def _readers(program: StepProgram) -> list[list[int]]:
   return readers
 
 
-def _maximal(ops: list[int], ancestors: list[int]) -> tuple[int, ...]:
+def maximal(ops: list[int], ancestors: list[int]) -> tuple[int, ...]:
   """Those of ``ops`` that are no ancestor of another of them."""
   covered = 0
   for op in ops:

@@ -6,8 +6,9 @@ that order (``address_ilp.py``). Nothing is recomputed. What differs from the pa
 - The warm start comes from list schedulers and from orders by minimum cuts (``xla_pass/planners/orders/order_cut.h``),
   which also bound the peak of every order. Where the two meet within the gap, which is the rule, the ILP has nothing
   left to decide.
-- The ILP of a program with thousands of ops is beyond any open solver. Where it is too large, or was not finished,
-  windows of consecutive steps around the peak are reordered by the same ILP, with everything else in place.
+- Ops that some best order runs side by side are one op of the ILP, and values too small to matter within the gap are
+  left out of it (``contraction.py``): a tenth of the coefficients, or fewer. Where it is still too large, or was not
+  finished, windows of consecutive steps around the peak are reordered by the same ILP, with everything else in place.
 - Peaks are counted anew, and the bound that the gap refers to holds for every order of the program.
 
 Known weakness: a window's optimum says nothing about orders that reach beyond it, so a gap may remain on an order that
@@ -41,12 +42,14 @@ class ModelPlanner:
     relative_gap: of the peak over its bound, at which an order counts as optimal; the paper's is 0.5%.
     updates_early: whether weight updates get control edges that make them early (``control_edges.py``).
     generators_late: whether ops without inputs get control edges that make them late.
-    cuts: whether the warm start uses orders by minimum cuts and their bound; without, it is the best list scheduler's.
+    schedulers: whether the warm start uses list schedulers; without, it is the program's own order.
+    cuts: whether the warm start uses orders by minimum cuts and their bound.
     max_branches: cases that such a bound is split into, by which of two ops runs first.
     anneals: whether FastSA polishes the warm start where a gap is left.
     window_ops: steps around the peak that the first window holds; 0 for no windows.
     max_windows: windows tried.
     max_entries: coefficients above which an ILP is not tried.
+    contracts: whether ops that some best order runs side by side are one op of the ILP (``contraction.py``).
     places: whether addresses are planned.
     preplaces: whether the address ILP starts from values stacked as a pyramid, which stay where they are.
     alignment_bytes: of offsets.
@@ -57,12 +60,14 @@ class ModelPlanner:
   relative_gap: float = 0.005
   updates_early: bool = False
   generators_late: bool = False
+  schedulers: bool = True
   cuts: bool = True
   max_branches: int = 24
   anneals: bool = True
   window_ops: int = 32
   max_windows: int = 12
   max_entries: int = 60_000
+  contracts: bool = True
   places: bool = True
   preplaces: bool = True
   alignment_bytes: int = 1
@@ -88,9 +93,10 @@ class ModelPlanner:
 
     ``counters``: ``bound_bytes`` that no order avoids, and the ``gap`` to it; ``is_proven`` when that is within
     ``relative_gap``; ``start_bytes``, the warm start's peak; ``cuts`` and ``branches`` it took; ``ilps`` solved,
-    ``ilp_seconds``, ``ilp_cut_short``, ``ilp_too_large`` (not tried); ``fell_back`` when an ILP was
-    needed but none improved the best heuristic order; with ``places`` also ``heap_bytes``, ``fragmentation`` (heap over
-    peak), ``address_ilps`` and ``address_cut_short``.
+    ``ilp_seconds``, ``ilp_cut_short``, ``ilp_too_large`` (not tried); ``ilp_ops`` and ``ilp_entries`` of the ILP over
+    the whole program; ``ilp_gap`` of the last ILP, from what it found to what it proved of the orders that it can
+    express; ``fell_back`` when an ILP was needed but none improved the best heuristic order; with ``places`` also
+    ``heap_bytes``, ``fragmentation`` (heap over peak), ``address_ilps`` and ``address_cut_short``.
     """
     stopwatch, allowance = Stopwatch(), Allowance(max_steps)
     restricted = add_control_edges(program, updates_early=self.updates_early, generators_late=self.generators_late)
@@ -98,12 +104,14 @@ class ModelPlanner:
     options = OrderOptions(
       self.horizon,
       self.relative_gap,
+      self.schedulers,
       self.cuts,
       self.max_branches,
       self.anneals,
       self.window_ops,
       self.max_windows,
       self.max_entries,
+      self.contracts,
       solver,
     )
     search = OrderSearch(program, restricted, options, Allowance(max_steps - self.places * max_steps // _PART_OF_STEPS))

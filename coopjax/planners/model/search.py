@@ -10,6 +10,7 @@ from coopjax import _core
 from coopjax.planners.effort import Allowance
 from coopjax.planners.fastsa import FastSAPlanner
 from coopjax.planners.milp_solvers import MilpSolver
+from coopjax.planners.model.contraction import contracted, without_small
 from coopjax.planners.model.control_edges import with_edges
 from coopjax.planners.model.graph import order_graph
 from coopjax.planners.model.order_ilp import OrderIlp, pruned_horizon
@@ -18,6 +19,8 @@ from coopjax.program.step_program import StepProgram
 _ANNEAL_ITERATIONS = 200_000
 _LARGEST_WINDOW = 4  # times the first
 _SOLVER_TOLERANCE = 1e-6  # how far from a whole number of units a proven bound may be and mean it
+_ROUNDING = 1e-12  # of bytes that are a product
+_SMALL = 0.5  # of the gap of the best order so far: so many bytes together are too few to matter
 _MAX_GRAPH_OPS = 20_000  # the bit sets of a graph take ops^2 / 8 bytes
 
 
@@ -27,12 +30,14 @@ class OrderOptions:
 
   horizon: str
   relative_gap: float
+  schedulers: bool
   cuts: bool
   max_branches: int
   anneals: bool
   window_ops: int
   max_windows: int
   max_entries: int
+  contracts: bool
   solver: MilpSolver
 
 
@@ -60,9 +65,8 @@ class OrderSearch:
     self.order = restricted.schedule
     self._rank = self._rank_of(self.order)
     self.bound_bytes = int(_core.lower_bound(program.core)[0])
-    self._counters: dict[str, float] = dict.fromkeys(
-      ("cuts", "branches", "ilps", "ilp_seconds", "ilp_too_large", "ilp_cut_short", "fell_back"), 0
-    )
+    counted = "cuts branches ilps ilp_seconds ilp_too_large ilp_cut_short ilp_ops ilp_entries ilp_gap fell_back"
+    self._counters: dict[str, float] = dict.fromkeys(counted.split(), 0)
 
   def run(self, order: np.ndarray | None) -> None:
     """Heuristics, then the ILP, then windows, each while the gap is open and steps are left."""
@@ -71,8 +75,8 @@ class OrderSearch:
     if self._is_done():
       return
     before, is_solved = self._rank, self._solve_program()
-    if not is_solved and self._options.window_ops:
-      self._solve_windows()
+    if self._options.window_ops:
+      self._solve_windows()  # orders that the timesteps of the ILP can't express
     self._counters["fell_back"] = int(not is_solved and self._rank == before and not self._is_proven())
 
   @property
@@ -108,7 +112,8 @@ class OrderSearch:
 
   def _start(self, order: np.ndarray | None) -> None:
     core = self._restricted.core
-    orders = [_core.schedule_by_rule(core, rule) for rule in range(_core.NUM_ORDER_RULES)]
+    rules = range(_core.NUM_ORDER_RULES) if self._options.schedulers else ()
+    orders = [_core.schedule_by_rule(core, rule) for rule in rules] or [self.order]
     if order is not None and not _core.check_schedule(core, order):
       orders.append(np.asarray(order, np.int32))
     for candidate in orders:
@@ -191,12 +196,18 @@ class OrderSearch:
     if self._program.num_ops > _MAX_GRAPH_OPS:
       self._counters["ilp_too_large"] += 1
       return False
-    graph = order_graph(self._restricted, self._restricted.schedule)
+    whole = order_graph(self._restricted, self._restricted.schedule)
+    graph, members = whole, [(op,) for op in range(whole.num_ops)]
+    start = np.argsort(np.asarray(whole.ops))[self.order]
+    if self._options.contracts:
+      smaller = contracted(without_small(whole, int(_SMALL * self._options.relative_gap * self.peak_bytes)))
+      graph, members = smaller.graph, smaller.members
+      start = np.argsort(np.argsort(start)[list(smaller.anchors)])
     horizon = pruned_horizon(graph) if self._options.horizon == "pruned" else graph.num_ops
-    local = np.empty(self._program.num_ops, np.int64)
-    local[list(graph.ops)] = np.arange(graph.num_ops)
     ilp = OrderIlp(graph, horizon, self.bound_bytes, self.peak_bytes)
-    status, bound_bytes = self._solve(ilp, graph.ops, local[self.order], self._allowance.left // 2)
+    self._counters["ilp_ops"], self._counters["ilp_entries"] = graph.num_ops, ilp.num_entries
+    groups = [[whole.ops[op] for op in group] for group in members]
+    status, bound_bytes = self._solve(ilp, groups, start, self._allowance.left // 2)
     if horizon == graph.num_ops and self._restricted is self._program:
       self._raise_bound(bound_bytes)
     return status in ("optimal", "infeasible")
@@ -212,19 +223,27 @@ class OrderSearch:
       graph = order_graph(self._restricted, self.order, begin, begin + size)
       before = self._rank
       ilp = OrderIlp(graph, graph.num_ops, self.bound_bytes, self.peak_bytes)
-      self._solve(ilp, graph.ops, np.arange(graph.num_ops), self._allowance.left // 2, begin)
+      self._solve(ilp, [[op] for op in graph.ops], np.arange(graph.num_ops), self._allowance.left // 2, begin)
       if self._rank == before:
         size *= 2
 
   def _solve(
     self,
     ilp: OrderIlp,
-    ops: tuple[int, ...],
+    groups: list[list[int]],
     start: np.ndarray,
     max_steps: int,
     begin: int = 0,
   ) -> tuple[str, int]:
-    """Solves one ILP and takes what it finds; its status and, in bytes, its bound."""
+    """Solves one ILP and takes what it finds; its status and, in bytes, its bound.
+
+    Args:
+      ilp: of an order problem.
+      groups: ops of the program that each op of the problem stands for, in the order in which they run.
+      start: the order to start from, as ops of the problem.
+      max_steps: of the solver.
+      begin: step of the first of these ops in the best order.
+    """
     if ilp.num_entries > self._options.max_entries:
       self._counters["ilp_too_large"] += 1
       return "too_large", 0
@@ -234,15 +253,18 @@ class OrderSearch:
     )
     self._counters["ilps"] += 1
     self._counters["ilp_seconds"] += result.seconds
+    self._counters["ilp_gap"] = min(result.gap, 1.0)
     self._counters["ilp_cut_short"] += int(result.status in ("feasible", "cut_short"))
     for found in ilp.orders_of(result.x) if result.x is not None else ():
       order = self.order.copy()
-      order[begin : begin + len(ops)] = np.array(ops, np.int32)[found]
+      ops = np.concatenate([groups[op] for op in found])
+      order[begin : begin + len(ops)] = ops
       self._offer(order)
     if result.status == "infeasible":
       return result.status, self.peak_bytes
     if not np.isfinite(result.bound):
       return result.status, 0
     nearest = np.round(result.bound)
-    units = nearest if abs(result.bound - nearest) <= _SOLVER_TOLERANCE else result.bound
-    return result.status, int(np.floor(max(units * ilp.unit_bytes, 0)))
+    units = nearest if abs(result.bound - nearest) <= _SOLVER_TOLERANCE else result.bound - _SOLVER_TOLERANCE
+    # A peak is a number of bytes: one that a bound lies just below is the next.
+    return result.status, int(np.ceil(max(units * ilp.unit_bytes * (1 - _ROUNDING), 0)))
