@@ -81,7 +81,7 @@ class JointCandidate:
       for share, member in zip(self.decisions, self.members, strict=True)
     )
 
-  @property
+  @functools.cached_property
   def has_loops(self) -> bool:
     """It decides on scan bodies."""
     return any(self.scan_bodies)
