@@ -268,7 +268,7 @@ class Progress[Decisions: Hashable]:
       if candidate.is_plain_policy:
         hoped_bytes = ratio * min(candidate.estimated_bytes, self._space.baseline_bytes)
         return min(self._predict(candidate), hoped_bytes) <= self._budget * reach
-      if candidate.has_loops:
+      if candidate.has_loops and not candidate.is_bare:  # of sets of names there are many, much like each other
         return self._least(candidate, _NEARBY - 1) <= self._budget
       return self._predict(candidate) <= self._budget * (1 + (_NEARBY - 1) / max(1, num_tried))
 

@@ -42,7 +42,9 @@ def run(invented, budget, baseline=1650, max_rounds=6, below_flops=math.inf, dra
   compiled = {}
   found = []
   for i, each in enumerate(invented):
-    decisions = PolicyDecisions((Region(7 if each.has_loops else None, (Segment(0, i + 1, True),)),))
+    # Of what a loop repeats, each saves something else.
+    saved = ((0, i),) if each.has_loops and not each.is_bare else ()
+    decisions = PolicyDecisions((Region(7 if each.has_loops else None, (Segment(0, i + 1, True, saved=saved),)),))
     compiled[decisions] = each
     if each.twin is not None:
       (region,) = decisions.regions
