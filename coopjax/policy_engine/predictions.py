@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Hashable, Sequence
 from typing import Protocol
 
@@ -118,7 +117,7 @@ def predicted_bytes(
   num_bytes = candidate.estimated_bytes
   alike = _alike(candidate, trials)
   if alike and candidate.has_loops:
-    weights = _weights(candidate, alike)
+    weights = [(1 + _distance(candidate, trial)) ** -2.0 for trial in alike]
     errors = [trial.error_bytes(num_shards) for trial in alike]
     estimates = [trial.candidate.estimated_bytes / num_shards for trial in alike]
     return num_bytes / num_shards + _expected(num_bytes / num_shards, estimates, errors, weights)
@@ -164,15 +163,8 @@ def doubted_bytes(
   if not alike or not candidate.has_loops:
     return 0.0
   nearest = min(_distance(candidate, trial) for trial in alike)
-  weights, errors = _weights(candidate, alike), [trial.error_bytes(num_shards) for trial in alike]
-  away = np.array(errors) - np.average(errors, weights=weights)
-  spread = math.sqrt(np.average(away**2, weights=weights))
-  return max(spread, least_spread / math.sqrt(len(alike))) * nearest / (CUT_WEIGHT + nearest)
-
-
-def _weights(candidate: SearchCandidate, trials: Sequence[Trial]) -> list[float]:
-  """Of what trials say of a candidate: the more the more alike the bodies are."""
-  return [(1 + _distance(candidate, trial)) ** -2.0 for trial in trials]
+  spread = float(np.std([trial.error_bytes(num_shards) for trial in alike]))
+  return max(spread, least_spread) * nearest / (CUT_WEIGHT + nearest)
 
 
 def _distance(candidate: SearchCandidate, trial: Trial) -> int:

@@ -263,13 +263,15 @@ class Progress[Decisions: Hashable]:
     # if not of the estimate itself; and none is taken to need more than the program as it is.
     ratios = [trial.unaided_bytes / max(trial.candidate.estimated_bytes, 1.0) for trial in self._tried]
     ratio = min([1.0, self._ratio, *ratios])
+    # One value more, or another one, may change what a turn takes by as much as any trial showed.
+    errors = [trial.error_bytes(self._num_shards) for trial in in_loops(self._tried)]
 
     def is_near(candidate: SearchCandidate[Decisions]) -> bool:
       if candidate.is_plain_policy:
         hoped_bytes = ratio * min(candidate.estimated_bytes, self._space.baseline_bytes)
         return min(self._predict(candidate), hoped_bytes) <= self._budget * reach
-      if candidate.has_loops and not candidate.is_bare:  # of sets of names there are many, much like each other
-        return self._least(candidate, _NEARBY - 1) <= self._budget
+      if errors and candidate.has_loops and candidate.estimated_bytes / self._num_shards + min(errors) <= self._budget:
+        return True
       return self._predict(candidate) <= self._budget * (1 + (_NEARBY - 1) / max(1, num_tried))
 
     near = list(filter(is_near, candidates))
