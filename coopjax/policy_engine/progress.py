@@ -117,6 +117,8 @@ class Progress[Decisions: Hashable]:
     self._tried: list[Trial[Decisions]] = []
     self._misses = 0  # since a plan holds: tries that made nothing better
     self._passed: set[SearchCandidate[Decisions]] = set()
+    self._twin: SearchCandidate[Decisions] | None = None  # under way, if the last candidate is one
+    self._barriers_cost = False  # a twin took more than what it is one of
     self._baseline = float(baseline_temp_bytes)
     # The program without checkpoints is scheduled differently, so it lends its ratio only until there is a trial.
     self._ratio = self._baseline / max(space.baseline_bytes, 1.0)
@@ -125,6 +127,8 @@ class Progress[Decisions: Hashable]:
 
   def record(self, trial: Trial[Decisions]) -> None:
     is_first = not self._holds
+    if trial.candidate is self._twin:
+      self._barriers_cost = trial.temp_bytes >= self._tried[-1].temp_bytes
     self._tried.append(trial)
     is_bold = not (is_first or trial.candidate.is_plain_policy)  # such a policy is tried whatever is predicted
     self._misses += is_bold and self._best() is not trial
@@ -213,13 +217,14 @@ class Progress[Decisions: Hashable]:
     """What a person would pick and just misses the budget, as people write it (`ladders.Candidate.twin`): XLA's
     schedules of the two differ by little, and by hand it may fit.
     """
-    if not self._tried:
+    if not self._tried or self._barriers_cost:
       return None
     last, best = self._tried[-1], self._best()
     candidate, over = last.candidate, last.temp_bytes / self._budget - 1
     is_usual = candidate.is_by_hand or candidate.is_bare
     is_wanted = is_usual and 0 < over <= _NEAR_MISS and (best is None or last.flops < best.flops)
-    return self._first([candidate.twin], lambda _: 0) if is_wanted and candidate.twin else None
+    self._twin = self._first([candidate.twin], lambda _: 0) if is_wanted and candidate.twin else None
+    return self._twin
 
   def _is_too_shallow(self) -> bool:
     """Trials say that the budget is below the least memory that there is a candidate for."""
