@@ -162,6 +162,14 @@ def _sum_up_scale(rows: Sequence[Row]) -> list[str]:
   return lines
 
 
+_IN_ARENA = {
+  "planner": "{planner}",
+  "holds": "{holds}",
+  "extra cost": "{overhead:.1%}",
+  "evictions": "{evictions:,}",
+  "searches": "{searches:,}",
+  "candidates": "{candidates:,}",
+}
 TABLES = {
   "fastsa": Table(
     planner_tables.fastsa,
@@ -202,12 +210,7 @@ TABLES = {
     {
       "model": "{model}",
       "budget": "{share:.0%}",
-      "planner": "{planner}",
-      "holds": "{holds}",
-      "extra cost": "{overhead:.1%}",
-      "evictions": "{evictions:,}",
-      "searches": "{searches:,}",
-      "candidates": "{candidates:,}",
+      **_IN_ARENA,
       "fragmentation": "{fragmentation:.2%}",
       "of heap": "{heap_fragmentation:.2%}",
       "s": "{seconds:.2f}",
@@ -220,12 +223,7 @@ TABLES = {
       "shape": "{shape}",
       "ops": "{ops:,}",
       "budget": "{share:.0%}",
-      "planner": "{planner}",
-      "holds": "{holds}",
-      "extra cost": "{overhead:.1%}",
-      "evictions": "{evictions:,}",
-      "searches": "{searches:,}",
-      "candidates": "{candidates:,}",
+      **_IN_ARENA,
       "scanned": "{scanned:,}",
       "fragmentation": "{fragmentation:.2%}",
       "s": "{seconds:.2f}",
