@@ -9,7 +9,7 @@ from coopjax import progress
 from coopjax.budget import BudgetLike
 from coopjax.keywords import Decorator, RematKeywords
 from coopjax.planning import following, regions
-from coopjax.planning.function_plan import choose
+from coopjax.planning.around import choose
 from coopjax.planning.plannable import Plannable
 from coopjax.planning.remat_plan import RematPlan
 from coopjax.planning.request import Request
@@ -47,6 +47,8 @@ def remat(
   clones of compiled ones, so results are bit-identical to those without remat. With the policy engine the function
   is rewritten into ``jax.checkpoint`` segments when it is traced; results agree within rounding. ``"auto"`` uses the
   HLO engine, and the policy engine under it where that can't reach the budget alone (the residuals of a ``scan``).
+  Where the compiled program is over its budget all the same, since it holds more than the function's gradient needs
+  (all gradients at once, for clipping), it is traced again and planned as a whole, as :func:`plan` does, once.
 
   On a mesh the budget is each device's. The HLO engine plans what one device runs, after partitioning, whatever the
   shardings. The policy engine plans in the trace, which shows them inside a ``shard_map`` and over Explicit mesh axes.
@@ -93,8 +95,8 @@ def remat(
 
   Raises:
     InvalidBudgetError: the budget is not one; raised here, not when the function is called.
-    BudgetInfeasibleError: when the function is traced, if no plan reaches the budget; when a program with its gradient
-      is compiled, if what the HLO engine makes of that one stays over it.
+    BudgetInfeasibleError: when the function is traced, if no plan reaches the budget, with the least bytes of the
+      jitted program around it; when that is compiled, if no plan of it does.
     PlanMismatchError: when the function is traced, if ``plan`` was made for another program or another mesh.
 
   Example:

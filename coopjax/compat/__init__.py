@@ -76,6 +76,7 @@ from coopjax.compat.traces import (
   is_in_differentiated_loop,
   no_trace,
   num_gradients,
+  outermost_jit,
   pinned_checkpoint,
   trace_context,
   vmaps_around,

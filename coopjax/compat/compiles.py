@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import jax
 import numpy as np
 from jax._src import compiler
 from jax._src.export import _export
@@ -27,6 +28,8 @@ class ProgramToCompile:
 
   _module: Any
   _devices: np.ndarray
+  _callbacks: Any
+  _compile: Callable[[Any, Any], Any]
 
   @functools.cached_property
   def bytecode(self) -> bytes:
@@ -54,11 +57,35 @@ class ProgramToCompile:
     """Of its devices, ascending."""
     return tuple(sorted({device.process_index for device in self._devices.flat}))
 
+  def compile(self) -> Any:
+    """The executable, from the cache or made by XLA."""
+    return self._compile(self._module, self._callbacks)
+
+  def replaced(self, lowered: jax.stages.Lowered) -> "ProgramToCompile | None":
+    """What can be compiled in its place, from the same function lowered anew; None where JAX would see a difference.
+
+    JAX goes on with what it knows of this program: its arguments, those that are donated, its results and shardings.
+    The functions in Python that the module calls back are kept for good.
+    """
+    module, known = lowered.compiler_ir("stablehlo"), lowered._lowering.compile_args
+    if lowered._lowering.const_args or _signature(module) != _signature(self._module):
+      return None
+    _called_back.append(known["keepalive"])
+    return dataclasses.replace(self, _module=module, _callbacks=known["host_callbacks"])
+
+
+def _signature(module: Any) -> tuple[str, ...]:
+  """What the entry of a module takes, with the names of that, and gives."""
+  (main,) = (each for each in module.body.operations if each.operation.attributes["sym_name"].value == "main")
+  attributes = main.operation.attributes
+  types = [str(attributes[name]) for name in ("function_type", "arg_attrs", "res_attrs") if name in attributes]
+  return (*types, *(str(argument.location) for argument in main.arguments))
+
 
 class CompileWatcher(Protocol):
   """Who is asked about all programs of the process."""
 
-  def around(self, program: ProgramToCompile, compile_it: Callable[[], Any]) -> Any:
+  def around(self, program: ProgramToCompile) -> Any:
     """Has the executable made, by the cache or by XLA, and returns it."""
     ...
 
@@ -76,6 +103,7 @@ class CompileWatcher(Protocol):
 
 
 _watchers: list[CompileWatcher] = []
+_called_back: list[Any] = []
 
 
 def watch_compiles(watcher: CompileWatcher) -> None:
@@ -87,9 +115,9 @@ def watch_compiles(watcher: CompileWatcher) -> None:
   export = _export._export_lowered
 
   @functools.wraps(compile_it)
-  def compile_or_get_cached(backend, computation, devices, *args, **kwargs):
-    program = ProgramToCompile(computation, devices)
-    return watcher.around(program, lambda: compile_it(backend, computation, devices, *args, **kwargs))
+  def compile_or_get_cached(backend, computation, devices, options, host_callbacks, *args, **kwargs):
+    compiled = lambda module, callbacks: compile_it(backend, module, devices, options, callbacks, *args, **kwargs)
+    return watcher.around(ProgramToCompile(computation, devices, host_callbacks, compiled))
 
   @functools.wraps(write)
   def cache_write(*args, **kwargs):

@@ -2,12 +2,13 @@
 
 import contextlib
 import itertools
+import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.core
-from jax._src import config
+from jax._src import config, pjit
 from jax._src import core as core_internals
 from jax._src.interpreters import ad, batching, partial_eval
 
@@ -103,6 +104,22 @@ def trace_context() -> Hashable:
 def num_gradients() -> int:
   """How many derivatives are being taken of what is traced here."""
   return sum(isinstance(trace, _GRADIENTS) for trace in _traces())
+
+
+def outermost_jit() -> tuple[jax.stages.Wrapped, tuple[Any, ...], dict[str, Any]] | None:
+  """The outermost jitted function in whose trace this is called, with its arguments; None outside of one.
+
+  JAX's traces know nothing of the function, so it is read off the frame that traces it.
+  """
+  frame, found = sys._getframe(), None
+  while frame is not None:
+    if frame.f_code is pjit._trace_for_jit.__code__:
+      found = frame
+    frame = frame.f_back
+  if found is None:
+    return None
+  known = found.f_locals
+  return pjit._cpp_pjit(known["fun"], known["ji"]), known["args"], known["kwargs"]
 
 
 def _traces() -> list[core_internals.Trace]:

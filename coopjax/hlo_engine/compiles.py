@@ -15,14 +15,20 @@ import logging
 import re
 import threading
 import zlib
-from collections.abc import Callable, Collection, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import jax
 
 from coopjax import _core, compat, contexts, errors, job
 from coopjax.budget import format_bytes
-from coopjax.errors import BudgetExceededWarning, BudgetInfeasibleError, InvalidProgramError, log
+from coopjax.errors import (
+  BudgetExceededWarning,
+  BudgetInfeasibleError,
+  InvalidProgramError,
+  RematNoEffectWarning,
+  log,
+)
 from coopjax.hlo_engine.infeasible import why_infeasible
 from coopjax.hlo_engine.mark import Mark, held_in, is_chosen, is_marked, is_over_budget, marks_in, over_budget
 from coopjax.xla import standing
@@ -33,6 +39,7 @@ _log = logging.getLogger("coopjax.hook")
 _ATTRIBUTES = re.compile(r', frontend_attributes=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}')
 _FORWARD = re.compile(rb"(?<!transpose\()jvp\(")  # in the names of instructions
 _KEYS = re.compile(rb";key=([0-9a-f]+)")  # of marks; nothing else is read here, where an error would fail a compile
+_KEPT_AROUND = 8
 _KEY = re.compile(r";key=[0-9a-f]*")  # differs between versions of coopjax, which may follow each other
 
 
@@ -65,6 +72,27 @@ class Excess(NamedTuple):
     )
 
 
+class Around(Protocol):
+  """A program that a function with a mark is a part of.
+
+  Attributes:
+    request: what is asked of the function.
+    is_left: the function is left as it is.
+  """
+
+  @property
+  def request(self) -> Hashable: ...
+  @property
+  def is_left(self) -> bool: ...
+  def planned_anew(self) -> tuple[jax.stages.Lowered, int] | None:
+    """It, planned as a whole and lowered, and what temporaries it may take; None where that can't be.
+
+    Raises:
+      BudgetInfeasibleError: no plan of it reaches the budget.
+    """
+    ...
+
+
 class Compile:
   """One program that coopjax plans, from when JAX asks for it until it is there.
 
@@ -77,6 +105,7 @@ class Compile:
     story: what was done, in a line.
     interrupt: what the user stopped planning with, which XLA turns into an error of its own.
     refused: what there is to say of it if it is over a budget that it has to hold.
+    is_trial: it is compiled to be looked at.
   """
 
   def __init__(self, program: compat.ProgramToCompile, asked: standing.Standing | None):
@@ -86,7 +115,7 @@ class Compile:
     self.interrupt: BaseException | None = None
     self.is_planned, self.may_keep, self.story = False, True, "seen by no hook, or taken from JAX's compilation cache"
     self.refused: Excess | None = None
-    self._is_trial = standing.is_suspended()
+    self.is_trial = standing.is_suspended()
 
   def planned(self, module_bytes: bytes, plan: Callable[[], tuple[bytes | None, Excess | None]]) -> bytes | None:
     """The module to compile in place of the one that reached the hook, or None to leave it.
@@ -118,7 +147,7 @@ class Compile:
     """What to compile; where it is over its budget, that is refused, or warned of and written into it."""
     if excess is None:
       return planned
-    if excess.is_refused and not self._is_trial:
+    if excess.is_refused and not self.is_trial:
       self.refused, self.may_keep = excess, False
       return planned
     warn(excess.message)
@@ -127,11 +156,15 @@ class Compile:
       return planned
     return over_budget(planned or module_bytes)
 
-  def hold(self, held: Collection[Mark], name: str, executable: Any) -> None:
-    """Refuses the compiled program, or warns of it, where it is over what it is held to."""
-    if self._is_trial or not held or (excess := _excess(held, name, executable)) is None:
+  def hold(self, held: Collection[Mark], name: str, executable: Any, around: Collection[Around]) -> None:
+    """Refuses the compiled program, or warns of it, where it is over what it is held to, or within that as it is."""
+    if self.is_trial or not held:
       return
-    if excess.is_refused:
+    excess = _excess(held, name, executable)
+    if excess is None:
+      if around and all(each.is_left for each in around):
+        warn(without_effect(name, compat.temp_bytes_of(executable), _limit(held, executable)[0]), RematNoEffectWarning)
+    elif excess.is_refused:
       self.refused = excess
     else:
       warn(excess.message)
@@ -154,6 +187,7 @@ class Watcher:
     self._lock = threading.Lock()
     self._thread = threading.local()  # .compile: that is in progress in it
     self._active: list[Compile] = []
+    self._around: dict[str, Around] = {}  # by key, the last that was traced, until it is compiled
     # By address: programs that several processes run and that have not run yet. An executable is held until it has.
     self._to_settle: dict[int, tuple[Any, Callable[[], None]]] = {}
 
@@ -162,27 +196,60 @@ class Watcher:
     compat.add_to_cache_key("hook", self.cache_key)
     compat.watch_compiles(self)
 
-  def around(self, program: compat.ProgramToCompile, compile_it: Callable[[], Any]) -> Any:
+  def expect(self, key: str, around: Around) -> None:
+    """Has a program planned as a whole if its compile shows that it is over its budget.
+
+    Args:
+      key: of a mark in it.
+      around: the program.
+    """
+    with self._lock:
+      self._around.pop(key, None)
+      self._around[key] = around
+      while len(self._around) > _KEPT_AROUND:
+        del self._around[next(iter(self._around))]
+
+  def around(self, program: compat.ProgramToCompile) -> Any:
     asked = standing.current()
     if asked is None and not is_marked(program.bytecode) and not is_chosen(program.bytecode):
-      return compile_it()
+      return program.compile()
     if platform := compat.hook_platform(program.platform):  # the mark may come from an exported program
       self._install(platform)
     with self._entered(Compile(program, asked)) as entered:
       try:
-        executable = compile_it()
+        executable = program.compile()
       except jax.errors.JaxRuntimeError:
         if entered.interrupt is not None:
           raise entered.interrupt from None
         raise
-    entered.hold(held_in(program.bytecode), program.name, executable)
+    around = () if entered.is_trial else self._taken(entered.keys)
+    entered.hold(held_in(program.bytecode), program.name, executable, around)
     if entered.refused is not None:
-      raise entered.refused.error()
+      return self._planned_anew(program, around, entered.refused)
     if not entered.is_planned and entered.keys:
       _warn_if_over_budget(program.name, executable)
     if entered.about:
       self._tell(entered, program, executable)
     return executable
+
+  def _taken(self, keys: Collection[str]) -> list[Around]:
+    """What was expected of a program with marks of these keys, which is there now."""
+    with self._lock:
+      return [self._around.pop(key) for key in sorted(keys) if key in self._around]
+
+  def _planned_anew(self, program: compat.ProgramToCompile, around: Sequence[Around], refused: Excess) -> Any:
+    """The executable of the program planned as a whole, where the plans of functions in it leave it over its budget.
+
+    Raises:
+      BudgetInfeasibleError: there is none within the budget.
+    """
+    is_one = len({each.request for each in around}) == 1
+    planned = around[0].planned_anew() if is_one else None
+    if planned is not None and (other := program.replaced(planned[0])) is not None:
+      executable = self.around(other)
+      if compat.temp_bytes_of(executable) <= planned[1]:
+        return executable
+    raise refused.error()
 
   def _tell(self, entered: Compile, program: compat.ProgramToCompile, executable: Any) -> None:
     """Says what this process holds, and has it compared before the first run."""
@@ -260,11 +327,23 @@ def has_both_passes(module_bytes: bytes) -> bool:
   return _FORWARD.search(module_bytes) is not None and b"transpose(jvp(" in module_bytes
 
 
+def without_effect(name: str, temp_bytes: int, budget_bytes: int) -> str:
+  """What to say of a program with a remat that holds its budget, in bytes, as it is."""
+  return (
+    f"the remat in the program {name} has no effect: it takes {format_bytes(temp_bytes)} of temporaries, within the "
+    f"budget of {format_bytes(budget_bytes)} as it is"
+  )
+
+
+def _limit(held: Collection[Mark], executable: Any) -> tuple[int, bool]:
+  """The temporaries that a compiled program is held to, and whether more are an error."""
+  resident_bytes = compat.resident_bytes_of(executable)
+  return min((mark.budget.resolve(0, resident_bytes), mark.refuses) for mark in held if mark.budget is not None)
+
+
 def _excess(held: Collection[Mark], name: str, executable: Any) -> Excess | None:
   """What there is to say of a program that the policy engine alone has planned and that is over its budget."""
-  temp_bytes, resident_bytes = compat.temp_bytes_of(executable), compat.resident_bytes_of(executable)
-  limits = [(mark.budget.resolve(0, resident_bytes), mark.refuses) for mark in held if mark.budget is not None]
-  budget_bytes, refuses = min(limits)
+  temp_bytes, (budget_bytes, refuses) = compat.temp_bytes_of(executable), _limit(held, executable)
   if temp_bytes <= budget_bytes or not has_both_passes(module_bytes := compat.module_bytes_of(executable)):
     return None
   message = (

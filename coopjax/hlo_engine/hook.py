@@ -268,10 +268,7 @@ def _without_effect(module_bytes: bytes, outcome: Outcome) -> str:
     return ""
   if _BACKWARD not in module_bytes or _CHECKPOINTED in module_bytes:
     return ""
-  return (
-    f"the remat in the program {outcome.name} has no effect: it takes {format_bytes(outcome.baseline.temp_bytes)} of "
-    f"temporaries, within the budget of {format_bytes(outcome.budget_bytes)} as it is"
-  )
+  return compiles.without_effect(outcome.name, outcome.baseline.temp_bytes, outcome.budget_bytes)
 
 
 def _is_share(outcome: Outcome) -> bool:
@@ -315,7 +312,7 @@ class _CapturedError(Exception):
 
 
 _hook = _Hook()
-watch = _hook.watcher.begin
+watch, expect = _hook.watcher.begin, _hook.watcher.expect
 install, capture, observe, schedule, outcomes = (
   _hook.install,
   _hook.capture,

@@ -188,26 +188,29 @@ class Case:
       warnings.simplefilter("ignore", BudgetExceededWarning)  # trials may miss the budget
       shards = shards_of(traced, trials.partition)
       # Straight-line code of a program that will be partitioned is left to the hook.
-      for only_scans in (False,) if not mark else (True, False) if is_known or not is_spread else (True,):
-        if not found or not found[-1].is_feasible:
-          found.append(
-            search.plan_policy(
-              traced,
-              budget_bytes,
-              trials.compile,
-              baseline.temp_bytes,
-              max_rounds=trials.max_rounds,
-              mark=trial_mark,
-              only_scans=only_scans,
-              profile=profile,
-              link=link,
-              planner=request.planner,
-              hlo_share_of=trials.hlo_share,
-              below_flops=below_flops,
-              shards=shards,
-              draft_fn=trials.draft_bytes if trials.makes_drafts else None,
-            )
+      ways = (False,) if not mark else (True, False) if is_known or not is_spread else (True,)
+      smallest_bytes = lambda: min(plan.smallest_bytes for plan in found) if rival is None else 0
+      for within_bytes in search.limits(budget_bytes, smallest_bytes):
+        for only_scans in ways:
+          if found and found[-1].is_feasible:
+            break
+          plan = search.plan_policy(
+            traced,
+            within_bytes,
+            trials.compile,
+            baseline.temp_bytes,
+            max_rounds=trials.max_rounds,
+            mark=trial_mark,
+            only_scans=only_scans,
+            profile=profile,
+            link=link,
+            planner=request.planner,
+            hlo_share_of=trials.hlo_share,
+            below_flops=below_flops,
+            shards=shards,
+            draft_fn=trials.draft_bytes if trials.makes_drafts else None,
           )
+          found.append(dataclasses.replace(plan, is_feasible=plan.temp_bytes <= budget_bytes))
       best = found[-1] if found[-1].is_feasible else min(found, key=lambda plan: plan.smallest_bytes)
       if rival and not (best.is_feasible and best.recompute_flops < below_flops):
         return rival
@@ -270,18 +273,24 @@ class Case:
     assert outcome is not None  # there is a planner to try
     return outcome
 
+  @property
+  def _is_whole(self) -> bool:
+    """Whether nothing says that what runs will be another program, of one device's share or of several examples."""
+    placement = self.traced.placement
+    return placement.is_known or not (placement.is_spread or placement.batches)
+
   def _is_dear(self, outcome: hook.Outcome) -> bool:
     """Whether the HLO engine repeats so much that the policy engine, whose compiles say what they take, may do
     better.
     """
     limit_flops = _ASKS_POLICY_ABOVE * cost.jaxpr_flops(self.traced.inlined)
-    return self.traced.placement.is_known and outcome.recompute_flops > limit_flops
+    return self._is_whole and outcome.recompute_flops > limit_flops
 
   def _repeats_much(self, outcome: hook.Outcome, profile: Callable[[], CompiledProfile | None]) -> bool:
     """Whether the HLO engine's plan is dear, or something that people pick is predicted to fit and to repeat less."""
     if self._is_dear(outcome):
       return True
-    if not self.traced.placement.is_known or not outcome.recompute_flops or outcome.budget_bytes is None:
+    if not self._is_whole or not outcome.recompute_flops or outcome.budget_bytes is None:
       return False
     space = Candidates(self.traced, only_scans=False, profile=profile(), planner=BY_HAND)
     room = _ABOUT * outcome.budget_bytes / outcome.baseline.temp_bytes * space.baseline_bytes

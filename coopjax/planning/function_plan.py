@@ -33,11 +33,16 @@ from coopjax.xla.module import HeapResult
 _choices = KeptChoices()
 
 
-def choose(traced: TracedFn, request: Request) -> Choice:
+def choose(traced: TracedFn, request: Request, *, says_unneeded: bool = True) -> Choice:
   """The choice for this program and request, made once per process, and kept on disk for the next one.
 
   A program that can't be planned because it has no gradient is left as it is, with a warning. One whose sizes are
   symbols (`jax.export`) can't be compiled yet: what it is compiled to when they are known, the hook plans.
+
+  Args:
+    traced: the function.
+    request: what is asked.
+    says_unneeded: warns where the function with its gradient is within the budget as it is.
   """
   if request.engine == "auto" and compat.is_in_differentiated_loop():
     request = dataclasses.replace(request, engine="policy")  # no order in a body changes what its loop keeps
@@ -46,11 +51,11 @@ def choose(traced: TracedFn, request: Request) -> Choice:
     return _choose_for_any_size(traced, request, fingerprint)
   if processes := traced.placement.processes:
     choice = _choices.remembered(key) or together.agreed_choice(
-      key, processes, lambda: _choose_here(traced, request, fingerprint, key)
+      key, processes, lambda: _choose_here(traced, request, fingerprint, key, says_unneeded)
     )
     _choices.remember(key, choice)
   else:
-    choice = _choose_here(traced, request, fingerprint, key)
+    choice = _choose_here(traced, request, fingerprint, key, says_unneeded)
   if choice.mark is not None:
     platform = compat.hook_platform(request.platform)
     assert platform is not None  # else there would be no mark
@@ -58,7 +63,9 @@ def choose(traced: TracedFn, request: Request) -> Choice:
   return choice
 
 
-def _choose_here(traced: TracedFn, request: Request, fingerprint: str, key: tuple[str, Request]) -> Choice:
+def _choose_here(
+  traced: TracedFn, request: Request, fingerprint: str, key: tuple[str, Request], says_unneeded: bool
+) -> Choice:
   """The choice that this process remembers, has kept on disk or makes."""
   is_hooks = request.engine == "hlo" and compat.hook_platform(request.platform) == "cpu"
   if not is_hooks and (choice := _choices.get(key)):
@@ -81,7 +88,7 @@ def _choose_here(traced: TracedFn, request: Request, fingerprint: str, key: tupl
     return Choice()
   outcome, before = chosen.outcome, chosen.before
   # Of what is marked, the hook tells, which sees the whole program; nor is more than a gradient of the function known.
-  is_plain = before is not None and chosen.choice == Choice() and request.budget.share is None
+  is_plain = before is not None and chosen.choice == Choice() and request.budget.share is None and says_unneeded
   if before is not None and is_plain and compat.num_gradients() == 1:
     warn_no_effect(traced, before, request.budget.resolve(before.temp_bytes, before.resident_bytes), None)
   is_cut_short = outcome is not None and outcome.is_cut_short

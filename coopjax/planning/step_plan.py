@@ -214,25 +214,27 @@ class _Planning:
         self._tried.drafts[choices] = self._trials.draft_bytes(self._step.program(choices), ())
       return self._tried.drafts[choices]
 
-    for only_scans in (True, False) if mark else (False,):
-      found = search.search(
-        self._division(only_scans),
-        self.budget_bytes,
-        temp_bytes_of,
-        self.before.temp_bytes,
-        draft_of=draft_of if mark is None and self._trials.makes_drafts else None,
-        hlo_share_of=self._trials.hlo_share,
-        below_flops=below_flops,
-      )
-      is_better = found.temp_bytes < self.best.temp_bytes
-      if self.holds:
-        is_better = found.is_feasible and found.recompute_flops < below_flops
-      if found.rounds and is_better:
-        self._choices, self._found = _choices(found.decisions, trial_mark), found
-        self.best, self._outcome = tried[found.decisions]
-        if found.is_feasible:
-          self._spend_all_effort(found, _choices(found.decisions, mark))
-          return
+    for within_bytes in search.limits(self.budget_bytes, lambda: self.best.temp_bytes):
+      for only_scans in (True, False) if mark else (False,):
+        found = search.search(
+          self._division(only_scans),
+          within_bytes,
+          temp_bytes_of,
+          self.before.temp_bytes,
+          draft_of=draft_of if mark is None and self._trials.makes_drafts else None,
+          hlo_share_of=self._trials.hlo_share,
+          below_flops=below_flops,
+        )
+        is_feasible = found.temp_bytes <= self.budget_bytes
+        is_better = found.temp_bytes < self.best.temp_bytes
+        if self.holds:
+          is_better = is_feasible and found.recompute_flops < below_flops
+        if found.rounds and is_better:
+          self._choices, self._found = _choices(found.decisions, trial_mark), found
+          self.best, self._outcome = tried[found.decisions]
+          if is_feasible:
+            self._spend_all_effort(found, _choices(found.decisions, mark))
+            return
 
   def _division(self, only_scans: bool) -> Division:
     """All candidates, of which a search may find more (`Division.deepen`), for itself."""

@@ -12,7 +12,7 @@ less is scratch space less for XLA.
 """
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 import jax
 
@@ -31,9 +31,24 @@ _DRAFTED_WITHIN = 0.25  # of the temporaries: drafts that are off by more show l
 _MAX_DRAFTS = 10  # about one compile's work
 _ENOUGH_COMPILES = 2  # of drafts, once a plan holds
 _MAX_COMPILES = 6  # while none does
+OUT_OF_REACH = 1  # bytes: a budget that finds the least that there is
+_JUST_MISSED = 1.25  # of a budget
 
 DraftFn = Callable[[Callable, Sequence[jax.ShapeDtypeStruct]], int]
 CompileFn = Callable[[Callable, Sequence[jax.ShapeDtypeStruct]], jax.stages.Compiled | OversizedProgram]
+
+
+def limits(budget_bytes: int, smallest_bytes: Callable[[], int]) -> Iterator[int]:
+  """What to search within: the budget and, where it is just missed, the least that there is. So what a budget out of
+  reach was told can be reached, is found when it is asked for.
+
+  Args:
+    budget_bytes: for the temporaries.
+    smallest_bytes: compiled so far.
+  """
+  yield budget_bytes
+  if max(budget_bytes, OUT_OF_REACH) < smallest_bytes() <= _JUST_MISSED * budget_bytes:
+    yield OUT_OF_REACH
 
 
 def plan_policy(

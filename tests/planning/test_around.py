@@ -1,0 +1,122 @@
+"""A remat in a step whose gradients weigh as much as what it keeps: the budget is the step's, held or refused as that."""
+
+import functools
+import warnings
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+import coopjax
+from tests.support import models
+from tests.support.checks import assert_same, num_dots, temp_bytes
+
+PARAMS = {name: models.normal(i, 6, 128, 128) for i, name in enumerate("abc")}
+X = models.normal(9, 256, 128)
+OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
+
+
+def block(x, weights):
+  y = jax.nn.gelu(jnp.tanh(x @ weights["a"]) @ weights["b"])
+  return x + y @ weights["c"]
+
+
+def scanned(params, x, block=block):
+  x, _ = jax.lax.scan(lambda x, weights: (block(x, weights), None), x, params)
+  return jnp.mean(x**2)
+
+
+def step_of(loss):
+  def step(params, state, x):
+    value, grads = jax.value_and_grad(loss)(params, x)
+    updates, state = OPTIMIZER.update(grads, state, params)
+    return optax.apply_updates(params, updates), state, value
+
+  return jax.jit(step, donate_argnums=(0, 1))
+
+
+def arguments():
+  """Fresh ones: the step is given them for good."""
+  params = jax.tree.map(jnp.copy, PARAMS)
+  return params, OPTIMIZER.init(params), X
+
+
+def compiled(loss):
+  return step_of(loss).lower(*arguments()).compile()
+
+
+BY_HAND = functools.partial(scanned, block=jax.checkpoint(block))
+REMATS = {
+  "function": lambda **asked: coopjax.remat(scanned, **asked),
+  "jitted": lambda **asked: jax.jit(coopjax.remat(scanned, **asked)),
+  "blocks": lambda **asked: functools.partial(scanned, block=coopjax.remat(block, **asked)),
+}
+
+
+@pytest.mark.parametrize("engine", ["policy", "auto"])
+@pytest.mark.parametrize("name", REMATS)
+def test_what_checkpoints_by_hand_reach_in_a_step_is_held_in_it(name, engine):
+  plain, by_hand = compiled(scanned), compiled(BY_HAND)
+  budget_bytes = temp_bytes(by_hand)
+  alone = jax.jit(jax.value_and_grad(BY_HAND)).lower(PARAMS, X).compile()
+  assert temp_bytes(alone) < 0.8 * budget_bytes < budget_bytes < temp_bytes(plain)  # it is the gradients that matter
+  with warnings.catch_warnings():
+    warnings.simplefilter("error")
+    step = step_of(REMATS[name](budget=budget_bytes, engine=engine))
+    fitted = step.lower(*arguments()).compile()
+    assert temp_bytes(fitted) <= budget_bytes
+    assert num_dots(plain) < num_dots(fitted) <= num_dots(by_hand)
+    results = step(*arguments())
+  assert_same(results, step_of(scanned)(*arguments()))
+
+
+@pytest.mark.parametrize("engine", ["policy", "auto"])
+@pytest.mark.parametrize("name", REMATS)
+def test_the_least_bytes_that_the_error_names_are_the_steps(name, engine):
+  with pytest.raises(coopjax.BudgetInfeasibleError) as caught:
+    compiled(REMATS[name](budget=1, engine=engine))
+  least_bytes = caught.value.smallest_bytes
+  fitted = compiled(REMATS[name](budget=least_bytes, engine=engine))
+  assert temp_bytes(fitted) <= least_bytes < temp_bytes(compiled(BY_HAND))
+  assert num_dots(fitted) > num_dots(compiled(scanned))
+
+
+def test_a_function_that_is_within_the_budget_in_a_step_that_is_not():
+  """No word of a remat without effect, which it would be alone; where the step fits, too, one that says so."""
+  alone, plain = jax.jit(jax.value_and_grad(scanned)).lower(PARAMS, X).compile(), compiled(scanned)
+  budget_bytes = (temp_bytes(alone) + temp_bytes(plain)) // 2
+  with warnings.catch_warnings():
+    warnings.simplefilter("error")
+    fitted = compiled(coopjax.remat(scanned, budget=budget_bytes, engine="policy"))
+  assert temp_bytes(fitted) <= budget_bytes and "rematted_computation" in fitted.as_text()
+  with pytest.warns(coopjax.RematNoEffectWarning, match="program jit_step has no effect") as told:
+    compiled(coopjax.remat(scanned, budget=temp_bytes(plain), engine="policy"))
+  assert len(told) == 1
+
+
+def test_a_step_that_can_not_be_planned_as_one_is_refused():
+  """Two remats that ask for different budgets, and one that stands in another trace than the step's."""
+  by_hand = temp_bytes(compiled(BY_HAND))
+
+  def both(params, x):
+    first = coopjax.remat(scanned, budget=by_hand, engine="policy")
+    return first(params, x) + coopjax.remat(scanned, budget=by_hand + 1, engine="policy")(params, 2 * x)
+
+  with pytest.raises(coopjax.BudgetInfeasibleError, match="plans the whole step"):
+    compiled(both)
+
+
+def test_a_step_that_calls_back_does_so_once():
+  budget_bytes, seen = temp_bytes(compiled(BY_HAND)), []
+
+  def watched(params, x):
+    loss = coopjax.remat(scanned, budget=budget_bytes, engine="policy")(params, x)
+    jax.debug.callback(seen.append, loss)
+    return loss
+
+  step = step_of(watched)
+  assert temp_bytes(step.lower(*arguments()).compile()) <= budget_bytes
+  _, _, loss = step(*arguments())
+  jax.effects_barrier()
+  assert [float(each) for each in seen] == [float(loss)]
