@@ -7,7 +7,7 @@ from typing import Unpack, overload
 from coopjax.budget import BudgetLike
 from coopjax.keywords import Decorator, EquinoxKeywords
 from coopjax.planning import regions
-from coopjax.planning.function_plan import choose
+from coopjax.planning.around import choose
 from coopjax.planning.request import Request
 
 __all__ = ["remat"]

@@ -7,7 +7,6 @@ shows. Where that is over the budget and would be refused, the program is traced
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,16 +16,20 @@ from coopjax import compat
 from coopjax.errors import BudgetInfeasibleError
 from coopjax.hlo_engine import hook
 from coopjax.hlo_engine.mark import Mark
+from coopjax.jaxpr.fingerprint import fingerprint_of
 from coopjax.jaxpr.trace import TracedFn
-from coopjax.planning import function_plan, regions
+from coopjax.planning import following, function_plan, regions
 from coopjax.planning.choice import Choice
 from coopjax.planning.plannable import Plannable
+from coopjax.planning.remat_plan import RematPlan
 from coopjax.planning.request import Request
 from coopjax.planning.steps import Step
 
 
 def choose(traced: TracedFn, request: Request) -> Choice:
   """As `function_plan.choose`; the program around is kept in mind for its compile.
+
+  A share that the function alone can't be brought to is of the program around, which may.
 
   Raises:
     BudgetInfeasibleError: no plan reaches the budget; where the program around is known, with what it takes at least.
@@ -35,10 +38,13 @@ def choose(traced: TracedFn, request: Request) -> Choice:
   try:
     choice = function_plan.choose(traced, request, says_unneeded=program is None)
   except BudgetInfeasibleError:
-    if program is not None:
-      with compat.no_trace():
-        program.planned()
-    raise
+    if program is None:
+      raise
+    with compat.no_trace():
+      choices = program.choices()
+    if (choice := choices.get(fingerprint_of(traced))) is None:
+      raise
+    return choice
   if program is not None and (asked := choice.mark or choice.held):
     program = dataclasses.replace(program, is_left=choice.engine == "none" and compat.num_gradients() == 1)
     hook.expect(Mark.from_text(asked).key, program)
@@ -74,22 +80,26 @@ class _Program:
     args, kwargs = jax.tree.map(_abstract, (args, kwargs))
     return cls(jitted, args, kwargs, request)
 
-  def planned(self) -> tuple[Callable, int] | None:
-    """The function with its plan carried out, and its budget in bytes; None where it is no step.
+  def _plan(self) -> RematPlan | None:
+    """Of all of it; None where it is no step.
 
     Raises:
       BudgetInfeasibleError: no plan of the step reaches the budget.
     """
     step = Plannable.of(self.jitted, self.args, self.kwargs, self.request.device, existing="keep")
-    if not (isinstance(step.program, Step) and step.program.members):
-      return None
-    plan = step.plan(self.request)
-    return (plan.apply(self.jitted), plan.budget_bytes) if plan.fits else None
+    return step.plan(self.request) if isinstance(step.program, Step) and step.program.members else None
+
+  def choices(self) -> dict[str, Choice]:
+    """By fingerprint of its regions, what a plan of all of it decides; none where it is no step."""
+    plan = self._plan()
+    if plan is None:
+      return {}
+    return dict(zip((region.fingerprint for region in plan.regions), following.choices_of(plan), strict=True))
 
   def planned_anew(self) -> tuple[jax.stages.Lowered, int] | None:
-    """As `planned`, lowered."""
-    planned = self.planned()
-    return planned and (planned[0].lower(*self.args, **self.kwargs), planned[1])
+    """It with its plan carried out, lowered, and its budget in bytes; None where it is no step."""
+    plan = self._plan()
+    return plan and (plan.apply(self.jitted).lower(*self.args, **self.kwargs), plan.budget_bytes)
 
 
 def _abstract(leaf: Any) -> Any:

@@ -74,7 +74,7 @@ def _is_of_whole_step(plan: "RematPlan") -> bool:
 
 def _directions(plan: "RematPlan") -> regions.Directions:
   """Of a plan of regions."""
-  choices = _choices(plan, _mark_here(plan))
+  choices = _choices_here(plan)
   return regions.Directions(
     plan.name,
     tuple((region.fingerprint, choice) for region, choice in zip(plan.regions, choices, strict=True)),
@@ -104,8 +104,17 @@ def choices_of(plan: "RematPlan") -> tuple[Choice, ...]:
   return _choices(plan, _mark(plan))
 
 
-def _choices(plan: "RematPlan", mark: str | None) -> tuple[Choice, ...]:
-  return tuple(Choice(mark, part.policy) for part in plan.regions or (plan,))
+def _choices(plan: "RematPlan", mark: str | None, held: str | None = None) -> tuple[Choice, ...]:
+  return tuple(Choice(mark, part.policy, held) for part in plan.regions or (plan,))
+
+
+def _choices_here(plan: "RematPlan") -> tuple[Choice, ...]:
+  """As `choices_of`, where the plan is carried out: a program that takes more than was planned is told of."""
+  held = None
+  if plan.engine == "policy" and _is_for_here(plan):
+    budget = Budget(max(plan.budget_bytes, plan.measured.temp_bytes))
+    held = keyed(Mark(budget, plan.planner, plan.effort, plan.time_limit_s), plan.fingerprint).to_choice()
+  return _choices(plan, _mark_here(plan), held)
 
 
 def _choice_here(plan: "RematPlan", traced: TracedFn) -> Choice:
@@ -120,13 +129,18 @@ def _choice_here(plan: "RematPlan", traced: TracedFn) -> Choice:
       f"the plan for {plan.name} was made for {'the mesh ' + plan.mesh if plan.mesh else 'one device'}, and its "
       f"arguments lie on the mesh {traced.placement.mesh}: give coopjax.plan jax.ShapeDtypeStructs with their shardings"
     )
-  (choice,) = _choices(plan, _mark_here(plan))
+  (choice,) = _choices_here(plan)
   return choice
+
+
+def _is_for_here(plan: "RematPlan") -> bool:
+  """Whether the plan's target is what is here."""
+  return plan.target is None or targets.resolve(plan.target).is_running
 
 
 def _mark_here(plan: "RematPlan") -> str | None:
   """As `_mark`; None where the plan's target is not what is here."""
-  if plan.target is None or targets.resolve(plan.target).is_running:
+  if _is_for_here(plan):
     return _mark(plan)
   if plan.engine == "hlo":
     warn(

@@ -107,6 +107,21 @@ def test_a_step_that_can_not_be_planned_as_one_is_refused():
     compiled(both)
 
 
+def test_a_share_that_the_function_alone_can_not_be_brought_to_is_of_the_step():
+  """Two losses, kept at once, are twice what one keeps, and need not be."""
+  x = jnp.tile(X, (8, 1))
+  two_of = lambda loss: jax.jit(jax.grad(lambda params, x: loss(params, x) * loss(params, jnp.sin(x))))
+  bytes_of = lambda step: temp_bytes(step.lower(PARAMS, x).compile())
+  with pytest.raises(coopjax.BudgetInfeasibleError) as caught:
+    coopjax.plan(scanned, PARAMS, x, budget=1)
+  share = 0.95 * caught.value.smallest_bytes / bytes_of(jax.jit(jax.grad(scanned)))
+  with pytest.raises(coopjax.BudgetInfeasibleError):
+    coopjax.plan(scanned, PARAMS, x, budget=share)
+  fitted = two_of(coopjax.remat(scanned, budget=share))
+  assert bytes_of(fitted) <= share * bytes_of(two_of(scanned))
+  assert_same(fitted(PARAMS, x), two_of(scanned)(PARAMS, x))
+
+
 def test_a_step_that_calls_back_does_so_once():
   budget_bytes, seen = temp_bytes(compiled(BY_HAND)), []
 
