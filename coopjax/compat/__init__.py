@@ -131,6 +131,7 @@ __all__ = [
   "num_shards",
   "observe_shards",
   "open_constants",
+  "outermost_jit",
   "pinned_checkpoint",
   "plain_checkpoints",
   "put_value",

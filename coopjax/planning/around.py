@@ -10,6 +10,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.core
 import numpy as np
 
 from coopjax import compat
@@ -99,12 +100,16 @@ class _Program:
   def planned_anew(self) -> tuple[jax.stages.Lowered, int] | None:
     """It with its plan carried out, lowered, and its budget in bytes; None where it is no step."""
     plan = self._plan()
-    return plan and (plan.apply(self.jitted).lower(*self.args, **self.kwargs), plan.budget_bytes)
+    if plan is None:
+      return None
+    fitted: Any = plan.apply(self.jitted)  # jitted, as that is
+    return fitted.lower(*self.args, **self.kwargs), plan.budget_bytes
 
 
 def _abstract(leaf: Any) -> Any:
   """An array's type, with its sharding where it has been put somewhere."""
   if not isinstance(leaf, jax.Array | np.ndarray):
     return leaf
-  aval, sharding = jax.typeof(leaf), leaf.sharding if getattr(leaf, "committed", False) else None
+  aval = jax.typeof(leaf)
+  sharding = leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else None
   return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)

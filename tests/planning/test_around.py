@@ -1,4 +1,4 @@
-"""A remat in a step whose gradients weigh as much as what it keeps: the budget is the step's, held or refused as that."""
+"""A remat in a step whose gradients weigh as much as what it keeps: the budget is the step's, held or refused so."""
 
 import functools
 import warnings
