@@ -54,6 +54,7 @@ class Candidates:
     baseline_bytes: of the function as it is, as the candidates' are estimated.
     undecided: the decisions that leave it so.
     is_spread: a device holds a part of what is counted here, and which is not known.
+    is_profiled: estimates go by a compile of the function as it is.
   """
 
   undecided = PolicyDecisions()
@@ -76,6 +77,7 @@ class Candidates:
     self._profile = None  # which is of the top
     if home.is_top and profile is not None and profile.explained >= _LEAST_EXPLAINED:
       self._profile = profile
+    self.is_profiled = self._profile is not None
     self._ends_forward = ends_forward
     self._planner = planner
     self._kept: list[np.ndarray] = []

@@ -17,14 +17,14 @@ estimates know nothing of the rest of the step, so the search over T goes by com
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 
 from coopjax.errors import NotDifferentiableError, PolicyNamesError
 from coopjax.jaxpr.trace import differentiable
 from coopjax.policy_engine.decisions import PolicyDecisions, Region
-from coopjax.policy_engine.ladders import Traits, summary_of, traits_of
+from coopjax.policy_engine.ladders import Candidate, Traits, summary_of, traits_of
 from coopjax.policy_engine.offload import HostLink
 from coopjax.policy_engine.rungs import NO_NAMES, Member, Rung, Rungs, rungs_of
 from coopjax.policy_engine.shards import Shards
@@ -97,17 +97,28 @@ class JointCandidate:
     return frozenset((i, *trait) for i, bodies in enumerate(self.scan_bodies) for trait in traits_of(bodies))
 
   @property
-  def twin(self) -> None:
-    """None: loops of the user's have checkpoints as the user wrote them."""
+  def twin(self) -> "JointCandidate | None":
+    """As of `candidates.Candidate` where there is one region; else None."""
+    twin = self._alone.twin if self._alone else None
+    if twin is None:
+      return None
+    (rung,) = self.rungs
+    there = dataclasses.replace(rung, make_decisions=lambda: twin.decisions, candidate=twin)
+    return dataclasses.replace(self, rungs=(there,))
 
   @property
-  def kin(self) -> None:
-    """None: divisions are not told apart by what their estimates' errors depend on."""
+  def kin(self) -> Hashable:
+    """As of `candidates.Candidate` where there is one region; divisions are not told apart by it."""
+    return self._alone.kin if self._alone else None
 
   @property
   def num_segments(self) -> int:
-    """One: divisions are not told apart by how fine they are."""
-    return 1
+    """Same."""
+    return self._alone.num_segments if self._alone else 1
+
+  @property
+  def _alone(self) -> Candidate | None:
+    return self.rungs[0].candidate if len(self.rungs) == 1 else None
 
   @property
   def summary(self) -> str:
@@ -133,7 +144,10 @@ class Division:
     baseline_bytes: what the regions keep as they are.
     undecided: the decisions that leave them so.
     is_spread: a device holds a part of what is counted here, and which is not known.
+    is_profiled: False: estimates are JAX's.
   """
+
+  is_profiled = False
 
   def __init__(
     self,
@@ -154,7 +168,7 @@ class Division:
     try:
       member = dataclasses.replace(member, traced=differentiable(member.traced))
     except NotDifferentiableError:
-      return Rungs([Rung(0.0, 0.0, 0.0, True, PolicyDecisions)], {}, {}, 0.0, 0.0)  # it keeps nothing
+      return Rungs([Rung(0.0, 0.0, 0.0, True, PolicyDecisions)], {}, (), 0.0, 0.0)  # it keeps nothing
     ends_forward = member.key == self._members[-1].key and member.num_kept == 1
     shards = self._shards.get(member.key)
     return rungs_of(member, self._only_scans, self._link, shards, ends_forward, is_deep=self._is_deep)
@@ -170,14 +184,21 @@ class Division:
       ]
       self.found = [self._joint(rungs, False) for rungs in _by_hand(ladders, named)]
       return
-    useful = [_pareto(ladder.found) for ladder in ladders]
-    divided = [_divide(useful, peak_bytes) for peak_bytes in _peaks(useful)]
-    around = _by_hand(ladders, [ladder.by_hand or ladder.by_hand_inside for ladder in ladders])
-    inside = _by_hand(ladders, [ladder.by_hand_inside or ladder.by_hand for ladder in ladders])
-    by_hand = {rungs: around.get(rungs, False) or inside.get(rungs, False) for rungs in [*around, *inside]}
-    joint = dict.fromkeys([*by_hand, *divided, *_barest([ladder.found for ladder in ladders])])
+    by_hand = _by_hand(ladders, [ladder.by_hand or _first(ladder.by_hand_inside) for ladder in ladders])
+    for way in range(max(len(ladder.by_hand_inside) for ladder in ladders)):
+      of_way = [_first(ladder.by_hand_inside[way:]) or ladder.by_hand for ladder in ladders]
+      for rungs, is_plain in _by_hand(ladders, of_way).items():
+        by_hand[rungs] = by_hand.get(rungs, False) or is_plain
+    if len(members) == 1 and not members[0].is_looped:
+      others = [(rung,) for rung in ladders[0].found]  # as if the function was all there is
+    else:
+      useful = [_pareto(ladder.found) for ladder in ladders]
+      divided = (_divide(useful, peak_bytes) for peak_bytes in _peaks(useful))
+      others = [*filter(None, divided), *_barest([ladder.found for ladder in ladders])]
     self.found = [
-      self._joint(rungs, by_hand.get(rungs)) for rungs in joint if rungs and any(rung.flops for rung in rungs)
+      self._joint(rungs, by_hand.get(rungs))
+      for rungs in dict.fromkeys([*by_hand, *others])
+      if any(rung.flops for rung in rungs)
     ]
 
   def deepen(self) -> bool:
@@ -193,6 +214,10 @@ class Division:
     flops, is_bare = sum(rung.flops for rung in rungs), all(rung.is_bare for rung in rungs)
     is_by_hand = is_plain_policy is not None
     return JointCandidate(rungs, self._members, _peak(rungs), flops, is_bare, is_by_hand, bool(is_plain_policy))
+
+
+def _first(ways: Sequence[Mapping[frozenset[str], Rung]]) -> Mapping[frozenset[str], Rung]:
+  return ways[0] if ways else {}
 
 
 def _check_names(members: Sequence[Member], ladders: Sequence[Rungs]) -> None:

@@ -26,7 +26,8 @@ from coopjax.policy_engine.predictions import SearchCandidate, Trial, doubted_by
 _MARGIN = 0.02  # of the budget: how far predictions err, once there has been a compile
 _DOUBT = 0.1  # of the budget: how far the prediction of a scan body unlike those tried may err, at least
 _NEARBY = 1.15  # of the budget: predictions within that may be wrong
-_MAYBE = 1.2  # of the budget: of the few policies that everybody tries, what is predicted to take more is not tried
+_MAYBE = 1.2  # of the budget: of the few policies that everybody tries, what is predicted to take more is not tried; or
+_MAYBE_ROUGHLY = 1.35  # where estimates go by no compile
 _NEAR_MISS = 0.01  # of the budget
 _HAND_ROUNDS = 3  # of a search, its last: for what a person would pick
 _MAX_BOLD_MISSES = 10
@@ -102,6 +103,8 @@ class SearchSpace[Decisions: Hashable](Protocol):
   def baseline_bytes(self) -> float: ...
   @property
   def is_spread(self) -> bool: ...
+  @property
+  def is_profiled(self) -> bool: ...
   @property
   def undecided(self) -> Decisions: ...
   def deepen(self) -> bool: ...
@@ -257,13 +260,14 @@ class Progress[Decisions: Hashable]:
     return self._budget * (1 + _MARGIN * max(1 - self._misses, 0))
 
   def _first_by_hand(
-    self, candidates: Sequence[SearchCandidate[Decisions]], reach: float = _MAYBE, *, is_last: bool = False
+    self, candidates: Sequence[SearchCandidate[Decisions]], reach: float | None = None, *, is_last: bool = False
   ) -> SearchCandidate[Decisions] | None:
     """What a person would try is tried, too, where it might fit, the cheapest first: so nothing that a person picks is
     better than what is found. Each try says more of the others. The last try is for nothing saved, as most people have
     it, where what is held repeats more.
     """
     num_tried = sum(trial.candidate.is_by_hand for trial in self._tried)
+    reach = reach or (_MAYBE if self._space.is_profiled else _MAYBE_ROUGHLY)
     # Few policies are plain, so they have the benefit of the best ratio that a trial, or the program as it is, showed,
     # if not of the estimate itself; and none is taken to need more than the program as it is.
     ratios = [trial.unaided_bytes / max(trial.candidate.estimated_bytes, 1.0) for trial in self._tried]

@@ -19,6 +19,7 @@ from coopjax.policy_engine.by_hand import PRODUCTS, name_sets, saving
 from coopjax.policy_engine.candidates import Candidates
 from coopjax.policy_engine.decisions import PolicyDecisions, Value
 from coopjax.policy_engine.description import RESHAPES
+from coopjax.policy_engine.ladders import Candidate
 from coopjax.policy_engine.offload import HostLink
 from coopjax.policy_engine.save_curves import CurvePoint
 from coopjax.policy_engine.scan import Body, Scan, layer
@@ -60,6 +61,7 @@ class Rung:
     is_bare: nothing is saved beyond what its segments need.
     make_decisions: what is done in each run.
     waiting_flops: the part of `flops` that is waiting for the host.
+    candidate: that it is of, where the region is a function to the search.
   """
 
   saved_bytes: float
@@ -68,6 +70,7 @@ class Rung:
   is_bare: bool
   make_decisions: Callable[[], PolicyDecisions] = dataclasses.field(repr=False)
   waiting_flops: float = 0.0
+  candidate: Candidate | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -78,14 +81,14 @@ class Rungs:
     found: the user's own among them.
     by_hand: those that save the values of a set of names under a checkpoint around the region, by the set; some are no
       names (`NO_NAMES`).
-    by_hand_inside: the same, under checkpoints around the layers inside the region.
+    by_hand_inside: the same, under checkpoints around the layers inside the region, once for each way to tell layers.
     forward_flops: of all runs, modelled.
     baseline_bytes: what the region keeps as it is.
   """
 
   found: Sequence[Rung]
   by_hand: Mapping[frozenset[str], Rung]
-  by_hand_inside: Mapping[frozenset[str], Rung]
+  by_hand_inside: Sequence[Mapping[frozenset[str], Rung]]
   forward_flops: float
   baseline_bytes: float
 
@@ -135,9 +138,11 @@ def _rungs_of(
   space = Candidates(member.traced, only_scans, link=link, shards=shards, ends_forward=ends_forward)
   if is_deep:
     space.deepen()
-  kept_bytes, inside = member.num_kept * space.baseline_bytes, dict[frozenset[str], Rung]()
+  kept_bytes, inside = member.num_kept * space.baseline_bytes, list[dict[frozenset[str], Rung]]()
   rungs = [Rung(kept_bytes, 0.0, 0.0, not kept_bytes, PolicyDecisions)]
   for candidate in space.found:
+    if not candidate.flops and not candidate.decisions.regions:
+      continue  # the region as it is, which is a rung; estimated with the scans' bodies under checkpoints
     rungs.append(
       Rung(
         member.num_kept * candidate.kept_bytes,
@@ -146,9 +151,14 @@ def _rungs_of(
         candidate.is_bare,
         functools.partial(getattr, candidate, "decisions"),
         member.num_runs * candidate.waiting_flops,
+        candidate,
       )
     )
-    inside |= dict.fromkeys(candidate.rungs, rungs[-1])
+    for names in candidate.rungs:
+      way = next((found for found in inside if names not in found), None)
+      if way is None:
+        inside.append(way := {})
+      way[names] = rungs[-1]
   return Rungs(rungs, by_hand, inside, member.num_runs * space.forward_flops, kept_bytes)
 
 
@@ -157,7 +167,7 @@ def _of_layer(
 ) -> Rungs:
   forward_flops = member.num_runs * cost.jaxpr_flops(jaxpr)
   if as_layer is None:
-    return Rungs([Rung(0.0, 0.0, 0.0, True, PolicyDecisions)], by_hand, {}, forward_flops, 0.0)
+    return Rungs([Rung(0.0, 0.0, 0.0, True, PolicyDecisions)], by_hand, (), forward_flops, 0.0)
   kept_bytes = float(as_layer.body(0).curve[-1].saved_bytes)
   rungs = [Rung(kept_bytes, 0.0, 0.0, False, PolicyDecisions)]
   for body in as_layer.bodies:
@@ -169,7 +179,7 @@ def _of_layer(
   with_carries = lambda rung: dataclasses.replace(rung, saved_bytes=rung.saved_bytes + carried_bytes)
   by_hand = {names: with_carries(rung) for names, rung in by_hand.items()}
   found = [*map(with_carries, rungs), *by_hand.values()]
-  return Rungs(found, by_hand, {}, forward_flops, kept_bytes + carried_bytes)
+  return Rungs(found, by_hand, (), forward_flops, kept_bytes + carried_bytes)
 
 
 def _rung(

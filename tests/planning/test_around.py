@@ -9,6 +9,8 @@ import optax
 import pytest
 
 import coopjax
+from coopjax import compat
+from coopjax.jaxpr import cost
 from tests.support import models
 from tests.support.checks import assert_same, num_dots, temp_bytes
 
@@ -46,6 +48,7 @@ def compiled(loss):
   return step_of(loss).lower(*arguments()).compile()
 
 
+DOTS = jax.checkpoint_policies.dots_saveable
 BY_HAND = functools.partial(scanned, block=jax.checkpoint(block))
 REMATS = {
   "function": lambda **asked: coopjax.remat(scanned, **asked),
@@ -120,6 +123,49 @@ def test_a_share_that_the_function_alone_can_not_be_brought_to_is_of_the_step():
   fitted = two_of(coopjax.remat(scanned, budget=share))
   assert bytes_of(fitted) <= share * bytes_of(two_of(scanned))
   assert_same(fitted(PARAMS, x), two_of(scanned)(PARAMS, x))
+
+
+def recurrent(params, x, block):
+  """A scan over time in each turn of a scan over layers."""
+
+  def layer(x, weights):
+    def turn(hidden, token):
+      hidden = jnp.tanh(token @ weights["a"] + hidden @ weights["b"])
+      return hidden, hidden * jax.nn.sigmoid(token @ weights["c"])
+
+    return jax.lax.scan(turn, jnp.zeros_like(x[0]), x)[1], None
+
+  return jnp.mean(jax.lax.scan(block(layer), x, params)[0] ** 2)
+
+
+def unrolled(params, x, block):
+  """Gated layers, one after the other."""
+
+  def layer(x, weights):
+    gate, value = jax.nn.sigmoid(x @ weights["a"]), jnp.tanh(x @ weights["b"])
+    return x + jnp.where(value > 0, gate * value, jnp.sin(value)) @ weights["c"]
+
+  for i in range(6):
+    x = block(layer)(x, jax.tree.map(lambda stack, i=i: stack[i], params))
+  return jnp.mean(x**2)
+
+
+@pytest.mark.parametrize("program, x", [(recurrent, X.reshape(16, 16, 128)), (unrolled, jnp.tile(X, (8, 1)))])
+def test_a_step_repeats_no_more_than_with_products_saved_around_each_layer(program, x):
+  flops = lambda step: cost.jaxpr_flops(compat.dce(jax.make_jaxpr(step)(*arguments()[:2], x).jaxpr))
+
+  def measured(loss):
+    step = step_of(loss)
+    return temp_bytes(step.lower(*arguments()[:2], x).compile()), flops(step)
+
+  loss_of = lambda block: functools.partial(program, block=block)
+  hand_bytes, hand_flops = measured(loss_of(functools.partial(jax.checkpoint, policy=DOTS)))
+  plain_bytes, plain_flops = measured(loss_of(lambda layer: layer))
+  assert hand_bytes < plain_bytes and hand_flops > plain_flops
+  step = step_of(coopjax.remat(loss_of(lambda layer: layer), budget=0.5))
+  plan = coopjax.plan(step, *arguments()[:2], x, budget=hand_bytes, engine="policy")
+  assert plan.measured.temp_bytes <= hand_bytes
+  assert plain_flops < flops(plan.apply(step)) <= hand_flops
 
 
 def test_a_step_that_calls_back_does_so_once():

@@ -62,6 +62,7 @@ def run(invented, budget, baseline=1650, max_rounds=6, below_flops=math.inf, dra
     baseline_bytes=1545.0,
     undecided=PolicyDecisions(),
     is_spread=False,
+    is_profiled=True,
     deepen=lambda: False,
   )
   last, whole = [], []
