@@ -221,6 +221,7 @@ class _Planning:
           within_bytes,
           temp_bytes_of,
           self.before.temp_bytes,
+          self._trials.max_rounds,
           draft_of=draft_of if mark is None and self._trials.makes_drafts else None,
           hlo_share_of=self._trials.hlo_share,
           below_flops=below_flops,

@@ -159,7 +159,9 @@ def _search_by_drafts[Decisions: Hashable](
 ) -> PolicyPlan[Decisions]:
   """Compiles whole what is best by drafts; by how much drafts are off is learned anew from each.
 
-  Two such compiles if one of them holds the budget; a miss does not end the search.
+  Two such compiles if one of them holds the budget; a miss does not end the search. What most people have, nothing
+  saved, is compiled whole where it repeats less than what is found: drafts of unlike loops may be off by more than the
+  budget, each by something else (XLA:TPU's of ragged products).
   """
   num_drafts = num_compiled = 0
   while True:
@@ -170,6 +172,8 @@ def _search_by_drafts[Decisions: Hashable](
       continue
     trial = progress.to_compile()
     if trial is None or num_compiled >= (_ENOUGH_COMPILES if progress.has_plan else _MAX_COMPILES):
+      for candidate in progress.nothing_saved():
+        progress.record(Trial(candidate, temp_bytes_of(candidate.decisions), None))
       return progress.result()
     temp_bytes = temp_bytes_of(trial.candidate.decisions)
     off_bytes += temp_bytes - trial.temp_bytes
