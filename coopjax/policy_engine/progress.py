@@ -162,7 +162,9 @@ class Progress[Decisions: Hashable]:
     """What most people have, where it was not compiled whole and repeats less than the best: the cheapest of it."""
     compiled = {trial.candidate.decisions for trial in self._tried if not trial.is_draft}
     least = min((trial.flops for trial in self._feasible() if not trial.is_draft), default=math.inf)
-    usual = [c for c in self._space.found if c.is_bare and c.is_plain_policy and c.flops < min(least, self._below_flops)]
+    usual = [
+      c for c in self._space.found if c.is_bare and c.is_plain_policy and c.flops < min(least, self._below_flops)
+    ]
     return [c for c in sorted(usual, key=lambda c: c.flops)[:1] if c.decisions not in compiled]
 
   def next_candidate(self, rounds_left: int) -> SearchCandidate[Decisions] | None:
