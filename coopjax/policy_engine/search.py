@@ -148,6 +148,8 @@ def search[Decisions: Hashable](
     if candidate is None:
       break
     progress.record(Trial(candidate, temp_bytes_of(candidate.decisions), hlo_share_of()))
+  for candidate in () if space.is_profiled else progress.nothing_saved():  # estimates may be off by more than is tried
+    progress.record(Trial(candidate, temp_bytes_of(candidate.decisions), hlo_share_of()))
   return progress.result()
 
 
