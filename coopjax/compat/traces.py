@@ -109,16 +109,17 @@ def num_gradients() -> int:
 def outermost_jit() -> tuple[jax.stages.Wrapped, tuple[Any, ...], dict[str, Any]] | None:
   """The outermost jitted function in whose trace this is called, with its arguments; None outside of one.
 
-  JAX's traces know nothing of the function, so it is read off the frame that traces it.
+  JAX's traces know nothing of the function, so it is read off the frame that traces it; None where a JAX has none that
+  is made like those of 0.11.2 to 0.12.
   """
-  frame, found = sys._getframe(), None
+  traces = getattr(getattr(pjit, "_trace_for_jit", None), "__code__", None)
+  frame, known = sys._getframe(), dict[str, Any]()
   while frame is not None:
-    if frame.f_code is pjit._trace_for_jit.__code__:
-      found = frame
+    if frame.f_code is traces:
+      known = frame.f_locals
     frame = frame.f_back
-  if found is None:
+  if not known.keys() >= {"fun", "ji", "args", "kwargs"}:
     return None
-  known = found.f_locals
   return pjit._cpp_pjit(known["fun"], known["ji"]), known["args"], known["kwargs"]
 
 

@@ -7,6 +7,7 @@ shows. Where that is over the budget and would be refused, the program is traced
 """
 
 import dataclasses
+import logging
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ import jax.core
 import numpy as np
 
 from coopjax import compat
-from coopjax.errors import BudgetInfeasibleError
+from coopjax.errors import BudgetInfeasibleError, log
 from coopjax.hlo_engine import hook
 from coopjax.hlo_engine.mark import Mark
 from coopjax.jaxpr.fingerprint import fingerprint_of
@@ -25,6 +26,8 @@ from coopjax.planning.plannable import Plannable
 from coopjax.planning.remat_plan import RematPlan
 from coopjax.planning.request import Request
 from coopjax.planning.steps import Step
+
+_log = logging.getLogger("coopjax.planning")
 
 
 def choose(traced: TracedFn, request: Request) -> Choice:
@@ -82,23 +85,29 @@ class _Program:
     return cls(jitted, args, kwargs, request)
 
   def _plan(self) -> RematPlan | None:
-    """Of all of it; None where it is no step.
+    """Of all of it; None where it is no step, or can't be traced as it was (its mesh is no longer set, for one).
 
     Raises:
       BudgetInfeasibleError: no plan of the step reaches the budget.
     """
-    step = Plannable.of(self.jitted, self.args, self.kwargs, self.request.device, existing="keep")
-    return step.plan(self.request) if isinstance(step.program, Step) and step.program.members else None
+    try:
+      step = Plannable.of(self.jitted, self.args, self.kwargs, self.request.device, existing="keep")
+      return step.plan(self.request) if isinstance(step.program, Step) and step.program.members else None
+    except BudgetInfeasibleError:
+      raise
+    except Exception as error:  # whatever it is, what is said of the function alone is true
+      log(_log, logging.INFO, "%s is not planned as a whole: %s", getattr(self.jitted, "__name__", "a program"), error)
+      return None
 
   def choices(self) -> dict[str, Choice]:
-    """By fingerprint of its regions, what a plan of all of it decides; none where it is no step."""
+    """By fingerprint of its regions, what a plan of all of it decides; none where there is none."""
     plan = self._plan()
     if plan is None:
       return {}
     return dict(zip((region.fingerprint for region in plan.regions), following.choices_of(plan), strict=True))
 
   def planned_anew(self) -> tuple[jax.stages.Lowered, int] | None:
-    """It with its plan carried out, lowered, and its budget in bytes; None where it is no step."""
+    """It with its plan carried out, lowered, and its budget in bytes; None where there is none."""
     plan = self._plan()
     if plan is None:
       return None
