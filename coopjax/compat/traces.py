@@ -113,12 +113,12 @@ def outermost_jit() -> tuple[jax.stages.Wrapped, tuple[Any, ...], dict[str, Any]
   is made like those of 0.11.2 to 0.12.
   """
   traces = getattr(getattr(pjit, "_trace_for_jit", None), "__code__", None)
-  frame, known = sys._getframe(), dict[str, Any]()
+  frame, known = sys._getframe(), {}
   while frame is not None:
     if frame.f_code is traces:
       known = frame.f_locals
     frame = frame.f_back
-  if not known.keys() >= {"fun", "ji", "args", "kwargs"}:
+  if not all(name in known for name in ("fun", "ji", "args", "kwargs")):
     return None
   return pjit._cpp_pjit(known["fun"], known["ji"]), known["args"], known["kwargs"]
 
