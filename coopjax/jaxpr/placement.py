@@ -95,7 +95,7 @@ def _shards(arguments: Any) -> list[tuple[str, int, tuple[int, ...]]]:
   return [
     (path_name(path), sharding.num_devices, sharding.shard_shape(value.shape))
     for path, value in jax.tree_util.tree_flatten_with_path(arguments)[0]
-    if not isinstance(value, jax.core.Tracer) and (sharding := _own(value)) is not None
+    if not isinstance(value, jax.core.Tracer) and (sharding := own_sharding(value)) is not None
   ]
 
 
@@ -109,7 +109,9 @@ def place(values: Sequence[Any]) -> Placement:
   shardings, meshes, seen = [], set(), []
   has_tracers = is_placed = has_auto = False
   for value in values:
-    sharding = getattr(jax.typeof(value), "sharding", None) if isinstance(value, jax.core.Tracer) else _own(value)
+    sharding = (
+      getattr(jax.typeof(value), "sharding", None) if isinstance(value, jax.core.Tracer) else own_sharding(value)
+    )
     seen.append(sharding)
     if isinstance(sharding, NamedSharding) and not sharding.mesh.empty:
       meshes.add(_mesh_text(sharding.mesh))
@@ -135,7 +137,7 @@ def place(values: Sequence[Any]) -> Placement:
   )
 
 
-def _own(value: Any) -> jax.sharding.Sharding | None:
+def own_sharding(value: Any) -> jax.sharding.Sharding | None:
   """The sharding of an array that was put somewhere, or of an abstract value."""
   if isinstance(value, jax.ShapeDtypeStruct) or (isinstance(value, jax.Array) and value.committed):
     return value.sharding

@@ -19,6 +19,7 @@ from coopjax.errors import BudgetInfeasibleError, log
 from coopjax.hlo_engine import hook
 from coopjax.hlo_engine.mark import Mark
 from coopjax.jaxpr.fingerprint import fingerprint_of
+from coopjax.jaxpr.placement import own_sharding
 from coopjax.jaxpr.trace import TracedFn
 from coopjax.planning import following, function_plan, regions
 from coopjax.planning.choice import Choice
@@ -120,5 +121,4 @@ def _abstract(leaf: Any) -> Any:
   if not isinstance(leaf, jax.Array | np.ndarray):
     return leaf
   aval = jax.typeof(leaf)
-  sharding = leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else None
-  return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding, weak_type=aval.weak_type)
+  return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=own_sharding(leaf), weak_type=aval.weak_type)

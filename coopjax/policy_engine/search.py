@@ -31,7 +31,7 @@ _DRAFTED_WITHIN = 0.25  # of the temporaries: drafts that are off by more show l
 _MAX_DRAFTS = 10  # about one compile's work
 _ENOUGH_COMPILES = 2  # of drafts, once a plan holds
 _MAX_COMPILES = 6  # while none does
-OUT_OF_REACH = 1  # bytes: a budget that finds the least that there is
+_OUT_OF_REACH = 1  # bytes: a budget that finds the least that there is
 _JUST_MISSED = 1.25  # of a budget
 
 DraftFn = Callable[[Callable, Sequence[jax.ShapeDtypeStruct]], int]
@@ -47,8 +47,8 @@ def limits(budget_bytes: int, smallest_bytes: Callable[[], int]) -> Iterator[int
     smallest_bytes: compiled so far.
   """
   yield budget_bytes
-  if max(budget_bytes, OUT_OF_REACH) < smallest_bytes() <= _JUST_MISSED * budget_bytes:
-    yield OUT_OF_REACH
+  if max(budget_bytes, _OUT_OF_REACH) < smallest_bytes() <= _JUST_MISSED * budget_bytes:
+    yield _OUT_OF_REACH
 
 
 def plan_policy(

@@ -99,7 +99,7 @@ def test_a_function_that_is_within_the_budget_in_a_step_that_is_not():
 
 
 def test_a_step_that_can_not_be_planned_as_one_is_refused():
-  """Two remats that ask for different budgets, and one that stands in another trace than the step's."""
+  """Two remats that ask for different budgets."""
   by_hand = temp_bytes(compiled(BY_HAND))
 
   def both(params, x):
