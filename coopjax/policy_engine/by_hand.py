@@ -11,9 +11,9 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 from jax.extend import core
@@ -34,6 +34,16 @@ _POLICIES = {
 }
 _MAX_NAMES = 8  # that a person may choose among: with more, one, or the best of each number
 _MOSTLY = 3 / 4  # of a block, that the first and the last one have in common with it
+
+
+def policy_of(chosen: Iterable[str]) -> Callable[..., Any]:
+  """The policy of a `jax.checkpoint` that saves these names, or kinds of products."""
+  products = [_POLICIES[name] for name in chosen if name in _POLICIES]
+  return functools.reduce(
+    jax.checkpoint_policies.save_from_both_policies,
+    products,
+    jax.checkpoint_policies.save_only_these_names(*(name for name in chosen if name not in _POLICIES)),
+  )
 
 
 class Layer(Protocol):

@@ -60,6 +60,9 @@ class Region:
     is_looped: a loop of the user's runs it, turn by turn, so that what it keeps is stacked as by a scan's body.
     has_barrier: what its checkpoints repeat, XLA may not move out of the loop and keep, where no turn changes it.
     group_size: turns of the scan that lie in one more checkpoint (`groups`), whose last has none of its own.
+    policy: what a policy saves by name (`by_hand.policy_of`), where a person would say so: the region is carried out as
+      the user wrote it, in one checkpoint with this policy, to the same bytes as by hand. What that comes to is `saved`
+      of its one segment. None: in segments.
   """
 
   equation_id: int | None
@@ -67,6 +70,7 @@ class Region:
   is_looped: bool = False
   has_barrier: bool = False
   group_size: int = 1
+  policy: tuple[str, ...] | None = None
 
   @property
   def scan_id(self) -> int:
@@ -109,8 +113,13 @@ class PolicyDecisions:
 
     def region(entry):
       marks = (entry.get(name, False) for name in ("is_looped", "has_barrier"))
+      policy = entry.get("policy")
       return Region(
-        entry["equation_id"], tuple(map(segment, entry["segments"])), *marks, group_size=int(entry.get("group_size", 1))
+        entry["equation_id"],
+        tuple(map(segment, entry["segments"])),
+        *marks,
+        group_size=int(entry.get("group_size", 1)),
+        policy=None if policy is None else tuple(map(str, policy)),
       )
 
     return cls(tuple(map(region, fields["regions"])))

@@ -183,13 +183,23 @@ def _of_layer(
 
 
 def _rung(
-  member: Member, jaxpr: core.Jaxpr, as_layer: Scan, body: Body, point: CurvePoint, *, is_bare: bool = False
+  member: Member,
+  jaxpr: core.Jaxpr,
+  as_layer: Scan,
+  body: Body,
+  point: CurvePoint,
+  *,
+  is_bare: bool = False,
+  policy: tuple[str, ...] | None = None,
 ) -> Rung:
   def decisions() -> PolicyDecisions:
     told = _by_name(jaxpr, as_layer, point) if len(body.bounds) == 2 and not point.offloaded else point
-    regions = as_layer.regions(body, told)
+    top = {"is_looped": member.is_looped, "policy": policy}
     return PolicyDecisions(
-      tuple(dataclasses.replace(each, is_looped=member.is_looped and each.equation_id is None) for each in regions)
+      tuple(
+        dataclasses.replace(region, **top) if region.equation_id is None else region
+        for region in as_layer.regions(body, told)
+      )
     )
 
   runs = member.num_runs / member.num_kept
@@ -213,9 +223,13 @@ def _by_hand(member: Member, jaxpr: core.Jaxpr, as_layer: Scan) -> dict[frozense
   for chosen, point in sets.items():
     if found.setdefault(point.saved, chosen) is chosen:
       points[chosen] = point
-  whole = as_layer.body(0)
+  # What loops inside do is not said by a policy around them.
+  as_written = {
+    chosen: None if as_layer.has_scans or _OWN_POLICY in chosen else tuple(sorted(chosen)) for chosen in points
+  }
   return {
-    chosen: _rung(member, jaxpr, as_layer, whole, point, is_bare=not point.saved) for chosen, point in points.items()
+    chosen: _rung(member, jaxpr, as_layer, as_layer.body(0), point, is_bare=not point.saved, policy=as_written[chosen])
+    for chosen, point in points.items()
   }
 
 

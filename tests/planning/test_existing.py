@@ -1,6 +1,8 @@
 """Steps whose regions stand under the user's own `jax.checkpoint`: planned in place of what they say, or as told."""
 
+import dataclasses
 import functools
+import json
 import subprocess
 import sys
 
@@ -9,9 +11,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 from flax import linen, nnx
+from jax.ad_checkpoint import checkpoint_name
 
 import coopjax
 from coopjax.planning import steps
+from coopjax.planning.choice import Choice
+from coopjax.policy_engine.decisions import PolicyDecisions
+from coopjax.policy_engine.division import Division
 from tests.support import ROOT, hand_rungs, models
 from tests.support.checkpointed_steps import (
   BUDGET,
@@ -36,6 +42,36 @@ def test_replaced_at_the_hands_bytes_and_no_more_is_repeated():
   assert bytes_of(applied) == plan.measured.temp_bytes <= by_hand
   assert flops_of(applied) - plain_flops() <= repeated
   assert [region.num_runs for region in plan.regions] == [hand_rungs.LAYERS]
+
+
+def masked_layer(x, weights):
+  """With calls in it, of `jnp.tril`, `jnp.where` and `jax.nn.silu`."""
+  mixed = checkpoint_name(jnp.where(jnp.tril(jnp.ones((64, 64), bool)), x @ weights["query"], 0.0), "mixed")
+  up = checkpoint_name(jax.nn.silu(mixed) @ weights["up"], "up")
+  return x + checkpoint_name(jax.nn.silu(up), "gate") @ weights["down"]
+
+
+@pytest.mark.parametrize("is_scanned", [True, False])
+@pytest.mark.parametrize("names", [(), ("mixed",), ("mixed", "up"), ("gate", "mixed")])
+def test_a_policy_by_hand_is_carried_out_as_written(names, is_scanned):
+  """Calls inside a layer stay calls: what is opened up, XLA fuses otherwise, to other bytes than by hand."""
+
+  def make_step(policy=None):
+    wrapped = jax.checkpoint(masked_layer, policy=policy, prevent_cse=not is_scanned)
+    return jax.jit(lambda stacks, x: jax.grad(hand_rungs.loss)(stacks, x, wrapped))
+
+  args = hand_rungs.arguments(1) if is_scanned else hand_rungs.unrolled_arguments()
+  found = steps.find_step(make_step(), args, {})
+  division = Division(found.members, only_scans=False)
+  policies = {each.decisions[0].decisions.regions[0].policy: each for each in division.found if each.is_by_hand}
+  (share,) = policies[names].decisions
+  assert PolicyDecisions.from_json(json.loads(json.dumps(dataclasses.asdict(share.decisions)))) == share.decisions
+  ours = found.program((Choice(decisions=share.decisions),)).lower().compile()
+  by_hand = make_step(saving(*names)).lower(*args).compile()
+  assert temp_bytes(ours) == temp_bytes(by_hand) and num_dots(ours) == num_dots(by_hand)
+  assert "rematted_computation" in ours.as_text()
+  for one, other in zip(*map(jax.tree.leaves, (ours(*args), by_hand(*args))), strict=True):
+    assert (one == other).all()
 
 
 def test_replaced_inside_the_loop_with_gradients_as_they_were():
