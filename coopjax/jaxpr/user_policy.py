@@ -88,6 +88,18 @@ def saving_names(jaxpr: core.Jaxpr, policy: Callable | None) -> Callable | None:
   return both
 
 
+def besides(ours: Callable, users: Callable | None) -> Callable:
+  """What a policy of ours saves and offloads besides what the user's does; what the user's offloads stays so."""
+  if users is None:
+    return ours
+
+  def both(*args, **params):
+    answer, theirs = ours(*args, **params), users(*args, **params)
+    return answer if is_kept(answer) and not is_offloaded(theirs) else theirs
+
+  return both
+
+
 def _has_names(jaxpr: core.Jaxpr) -> bool:
   return any(
     compat.as_policies_see(equation)[1].get("name") == KEPT or any(map(_has_names, compat.sub_jaxprs(equation)))

@@ -39,9 +39,8 @@ class Choice:
   @property
   def is_cut(self) -> bool:
     """Whether the policy engine cuts it at the top, where XLA must not merge a piece with what was run before."""
-    return self.decisions is not None and any(
-      region.equation_id is None and len(list(region.leaves)) > 1 for region in self.decisions.regions
-    )
+    top = self.decisions and self.decisions.top
+    return top is not None and len(list(top.leaves)) > 1
 
   @classmethod
   def from_json(cls, fields: dict[str, Any]) -> "Choice":

@@ -92,7 +92,7 @@ def _name_of(jaxpr: core.Jaxpr, value: Value) -> str | None:
 
 def _unnamed(traced: TracedFn, jaxpr: core.Jaxpr, decisions: PolicyDecisions, num_runs: int) -> Iterator[str]:
   """What is kept at the top without a name, and what it spares where the region is in one piece."""
-  top = next((region for region in decisions.regions if region.equation_id is None), None)
+  top = decisions.top
   if top is None:
     return
   _, table = tag_jaxpr(traced.inlined)

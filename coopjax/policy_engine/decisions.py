@@ -125,6 +125,11 @@ class PolicyDecisions:
     return cls(tuple(map(region, fields["regions"])))
 
   @property
+  def top(self) -> Region | None:
+    """The decisions for what stands outside of scans, if there are any."""
+    return next((region for region in self.regions if region.equation_id is None), None)
+
+  @property
   def scan_bodies(self) -> tuple[Region, ...]:
     """The regions that are bodies of scans."""
     return tuple(region for region in self.regions if region.equation_id is not None)

@@ -44,23 +44,20 @@ def rewrite(
   Raises:
     PlanMismatchError: the decisions don't fit the jaxpr.
   """
-  if (as_written := _as_written(traced, decisions, mark, prevent_cse)) is not None:
-    return as_written
+  if decisions.top is not None and decisions.top.policy is not None:
+    return _as_written(traced, decisions.top.policy, mark, prevent_cse)
   jaxpr, _ = tag_jaxpr(traced.inlined, mark, traced.policy)
   return evaluator(apply_to_scans(jaxpr, decisions, traced.policy), decisions, traced.policy, prevent_cse)
 
 
 def _as_written(
-  traced: TracedFn, decisions: PolicyDecisions, mark: str | None, prevent_cse: bool
-) -> Callable[..., list[Any]] | None:
-  """The function with its calls as they are, under the policy that the decisions name; None where they name none.
+  traced: TracedFn, chosen: Sequence[str], mark: str | None, prevent_cse: bool
+) -> Callable[..., list[Any]]:
+  """The function with its calls as they are, under the policy that saves what is chosen.
 
   XLA fuses what stands in a call otherwise than what is opened up: a scanned decoder took 0.2% more than by hand.
   """
-  chosen = next((region.policy for region in decisions.regions if region.policy is not None), None)
-  if chosen is None:
-    return None
-  policy = _Checkpoints(decisions.digest(), traced.policy).besides_users(policy_of(chosen))
+  policy = user_policy.besides(policy_of(chosen), traced.policy)
   return compat.pinned_checkpoint(marked_fn(traced, mark), policy=policy, prevent_cse=prevent_cse)
 
 
@@ -68,7 +65,7 @@ def evaluator(
   jaxpr: core.Jaxpr, decisions: PolicyDecisions, policy: Callable | None = None, prevent_cse: bool = True
 ) -> Callable[..., list[Any]]:
   """Evaluates a jaxpr in the segments of the top region, whose checkpoints keep what `policy` saves, too."""
-  top = next((region for region in decisions.regions if region.equation_id is None), None)
+  top = decisions.top
   if top is None:
     return lambda *inputs: jax.core.eval_jaxpr(jaxpr, (), *inputs)
   region = _Evaluator(jaxpr, top, _Checkpoints(decisions.digest(), policy), prevent_cse)
@@ -109,26 +106,13 @@ class _Checkpoints:
     """
     if not saved and not offloaded:
       return self.policy
-    return self.besides_users(
-      jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=saved,
-        names_which_can_be_offloaded=offloaded,
-        offload_src="device",
-        offload_dst="pinned_host",
-      )
+    ours = jax.checkpoint_policies.save_and_offload_only_these_names(
+      names_which_can_be_saved=saved,
+      names_which_can_be_offloaded=offloaded,
+      offload_src="device",
+      offload_dst="pinned_host",
     )
-
-  def besides_users(self, ours: Callable) -> Callable:
-    """What a policy of ours saves, besides what the user's does."""
-    users = self.policy
-    if users is None:
-      return ours
-
-    def both(*args, **params):
-      answer, theirs = ours(*args, **params), users(*args, **params)
-      return answer if user_policy.is_kept(answer) and not user_policy.is_offloaded(theirs) else theirs
-
-    return both
+    return user_policy.besides(ours, self.policy)
 
 
 class _ScanRewriter:

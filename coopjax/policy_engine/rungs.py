@@ -223,14 +223,14 @@ def _by_hand(member: Member, jaxpr: core.Jaxpr, as_layer: Scan) -> dict[frozense
   for chosen, point in sets.items():
     if found.setdefault(point.saved, chosen) is chosen:
       points[chosen] = point
-  # What loops inside do is not said by a policy around them.
-  as_written = {
-    chosen: None if as_layer.has_scans or _OWN_POLICY in chosen else tuple(sorted(chosen)) for chosen in points
-  }
-  return {
-    chosen: _rung(member, jaxpr, as_layer, as_layer.body(0), point, is_bare=not point.saved, policy=as_written[chosen])
-    for chosen, point in points.items()
-  }
+  whole = as_layer.body(0)
+
+  def rung(chosen: frozenset[str], point: CurvePoint) -> Rung:
+    # What loops inside do is not said by a policy around them.
+    policy = None if as_layer.has_scans or _OWN_POLICY in chosen else tuple(sorted(chosen))
+    return _rung(member, jaxpr, as_layer, whole, point, is_bare=not point.saved, policy=policy)
+
+  return {chosen: rung(chosen, point) for chosen, point in points.items()}
 
 
 def _kept_by(policy: Callable, jaxpr: core.Jaxpr) -> frozenset[Value]:
