@@ -35,8 +35,10 @@ _ON_HOST = (
   "its results lie in the host's memory, and of a module that a hook changes XLA:CPU forgets that: use engine='policy'"
 )
 _WORTH_REORDERING = 1 << 16  # bytes of temporaries; most programs of a process are single ops with less
-_JUST_MISSED = 1.05  # of the budget
-_ONCE_MORE = 4  # times the steps, then
+_JUST_MISSED = 1.05  # of the budget; or
+_JUST_MISSED_BY_SKETCH = 1.01  # where there are other trials
+_ONCE_MORE = 2  # times the steps, then
+_NEXT_TO_NOTHING = 0.005  # of the program's cost
 _OUT_OF_REACH = 1  # bytes
 _NEAR_SMALLEST = (
   1.01  # temporaries that count as the smallest where the budget can't be reached: the last percent costs
@@ -124,7 +126,9 @@ class Outcome:
     return f"{what}, {done} ({self.result.planner}, {self.seconds:.3f} s)"
 
 
-def plan_module(module_bytes: bytes, marks: Collection[Mark], *, reorders: bool = False) -> Outcome:
+def plan_module(
+  module_bytes: bytes, marks: Collection[Mark], *, reorders: bool = False, is_sketch: bool = False
+) -> Outcome:
   """Plans one scheduled module and carries the plan out.
 
   Args:
@@ -132,6 +136,7 @@ def plan_module(module_bytes: bytes, marks: Collection[Mark], *, reorders: bool 
     marks: of the module, or of the process; the strictest is obeyed.
     reorders: whether the order is improved where the budget is held, too, and before anything is recomputed. Always
       so without a budget.
+    is_sketch: more effort is made only where the budget is missed by next to nothing: it is one of many trials.
 
   Returns:
     The outcome; ``module_bytes`` is None with a reason where nothing is gained or anything is in doubt.
@@ -161,7 +166,7 @@ def plan_module(module_bytes: bytes, marks: Collection[Mark], *, reorders: bool 
     outcome = Outcome(module.name, mark, program, bound_program, baseline, budget_bytes, None, baseline, reason=reason)
   else:
     with effort.fuse(mark.time_limit_s):
-      found = _search(module, mark, None if fits else budget_bytes, searches_order, roofline)
+      found = _search(module, mark, None if fits else budget_bytes, searches_order, roofline, is_sketch)
       is_cut_short = _core.is_fuse_blown()
     bound_program = dataclasses.replace(found.program, op_workspace_bytes=found.least_workspaces)
     outcome = _told(
@@ -186,27 +191,33 @@ def _search(
   budget_bytes: int | None,
   searches_order: bool,
   roofline: Roofline,
+  is_sketch: bool,
 ) -> RecomputeOrderResult:
   """What is found within the bytes, or by a better order alone where None are given.
 
   Every effort up to the mark's is made, and the best of what they find taken: more of it never gives less. A search
   that ended by itself would end the same with more. Where the budget is just missed, one greater effort is made, and
   one for the least that there is: what a budget out of reach was told can be reached, is reached when it is asked for.
+  A greater effort is not made either where what is repeated is next to nothing already.
   """
   found: list[RecomputeOrderResult] = []
 
   def search(max_steps: int, within_bytes: int | None = budget_bytes) -> bool:
     """Whether more steps might find more."""
     num_cuts = _core.num_cuts()
-    found.append(_search_once(module, mark.planner, within_bytes, searches_order, roofline, max_steps))
-    return _core.num_cuts() > num_cuts
+    result = _search_once(module, mark.planner, within_bytes, searches_order, roofline, max_steps)
+    found.append(result)
+    is_cheap = result.recompute_cost_s <= _NEXT_TO_NOTHING * float(result.program.op_cost_s.sum())
+    is_done = within_bytes is not None and result.after.temp_bytes <= within_bytes and is_cheap
+    return _core.num_cuts() > num_cuts and not is_done
 
   steps = [effort.steps_of(each, module.num_instructions) for each in effort.up_to(mark.effort)]
   is_open = all(search(max_steps) for max_steps in steps)
 
   def is_just_missed() -> bool:
     least_bytes = min(result.after.temp_bytes for result in found)
-    return budget_bytes is not None and budget_bytes < least_bytes <= _JUST_MISSED * budget_bytes
+    just_missed = _JUST_MISSED_BY_SKETCH if is_sketch else _JUST_MISSED
+    return budget_bytes is not None and budget_bytes < least_bytes <= just_missed * budget_bytes
 
   if is_open and is_just_missed():
     search(_ONCE_MORE * steps[-1])

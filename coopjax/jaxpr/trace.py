@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from coopjax import compat
-from coopjax.errors import LostUpdateWarning, NotDifferentiableError, OrderedEffectError, warn
+from coopjax.errors import CoopjaxError, LostUpdateWarning, NotDifferentiableError, OrderedEffectError, warn
 from coopjax.jaxpr import non_arrays, user_policy
 from coopjax.jaxpr.arguments import SplitArguments, split_arguments
 from coopjax.jaxpr.batches import batched_avals, batched_fn, batches_of
@@ -307,6 +307,22 @@ def differentiable(traced: TracedFn) -> TracedFn:
   if not kept:
     raise NotDifferentiableError(f"{traced.name} has no gradient that could be planned: {error}") from error
   return dataclasses.replace(traced, is_differentiable=tuple(kept))
+
+
+def by_gradient[Made](traced: TracedFn, make: Callable[[TracedFn], Made]) -> Made:
+  """What is made by differentiating a function, with respect to the inputs that can be (`differentiable`).
+
+  Which these are takes a trace of the gradient, so it is asked only where making it from all of them fails.
+  """
+  try:
+    return make(traced)
+  except CoopjaxError:
+    raise
+  except Exception:  # whatever a rule may raise
+    narrowed = differentiable(traced)
+    if narrowed.is_differentiable == traced.is_differentiable:
+      raise
+  return make(narrowed)
 
 
 def _gradient_error(traced: TracedFn) -> Exception | None:

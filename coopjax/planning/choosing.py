@@ -5,7 +5,7 @@ import functools
 import logging
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -44,6 +44,8 @@ from coopjax.xla.module import predict_memory
 _COMPILED_ROUNDS = 4  # each compiles for an accelerator
 _ASKS_POLICY_ABOVE = 0.5  # of the forward pass repeated by the HLO engine alone: the policy engine is asked, too
 _ABOUT = 1.3  # of the budget: what is predicted to take that may fit
+_NEARER = 1.1  # times the least that the policy engine came to: with more effort the HLO engine may come to less
+_QUICK_PLANNER = "peak"
 _log = logging.getLogger("coopjax.planning")
 
 
@@ -86,18 +88,22 @@ class Chosen:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Case:
-  """What is asked for one function (see `function_plan.choose_anew`), and the ways to answer."""
+  """What is asked for one function (see `function_plan.choose_anew`), and the ways to answer.
+
+  With `sketches`, the HLO engine's plans are for choosing alone, because the hook will plan the user's own program: a
+  fast planner comes first, and efforts are those of trials.
+  """
 
   traced: TracedFn
   baseline: Baseline
   request: Request
   fingerprint: str
-  planners: Sequence[str]
+  sketches: bool
 
   def choose_by_module(self) -> Chosen:
     """Plans on the module alone, where the compiled program takes what the model predicts."""
     request, module = self.request, self.baseline.module
-    outcome = self._planned_module(module, request.budget)
+    outcome = self._planned_module(module, request.budget, request.for_trials() if self.sketches else request)
     chosen = Chosen(Choice(request.mark(self.fingerprint)), outcome)
     profile = functools.cache(lambda: profile_of_module(self.traced, module))
     if request.engine == "auto" and (not outcome.fits or self._repeats_much(outcome, profile)):
@@ -136,7 +142,7 @@ class Case:
     best: Chosen | None = None
     for _ in range(_COMPILED_ROUNDS):
       limit = Budget(limit_bytes)
-      outcome, mark = self._planned_module(module, limit), request.mark(self.fingerprint, limit)
+      outcome, mark = self._planned_module(module, limit, request), request.mark(self.fingerprint, limit)
       measured = self._measure_marked(mark) if outcome.fits or request.engine == "hlo" else None
       if best is None or (measured and measured.temp_bytes < best.temp_bytes):
         best = Chosen(Choice(mark), outcome, before=before, measured=measured)
@@ -219,10 +225,14 @@ class Case:
     if not is_known and (mark or is_spread):
       return self._carry_over(outcome, best if best.is_feasible or traced.placement.batches else found[0])
     if not best.is_feasible:
-      # The HLO engine alone comes nearer.
-      if before is None and outcome and outcome.predicted.temp_bytes < best.smallest_bytes:
-        self._report_missed(outcome)
-        return Chosen(Choice(mark), outcome)
+      if before is None and outcome and outcome.predicted.temp_bytes <= _NEARER * best.smallest_bytes:
+        if self.sketches:
+          outcome = self._planned_module(self.baseline.module, request.budget, request)
+        # The HLO engine alone comes nearer.
+        if outcome.predicted.temp_bytes < best.smallest_bytes:
+          if not outcome.fits:
+            self._report_missed(outcome)
+          return Chosen(Choice(mark), outcome)
       assert trials.smallest is not None  # compiled above at the latest
       self._report_infeasible(budget_bytes, min(best.smallest_bytes, baseline.temp_bytes), module_of(trials.smallest))
       if best.smallest_bytes >= baseline.temp_bytes:  # no checkpoints are better than these
@@ -261,13 +271,12 @@ class Case:
       )
     return Chosen(Choice(mark, decisions), outcome, found, is_certain)
 
-  def _planned_module(self, module: bytes, budget: Budget) -> hook.Outcome:
+  def _planned_module(self, module: bytes, budget: Budget, request: Request) -> hook.Outcome:
     """What the HLO engine makes of the module: by the first planner whose plan fits and is not dear, or by the last."""
     outcome = None
-    for planner in dict.fromkeys(self.planners):
-      request = self.request
+    for planner in dict.fromkeys((_QUICK_PLANNER, request.planner) if self.sketches else (request.planner,)):
       asked = Mark(budget, planner, request.effort, request.time_limit_s, target=request.speeds.name)
-      outcome = hook.plan_module(module, [asked])
+      outcome = hook.plan_module(module, [asked], is_sketch=request is not self.request)
       if outcome.fits and not self._is_dear(outcome):
         break
     assert outcome is not None  # there is a planner to try

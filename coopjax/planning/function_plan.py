@@ -1,7 +1,6 @@
 """Plans functions: chooses how each is carried out, once per program and request, on the module that XLA schedules."""
 
 import dataclasses
-from collections.abc import Sequence
 
 import jax
 
@@ -16,7 +15,7 @@ from coopjax.errors import (
 from coopjax.hlo_engine import hook
 from coopjax.jaxpr.fingerprint import fingerprint_of
 from coopjax.jaxpr.placement import Spread
-from coopjax.jaxpr.trace import TracedFn, differentiable, fn_and_gradient
+from coopjax.jaxpr.trace import TracedFn, by_gradient, differentiable, fn_and_gradient
 from coopjax.memory_profile import MemoryProfile
 from coopjax.planning import host_offload, together
 from coopjax.planning.assemble import assemble
@@ -73,14 +72,13 @@ def _choose_here(
   if request.engine == "auto" and (device := request.device) and not device.is_running:
     request = dataclasses.replace(request, engine="policy")  # no hook of the running backend plans for another
   try:
-    traced = differentiable(traced)
     if is_hooks:
       # There the compiled program takes what the model predicts: the hook, which sees all of it, plans and refuses.
-      host_offload.engine_for(traced, request.engine, request.platform)
+      host_offload.engine_for(differentiable(traced), request.engine, request.platform)
       return Choice(request.mark(fingerprint))
     with progress.shown(f"planning {traced.name}"):
-      chosen = choose_anew(
-        traced, Baseline.of(traced, request.device), request, fingerprint, planners=("peak", request.planner)
+      chosen = by_gradient(
+        traced, lambda fn: choose_anew(fn, Baseline.of(fn, request.device), request, fingerprint, sketches=True)
       )
   except NotDifferentiableError as error:
     if compat.num_gradients():
@@ -103,7 +101,7 @@ def plan_function(traced: TracedFn, request: Request, baseline: Baseline) -> Rem
   """Plans a function with its gradient, compiles it with and without the plan, and reads the compiler's numbers."""
   stopwatch = Stopwatch()
   fingerprint = fingerprint_of(traced)
-  chosen = choose_anew(traced, baseline, request, fingerprint, planners=(request.planner,))
+  chosen = choose_anew(traced, baseline, request, fingerprint)
   planning_s = stopwatch.seconds
   choice, outcome, found = chosen.choice, chosen.outcome, chosen.policy_plan
   measured = before = chosen.before or baseline.profile
@@ -154,7 +152,8 @@ def choose_anew(
   baseline: Baseline,
   request: Request,
   fingerprint: str,
-  planners: Sequence[str],
+  *,
+  sketches: bool = False,
 ) -> Chosen:
   """Plans fn with its gradient on the module that XLA schedules for it, without generating code.
 
@@ -163,8 +162,7 @@ def choose_anew(
     baseline: it with its gradient, compiled as it is.
     request: what is asked.
     fingerprint: of the function.
-    planners: tried in turn until one reaches the budget. Where only that matters, because the hook will plan the
-      user's own program, a fast one comes first.
+    sketches: only whether the HLO engine reaches the budget matters, because the hook will plan the user's own program.
 
   Raises:
     BudgetInfeasibleError: no plan reaches the budget and the request says "error".
@@ -173,7 +171,7 @@ def choose_anew(
   platform = compat.hook_platform(request.platform)
   if request.engine == "hlo" and platform is None:
     raise ValueError(f"engine='hlo': JAX {jax.__version__} has no HLO hook on {request.platform}; use 'policy'")
-  case = Case(traced, baseline, request, fingerprint, planners)
+  case = Case(traced, baseline, request, fingerprint, sketches)
   # What XLA:TPU moves to vector memory after the hook, no mark of a budget can foresee for the user's own program.
   if request.engine == "policy" or platform is None or (request.engine == "auto" and platform == "tpu"):
     return case.choose_by_policy()

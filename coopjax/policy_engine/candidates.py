@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from coopjax import compat
+from coopjax.jaxpr import cost
 from coopjax.jaxpr.tags import EquationInfo, tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn
 from coopjax.policy_engine.by_hand import Block, find_blocks, rungs
@@ -80,18 +81,24 @@ class Candidates:
     self.is_profiled = self._profile is not None
     self._ends_forward = ends_forward
     self._planner = planner
-    self._kept: list[np.ndarray] = []
-    if self._profile is not None and planner not in ("segments", BY_HAND):
-      self._kept = list(_kept_by_windows(self._profile))
     self.found: list[Candidate] = []
     self._curves: dict[object, list[CurvePoint]] = {}  # that segments of all graphs have
     self._deeper: Callable[[], None] | None = None  # `deepen`, if it was not asked yet
+    if only_scans and not home.work:
+      self.forward_flops, self.baseline_bytes = cost.jaxpr_flops(home.jaxpr), 0.0
+      return
+    self._kept: list[np.ndarray] = []
+    if self._profile is not None and planner not in ("segments", BY_HAND):
+      self._kept = list(_kept_by_windows(self._profile))
     # A checkpoint's own policy would save in the forward run that offload replaces (`host_copies`).
     host = None
     if link is not None and not link.is_for_loops and traced.policy is None and home.is_top:
       host = TopOffload.of(jaxpr, link)
     with home.scope.entered():
-      self._find(home, table, only_scans or not home.is_top, link, host, shards)
+      at_top = shards.get(None, WHOLE)
+      graph = lambda: forward_graph(home.jaxpr, home.is_differentiable, at_top)
+      original = traced.once(("forward graph", home.equation_id), graph) if at_top is WHOLE else graph()
+      self._find(home, original, table, only_scans or not home.is_top, link, host, shards)
 
   def deepen(self) -> bool:
     """Finds what takes less than a checkpoint around the body of a loop, and repeats more: its turns in groups.
@@ -110,6 +117,7 @@ class Candidates:
   def _find(
     self,
     home: Home,
+    original: ForwardGraph,
     table: tuple[EquationInfo, ...],
     only_scans: bool,
     link: HostLink | None,
@@ -117,7 +125,6 @@ class Candidates:
     shards: Mapping[int | None, Shards],
   ) -> None:
     jaxpr, at_top = home.jaxpr, shards.get(None, WHOLE)
-    original = forward_graph(jaxpr, home.is_differentiable, at_top)
     self.forward_flops = sum(original.flops)
     everything = SegmentBytes(original, self._profile, frozenset())
     self.baseline_bytes = float(everything.inside_bytes(0, original.num_positions) - everything.slack_bytes)

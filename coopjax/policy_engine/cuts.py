@@ -83,16 +83,15 @@ def _candidate_cuts(graph: ForwardGraph, alone: frozenset[int], blocks: Sequence
 def out_bytes(graph: ForwardGraph, positions: np.ndarray) -> np.ndarray:
   """``[i, j]``: bytes made in ``[positions[i], positions[j])`` that a later position reads."""
   num = len(positions)
+  made, read, num_bytes = graph.crossing.T
+  last_row = np.searchsorted(positions, made, side="right")  # rows that start at or before `made`
+  first = np.searchsorted(positions, made + 1)  # columns that end behind `made` ...
+  last = np.searchsorted(positions, read, side="right")  # ... and at or before `read`
   difference = np.zeros((num + 1, num + 1), np.int64)
-  for made, read, num_bytes in graph.crossing:
-    last_row = np.searchsorted(positions, made, side="right")  # rows that start at or before `made`
-    first = np.searchsorted(positions, made + 1)  # columns that end behind `made` ...
-    last = np.searchsorted(positions, read, side="right")  # ... and at or before `read`
-    if first < last:
-      difference[0, first] += num_bytes
-      difference[0, last] -= num_bytes
-      difference[last_row, first] -= num_bytes
-      difference[last_row, last] += num_bytes
+  np.add.at(difference[0], first, num_bytes)
+  np.subtract.at(difference[0], last, num_bytes)
+  np.subtract.at(difference, (last_row, first), num_bytes)
+  np.add.at(difference, (last_row, last), num_bytes)
   return np.cumsum(np.cumsum(difference, axis=0), axis=1)[:num, :num]
 
 
@@ -131,9 +130,7 @@ def _shortest_chain(
 
 def bytes_between(graph: ForwardGraph, bounds: Sequence[int]) -> np.ndarray:
   """Per segment, the bytes made in it that a later one reads."""
-  out = np.zeros(len(bounds) - 1, np.int64)
-  for made, read, num_bytes in graph.crossing:
-    segment = int(np.searchsorted(bounds, made, side="right")) - 1
-    if read >= bounds[segment + 1]:
-      out[segment] += num_bytes
-  return out
+  made, read, num_bytes = graph.crossing.T
+  segment = np.searchsorted(bounds, made, side="right") - 1
+  leaves = read >= np.array(bounds)[segment + 1]
+  return np.bincount(segment[leaves], num_bytes[leaves], len(bounds) - 1).astype(np.int64)

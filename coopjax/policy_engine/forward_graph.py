@@ -42,8 +42,8 @@ class ForwardGraph:
     first_read: per value id, the first position that reads it; its own where none does.
     residuals: ids of the values made here that the backward pass reads.
     kept_roots: the residuals' buffers, without those that a fused, cheap op makes from others of them.
-    crossing: ``(position that makes it, last position that reads it, bytes)`` of every value read by another
-      position; the region's outputs are not counted, they exist anyway.
+    crossing: rows (position that makes it, last position that reads it, bytes) of every value read by another position,
+      int64 ``[num_crossing, 3]``; the region's outputs are not counted, they exist anyway.
     flops: per position.
   """
 
@@ -58,7 +58,7 @@ class ForwardGraph:
   first_read: tuple[int, ...]
   residuals: frozenset[int]
   kept_roots: frozenset[int]
-  crossing: tuple[tuple[int, int, int], ...]
+  crossing: np.ndarray
   flops: tuple[float, ...]
 
   @property
@@ -91,10 +91,10 @@ class ForwardGraph:
 
   def crossed_bytes(self) -> np.ndarray:
     """Bytes that are made before each boundary between positions and read behind it, int64 ``[num_positions + 1]``."""
+    made, read, num_bytes = self.crossing.T
     crossed = np.zeros(self.num_positions + 1, np.int64)
-    for made, read, num_bytes in self.crossing:
-      crossed[made + 1] += num_bytes
-      crossed[read + 1] -= num_bytes  # a cut at `read` is still crossed, one behind it is not
+    np.add.at(crossed, made + 1, num_bytes)
+    np.subtract.at(crossed, read + 1, num_bytes)  # a cut at `read` is still crossed, one behind it is not
     return np.cumsum(crossed)
 
   def signature(self, start: int, stop: int) -> tuple:

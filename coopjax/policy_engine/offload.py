@@ -134,12 +134,9 @@ def cuts_for_offload(graph: ForwardGraph, alone: frozenset[int]) -> list[tuple[i
   On the device a value is kept once, however many segments it passes. To the host goes only what a single later segment
   reads, so here a value counts at every cut that it crosses.
   """
-  crossed = np.zeros(graph.num_positions + 1, np.int64)
-  for made, read, num_bytes in graph.crossing:
-    crossed[made] += num_bytes
-    crossed[read] -= num_bytes
-  at_cuts = enumerate(np.cumsum(crossed)[:-2].tolist())
-  return cut(dataclasses.replace(graph, crossing=tuple((p, p + 1, num_bytes) for p, num_bytes in at_cuts)), alone)
+  at_cuts = graph.crossed_bytes()[1:-1]  # a value made at a position crosses the cut behind it
+  positions = np.arange(len(at_cuts))
+  return cut(dataclasses.replace(graph, crossing=np.stack([positions, positions + 1, at_cuts], axis=1)), alone)
 
 
 def inputs_between(jaxpr: core.Jaxpr, bounds: Sequence[int]) -> list[tuple[Input, ...]]:

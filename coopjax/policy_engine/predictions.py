@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Hashable, Sequence
 from typing import Protocol
 
@@ -10,6 +11,8 @@ import numpy as np
 from coopjax.policy_engine.ladders import CUT_WEIGHT, Traits
 
 _SLOPE_DOUBT = 0.1  # of the estimates: nearer to each other, their errors show little of a slope
+_FLAT = 0.25  # of what estimates fall by: compiled bytes that fall by less have come to what is always there
+_APART = 0.05  # of the larger of two estimates: nearer to each other, they show nothing of it
 _LEAST_SLOPE = -0.95  # of errors: more estimated bytes are more bytes
 
 
@@ -130,7 +133,24 @@ def predicted_bytes(
     return float(np.interp(num_bytes, estimated, compiled))
   nearest = 0 if num_bytes <= estimated[0] else -1
   slope = 1.0 if kin and candidate.kin else min(1.0, compiled[nearest] / max(estimated[nearest], 1.0))
-  return compiled[nearest] + slope * (num_bytes - estimated[nearest])
+  return max(compiled[nearest] + slope * (num_bytes - estimated[nearest]), _floor_bytes(candidate, trials))
+
+
+def _floor_bytes(candidate: SearchCandidate, trials: Sequence[Trial]) -> float:
+  """What the segments of a candidate take whatever they save, as two trials of as many show: where estimates fell, and
+  compiled bytes did not.
+  """
+  num_segments, kin = candidate.num_segments, (None, candidate.kin)
+  cut_alike = [trial for trial in trials if trial.candidate.num_segments == num_segments and trial.candidate.kin in kin]
+  points = sorted((trial.candidate.estimated_bytes, trial.unaided_bytes) for trial in cut_alike)
+  return max(
+    (
+      min(lower, upper)
+      for (less, lower), (more, upper) in itertools.pairwise(points)
+      if less < (1 - _APART) * more and upper - lower < _FLAT * (more - less) and candidate.estimated_bytes < more
+    ),
+    default=0.0,
+  )
 
 
 def _alike(candidate: SearchCandidate, trials: Sequence[Trial]) -> list[Trial]:

@@ -34,7 +34,7 @@ _MAX_BOLD_MISSES = 10
 _MAX_BARE = 3  # tries at the least memory before the budget counts as out of reach
 _WITHIN_REACH = 1.1  # of the budget: worth more tries
 _AIDED_MARGIN = 0.25  # of what the best plan takes unaided: the HLO engine may help out with more
-_MAX_AIDED_MISSES = 3  # tries at that
+_MAX_AIDED_MISSES = 2  # tries at that
 _TOLERANCE = 0.03  # of the forward FLOPs: what is no reason to prefer a candidate, or to compile once more
 _LOOP_TOLERANCE = 0.003  # the same where scan bodies are decided on, whose layers need no rule to be alike; or
 _LOOP_SHARE = 0.02  # of the FLOPs that are repeated, if that is less
@@ -134,7 +134,7 @@ class Progress[Decisions: Hashable]:
       self._barriers_cost = trial.temp_bytes >= self._tried[-1].temp_bytes
     self._tried.append(trial)
     is_bold = not (is_first or trial.candidate.is_plain_policy)  # such a policy is tried whatever is predicted
-    self._misses += is_bold and self._best() is not trial
+    self._misses += is_bold and not (self._best() is trial and trial.flops < self._below_flops)
 
   def to_compile(self) -> Trial[Decisions] | None:
     """The draft that would be taken; where there is no plan, else the smallest; None where that is no draft."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.core
+import numpy as np
 from jax.extend import core
 from jax.extend.core import primitives
 
@@ -319,11 +320,10 @@ def _parse_name(name: str) -> Value | None:
   return (int(position), int(index)) if position.isdigit() and index.isdigit() else None
 
 
-def _crossing(jaxpr: core.Jaxpr, shards: Shards) -> tuple[tuple[int, int, int], ...]:
+def _crossing(jaxpr: core.Jaxpr, shards: Shards) -> np.ndarray:
   at = {var: position for position, equation in enumerate(jaxpr.eqns) for var in equation.outvars}
   last_read: dict[core.Var, int] = {}
   for position, equation in enumerate(jaxpr.eqns):
     last_read.update({atom: position for atom in equation.invars if isinstance(atom, core.Var) and atom in at})
-  return tuple(
-    (at[var], read, shards.num_bytes(var.aval, at[var])) for var, read in last_read.items() if read > at[var]
-  )
+  rows = [(at[var], read, shards.num_bytes(var.aval, at[var])) for var, read in last_read.items() if read > at[var]]
+  return np.array(rows, np.int64).reshape(-1, 3)

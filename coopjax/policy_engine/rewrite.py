@@ -9,7 +9,7 @@ where JAX drops the tie). Every equation is bound under its own source line, and
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -26,10 +26,16 @@ from coopjax.policy_engine import groups, host_copies
 from coopjax.policy_engine.by_hand import policy_of
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment, Value
 from coopjax.policy_engine.inside import is_inside, opened
+from coopjax.policy_engine.likeness import likeness
 
 
 def rewrite(
-  traced: TracedFn, decisions: PolicyDecisions, mark: str | None = None, *, prevent_cse: bool = True
+  traced: TracedFn,
+  decisions: PolicyDecisions,
+  mark: str | None = None,
+  *,
+  prevent_cse: bool = True,
+  shares_alike: bool = False,
 ) -> Callable[..., list[Any]]:
   """The traced function with its decisions carried out, from the flat inputs of its jaxpr to its flat outputs.
 
@@ -40,6 +46,8 @@ def rewrite(
     decisions: made for this jaxpr.
     mark: set on every equation for the HLO engine, recomputed ones included.
     prevent_cse: as for `jax.checkpoint`, of the segments outside of loops.
+    shares_alike: segments that are alike, a model's layers, are one function, which JAX traces and differentiates once:
+      to the same program, but with the tags and source lines of the first of them.
 
   Raises:
     PlanMismatchError: the decisions don't fit the jaxpr.
@@ -47,7 +55,8 @@ def rewrite(
   if decisions.top is not None and decisions.top.policy is not None:
     return _as_written(traced, decisions.top.policy, mark, prevent_cse)
   jaxpr, _ = tag_jaxpr(traced.inlined, mark, traced.policy)
-  return evaluator(apply_to_scans(jaxpr, decisions, traced.policy), decisions, traced.policy, prevent_cse)
+  jaxpr = apply_to_scans(jaxpr, decisions, traced.policy)
+  return evaluator(jaxpr, decisions, traced.policy, prevent_cse, shares_alike)
 
 
 def _as_written(
@@ -62,13 +71,17 @@ def _as_written(
 
 
 def evaluator(
-  jaxpr: core.Jaxpr, decisions: PolicyDecisions, policy: Callable | None = None, prevent_cse: bool = True
+  jaxpr: core.Jaxpr,
+  decisions: PolicyDecisions,
+  policy: Callable | None = None,
+  prevent_cse: bool = True,
+  shares_alike: bool = False,
 ) -> Callable[..., list[Any]]:
   """Evaluates a jaxpr in the segments of the top region, whose checkpoints keep what `policy` saves, too."""
   top = decisions.top
   if top is None:
     return lambda *inputs: jax.core.eval_jaxpr(jaxpr, (), *inputs)
-  region = _Evaluator(jaxpr, top, _Checkpoints(decisions.digest(), policy), prevent_cse)
+  region = _Evaluator(jaxpr, top, _Checkpoints(decisions.digest(), policy), prevent_cse, shares_alike)
   return lambda *inputs: region.evaluate(inputs)
 
 
@@ -162,7 +175,14 @@ class _ScanRewriter:
 class _Evaluator:
   """Evaluates one region in segments."""
 
-  def __init__(self, jaxpr: core.Jaxpr, region: Region, checkpoints: _Checkpoints, prevent_cse: bool):
+  def __init__(
+    self,
+    jaxpr: core.Jaxpr,
+    region: Region,
+    checkpoints: _Checkpoints,
+    prevent_cse: bool,
+    shares_alike: bool = False,
+  ):
     bounds = [0, *(leaf.stop for leaf, _ in region.leaves)]
     if bounds[:-1] != [leaf.start for leaf, _ in region.leaves] or bounds[-1] != len(jaxpr.eqns):
       raise PlanMismatchError(f"the plan's segments end at {bounds[1:]}, the region has {len(jaxpr.eqns)} equations")
@@ -174,6 +194,7 @@ class _Evaluator:
     # Copies to and from the host must not drift away from the segments that they belong to (`host_copies`).
     is_straight = region.equation_id is None and not region.is_looped
     self._is_paced = is_straight and any(segment.offloaded for segment in region.segments)
+    self._alike: dict[Hashable, Callable] | None = {} if shares_alike and not self._is_paced else None
 
   def evaluate(self, inputs: Sequence[Any]) -> list[Any]:
     env = compat.environment(self._jaxpr, inputs)
@@ -214,6 +235,15 @@ class _Evaluator:
 
   def _run_wrapped(self, segment: Segment, env: dict[core.Var, Any]) -> None:
     invars, outvars = self._interface(segment)
+    if self._alike is None:
+      checkpointed = self._checkpointed(segment, invars, outvars)
+    else:
+      key = likeness(self._jaxpr, segment, invars, outvars)
+      checkpointed = self._alike.get(key) or self._checkpointed(segment, invars, outvars)
+      self._alike[key] = checkpointed
+    env.update(zip(outvars, checkpointed(*[env[var] for var in invars]), strict=True))
+
+  def _checkpointed(self, segment: Segment, invars: Sequence[core.Var], outvars: Sequence[core.Var]) -> Callable:
     named = {self._variable(value): self._name(value) for value in segment.offloaded if value[0] < segment.start}
 
     def run(*inputs):
@@ -227,8 +257,7 @@ class _Evaluator:
     policy = self._checkpoints.saving(
       *([self._name(value) for value in values] for values in (segment.saved, segment.offloaded))
     )
-    checkpointed = compat.pinned_checkpoint(run, policy=policy, prevent_cse=self._prevent_cse)
-    env.update(zip(outvars, checkpointed(*[env[var] for var in invars]), strict=True))
+    return compat.pinned_checkpoint(run, policy=policy, prevent_cse=self._prevent_cse)
 
   def _run_offloaded(self, segment: Segment, env: dict[core.Var, Any]) -> None:
     invars, outvars = self._interface(segment)

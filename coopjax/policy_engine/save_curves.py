@@ -137,8 +137,8 @@ class SavingRegion:
     self._is_product = self._flops > _PRODUCT_FLOPS_PER_BYTE * np.array(moved, np.float64)
     self._wanted = [local[value] for value in self._values if graph.is_wanted(value, stop)]
     carried = ((local.get(start), local.get(end)) for start, end in graph.carried.items())
-    self._carried = [(start, end) for start, end in carried if start is not None and end is not None]
-    self._last_first = list(enumerate(self._outputs))[::-1]
+    self._carried = {start: end for start, end in carried if start is not None and end is not None}  # to the next step
+    self._maker = {value: op for op, made in enumerate(self._outputs) for value in made}
 
   def choice(self, saved: Iterable[Value]) -> CurvePoint:
     """Under a checkpoint that saves these values, without those that nothing reads then."""
@@ -185,23 +185,23 @@ class SavingRegion:
     it repeats; and the ops that it repeats, the last first.
     """
     is_saved, is_needed = ([False] * len(self._values) for _ in range(2))
-    repeated = dict[int, None]()
+    repeated = set[int]()
     for value in saved:
       is_saved[self._local[value]] = True
-    for i in self._wanted:
+    waiting = list(self._wanted)
+    while waiting:
+      i = waiting.pop()
+      if is_needed[i]:
+        continue
       is_needed[i] = True
-    is_more = True
-    while is_more:  # what a step hands on, the next one reads
-      for op, made in self._last_first:
-        if op not in repeated and any(is_needed[i] and not is_saved[i] for i in made):
-          repeated[op] = None
-          for i in self._inputs[op]:
-            is_needed[i] = True
-      handed_on = [end for start, end in self._carried if is_needed[start] and not is_saved[start]]
-      is_more = not all(is_needed[i] for i in handed_on)
-      for i in handed_on:
-        is_needed[i] = True
-    return is_saved, is_needed, list(repeated)
+      if is_saved[i]:
+        continue
+      if i in self._carried:
+        waiting.append(self._carried[i])
+      if (op := self._maker[i]) not in repeated:
+        repeated.add(op)
+        waiting += self._inputs[op]
+    return is_saved, is_needed, sorted(repeated, reverse=True)
 
 
 def _csr(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:

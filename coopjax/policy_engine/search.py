@@ -95,7 +95,7 @@ def plan_policy(
   fn_and_gradient(traced)  # raises here, with the function's name, rather than inside the planner
 
   def rewritten(decisions: PolicyDecisions) -> tuple[Callable, Sequence[jax.ShapeDtypeStruct]]:
-    return fn_and_gradient(traced, rewrite(traced, decisions, mark))
+    return fn_and_gradient(traced, rewrite(traced, decisions, mark, shares_alike=True))
 
   space = Candidates(traced, only_scans, profile, link, shards=shards, planner=planner)
   return search(

@@ -49,7 +49,7 @@ def repeated_flops(graph, start, stop, saved=()):
 def random_graph(rng, num):
   """A region whose position i makes value i; crossing values and residual bytes at random."""
   sizes = tuple(int(s) for s in rng.integers(1, 9, num))
-  crossing = tuple((i, int(rng.integers(i + 1, num)), sizes[i]) for i in range(num - 1))
+  crossing = np.array([(i, int(rng.integers(i + 1, num)), sizes[i]) for i in range(num - 1)])
   residuals = frozenset(int(i) for i in np.flatnonzero(rng.random(num) < 0.7))
   return ForwardGraph(
     ops=((),) * num,

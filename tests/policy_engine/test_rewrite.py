@@ -10,12 +10,15 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.extend import core
 
+from coopjax import compat
 from coopjax.errors import PlanMismatchError
 from coopjax.jaxpr.tags import parse_tag
 from coopjax.jaxpr.trace import fn_and_gradient, trace
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
 from coopjax.policy_engine.description import describe
+from coopjax.policy_engine.likeness import likeness
 from coopjax.policy_engine.rewrite import rewrite
 from coopjax.policy_engine.search import plan_policy
 from coopjax.xla.compile import compile_abstract
@@ -85,6 +88,42 @@ def test_source_lines_tags_and_mark_survive_the_rewrite():
   assert recomputed and all('coopjax="m"' in line for line in recomputed)
   ids = {parse_tag(re.search(r'op_name="([^"]*)"', line)[1]).equation_id for line in recomputed}
   assert ids <= {0, 2, 4, 6, 10, 12, 14, 16}
+
+
+# The first and the third segment are alike; nested, no two checkpoints are.
+@pytest.mark.parametrize(("decide", "num_spared"), [(mlp_decisions, 6), (nested_decisions, 0)])
+def test_alike_segments_are_traced_once_to_the_same_program(decide, num_spared, monkeypatch):
+  loss, *args = models.mlp()
+  traced = trace(loss, args)
+  bind, bound = compat.bind, []
+  monkeypatch.setattr(compat, "bind", lambda equation, values: [bound.append(equation), bind(equation, values)][1])
+
+  def compiled(shares_alike):
+    bound.clear()
+    program = compile_abstract(*fn_and_gradient(traced, rewrite(traced, decide(traced), shares_alike=shares_alike)))
+    unsaid = re.sub(
+      r", metadata=\{[^}]*\}|, backend_config=\{.*\}|^FileNames[^%]*", "", program.as_text(), flags=re.MULTILINE
+    )
+    return unsaid, temp_bytes(program), len(bound)
+
+  (shared, shared_bytes, num_shared), (apart, apart_bytes, num_apart) = compiled(True), compiled(False)
+  assert shared == apart and shared_bytes == apart_bytes
+  assert num_shared == num_apart - num_spared
+
+
+def test_segments_that_differ_are_no_alike():
+  loss, *args = models.mlp()
+  jaxpr = trace(loss, args).inlined
+  same, saving, shifted = Segment(6, 12, True), Segment(6, 12, True, ((8, 0),)), Segment(7, 13, True)
+
+  def of(segment):
+    made = [var for equation in jaxpr.eqns[segment.start : segment.stop] for var in equation.outvars]
+    read = [atom for equation in jaxpr.eqns[segment.start : segment.stop] for atom in equation.invars]
+    invars = dict.fromkeys(atom for atom in read if isinstance(atom, core.Var) and atom not in made)
+    return likeness(jaxpr, segment, list(invars), made[-1:])
+
+  assert of(same) == of(Segment(12, 18, True)) != of(saving)
+  assert of(shifted) != of(same) != of(dataclasses.replace(same, inner=(Segment(6, 9, True), Segment(9, 12))))
 
 
 @pytest.mark.parametrize("decide", [mlp_decisions, nested_decisions])

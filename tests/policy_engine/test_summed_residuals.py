@@ -44,9 +44,9 @@ def test_what_the_hlo_engine_can_not_do_for_one_example_is_left_to_checkpoints_u
 def test_trials_are_made_with_less_effort(monkeypatch, what):
   given, plan = [], hook._plan
 
-  def recording(module_bytes, marks, asked_of_all):
+  def recording(module_bytes, marks, *args, **kwargs):
     given.extend(mark.effort for mark in marks if isinstance(mark, Mark))
-    return plan(module_bytes, marks, asked_of_all)
+    return plan(module_bytes, marks, *args, **kwargs)
 
   monkeypatch.setattr(hook, "_plan", recording)
   monkeypatch.setattr(function_plan, "_choices", function_plan.KeptChoices())

@@ -38,35 +38,48 @@ bool MinCut::FindLevels(int32_t source, int32_t sink) {
   return level_[sink] >= 0;
 }
 
-// One augmenting path along the levels; 0 when there is none left. Iterative: chains are deep.
-double MinCut::Push(int32_t source, int32_t sink) {
+// Augments along the levels until no path is left. Iterative, and from where the last path was saturated: chains are deep.
+void MinCut::Block(int32_t source, int32_t sink) {
   path_.clear();
   int32_t node = source;
   int64_t steps = 0;
-  while (node != sink) {
+  while (true) {
     ++steps;
+    if (node == sink) {
+      steps += std::ssize(path_);
+      const auto tail = path_.begin() + Augment();
+      node = edges_[*tail ^ 1].to;
+      path_.erase(tail, path_.end());
+      continue;
+    }
     int32_t& e = current_[node];
     while (e >= 0 && (edges_[e].capacity <= epsilon_ || level_[edges_[e].to] != level_[node] + 1)) e = edges_[e].next;
     if (e >= 0) {
       path_.push_back(e);
       node = edges_[e].to;
     } else if (node == source) {
-      CountSteps(steps);
-      return 0;
+      break;
     } else {
       node = edges_[path_.back() ^ 1].to;
       current_[node] = edges_[path_.back()].next;
       path_.pop_back();
     }
   }
-  CountSteps(steps + std::ssize(path_));
+  CountSteps(steps);
+}
+
+// Fills the path; returns where on it the first edge is that has no capacity left.
+int64_t MinCut::Augment() {
   double flow = std::numeric_limits<double>::infinity();
   for (int32_t edge : path_) flow = std::min(flow, edges_[edge].capacity);
-  for (int32_t edge : path_) {
+  int64_t first = -1;
+  for (int64_t i = 0; i < std::ssize(path_); ++i) {
+    const int32_t edge = path_[i];
     edges_[edge].capacity -= flow;
     edges_[edge ^ 1].capacity += flow;
+    if (first < 0 && edges_[edge].capacity <= epsilon_) first = i;
   }
-  return flow;
+  return first;
 }
 
 void MinCut::Solve(int32_t source, int32_t sink) {
@@ -78,8 +91,7 @@ void MinCut::Solve(int32_t source, int32_t sink) {
   CountSteps(2 * std::ssize(edges_));
   while (FindLevels(source, sink)) {
     current_ = first_;
-    while (Push(source, sink) > 0) {
-    }
+    Block(source, sink);
   }
 }
 

@@ -27,13 +27,14 @@ class MinCut {
     double capacity;
   };
   bool FindLevels(int32_t source, int32_t sink);
-  double Push(int32_t source, int32_t sink);
+  void Block(int32_t source, int32_t sink);
+  int64_t Augment();
 
   std::vector<int32_t> first_;
   std::vector<Edge> edges_;   // edge i and its reverse i ^ 1
   std::vector<int32_t> level_;
   std::vector<int32_t> current_;
-  std::vector<int32_t> frontier_, path_;  // of FindLevels and of Push, kept so that these allocate once
+  std::vector<int32_t> frontier_, path_;  // of FindLevels and of Block, kept so that these allocate once
   double epsilon_ = 0;
 };
 

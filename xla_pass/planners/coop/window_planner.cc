@@ -18,7 +18,8 @@ namespace {
 
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
 constexpr int64_t kMaxTrials = 100000;   // of the clean-up
-constexpr int32_t kMostEvictions = 2;    // per value: beyond that it is thrashing
+constexpr int32_t kMostEvictions = 2;    // per value: beyond that it is thrashing, as are
+constexpr int32_t kMostInVain = 100;     // windows that bring all steps together no nearer to the budget
 
 class WindowPlanner {
  public:
@@ -37,7 +38,11 @@ class WindowPlanner {
     result_.schedule = schedule_.schedule();
     int64_t least = Peak();
     const int32_t most_evicted = kMostEvictions * program_.num_values();
-    while (Peak() > budget_ && result_.num_evicted < most_evicted && EvictWindow()) {
+    double least_excess = kInfinite;
+    int32_t in_vain = 0;
+    while (Peak() > budget_ && result_.num_evicted < most_evicted && in_vain < kMostInVain && EvictWindow()) {
+      in_vain = curve_.total() < least_excess ? 0 : in_vain + 1;
+      least_excess = std::min(least_excess, curve_.total());
       if (Peak() >= least) continue;
       least = Peak();
       result_.schedule = schedule_.schedule();

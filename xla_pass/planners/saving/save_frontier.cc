@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <set>
 #include <utility>
 
 #include "base/min_cut.h"
@@ -12,8 +13,9 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kRounding = 1e-9;   // of a cost
-constexpr int64_t kWork = 1'500'000;   // values and ops that the minimum cuts of a frontier may go through together
+constexpr int64_t kWork = 800'000;   // nodes that the minimum cuts of a frontier may go through together
 constexpr int64_t kLeastCuts = 8;
+constexpr int32_t kMany = -2;  // readers
 constexpr double kTie = 1e-7;  // of all costs: for all bytes, so that of sets that cost as much the smaller is taken
 
 class FrontierSearch {
@@ -73,8 +75,7 @@ class FrontierSearch {
     for (const SavedSet& set : sets_) {
       if (set.bytes <= limit && IsBetter(set, best_)) best_ = set;
     }
-    const int64_t size = static_cast<int64_t>(producer_.size()) + problem_.outputs.num_rows();
-    cuts_left_ = std::clamp(kWork / (size * options_.max_sets), kLeastCuts, options_.max_cuts);
+    cuts_left_ = std::clamp(kWork / ((num_nodes_ + 2) * int64_t{options_.max_sets}), kLeastCuts, options_.max_cuts);
     best_.least_cost = std::min(best_.cost, Branch(limit));
     return best_;
   }
@@ -143,28 +144,92 @@ class FrontierSearch {
   SavedSet FewestBytes() { return Cut(0, 1); }
   SavedSet LeastCost() { return Cut(1, kTie * (all_cost_ + 1) / static_cast<double>(all_bytes_ + 1)); }
 
-  // One node an op, and one for each value that can be saved; another value is needed just where its op is run.
+  // What the ops that may run again read, and the one such op that reads a value; kMany where more do.
+  void FindReaders() {
+    const int32_t num_values = static_cast<int32_t>(producer_.size());
+    is_needed_ = is_wanted_;
+    reader_.assign(num_values, -1);
+    may_run_.assign(problem_.outputs.num_rows(), 0);
+    for (int32_t op = problem_.outputs.num_rows() - 1; op >= 0; --op) {
+      may_run_[op] = std::ranges::any_of(problem_.outputs[op], [&](int32_t value) { return is_needed_[value]; });
+      if (!may_run_[op]) continue;
+      for (int32_t value : problem_.inputs[op]) {
+        is_needed_[value] = 1;
+        reader_[value] = reader_[value] == -1 || reader_[value] == op ? op : kMany;
+      }
+    }
+  }
+
+  // Whether saving what its one reader makes of a value is never worse than saving the value.
+  bool IsDominated(int32_t value) const {
+    const int32_t op = reader_[value];
+    if (is_wanted_[value] || op < 0) return false;
+    int32_t made = -1;
+    for (int32_t output : problem_.outputs[op]) {
+      if (!is_needed_[output]) continue;
+      if (made >= 0) return false;
+      made = output;
+    }
+    const int64_t bytes = problem_.value_bytes[value], made_bytes = problem_.value_bytes[made];
+    if (made_bytes < 0 || made_bytes > bytes) return false;
+    return made_bytes < bytes || !options_.is_early || problem_.op_cost[op] > 0;
+  }
+
+  // The group of the ops that run just where this one does: all of it is read by one group, and none can be saved.
+  int32_t GroupOf(int32_t op) const {
+    int32_t group = -1;
+    for (int32_t value : problem_.outputs[op]) {
+      if (!is_needed_[value]) continue;
+      if (is_savable_[value] || is_wanted_[value] || reader_[value] == kMany) return -1;
+      const int32_t readers = group_[reader_[value]];
+      if (group >= 0 && group != readers) return -1;
+      group = readers;
+    }
+    return group;
+  }
+
+  // One node a group of ops, and one for each value that can be saved; another value is needed just where its op is
+  // run.
   void BuildNetwork() {
     const int32_t num_values = static_cast<int32_t>(producer_.size());
     const int32_t num_ops = problem_.outputs.num_rows();
-    int32_t num_nodes = num_ops;
-    node_.assign(num_values, -1);
+    FindReaders();
+    is_savable_.assign(num_values, 0);
     for (int32_t value = 0; value < num_values; ++value) {
-      if (producer_[value] < 0) continue;  // an input of the region: it is there
-      node_[value] = problem_.value_bytes[value] < 0 ? producer_[value] : num_nodes++;
+      if (producer_[value] < 0 || !is_needed_[value] || problem_.value_bytes[value] < 0 || IsDominated(value)) continue;
+      is_savable_[value] = 1;
+      savable_.push_back(value);
     }
+    group_.assign(num_ops, -1);
+    for (int32_t op = num_ops - 1; op >= 0; --op) {
+      if (!may_run_[op]) continue;
+      group_[op] = GroupOf(op);
+      if (group_[op] < 0) group_[op] = static_cast<int32_t>(group_cost_.size()), group_cost_.push_back(0);
+      group_cost_[group_[op]] += problem_.op_cost[op];
+    }
+    int32_t num_nodes = static_cast<int32_t>(group_cost_.size());
+    node_.assign(num_values, -1);   // an input of the region is there
+    for (int32_t value = 0; value < num_values; ++value) {
+      if (producer_[value] < 0 || !is_needed_[value]) continue;
+      node_[value] = is_savable_[value] ? num_nodes++ : group_[producer_[value]];
+    }
+    num_nodes_ = num_nodes;
     source_ = num_nodes, sink_ = num_nodes + 1;
     network_ = MinCut(num_nodes + 2);
-    save_edge_.assign(num_values, -1);
     for (int32_t value = 0; value < num_values; ++value) {
-      if (node_[value] < 0) continue;
-      if (is_wanted_[value]) endless_.push_back(network_.AddEdge(source_, node_[value], 0));
-      if (node_[value] != producer_[value]) save_edge_[value] = network_.AddEdge(node_[value], producer_[value], 0);
+      if (is_wanted_[value] && node_[value] >= 0) endless_.push_back(network_.AddEdge(source_, node_[value], 0));
     }
+    for (int32_t value : savable_) save_edge_.push_back(network_.AddEdge(node_[value], group_[producer_[value]], 0));
+    for (int32_t group = 0; group < std::ssize(group_cost_); ++group) {
+      run_edge_.push_back(network_.AddEdge(group, sink_, 0));
+    }
+    std::set<std::pair<int32_t, int32_t>> reads;
     for (int32_t op = 0; op < num_ops; ++op) {
-      run_edge_.push_back(network_.AddEdge(op, sink_, 0));
+      if (!may_run_[op]) continue;
       for (int32_t value : problem_.inputs[op]) {
-        if (node_[value] >= 0) endless_.push_back(network_.AddEdge(op, node_[value], 0));
+        const std::pair read = {group_[op], node_[value]};
+        if (read.second < 0 || read.first == read.second || !reads.insert(read).second) continue;
+        endless_.push_back(network_.AddEdge(read.first, read.second, 0));
       }
     }
   }
@@ -172,31 +237,31 @@ class FrontierSearch {
   // The choice of the least `cost_weight` * cost + `price` * bytes, among those that the answers allow.
   SavedSet Cut(double cost_weight, double price) {
     --cuts_left_;
-    const int32_t num_values = static_cast<int32_t>(producer_.size());
     const double never = 2 * (cost_weight * all_cost_ + price * static_cast<double>(all_bytes_)) + 1;
     for (int32_t edge : endless_) network_.SetCapacity(edge, never);
-    for (int32_t value = 0; value < num_values; ++value) {
-      if (save_edge_[value] < 0) continue;
+    for (size_t i = 0; i < savable_.size(); ++i) {
+      const int32_t value = savable_[i];
       const double bytes = static_cast<double>(problem_.value_bytes[value]);
       const double to_save = !MaySave(value) ? never : answer_[value] == Answer::kSaved ? 0 : price * bytes;
-      network_.SetCapacity(save_edge_[value], to_save);
+      network_.SetCapacity(save_edge_[i], to_save);
     }
-    for (int32_t op = 0; op < problem_.outputs.num_rows(); ++op) {
-      const double cost = problem_.op_cost[op];
-      network_.SetCapacity(run_edge_[op], cost < kInfinity ? cost_weight * cost : never);
+    for (size_t group = 0; group < group_cost_.size(); ++group) {
+      const double cost = group_cost_[group];
+      network_.SetCapacity(run_edge_[group], cost < kInfinity ? cost_weight * cost : never);
     }
     network_.Solve(source_, sink_);
     if (options_.is_early) network_.TakeLargestSourceSide(sink_);
     SavedSet set;
     for (int32_t op = 0; op < problem_.outputs.num_rows(); ++op) {
-      if (network_.IsOnSourceSide(op)) set.cost += problem_.op_cost[op];
+      if (may_run_[op] && network_.IsOnSourceSide(group_[op])) set.cost += problem_.op_cost[op];
     }
-    for (int32_t value = 0; value < num_values; ++value) {
-      if (node_[value] < 0) continue;
+    for (int32_t value : problem_.wanted) {
+      if (node_[value] >= 0 && !network_.IsOnSourceSide(node_[value])) set.cost = kInfinity;
+    }
+    for (int32_t value : savable_) {
       const bool is_needed = network_.IsOnSourceSide(node_[value]);
-      if (is_wanted_[value] && !is_needed) set.cost = kInfinity;
       // One that is answered to be saved counts even where nothing needs it: the bound takes its bytes for spent.
-      const bool is_cut = is_needed && !network_.IsOnSourceSide(producer_[value]);
+      const bool is_cut = is_needed && !network_.IsOnSourceSide(group_[producer_[value]]);
       if (!is_cut && answer_[value] != Answer::kSaved) continue;
       if (!MaySave(value)) set.cost = kInfinity;
       set.values.push_back(value);
@@ -205,7 +270,7 @@ class FrontierSearch {
     return set;
   }
 
-  bool MaySave(int32_t value) const { return problem_.value_bytes[value] >= 0 && answer_[value] != Answer::kNotSaved; }
+  bool MaySave(int32_t value) const { return answer_[value] != Answer::kNotSaved; }
 
   bool IsBetter(const SavedSet& a, const SavedSet& b) const {
     return std::pair(a.cost, a.bytes) < std::pair(b.cost, b.bytes);
@@ -232,9 +297,17 @@ class FrontierSearch {
   std::vector<Answer> answer_;      // per value: of the branch under way
   MinCut network_{0};
   int32_t source_ = 0, sink_ = 0;
-  std::vector<int32_t> node_;       // per value; -1 for an input of the region
-  std::vector<int32_t> save_edge_;  // per value; -1 where it can't be saved
-  std::vector<int32_t> run_edge_;   // per op
+  std::vector<uint8_t> may_run_;    // per op: something needs it, unless it is saved
+  std::vector<uint8_t> is_needed_;  // per value: wanted, or read by such an op
+  std::vector<int32_t> reader_;     // per value: the one such op that reads it, -1 for none, or `kMany`
+  std::vector<uint8_t> is_savable_;  // per value; and not dominated
+  std::vector<int32_t> savable_;
+  std::vector<int32_t> group_;      // per op that may run: it and others run together or not at all
+  std::vector<double> group_cost_;
+  int32_t num_nodes_ = 0;
+  std::vector<int32_t> node_;       // per value; -1 for an input of the region, and where nothing needs it
+  std::vector<int32_t> save_edge_;  // per entry of `savable_`
+  std::vector<int32_t> run_edge_;   // per group
   std::vector<int32_t> endless_;    // edges that no cut may hold
   double all_cost_ = 0;
   int64_t all_bytes_ = 0;

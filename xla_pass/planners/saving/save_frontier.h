@@ -33,7 +33,7 @@ struct SavedSet {
 
 struct SaveFrontierOptions {
   int32_t max_sets = 64;         // that the frontier has at most, at least a 64th of its bytes apart
-  int64_t max_cuts = 200;  // minimum cuts for one of them; less in large problems, so that all take about as long
+  int64_t max_cuts = 60;  // minimum cuts for one of them; less in large problems, so that all take about as long
   double relative_gap = 1e-3;  // of the cost of saving nothing: what is no reason to search on
   bool is_early = false;  // of choices that cost as much, the one that saves the values made first, not last
 };
