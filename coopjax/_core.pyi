@@ -288,7 +288,7 @@ def save_frontier(
   wanted: Int32s,
   *,
   max_sets: int = 64,
-  max_cuts: int = 200,
+  max_cuts: int = 60,
   relative_gap: float = 0.001,
   is_early: bool = False,
 ) -> tuple[tuple[Int32s, int, float, float], ...]:
