@@ -36,6 +36,7 @@ from coopjax.policy_engine import search
 from coopjax.policy_engine.candidates import BY_HAND, Candidates
 from coopjax.policy_engine.compiled_profile import CompiledProfile, profile_of, profile_of_module
 from coopjax.policy_engine.decisions import PolicyDecisions
+from coopjax.policy_engine.forward_graph import ForwardGraph
 from coopjax.policy_engine.progress import PolicyPlan
 from coopjax.policy_engine.shards import shards_of
 from coopjax.xla.compile import OversizedProgram, compile_abstract, measure, module_of
@@ -99,6 +100,7 @@ class Case:
   request: Request
   fingerprint: str
   sketches: bool
+  graphs: dict[int | None, ForwardGraph] = dataclasses.field(default_factory=dict)  # as for `Candidates`
 
   def choose_by_module(self) -> Chosen:
     """Plans on the module alone, where the compiled program takes what the model predicts."""
@@ -215,6 +217,7 @@ class Case:
             below_flops=below_flops,
             shards=shards,
             draft_fn=trials.draft_bytes if trials.makes_drafts else None,
+            graphs=self.graphs,
           )
           found.append(dataclasses.replace(plan, is_feasible=plan.temp_bytes <= budget_bytes))
       best = found[-1] if found[-1].is_feasible else min(found, key=lambda plan: plan.smallest_bytes)
@@ -301,7 +304,7 @@ class Case:
       return True
     if not self._is_whole or not outcome.recompute_flops or outcome.budget_bytes is None:
       return False
-    space = Candidates(self.traced, only_scans=False, profile=profile(), planner=BY_HAND)
+    space = Candidates(self.traced, only_scans=False, profile=profile(), planner=BY_HAND, graphs=self.graphs)
     room = _ABOUT * outcome.budget_bytes / outcome.baseline.temp_bytes * space.baseline_bytes
     return any(
       candidate.flops < outcome.recompute_flops and candidate.estimated_bytes <= room for candidate in space.found

@@ -48,6 +48,7 @@ class Candidates:
     planner: "coop" for what Coop's windows keep alone, "segments" for the ladders alone, `BY_HAND` for what people pick
       alone; all others everything.
     ends_forward: the backward pass follows at once, so that the last segment is never worth repeating.
+    graphs: of the function's regions without shards, as far as other candidates have found them; added to.
 
   Attributes:
     found: the candidates; different ladders may share rungs.
@@ -70,7 +71,9 @@ class Candidates:
     shards: Mapping[int | None, Shards] | None = None,
     planner: str = "auto",
     ends_forward: bool = True,
+    graphs: dict[int | None, ForwardGraph] | None = None,
   ):
+    graphs = {} if graphs is None else graphs
     jaxpr, table = tag_jaxpr(traced.inlined)
     home = home_of(jaxpr, traced.is_differentiable)
     shards = (shards or {}) if home.is_top else {}
@@ -95,9 +98,10 @@ class Candidates:
     if link is not None and not link.is_for_loops and traced.policy is None and home.is_top:
       host = TopOffload.of(jaxpr, link)
     with home.scope.entered():
-      at_top = shards.get(None, WHOLE)
-      graph = lambda: forward_graph(home.jaxpr, home.is_differentiable, at_top)
-      original = traced.once(("forward graph", home.equation_id), graph) if at_top is WHOLE else graph()
+      if shards or (original := graphs.get(home.equation_id)) is None:
+        original = forward_graph(home.jaxpr, home.is_differentiable, shards.get(None, WHOLE))
+      if not shards:
+        graphs[home.equation_id] = original
       self._find(home, original, table, only_scans or not home.is_top, link, host, shards)
 
   def deepen(self) -> bool:

@@ -20,6 +20,7 @@ from coopjax.jaxpr.trace import TracedFn, fn_and_gradient
 from coopjax.policy_engine.candidates import Candidates
 from coopjax.policy_engine.compiled_profile import CompiledProfile
 from coopjax.policy_engine.decisions import PolicyDecisions
+from coopjax.policy_engine.forward_graph import ForwardGraph
 from coopjax.policy_engine.offload import HostLink
 from coopjax.policy_engine.predictions import HloEngineShare, Trial
 from coopjax.policy_engine.progress import PolicyPlan, Progress, SearchSpace
@@ -67,6 +68,7 @@ def plan_policy(
   below_flops: float = math.inf,
   shards: Mapping[int | None, Shards] | None = None,
   draft_fn: DraftFn | None = None,
+  graphs: dict[int | None, ForwardGraph] | None = None,
 ) -> PolicyPlan[PolicyDecisions]:
   """Finds checkpoint segments and saved values that make fn and its gradient fit.
 
@@ -85,6 +87,7 @@ def plan_policy(
     below_flops: as for `search`.
     shards: from `shards.shards_of`; without, a program that is spread is planned as a whole.
     draft_fn: as `compile_fn`, to temporaries that tell programs apart, for much less work.
+    graphs: as for `candidates.Candidates`.
 
   Returns:
     The plan; without decisions if the function fits as it is or nothing can be decided.
@@ -97,7 +100,7 @@ def plan_policy(
   def rewritten(decisions: PolicyDecisions) -> tuple[Callable, Sequence[jax.ShapeDtypeStruct]]:
     return fn_and_gradient(traced, rewrite(traced, decisions, mark, shares_alike=True))
 
-  space = Candidates(traced, only_scans, profile, link, shards=shards, planner=planner)
+  space = Candidates(traced, only_scans, profile, link, shards=shards, planner=planner, graphs=graphs)
   return search(
     space,
     budget_bytes,

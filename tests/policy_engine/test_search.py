@@ -276,3 +276,13 @@ def test_of_what_a_person_picks_the_cheapest_that_fits_is_found_before_tries_run
   picked = [Invented(1040.0 - i, 1002 - i, 100.0 + i, is_by_hand=True) for i in range(5)]
   plan, compiled = run([*found, *picked], 1000, max_rounds=8)
   assert len(compiled) <= 8 and plan.is_feasible and plan.recompute_flops == 102.0
+
+
+def test_tries_that_beat_no_plan_at_hand_are_in_vain():
+  """A residual net at a quarter: under each checkpoint the HLO engine repeats more than it does alone."""
+  aided = [
+    Invented(880.0 + 10 * i, 500, flops, hlo_share=HloEngineShare(880 + 10 * i, 200.0))
+    for i, flops in enumerate((36.0, 27.0, 18.0, 10.0, 5.0, 1.0))
+  ]
+  plan, tried = run(aided, 1000, baseline=1545, max_rounds=12, below_flops=198.0)
+  assert len(tried) == 2 and plan.recompute_flops > 198.0
