@@ -211,7 +211,8 @@ def _search(
     is_done = within_bytes is not None and result.after.temp_bytes <= within_bytes and is_cheap
     return _core.num_cuts() > num_cuts and not is_done
 
-  steps = [effort.steps_of(each, module.num_instructions) for each in effort.up_to(mark.effort)]
+  efforts = effort.up_to(mark.effort)
+  steps = [effort.steps_of(each, module.num_instructions, is_sketch=is_sketch) for each in efforts]
   is_open = all(search(max_steps) for max_steps in steps)
 
   def is_just_missed() -> bool:

@@ -38,7 +38,8 @@ bool MinCut::FindLevels(int32_t source, int32_t sink) {
   return level_[sink] >= 0;
 }
 
-// Augments along the levels until no path is left. Iterative, and from where the last path was saturated: chains are deep.
+// Augments along the levels until no path is left. Iterative, and from where the last path was saturated: chains are
+// deep.
 void MinCut::Block(int32_t source, int32_t sink) {
   path_.clear();
   int32_t node = source;

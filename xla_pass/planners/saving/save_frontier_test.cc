@@ -129,8 +129,8 @@ TEST(EverySetOfTheFrontierIsTheBestOfItsSize) {
       ops.push_back(made);
     }
     const SavingProblem problem = ProblemOf(ops, bytes, wanted);
-    const std::vector<SavedSet> found = SaveFrontier(
-        problem, {.max_sets = 250, .max_cuts = 100000, .relative_gap = 0, .is_early = random() % 2 == 0});
+    const std::vector<SavedSet> found =
+        SaveFrontier(problem, {.max_sets = 250, .max_cuts = 100000, .relative_gap = 0, .is_early = random() % 2 == 0});
     EXPECT_TRUE(!found.empty());
     EXPECT_EQ(found.front().cost, LeastCost(problem, found.front().bytes));
     EXPECT_EQ(SaveFrontier(problem, {.max_sets = 2}).front().bytes, found.front().bytes);
