@@ -211,8 +211,7 @@ def _search(
     is_done = within_bytes is not None and result.after.temp_bytes <= within_bytes and is_cheap
     return _core.num_cuts() > num_cuts and not is_done
 
-  efforts = effort.up_to(mark.effort)
-  steps = [effort.steps_of(each, module.num_instructions, is_sketch=is_sketch) for each in efforts]
+  steps = [effort.steps_of(each, module.num_instructions) for each in effort.up_to(mark.effort)]
   is_open = all(search(max_steps) for max_steps in steps)
 
   def is_just_missed() -> bool:

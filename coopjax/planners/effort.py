@@ -20,8 +20,7 @@ DEFAULT_STEPS = 1_000_000_000
 # searched after it, are less together.
 _STEPS_PER_INSTRUCTION = {"fast": 15_000, "normal": 30_000, "best": 600_000}
 _MOST_INSTRUCTIONS = 100_000
-# Smaller programs get as many steps, which find much: some 0.2 s, and for sketches, which are many, 0.08.
-_LEAST_INSTRUCTIONS, _LEAST_OF_SKETCH = 1_000, 400
+_LEAST_INSTRUCTIONS = 1_000  # smaller programs get as many steps: some 0.2 s, which find much
 
 
 def check_effort(effort: str) -> None:
@@ -36,10 +35,9 @@ def check_fuse(time_limit_s: float | None) -> None:
     raise ValueError(f"time_limit_s={time_limit_s!r}: a positive number of seconds, or None")
 
 
-def steps_of(effort: str, num_instructions: int, *, is_sketch: bool = False) -> int:
-  """Steps that planning a program of so many instructions may take; a sketch of a small one fewer."""
-  least = _LEAST_OF_SKETCH if is_sketch else _LEAST_INSTRUCTIONS
-  return _STEPS_PER_INSTRUCTION[effort] * min(max(num_instructions, least), _MOST_INSTRUCTIONS)
+def steps_of(effort: str, num_instructions: int) -> int:
+  """Steps that planning a program of so many instructions may take."""
+  return _STEPS_PER_INSTRUCTION[effort] * min(max(num_instructions, _LEAST_INSTRUCTIONS), _MOST_INSTRUCTIONS)
 
 
 def up_to(effort: str) -> tuple[str, ...]:

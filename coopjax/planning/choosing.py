@@ -105,7 +105,7 @@ class Case:
   def choose_by_module(self) -> Chosen:
     """Plans on the module alone, where the compiled program takes what the model predicts."""
     request, module = self.request, self.baseline.module
-    outcome = self._planned_module(module, request.budget, request.for_trials() if self.sketches else request)
+    outcome = self._planned_module(module, request.budget, is_sketch=self.sketches)
     chosen = Chosen(Choice(request.mark(self.fingerprint)), outcome)
     profile = functools.cache(lambda: profile_of_module(self.traced, module))
     if request.engine == "auto" and (not outcome.fits or self._repeats_much(outcome, profile)):
@@ -144,7 +144,7 @@ class Case:
     best: Chosen | None = None
     for _ in range(_COMPILED_ROUNDS):
       limit = Budget(limit_bytes)
-      outcome, mark = self._planned_module(module, limit, request), request.mark(self.fingerprint, limit)
+      outcome, mark = self._planned_module(module, limit), request.mark(self.fingerprint, limit)
       measured = self._measure_marked(mark) if outcome.fits or request.engine == "hlo" else None
       if best is None or (measured and measured.temp_bytes < best.temp_bytes):
         best = Chosen(Choice(mark), outcome, before=before, measured=measured)
@@ -230,7 +230,7 @@ class Case:
     if not best.is_feasible:
       if before is None and outcome and outcome.predicted.temp_bytes <= _NEARER * best.smallest_bytes:
         if self.sketches:
-          outcome = self._planned_module(self.baseline.module, request.budget, request)
+          outcome = self._planned_module(self.baseline.module, request.budget)
         # The HLO engine alone comes nearer.
         if outcome.predicted.temp_bytes < best.smallest_bytes:
           if not outcome.fits:
@@ -274,12 +274,12 @@ class Case:
       )
     return Chosen(Choice(mark, decisions), outcome, found, is_certain)
 
-  def _planned_module(self, module: bytes, budget: Budget, request: Request) -> hook.Outcome:
+  def _planned_module(self, module: bytes, budget: Budget, *, is_sketch: bool = False) -> hook.Outcome:
     """What the HLO engine makes of the module: by the first planner whose plan fits and is not dear, or by the last."""
-    outcome = None
+    request, outcome = self.request.for_trials() if is_sketch else self.request, None
     for planner in dict.fromkeys((_QUICK_PLANNER, request.planner) if self.sketches else (request.planner,)):
       asked = Mark(budget, planner, request.effort, request.time_limit_s, target=request.speeds.name)
-      outcome = hook.plan_module(module, [asked], is_sketch=request is not self.request)
+      outcome = hook.plan_module(module, [asked], is_sketch=is_sketch)
       if outcome.fits and not self._is_dear(outcome):
         break
     assert outcome is not None  # there is a planner to try

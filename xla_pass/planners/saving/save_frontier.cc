@@ -75,7 +75,7 @@ class FrontierSearch {
     for (const SavedSet& set : sets_) {
       if (set.bytes <= limit && IsBetter(set, best_)) best_ = set;
     }
-    cuts_left_ = std::clamp(kWork / ((num_nodes_ + 2) * int64_t{options_.max_sets}), kLeastCuts, options_.max_cuts);
+    cuts_left_ = std::clamp(kWork / ((sink_ + 1) * int64_t{options_.max_sets}), kLeastCuts, options_.max_cuts);
     best_.least_cost = std::min(best_.cost, Branch(limit));
     return best_;
   }
@@ -213,7 +213,6 @@ class FrontierSearch {
       if (producer_[value] < 0 || !is_needed_[value]) continue;
       node_[value] = is_savable_[value] ? num_nodes++ : group_[producer_[value]];
     }
-    num_nodes_ = num_nodes;
     source_ = num_nodes, sink_ = num_nodes + 1;
     network_ = MinCut(num_nodes + 2);
     for (int32_t value = 0; value < num_values; ++value) {
@@ -296,7 +295,7 @@ class FrontierSearch {
   std::vector<uint8_t> is_wanted_;
   std::vector<Answer> answer_;      // per value: of the branch under way
   MinCut network_{0};
-  int32_t source_ = 0, sink_ = 0;
+  int32_t source_ = 0, sink_ = 0;   // the last two nodes
   std::vector<uint8_t> may_run_;    // per op: something needs it, unless it is saved
   std::vector<uint8_t> is_needed_;  // per value: wanted, or read by such an op
   std::vector<int32_t> reader_;     // per value: the one such op that reads it, -1 for none, or `kMany`
@@ -304,7 +303,6 @@ class FrontierSearch {
   std::vector<int32_t> savable_;
   std::vector<int32_t> group_;      // per op that may run: it and others run together or not at all
   std::vector<double> group_cost_;
-  int32_t num_nodes_ = 0;
   std::vector<int32_t> node_;       // per value; -1 for an input of the region, and where nothing needs it
   std::vector<int32_t> save_edge_;  // per entry of `savable_`
   std::vector<int32_t> run_edge_;   // per group
