@@ -44,6 +44,7 @@ from coopjax.compat.jaxprs import (
   short_type,
   source_line,
   sub_jaxprs,
+  user_calls,
   with_metadata,
   with_named_inputs,
 )
@@ -148,6 +149,7 @@ __all__ = [
   "sub_jaxprs",
   "temp_bytes_of",
   "trace_context",
+  "user_calls",
   "value_of",
   "vary",
   "vmaps_around",

@@ -8,6 +8,8 @@ From JAX 0.11.2 on ``Jaxpr`` and ``ClosedJaxpr`` are one class, and a jaxpr carr
 
 import contextlib
 import os
+import re
+import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -51,6 +53,9 @@ source_info_util.register_exclusion(os.path.dirname(coopjax.__file__) + os.sep)
 _INSTALLED = ("site-packages/", "dist-packages/")  # as in xla_pass/hlo/metadata.cc
 
 
+_OUTERMOST_JIT = re.compile(r"jit\((?:\w+\.)*(\w+)\)")
+
+
 class SourceLine(NamedTuple):
   """Where the user wrote an equation."""
 
@@ -69,6 +74,20 @@ def source_line(equation: core.JaxprEqn) -> SourceLine | None:
     if not any(part in frame.file_name for part in _INSTALLED):
       return SourceLine(frame.file_name, frame.start_line, frame.function_name)
   return first and SourceLine(first.file_name, first.start_line, first.function_name)
+
+
+def user_calls(equation: core.JaxprEqn) -> list[tuple[types.CodeType, int]]:
+  """The user's functions that were being called when an equation was traced, and how far each had come (offsets in its
+  code), outermost first. What called a jitted function is left out: JAX keeps its jaxpr from its first call.
+  """
+  if equation.source_info.traceback is None:
+    return []
+  frames = zip(*equation.source_info.traceback.raw_frames(), strict=True)
+  calls = [(code, at) for code, at in frames if source_info_util.is_user_filename(code.co_filename)][::-1]
+  if jitted := _OUTERMOST_JIT.search(name_scopes(equation)):
+    inside = (i for i, (code, _) in enumerate(calls) if code.co_name == jitted[1])
+    return calls[next(inside, 0) :]
+  return calls
 
 
 def flatten(tree: Any) -> tuple[list[Any], Any]:

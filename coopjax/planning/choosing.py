@@ -44,7 +44,7 @@ from coopjax.xla.module import predict_memory
 
 _COMPILED_ROUNDS = 4  # each compiles for an accelerator
 _ASKS_POLICY_ABOVE = 0.5  # of the forward pass repeated by the HLO engine alone: the policy engine is asked, too
-_ABOUT = 1.3  # of the budget: what is predicted to take that may fit
+_ABOUT = 1.35  # of the budget: what is predicted to take that may fit
 _NEARER = 1.1  # times the least that the policy engine came to: with more effort the HLO engine may come to less
 _QUICK_PLANNER = "peak"
 _log = logging.getLogger("coopjax.planning")
@@ -305,7 +305,7 @@ class Case:
     if not self._is_whole or not outcome.recompute_flops or outcome.budget_bytes is None:
       return False
     space = Candidates(self.traced, only_scans=False, profile=profile(), planner=BY_HAND, graphs=self.graphs)
-    room = _ABOUT * outcome.budget_bytes / outcome.baseline.temp_bytes * space.baseline_bytes
+    room = _ABOUT * outcome.budget_bytes * max(1.0, space.baseline_bytes / outcome.baseline.temp_bytes)
     return any(
       candidate.flops < outcome.recompute_flops and candidate.estimated_bytes <= room for candidate in space.found
     )

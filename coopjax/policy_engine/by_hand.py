@@ -1,9 +1,9 @@
 """What people pick by hand: the same names, or products, saved in every layer, under a checkpoint around each.
 
-A layer is the body of a scan, or a block of straight-line code that the region repeats (`repeats`). Every set of the
-program's names is a rung, as far as there are few names; so are all products, those without batch dimensions, and
-nothing at all. Whatever else a search finds, these are its candidates, too: at the bytes of one of them, its answer
-repeats no more than that one does.
+A layer is the body of a scan, or a block of straight-line code that the region repeats (`repeats`) or that a function
+of the user's makes (`calls`). Every set of the program's names is a rung, as far as there are few names; so are all
+products, those without batch dimensions, and nothing at all. Whatever else a search finds, these are its candidates,
+too: at the bytes of one of them, its answer repeats no more than that one does.
 """
 
 import collections
@@ -20,6 +20,7 @@ from jax.extend import core
 from jax.extend.core import primitives
 
 from coopjax.jaxpr import user_policy
+from coopjax.policy_engine.calls import repeated_calls
 from coopjax.policy_engine.decisions import Value
 from coopjax.policy_engine.forward_graph import ForwardGraph
 from coopjax.policy_engine.inside import is_inside
@@ -87,28 +88,41 @@ class Block:
     return SavingRegion(self.graph, self.position, self.stop)
 
 
-def find_blocks(
-  jaxpr: core.Jaxpr, graph: ForwardGraph, alone: AbstractSet[int], is_layer: bool = False, *, is_merged: bool = False
-) -> list[Block]:
-  """The blocks that a region repeats, without those that hold a position which must stand alone.
+def ways_to_tell_blocks(
+  jaxpr: core.Jaxpr, graph: ForwardGraph, alone: AbstractSet[int], is_layer: bool = False
+) -> Iterator[list[Block]]:
+  """The blocks that a region repeats, once for each way to tell them; without those that hold a position which must
+  stand alone.
 
   Args:
     jaxpr: the region.
     graph: of the region.
     alone: positions.
     is_layer: a region most of which does not repeat itself is a block.
-    is_merged: blocks are merged where more passes between them than on either side (`_merged`).
   """
+  ways, residual_bytes = repeated_calls(jaxpr, graph), graph.residual_bytes()
+  held = lambda blocks: sum(residual_bytes[start:stop].sum() for start, stop in blocks)
+  pieces = _pieces(graph)
+  if is_layer and not alone and 2 * held(pieces) < residual_bytes.sum():
+    pieces = [(0, graph.num_positions)]
+  for blocks in (pieces, _merged(graph)):
+    if not any(_are_much_the_same(blocks, known) for known in ways):
+      ways.append(blocks)
+  for blocks in ways:
+    if apart := [block for block in blocks if alone.isdisjoint(range(*block))]:
+      yield _blocks(jaxpr, graph, apart)
+
+
+def _are_much_the_same(blocks: Sequence[tuple[int, int]], calls: Sequence[tuple[int, int]]) -> bool:
+  """Whether what is told in two ways differs by its ends alone, where people's own functions have them."""
+  common = lambda one, other: min(one[1], other[1]) - max(one[0], other[0])
+  is_like = lambda one, other: common(one, other) >= _MOSTLY * max(one[1] - one[0], other[1] - other[0])
+  return len(blocks) == len(calls) and all(map(is_like, blocks, calls))
+
+
+def _blocks(jaxpr: core.Jaxpr, graph: ForwardGraph, spans: Sequence[tuple[int, int]]) -> list[Block]:
   named = named_values(jaxpr, graph)
   kinds, known = dict[tuple, int](), dict[tuple[int, frozenset[Value]], CurvePoint]()
-  blocks = [block for block in (_merged if is_merged else _pieces)(graph) if alone.isdisjoint(range(*block))]
-  residual_bytes = graph.residual_bytes()
-  if (
-    is_layer
-    and not alone
-    and 2 * sum(residual_bytes[start:stop].sum() for start, stop in blocks) < residual_bytes.sum()
-  ):
-    blocks = [(0, graph.num_positions)]
   return [
     Block(
       start,
@@ -118,7 +132,7 @@ def find_blocks(
       kinds.setdefault(graph.signature(start, stop), len(kinds)),
       known,
     )
-    for start, stop in blocks
+    for start, stop in spans
   ]
 
 

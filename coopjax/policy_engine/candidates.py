@@ -16,7 +16,7 @@ from coopjax import compat
 from coopjax.jaxpr import cost
 from coopjax.jaxpr.tags import EquationInfo, tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn
-from coopjax.policy_engine.by_hand import Block, find_blocks, rungs
+from coopjax.policy_engine.by_hand import Block, rungs, ways_to_tell_blocks
 from coopjax.policy_engine.compiled_profile import CompiledProfile
 from coopjax.policy_engine.cuts import cut
 from coopjax.policy_engine.decisions import PolicyDecisions, Region
@@ -158,9 +158,8 @@ class Candidates:
         if len(scans) > 1:  # the layers alone, without the loops of a loss or of an embedding
           layers = [max(scans, key=kept_bytes)]
           self._add_rungs(looped(layers, 0), layers, ())
-        for is_merged in () if only_scans else (False, True):
-          if blocks := find_blocks(jaxpr, graph, alone, is_merged=is_merged):
-            self._add_rungs(graph, scans, blocks)
+        for blocks in () if only_scans else ways_to_tell_blocks(jaxpr, graph, alone):
+          self._add_rungs(graph, scans, blocks)
     inner = scans
     while any(scan.opened for scan in inner):
       inner = [scan.opened or scan for scan in inner]
@@ -168,10 +167,8 @@ class Candidates:
         self._add_ladders(looped(inner, level), ScanLevel(inner, level, are_alone=True), is_cut=not only_scans)
       self._add_rungs(looped(inner, 0), inner, ())
     if not only_scans:
-      is_layer = not self._ends_forward
-      for is_merged in () if scans else (False, True):
-        if blocks := find_blocks(jaxpr, original, self._effects, is_layer and not is_merged, is_merged=is_merged):
-          self._add_rungs(original, (), blocks)
+      for blocks in () if scans else ways_to_tell_blocks(jaxpr, original, self._effects, not self._ends_forward):
+        self._add_rungs(original, (), blocks)
       self._add_ladders(original, ScanLevel())
     if host is not None and not only_scans and not scans:
       self._add_ladders(original, ScanLevel(may_offload=True), host=host)

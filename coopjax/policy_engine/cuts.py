@@ -15,12 +15,14 @@ Nets with Sublinear Memory Cost", 2016, search the same limit greedily). What ea
 below sum(out_j), `nesting` goes.
 """
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
 
 from coopjax.policy_engine.forward_graph import ForwardGraph
 from coopjax.policy_engine.repeats import repeated_blocks
+from coopjax.policy_engine.save_curves import SavingRegion
 
 _MAX_CUTS = 256
 _LIMIT_RATIO = 1.25  # of one limit to the next, from the smallest up: one layer more in a model moves none of them
@@ -134,3 +136,24 @@ def bytes_between(graph: ForwardGraph, bounds: Sequence[int]) -> np.ndarray:
   segment = np.searchsorted(bounds, made, side="right") - 1
   leaves = read >= np.array(bounds)[segment + 1]
   return np.bincount(segment[leaves], num_bytes[leaves], len(bounds) - 1).astype(np.int64)
+
+
+def kept_between(graph: ForwardGraph, bounds: Sequence[int], is_wrapped: Sequence[bool]) -> np.ndarray:
+  """As `bytes_between` where some segments are wrapped and others are not: what is read later for the backward pass.
+
+  A sum over all layers' outputs, say, leaves each of them, and nobody needs it again. What segments keep that are not
+  wrapped is not counted a second time.
+  """
+  roots = set[int]()
+  segment_of = np.searchsorted(bounds, graph.value_position, side="right") - 1
+  for (start, stop), wrapped in zip(itertools.pairwise(bounds), is_wrapped, strict=True):
+    roots |= {graph.value_root[value] for value in SavingRegion(graph, start, stop).inputs()} if wrapped else set()
+  for value in graph.residuals:
+    segment = segment_of[value]
+    if is_wrapped[segment] and not graph.is_wanted(value, bounds[segment + 1]):
+      roots.add(graph.value_root[value])
+  kept = np.zeros(len(bounds) - 1, np.int64)
+  for root in roots - {-1}:
+    if is_wrapped[segment_of[root]] or root not in graph.kept_roots:
+      kept[segment_of[root]] += graph.value_bytes[root]
+  return kept

@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Hashable, Iterable, Iterator, S
 import numpy as np
 
 from coopjax.policy_engine.by_hand import PRODUCTS, HandRung
-from coopjax.policy_engine.cuts import bytes_between, out_bytes
+from coopjax.policy_engine.cuts import bytes_between, kept_between, out_bytes
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
 from coopjax.policy_engine.forward_graph import ForwardGraph
 from coopjax.policy_engine.nesting import Chain, Nesting, nestings
@@ -219,6 +219,7 @@ class Ladder:
     is_open = is_cut and curves.ends_forward and pieces[-1][0] not in alone
     self._closed = curves(*pieces[-1], inputs[-1])[0] if is_open else None
     self._graph = graph
+    self._kept_between: dict[tuple[bool, ...], np.ndarray] = {}
 
   def candidates(self) -> list[Candidate]:
     """All rungs; the last one may undo everything."""
@@ -239,9 +240,17 @@ class Ladder:
   def by_hand(self, rung: HandRung) -> Candidate:
     """The candidate that makes a rung's choices, and leaves everything else as it is."""
     at = rung.choices
-    points = [at[start] if start in at else curve[-1] for start, curve in zip(self._bounds, self._curves)]
+    as_they_are = [
+      curve[-1] if is_scan else CurvePoint(int(num_bytes), 0.0, False, ())
+      for curve, is_scan, num_bytes in zip(self._curves, self._is_scan, self._residuals, strict=True)
+    ]
+    points = [at.get(start, point) for start, point in zip(self._bounds, as_they_are)]
     kin = None if self._is_scan.any() else ("by hand", self._bounds)
-    return dataclasses.replace(self._candidate(points, frozenset() in rung.names), rungs=rung.names, kin=kin)
+    is_wrapped = tuple(point.is_wrapped for point in points)
+    if is_wrapped not in self._kept_between:
+      self._kept_between[is_wrapped] = kept_between(self._graph, self._bounds, is_wrapped)
+    out = self._kept_between[is_wrapped]
+    return dataclasses.replace(self._candidate(points, frozenset() in rung.names, out), rungs=rung.names, kin=kin)
 
   def beyond(self) -> Iterator[Candidate]:
     """Below what segments take: the last one under a checkpoint, too, and checkpoints around checkpoints."""
@@ -277,7 +286,8 @@ class Ladder:
       kin=(self._bounds, nesting.is_closed),
     )
 
-  def _candidate(self, points: list[CurvePoint], is_bare: bool) -> Candidate:
+  def _candidate(self, points: list[CurvePoint], is_bare: bool, out: np.ndarray | None = None) -> Candidate:
+    out = self._out if out is None else out
     kept = np.array([point.saved_bytes for point in points], np.float64)
     is_wrapped = np.array([point.is_wrapped for point in points])
     is_plain = ~self._is_scan & ~is_wrapped
@@ -285,11 +295,11 @@ class Ladder:
     kept[self._is_scan] += self._residuals[self._is_scan]  # stacked by the barest decisions
     turn = np.array([point.inside_bytes for point in points])
     inside = np.where(self._is_scan, kept + self._inside + turn, self._inside + self._repeated)
-    before = np.concatenate([[0], np.cumsum(kept + self._out)])[:-1]
+    before = np.concatenate([[0], np.cumsum(kept + out)])[:-1]
     return Candidate(
       lambda: self._decisions(points),
       float((before + inside).max() - self._slack),
-      float((kept + self._out).sum()),
+      float((kept + out).sum()),
       sum(point.flops for point in points) + self._scans.inside_flops,
       is_bare,
       sum(point.waiting_flops for point in points),

@@ -131,6 +131,7 @@ class SavingRegion:
     self._graph, self._values = graph, [value for op in ops for value in op.outputs]
     self._local = local = {value: i for i, value in enumerate(self._values)}
     self._inputs = [[local[value] for value in op.inputs if value in local] for op in ops]
+    self._outside = [[value for value in op.inputs if value not in local] for op in ops]
     self._outputs = [[local[value] for value in op.outputs] for op in ops]
     self._flops = np.array([op.flops for op in ops], np.float64)
     moved = [sum(graph.value_bytes[value] for value in (*op.inputs, *op.outputs)) for op in ops]
@@ -148,6 +149,11 @@ class SavingRegion:
     """The positions that a checkpoint repeats which saves these values."""
     *_, repeated = self._run_again(self._known_as(saved))
     return {self._positions[i] for i in repeated}
+
+  def inputs(self) -> set[int]:
+    """The values made outside that a checkpoint keeps which saves nothing: what it repeats reads them."""
+    *_, repeated = self._run_again(())
+    return {value for op in repeated for value in self._outside[op]}
 
   def _known_as(self, saved: Iterable[Value]) -> Iterator[int]:
     wanted = frozenset(saved)

@@ -126,7 +126,7 @@ def test_blocks_of_pieces_that_come_again_themselves():
   args = models.normal(0, 3, 3, 3, 8), blocks, models.normal(1, 2, 16, 16, 3)
   traced = differentiable(trace(loss, args))
   graph = forward_graph(traced.inlined, traced.is_differentiable)
-  found = by_hand.find_blocks(traced.inlined, graph, frozenset(), is_merged=True)
+  _, found, *_ = by_hand.ways_to_tell_blocks(traced.inlined, graph, frozenset())
   convolutions = [graph.primitives[each.position : each.stop].count("conv_general_dilated") for each in found]
   assert convolutions == [2, 2, 3, 2, 3, 2]
   crossed = graph.crossed_bytes()
@@ -134,6 +134,5 @@ def test_blocks_of_pieces_that_come_again_themselves():
   sizes = [2 * 4 * size**2 * channels for size, channels in ((16, 8), (16, 8), (8, 16), (8, 16), (4, 32), (4, 32))]
   assert crossed[[each.stop for each in found]].tolist() == sizes
   layers = trace(*models.gpt(3)[:1], models.gpt(3)[1:])
-  assert not by_hand.find_blocks(
-    layers.inlined, forward_graph(layers.inlined, layers.is_differentiable), frozenset(), is_merged=True
-  )
+  graph = forward_graph(layers.inlined, layers.is_differentiable)
+  assert len(list(by_hand.ways_to_tell_blocks(layers.inlined, graph, frozenset()))) == 1
