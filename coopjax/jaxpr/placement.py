@@ -42,6 +42,11 @@ class Placement:
   batches: tuple[Batch, ...]
   processes: tuple[int, ...] = ()
 
+  @property
+  def num_devices(self) -> int:
+    """That what is compiled with `shardings` runs on."""
+    return max((sharding.num_devices for sharding in self.shardings if sharding is not None), default=1)
+
   def key(self) -> str:
     """Tells placements apart, the mesh and the named axes in scope here included; the same in every process."""
     places = [str(s) for s in self.shardings if not isinstance(s, jax.sharding.SingleDeviceSharding | None)]

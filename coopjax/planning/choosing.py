@@ -291,11 +291,16 @@ class Case:
     placement = self.traced.placement
     return placement.is_known or not (placement.is_spread or placement.batches)
 
+  @property
+  def _num_devices(self) -> int:
+    """That share what the trace counts, where one device's program is planned."""
+    return self.traced.placement.num_devices if self.traced.placement.is_known else 1
+
   def _is_dear(self, outcome: hook.Outcome) -> bool:
     """Whether the HLO engine repeats so much that the policy engine, whose compiles say what they take, may do
     better.
     """
-    limit_flops = _ASKS_POLICY_ABOVE * cost.jaxpr_flops(self.traced.inlined)
+    limit_flops = _ASKS_POLICY_ABOVE * cost.jaxpr_flops(self.traced.inlined) / self._num_devices
     return self._is_whole and outcome.recompute_flops > limit_flops
 
   def _repeats_much(self, outcome: hook.Outcome, profile: Callable[[], CompiledProfile | None]) -> bool:
@@ -307,7 +312,8 @@ class Case:
     space = Candidates(self.traced, only_scans=False, profile=profile(), planner=BY_HAND, graphs=self.graphs)
     room = _ABOUT * outcome.budget_bytes * max(1.0, space.baseline_bytes / outcome.baseline.temp_bytes)
     return any(
-      candidate.flops < outcome.recompute_flops and candidate.estimated_bytes <= room for candidate in space.found
+      candidate.flops < self._num_devices * outcome.recompute_flops and candidate.estimated_bytes <= room
+      for candidate in space.found
     )
 
   def _measure_marked(self, mark: str) -> MemoryProfile | None:

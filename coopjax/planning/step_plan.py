@@ -162,7 +162,7 @@ class _Planning:
     """Whether what the HLO engine alone repeats is too little for the policy engine to be asked, too."""
     assert self._outcome is not None  # nothing else has held the budget so far
     flops = sum(member.num_runs * cost.jaxpr_flops(member.traced.inlined) for member in self._step.members)
-    return self._outcome.recompute_flops <= _DIVIDES_ABOVE * flops
+    return self._outcome.recompute_flops <= _DIVIDES_ABOVE * flops / self._spread.num_devices
 
   def _measured(self, choices: tuple[Choice, ...], *, whole: bool = False) -> MemoryProfile:
     """Of the step compiled with these choices, as far as trials are or as the whole program that runs."""

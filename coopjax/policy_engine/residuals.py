@@ -177,7 +177,7 @@ class _GraphBuilder:
         ops += self._add_ops(inner, position, steps)
       made.append([self._ids.get(atom, -1) if isinstance(atom, core.Var) else -1 for atom in body.outvars])
     in_all = sum(op.flops for op in ops)
-    share = cost.equation_flops(equation) * math.prod(steps) / in_all if in_all else 0.0
+    share = self._flops(equation, steps) / in_all if in_all else 0.0
     ops = [dataclasses.replace(op, flops=op.flops * share) for op in ops]
     for var, sources in zip(equation.outvars, zip(*made, strict=True), strict=True):
       if isinstance(var, core.DropVar):
@@ -236,7 +236,11 @@ class _GraphBuilder:
         self._makers[name] = self._maker[inputs[0]]
       if equation.primitive.name in _CHEAP and not steps:
         self._cheap_inputs[value] = inputs
-    return ForwardOp(inputs, tuple(outputs), cost.equation_flops(equation) * math.prod(steps), made_bytes)
+    return ForwardOp(inputs, tuple(outputs), self._flops(equation, steps), made_bytes)
+
+  def _flops(self, equation: core.JaxprEqn, steps: tuple[int, ...]) -> float:
+    """Of all steps, on one device; on all devices together where the shards are not known."""
+    return cost.equation_flops(equation) * math.prod(steps) / self._shards.of_work
 
   def _known(self, atoms: Iterable[Any]) -> tuple[int, ...]:
     """The values among atoms that are made inside the region."""

@@ -134,7 +134,8 @@ def _rungs_of(
     if as_layer is not None and (member.is_looped or not as_layer.has_scans):
       by_hand = _by_hand(member, jaxpr, as_layer)
     if member.is_looped:
-      return _of_layer(member, jaxpr, as_layer, by_hand)
+      of_work = next((of_region.of_work for of_region in (shards or {}).values()), 1)
+      return _of_layer(member, jaxpr, cost.jaxpr_flops(jaxpr) / of_work, as_layer, by_hand)
   space = Candidates(member.traced, only_scans, link=link, shards=shards, ends_forward=ends_forward)
   if is_deep:
     space.deepen()
@@ -163,9 +164,10 @@ def _rungs_of(
 
 
 def _of_layer(
-  member: Member, jaxpr: core.Jaxpr, as_layer: Scan | None, by_hand: Mapping[frozenset[str], Rung]
+  member: Member, jaxpr: core.Jaxpr, flops: float, as_layer: Scan | None, by_hand: Mapping[frozenset[str], Rung]
 ) -> Rungs:
-  forward_flops = member.num_runs * cost.jaxpr_flops(jaxpr)
+  """All rungs of a region that a loop runs, each time with so many FLOPs."""
+  forward_flops = member.num_runs * flops
   if as_layer is None:
     return Rungs([Rung(0.0, 0.0, 0.0, True, PolicyDecisions)], by_hand, (), forward_flops, 0.0)
   kept_bytes = float(as_layer.body(0).curve[-1].saved_bytes)

@@ -33,10 +33,12 @@ class Shards:
   Attributes:
     at: by position and shape.
     anywhere: by shape, the fewest.
+    of_work: that the region's work is cut into: as many as the program's most finely cut value has.
   """
 
   at: Mapping[tuple[int, Shape], int]
   anywhere: Mapping[Shape, int]
+  of_work: int = 1
 
   def num_bytes(self, aval: Any, position: int) -> int:
     """What one device holds of a value that this position makes."""
@@ -94,7 +96,10 @@ class Observed:
     for info in sorted(self._table, key=lambda info: -info.id):  # what a body saves is stacked outside of it
       for shape, num in anywhere.get(info.id, {}).items():
         anywhere.setdefault(info.parent_id, {}).setdefault((info.equation.params["length"], *shape), num)
-    return {region: Shards(self._at.get(region, {}), by_shape) for region, by_shape in anywhere.items()}
+    if not anywhere:
+      return {}
+    of_work = max(num for at in self._at.values() for num in at.values())
+    return {region: Shards(self._at.get(region, {}), anywhere.get(region, {}), of_work) for region in self._ids}
 
   def _evaluate(self, jaxpr: core.Jaxpr, region: int | None, inputs: Sequence[Any]) -> list[Any]:
     """The outputs of a region."""
