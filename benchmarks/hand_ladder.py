@@ -136,7 +136,7 @@ class Bench:
   def ours(self, hand: Row, engine: str) -> Row:
     """What a plan for a rung's bytes takes and repeats; nothing but the reason where there is none."""
     compile_s = self.plain.compile_s
-    with compiling() as compiles, backends.outcomes() as made:
+    with compiling() as compiles:
       start_s = time.process_time()
       try:
         plan = coopjax.plan(
@@ -150,11 +150,13 @@ class Bench:
         reason = str(error).partition("\n")[0]
         return {"error": reason, "smallest_bytes": error.smallest_bytes, "num_compiles": len(compiles.whole)}
       planned_s = time.process_time() - start_s
-    flops = self.traced(plan.apply(self.program.loss()) if plan.policy is not None else self.program.loss())
+    applied = plan.apply(self.program.loss())
+    flops = self.traced(applied if plan.policy is not None else self.program.loss())
     cloned = 0.0
-    if "hlo" in plan.engine:  # what the HLO engine did to the program that was taken
-      taken = min(made, key=lambda each: abs(each.predicted.temp_bytes - plan.measured.temp_bytes))
-      cloned = taken.recompute_flops
+    if "hlo" in plan.engine:  # what the HLO engine does to the program
+      with backends.outcomes() as made:
+        compile_trial(*self._gradient(applied), self.target)
+      cloned = sum(outcome.recompute_flops for outcome in made)
     of_plan = Flops(flops.total + cloned, flops.products + cloned, plan.measured.flops or None)
     row = {"mib": plan.measured.temp_bytes / MIB, "temp_bytes": plan.measured.temp_bytes, "carried_out_by": plan.engine}
     row |= of_plan.beyond(self.plain.flops)

@@ -288,9 +288,11 @@ class Progress[Decisions: Hashable]:
       if candidate.is_plain_policy:
         hoped_bytes = ratio * min(candidate.estimated_bytes, self._space.baseline_bytes)
         return min(self._predict(candidate), hoped_bytes) <= self._budget * reach
-      if errors and candidate.has_loops and candidate.estimated_bytes / self._num_shards + min(errors) <= self._budget:
+      estimated_bytes = candidate.estimated_bytes / self._num_shards
+      if errors and candidate.has_loops and estimated_bytes + min(errors) <= self._budget:
         return True
-      return self._predict(candidate) <= self._budget * (1 + (_NEARBY - 1) / max(1, num_tried))
+      near_bytes = self._budget * (1 + (_NEARBY - 1) / max(1, num_tried))
+      return min(self._predict(candidate), estimated_bytes) <= near_bytes
 
     near = list(filter(is_near, candidates))
     if is_last:

@@ -12,7 +12,7 @@ from coopjax.jaxpr.trace import TracedFn, differentiable, trace
 from coopjax.policy_engine.calls import repeated_calls
 from coopjax.policy_engine.residuals import forward_graph
 from tests.support import hand_rungs, models
-from tests.support.checks import temp_bytes
+from tests.support.checks import assert_close, temp_bytes
 
 WIDTHS = (24, 32, 32, 48, 48, 64, 96)
 
@@ -139,3 +139,39 @@ def test_unlike_layers_repeat_no_more_than_by_hand(program, layer, policy):
   hand_bytes = temp_bytes(hand_rungs.compiled(by_hand, args))
   plan = coopjax.plan(plain, *args, budget=hand_bytes, engine="policy")
   hand_rungs.check_no_more(plain, by_hand, plan.apply(plain), args)
+
+
+def strided(layers):
+  """An encoder and a decoder of convolutions, each layer with a size of its own."""
+  down, up = layers
+  norm = lambda x: x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-6)
+  layout = ("NHWC", "HWIO", "NHWC")
+
+  def encode(x, kernel):
+    return jax.nn.silu(norm(jax.lax.conv_general_dilated(x, kernel, (2, 2), "SAME", dimension_numbers=layout)))
+
+  def decode(x, kernel):
+    return jax.nn.silu(norm(jax.lax.conv_transpose(x, kernel, (2, 2), "SAME", dimension_numbers=layout)))
+
+  encode, decode = down(encode), up(decode)
+  widths = (4, 16, 32, 64)
+  inward = [models.normal(i, 3, 3, *pair) for i, pair in enumerate(itertools.pairwise(widths))]
+  outward = [models.normal(9 + i, 3, 3, *pair) for i, pair in enumerate(itertools.pairwise(widths[::-1]))]
+
+  def loss(kernels, x):
+    y = functools.reduce(encode, kernels[0], x)
+    return jnp.mean((functools.reduce(decode, kernels[1], y) - x) ** 2)
+
+  return loss, (inward, outward), models.normal(99, 4, 64, 64, widths[0])
+
+
+def test_auto_asks_for_checkpoints_where_people_repeat_less():
+  plain, *args = strided([lambda layer: layer] * 2)
+  by_hand, *_ = strided([functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable)] * 2)
+  hand_bytes = temp_bytes(hand_rungs.compiled(by_hand, args))
+  plan = coopjax.plan(plain, *args, budget=hand_bytes)
+  ours = hand_rungs.compiled(plan.apply(plain), args)
+  assert "policy" in plan.engine and "rematted_computation" in ours.as_text()
+  assert temp_bytes(ours) <= hand_bytes < temp_bytes(hand_rungs.compiled(plain, args))
+  assert plan.recompute_flops <= hand_rungs.flops(by_hand, args) - hand_rungs.flops(plain, args)
+  assert_close(ours(*args), hand_rungs.compiled(plain, args)(*args))
