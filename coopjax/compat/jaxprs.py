@@ -51,9 +51,7 @@ _LAZY_RULES = {"custom_jvp_call": "jvp_jaxpr_fun", "custom_vjp_call": "fwd_jaxpr
 # A user frame is one of the user's files: neither JAX's nor ours.
 source_info_util.register_exclusion(os.path.dirname(coopjax.__file__) + os.sep)
 _INSTALLED = ("site-packages/", "dist-packages/")  # as in xla_pass/hlo/metadata.cc
-
-
-_OUTERMOST_JIT = re.compile(r"jit\((?:\w+\.)*(\w+)\)")
+_OUTERMOST_JIT = re.compile(r"jit\((?:[^()]*\.)?([^().]+)\)")
 
 
 class SourceLine(NamedTuple):
