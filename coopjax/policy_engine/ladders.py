@@ -248,8 +248,7 @@ class Ladder:
     kin = None if self._is_scan.any() else ("by hand", self._bounds)
     is_wrapped = tuple(point.is_wrapped and not is_scan for point, is_scan in zip(points, self._is_scan, strict=True))
     if is_wrapped not in self._kept_between:
-      has_blocks = any(is_wrapped)
-      self._kept_between[is_wrapped] = kept_between(self._graph, self._bounds, is_wrapped) if has_blocks else self._out
+      self._kept_between[is_wrapped] = kept_between(self._graph, self._bounds, is_wrapped)
     out = self._kept_between[is_wrapped]
     return dataclasses.replace(self._candidate(points, frozenset() in rung.names, out), rungs=rung.names, kin=kin)
 

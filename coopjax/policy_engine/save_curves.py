@@ -128,10 +128,9 @@ class SavingRegion:
   def __init__(self, graph: ForwardGraph, start: int, stop: int):
     ops = [op for position in range(start, stop) for op in graph.ops[position]]
     self._positions = [position for position in range(start, stop) for _ in graph.ops[position]]
-    self._graph, self._values = graph, [value for op in ops for value in op.outputs]
+    self._graph, self._ops, self._values = graph, ops, [value for op in ops for value in op.outputs]
     self._local = local = {value: i for i, value in enumerate(self._values)}
     self._inputs = [[local[value] for value in op.inputs if value in local] for op in ops]
-    self._outside = [[value for value in op.inputs if value not in local] for op in ops]
     self._outputs = [[local[value] for value in op.outputs] for op in ops]
     self._flops = np.array([op.flops for op in ops], np.float64)
     moved = [sum(graph.value_bytes[value] for value in (*op.inputs, *op.outputs)) for op in ops]
@@ -153,7 +152,7 @@ class SavingRegion:
   def inputs(self) -> set[int]:
     """The values made outside that a checkpoint keeps which saves nothing: what it repeats reads them."""
     *_, repeated = self._run_again(())
-    return {value for op in repeated for value in self._outside[op]}
+    return {value for op in repeated for value in self._ops[op].inputs if value not in self._local}
 
   def _known_as(self, saved: Iterable[Value]) -> Iterator[int]:
     wanted = frozenset(saved)
