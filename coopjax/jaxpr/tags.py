@@ -102,8 +102,13 @@ def marked_fn(traced: TracedFn, mark: str | None) -> Callable[..., list[Any]]:
   """
   if mark is None:
     return traced.evaluate
-  jaxpr = _Marker({MARK_ATTRIBUTE: mark}, traced.policy).mark(traced.as_called)
+  jaxpr = marked_jaxpr(traced, mark)
   return lambda *inputs: jax.core.eval_jaxpr(jaxpr, (), *inputs)
+
+
+def marked_jaxpr(traced: TracedFn, mark: str | None) -> core.Jaxpr:
+  """The traced function with its calls as they are, under a mark alone, if there is one."""
+  return traced.as_called if mark is None else _Marker({MARK_ATTRIBUTE: mark}, traced.policy).mark(traced.as_called)
 
 
 def marked(mark: str | None) -> contextlib.AbstractContextManager:

@@ -39,6 +39,8 @@ class Candidate:
       estimate shows, but XLA fuses otherwise). Between kin the difference is what passes between segments.
     rungs: of a policy that people pick, the names, or products, that it saves in all scan bodies and all blocks: every
       set of them that comes to this.
+    policy: one of these, where it is all that a person would say: checkpoints stand around scan bodies alone, and no
+      loop is inside.
   """
 
   make_decisions: Callable[[], PolicyDecisions]
@@ -50,6 +52,7 @@ class Candidate:
   num_segments: int = 1
   kin: Hashable = None
   rungs: tuple[frozenset[str], ...] = ()
+  policy: tuple[str, ...] | None = None
 
   def behind_barriers(self, scans: Container[int | None]) -> "Candidate":
     """The same, with `Region.has_barrier` for the bodies of these scans."""
@@ -64,9 +67,14 @@ class Candidate:
 
   @property
   def twin(self) -> "Candidate | None":
-    """The same as most people write it, who leave `prevent_cse` as it is in loops, too; None if it is that."""
-    is_twin = not self.loops or all(region.has_barrier for region in self.scan_bodies)
-    return None if is_twin else self.behind_barriers(self.loops)
+    """The same as most people write it, who leave the body's calls and, in loops, too, `prevent_cse` as they are; None
+    if it is that.
+    """
+    as_written = self.behind_barriers(self.loops)
+    if self.policy is not None:
+      regions = tuple(dataclasses.replace(region, policy=self.policy) for region in as_written.scan_bodies)
+      as_written = dataclasses.replace(self, make_decisions=lambda: PolicyDecisions(regions))
+    return None if as_written.decisions == self.decisions else as_written
 
   @property
   def is_by_hand(self) -> bool:
@@ -250,7 +258,10 @@ class Ladder:
     if is_wrapped not in self._kept_between:
       self._kept_between[is_wrapped] = kept_between(self._graph, self._bounds, is_wrapped)
     out = self._kept_between[is_wrapped]
-    return dataclasses.replace(self._candidate(points, frozenset() in rung.names, out), rungs=rung.names, kin=kin)
+    is_plain = not (any(is_wrapped) or any(scan.has_scans for scan in self._scans.scans))
+    policy = tuple(sorted(min(rung.names, key=len))) if is_plain else None
+    found = self._candidate(points, frozenset() in rung.names, out)
+    return dataclasses.replace(found, rungs=rung.names, kin=kin, policy=policy)
 
   def beyond(self) -> Iterator[Candidate]:
     """Below what segments take: the last one under a checkpoint, too, and checkpoints around checkpoints."""

@@ -20,7 +20,7 @@ from jax.extend import core
 from coopjax import compat
 from coopjax.errors import PlanMismatchError
 from coopjax.jaxpr import user_policy
-from coopjax.jaxpr.tags import marked_fn, tag_jaxpr
+from coopjax.jaxpr.tags import marked_fn, marked_jaxpr, tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn
 from coopjax.policy_engine import groups, host_copies
 from coopjax.policy_engine.by_hand import policy_of
@@ -52,22 +52,32 @@ def rewrite(
   Raises:
     PlanMismatchError: the decisions don't fit the jaxpr.
   """
-  if decisions.top is not None and decisions.top.policy is not None:
-    return _as_written(traced, decisions.top.policy, mark, prevent_cse)
+  if decisions.regions and all(region.policy is not None for region in decisions.regions):
+    return _as_written(traced, decisions, mark, prevent_cse)
   jaxpr, _ = tag_jaxpr(traced.inlined, mark, traced.policy)
   jaxpr = apply_to_scans(jaxpr, decisions, traced.policy)
   return evaluator(jaxpr, decisions, traced.policy, prevent_cse, shares_alike)
 
 
 def _as_written(
-  traced: TracedFn, chosen: Sequence[str], mark: str | None, prevent_cse: bool
+  traced: TracedFn, decisions: PolicyDecisions, mark: str | None, prevent_cse: bool
 ) -> Callable[..., list[Any]]:
-  """The function with its calls as they are, under the policy that saves what is chosen.
+  """The function with its calls as they are, under the policies of its regions: around it, or in its scans.
 
   XLA fuses what stands in a call otherwise than what is opened up: a scanned decoder took 0.2% more than by hand.
   """
-  policy = user_policy.besides(policy_of(chosen), traced.policy)
-  return compat.pinned_checkpoint(marked_fn(traced, mark), policy=policy, prevent_cse=prevent_cse)
+  if (top := decisions.top) is not None:
+    policy = _Checkpoints("", traced.policy).of(top)
+    return compat.pinned_checkpoint(marked_fn(traced, mark), policy=policy, prevent_cse=prevent_cse)
+  ids = dict(zip(_scan_ids(traced.inlined), _scan_ids(traced.as_called), strict=True))
+  regions = (dataclasses.replace(region, equation_id=ids[region.scan_id]) for region in decisions.regions)
+  jaxpr = apply_to_scans(marked_jaxpr(traced, mark), PolicyDecisions(tuple(regions)), traced.policy)
+  return lambda *inputs: jax.core.eval_jaxpr(jaxpr, (), *inputs)
+
+
+def _scan_ids(jaxpr: core.Jaxpr) -> list[int]:
+  """In the order of the equations, which opening calls up keeps."""
+  return [info.id for info in tag_jaxpr(jaxpr)[1] if info.primitive == "scan"]
 
 
 def evaluator(
@@ -113,6 +123,11 @@ class _Checkpoints:
     """Whether the user's policy offloads what the equation makes: there it stays, whatever else is saved."""
     return self.policy is not None and user_policy.is_offloaded(user_policy.answer_of(equation, self.policy))
 
+  def of(self, region: Region) -> Callable:
+    """What a region that says a policy says, besides the user's."""
+    assert region.policy is not None
+    return user_policy.besides(policy_of(region.policy), self.policy)
+
   def saving(self, saved: Sequence[str], offloaded: Sequence[str] = ()) -> Callable | None:
     """The policy that saves and offloads these names besides what the user's does; what the user's offloads stays
     so.
@@ -137,7 +152,10 @@ class _ScanRewriter:
     self._ids = itertools.count()
 
   def transform(self, jaxpr: core.Jaxpr) -> core.Jaxpr:
-    return compat.rebuild(jaxpr, [self._equation(equation) for equation in jaxpr.eqns])
+    num_left = len(self._regions)
+    equations = [self._equation(equation) for equation in jaxpr.eqns]
+    # What JAX has seen as it is, it differentiates once.
+    return compat.rebuild(jaxpr, equations) if len(self._regions) < num_left else jaxpr
 
   def _equation(self, equation: core.JaxprEqn) -> core.JaxprEqn:
     region = self._regions.pop(next(self._ids), None)
@@ -168,8 +186,13 @@ class _ScanRewriter:
     return groups.in_groups(equation, region.group_size, wrapped, plain, checkpoint)
 
   def _body(self, body: core.Jaxpr, region: Region, prevent_cse: bool) -> core.Jaxpr:
-    segmented = _Evaluator(body, region, self._checkpoints, prevent_cse)
-    return jax.make_jaxpr(lambda *inputs: segmented.evaluate(inputs))(*[var.aval for var in body.invars])
+    if region.policy is not None:
+      as_it_is = lambda *inputs: jax.core.eval_jaxpr(body, (), *inputs)
+      run = compat.pinned_checkpoint(as_it_is, policy=self._checkpoints.of(region), prevent_cse=prevent_cse)
+    else:
+      segmented = _Evaluator(body, region, self._checkpoints, prevent_cse)
+      run = lambda *inputs: segmented.evaluate(inputs)
+    return jax.make_jaxpr(run)(*[var.aval for var in body.invars])
 
 
 class _Evaluator:

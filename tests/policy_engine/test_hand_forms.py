@@ -1,13 +1,22 @@
 """What people write whose compiled bytes are far from JAX's: at these bytes a plan repeats no more."""
 
+import dataclasses
 import functools
+import json
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import coopjax
+from coopjax.jaxpr.trace import fn_and_gradient, trace
+from coopjax.policy_engine.by_hand import DOTS, policy_of
+from coopjax.policy_engine.candidates import BY_HAND, Candidates
+from coopjax.policy_engine.decisions import PolicyDecisions
+from coopjax.policy_engine.rewrite import rewrite
+from coopjax.xla.compile import compile_abstract
 from tests.support import hand_rungs
+from tests.support.checks import assert_same_bits, num_dots, temp_bytes
 from tests.support.models import normal
 
 WIDTH = 32
@@ -75,6 +84,10 @@ def scanned(wrap):
   return functools.partial(hand_rungs.loss, wrapped=wrap(hand_rungs.layer))
 
 
+def scanned_alone(wrap):
+  return scanned(wrap), hand_rungs.arguments(1)
+
+
 def in_a_jit(wrap):
   """A loop in a `jax.jit` that is more than a call: it says where its arguments lie."""
   whole = jax.sharding.NamedSharding(jax.make_mesh((1,), ("data",)), jax.sharding.PartitionSpec())
@@ -86,6 +99,42 @@ def in_a_branch(wrap):
   """A loop in the second of two branches; the first one has equations, too."""
   unlike = lambda stacks, x: jnp.mean(jnp.tanh(x))
   return lambda stacks, x: jax.lax.cond(x[0, 0, 0] < 9, scanned(wrap), unlike, stacks, x), hand_rungs.arguments(1)
+
+
+def called_twice(wrap):
+  """Loops in a function that is called twice, through a rule for derivatives; their bodies have calls, too."""
+
+  @jax.jit
+  def mixed(x, weights):
+    return jnp.where(jnp.tril(jnp.ones((WIDTH, WIDTH), bool)), jax.nn.silu(x @ weights[0]), 0.0) @ weights[1]
+
+  block = wrap(lambda x, weights: (x + jax.nn.gelu(mixed(x, weights)), None))
+  stack = jax.jit(lambda x, weights: jax.nn.relu(jax.lax.scan(block, x, weights)[0]))
+
+  def loss(weights, x):
+    return jnp.mean(stack(jnp.sin(stack(x, weights)), weights) ** 2)
+
+  return loss, ([normal(i, 6, WIDTH, WIDTH, scale=0.2) for i in range(2)], normal(2, 4, WIDTH, WIDTH, scale=1.0))
+
+
+@pytest.mark.parametrize("mark", [None, "m"])
+@pytest.mark.parametrize(
+  ("program", "names"), [(called_twice, ()), (called_twice, (DOTS,)), (scanned_alone, ("query", "up"))]
+)
+def test_a_policy_in_loops_is_carried_out_as_written(program, names, mark):
+  """To the same bytes: what is opened up, XLA fuses otherwise."""
+  plain, args = program(lambda block: block)
+  by_hand, _ = program(functools.partial(jax.checkpoint, policy=policy_of(names)))
+  traced = trace(plain, args)
+  found = Candidates(traced, only_scans=False, planner=BY_HAND).found
+  twin = next(each.twin for each in found if frozenset(names) in each.rungs)
+  assert twin is not None and twin.twin is None and twin.policy == names
+  assert PolicyDecisions.from_json(json.loads(json.dumps(dataclasses.asdict(twin.decisions)))) == twin.decisions
+  ours = compile_abstract(*fn_and_gradient(traced, rewrite(traced, twin.decisions, mark)))
+  theirs = compile_abstract(*fn_and_gradient(trace(by_hand, args)))
+  assert temp_bytes(ours) == temp_bytes(theirs) and num_dots(ours) == num_dots(theirs)
+  assert "rematted_computation" in ours.as_text()
+  assert_same_bits(ours(*jax.tree.leaves(args)), theirs(*jax.tree.leaves(args)))
 
 
 @pytest.mark.parametrize(
