@@ -20,6 +20,7 @@ from jax._src.ad_checkpoint import RematTraced
 from jax._src.core import JaxprEqnContext
 from jax._src.interpreters import partial_eval
 from jax._src.sharding_impls import UnspecifiedValue
+from jax._src.state.types import AbstractRef
 from jax._src.tree_util import tracing_registry
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.xla_metadata import set_xla_metadata
@@ -338,8 +339,11 @@ def bind_scan(
 
 
 def may_repeat(equation: core.JaxprEqn) -> bool:
-  """False for effects that `jax.checkpoint` refuses to run again; it repeats debug prints and collectives."""
-  return not effects.remat_allowed_effects.filter_not_in(equation.effects)
+  """False for effects that `jax.checkpoint` refuses to run again, and where it refuses to hand a reference in or out;
+  it repeats debug prints and collectives.
+  """
+  has_refs = any(isinstance(atom.aval, AbstractRef) for atom in (*equation.invars, *equation.outvars))
+  return not has_refs and not effects.remat_allowed_effects.filter_not_in(equation.effects)
 
 
 def has_ordered_effects(equation: core.JaxprEqn) -> bool:

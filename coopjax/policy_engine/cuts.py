@@ -58,7 +58,7 @@ def cut(graph: ForwardGraph, alone: frozenset[int] = frozenset()) -> list[tuple[
     kept = np.flatnonzero(is_block | np.isin(positions, list(_forced_cuts(graph, alone))))
     part = np.ix_(kept, kept)
     pieces = np.flatnonzero(is_block[kept[:-1]] & is_block[kept[1:]])
-    limit = inside[part][pieces, pieces + 1].max()
+    limit = inside[part][pieces, pieces + 1].max(initial=0)  # none is whole where each holds an effect
     found[_shortest_chain(positions[kept], inside[part] <= limit, out[part], is_allowed[part], is_block[kept])] = None
   return list(found)
 

@@ -9,7 +9,9 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental import io_callback
 
+import coopjax
 from coopjax import compat
 from coopjax.jaxpr import cost
 from coopjax.jaxpr.trace import differentiable, fn_and_gradient, trace
@@ -102,6 +104,34 @@ def test_nested_scans_and_only_scans():
   assert plan.is_feasible and all(region.equation_id is not None for region in plan.decisions.regions)
   rewritten = call_with(traced, rewrite(traced, plan.decisions))
   assert_close(jax.jit(jax.value_and_grad(rewritten))(*args), jax.jit(jax.value_and_grad(loss))(*args))
+
+
+def added_to_a_reference(x, sums):
+  sums[...] += x.mean(0)
+
+
+def sent_to_the_host(x, _):
+  io_callback(lambda _: None, None, jax.lax.stop_gradient(x.mean()))
+
+
+@pytest.mark.parametrize("effect", [added_to_a_reference, sent_to_the_host])
+def test_around_effects_in_every_layer(effect):
+  """`jax.checkpoint` refuses such layers as they are; what lies before and behind the effect is planned."""
+
+  def loss(weights, x):
+    sums = jax.new_ref(jnp.zeros(64))
+    for weight in weights:
+      x = jnp.tanh(jnp.sin(x @ weight) * x)
+      effect(x, sums)
+    return jnp.sum(x**2) + jnp.sum(sums[...] ** 2)
+
+  args = [models.normal(i, 64, 64, scale=0.2) for i in range(12)], models.normal(99, 256, 64, scale=1.0)
+  plain = jax.jit(jax.grad(loss)).lower(*args).compile()
+  planned = coopjax.remat(loss, budget=0.6, engine="policy")
+  compiled = jax.jit(jax.grad(planned)).lower(*args).compile()
+  assert temp_bytes(compiled) <= 0.6 * temp_bytes(plain)
+  assert num_dots(compiled) > num_dots(plain) and "rematted_computation" in compiled.as_text()
+  assert_close(compiled(*args), plain(*args))
 
 
 def test_fits_as_it_is_and_out_of_reach():
