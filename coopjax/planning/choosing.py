@@ -226,7 +226,8 @@ class Case:
       if trials.smallest is None and not best.is_feasible:
         trials.compile(*fn_and_gradient(traced, marked_fn(traced, trial_mark)))
     if not is_known and (mark or is_spread):
-      return self._carry_over(outcome, best if best.is_feasible or traced.placement.batches else found[0])
+      is_known_best = best.is_feasible or traced.placement.batches or not is_spread
+      return self._carry_over(outcome, best if is_known_best else found[0])
     if not best.is_feasible:
       if before is None and outcome and outcome.predicted.temp_bytes <= _NEARER * best.smallest_bytes:
         if self.sketches:

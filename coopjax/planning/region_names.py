@@ -1,18 +1,18 @@
 """A region's decisions as a `jax.checkpoint` policy would say them: what happens to the values that have names."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from jax.extend import core
 from jax.extend.core import primitives
 
 from coopjax import compat
 from coopjax.jaxpr import user_policy
-from coopjax.jaxpr.tags import tag_jaxpr
+from coopjax.jaxpr.tags import EquationInfo, tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn
 from coopjax.planning.choice import Choice
 from coopjax.planning.policy_names import HLO_ENGINE, RegionNames
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Value
-from coopjax.policy_engine.description import describe
+from coopjax.policy_engine.description import describe, equations_of
 from coopjax.policy_engine.inside import is_inside
 from coopjax.policy_engine.scan import layer
 
@@ -27,21 +27,21 @@ def region_names(traced: TracedFn, choice: Choice, num_runs: int) -> RegionNames
     choice: for it.
     num_runs: how often a step runs it.
   """
-  jaxpr, _ = tag_jaxpr(traced.inlined)
+  jaxpr, table = tag_jaxpr(traced.inlined)
   everywhere = dict.fromkeys(_names_in(jaxpr))
   beyond = [HLO_ENGINE] if choice.mark else []
   if choice.decisions is None or not choice.decisions.regions:
     return RegionNames(traced.name, beyond=tuple(beyond), keeps_all=True)
   policy_saved, policy_offloaded = _kept_by_policy(traced, everywhere)
-  saved, offloaded = (
-    _named(jaxpr, (value for region in choice.decisions.regions for leaf, _ in region.leaves for value in kept(leaf)))
-    for kept in (lambda leaf: leaf.saved, lambda leaf: leaf.offloaded)
-  )
-  saved, offloaded = saved | policy_saved, offloaded | policy_offloaded
+  saved, offloaded = policy_saved, policy_offloaded
+  for region in choice.decisions.regions:
+    equations = equations_of(table, choice.decisions, region)
+    for leaf, _ in region.leaves:
+      saved, offloaded = saved | _named(equations, leaf.saved), offloaded | _named(equations, leaf.offloaded)
   if traced.policy is not None and any(_keeps_unnamed(traced.policy, equation) for equation in jaxpr.eqns):
     beyond.append("what the step's own policy saves has names in part only")
   with traced.scope.entered():
-    beyond += _unnamed(traced, jaxpr, choice.decisions, num_runs)
+    beyond += _unnamed(traced, jaxpr, table, choice.decisions, num_runs)
   beyond += (line for region in choice.decisions.regions if (line := _shape(region)))
   return RegionNames(
     traced.name,
@@ -75,40 +75,53 @@ def _keeps_unnamed(policy: Callable, equation: core.JaxprEqn) -> bool:
   return not is_name and user_policy.is_kept(user_policy.answer_of(equation, policy))
 
 
-def _named(jaxpr: core.Jaxpr, values: Iterator[Value]) -> set[str]:
-  """The users' names among what the top of a region keeps."""
-  return {name for value in values if (name := _name_of(jaxpr, value)) is not None}
+def _named(equations: Sequence[EquationInfo], values: Iterable[Value]) -> set[str]:
+  """The users' names among what is kept of these equations."""
+  return {name for value in values if (name := _name_of(equations, value)) is not None}
 
 
-def _name_of(jaxpr: core.Jaxpr, value: Value) -> str | None:
+def _name_of(equations: Sequence[EquationInfo], value: Value) -> str | None:
   position, index = value
   if isinstance(index, str):
     return None if is_inside(value) else index
-  equation = jaxpr.eqns[position] if 0 <= position < len(jaxpr.eqns) else None
+  equation = equations[position].equation if position >= 0 else None
   if equation is None or equation.primitive is not primitives.name_p:
     return None
   return equation.params["name"]  # ours, too, of what a policy that binds keeps
 
 
-def _unnamed(traced: TracedFn, jaxpr: core.Jaxpr, decisions: PolicyDecisions, num_runs: int) -> Iterator[str]:
-  """What is kept at the top without a name, and what it spares where the region is in one piece."""
-  top = decisions.top
-  if top is None:
-    return
-  _, table = tag_jaxpr(traced.inlined)
-  kept = [value for leaf, _ in top.leaves for value in (*leaf.saved, *leaf.offloaded)]
-  unnamed = {value for value in kept if _name_of(jaxpr, value) is None}
-  if not unnamed:
-    return
-  at_top = [info for info in table if info.parent_id is None]
-  ids = {(at_top[position].id, index) for position, index in unnamed if position >= 0}
-  for value in describe(traced, decisions):
+def _unnamed(
+  traced: TracedFn, jaxpr: core.Jaxpr, table: tuple[EquationInfo, ...], decisions: PolicyDecisions, num_runs: int
+) -> Iterator[str]:
+  """What is kept without a name, and what it spares where the whole region is in one piece."""
+  unnamed = {region: _unnamed_in(equations_of(table, decisions, region), region) for region in decisions.regions}
+  ids = set().union(*unnamed.values())
+  for value in describe(traced, decisions) if ids else ():
     if (value.equation_id, value.index) in ids:
       yield f"{value.decision} without a name: {value.type} of {value.source or 'a library'}"
+  top = decisions.top
+  if top is None or not unnamed[top] or decisions.home or any(segment.inner for segment in top.segments[:1]):
+    return
   whole = layer(jaxpr, table, traced.is_differentiable, num_runs, is_cut=False)
-  if whole is not None and len(top.segments) == 1 and not top.segments[0].inner:
-    all_kept, named = whole.choice_of(frozenset(kept)), whole.choice_of(frozenset(kept) - unnamed)
-    yield f"what has no name spares {named.flops - all_kept.flops:.3g} of {named.flops:.3g} FLOPs repeated in a step"
+  if whole is not None and len(top.segments) == 1:
+    equations, kept = equations_of(table, decisions, top), frozenset(_kept(top))
+    named = frozenset(value for value in kept if _name_of(equations, value) is not None)
+    some_flops, all_flops = (whole.choice_of(values).flops for values in (kept, named))
+    yield f"what has no name spares {all_flops - some_flops:.3g} of {all_flops:.3g} FLOPs repeated in a step"
+
+
+def _kept(region: Region) -> Iterator[Value]:
+  for leaf, _ in region.leaves:
+    yield from (*leaf.saved, *leaf.offloaded)
+
+
+def _unnamed_in(equations: Sequence[EquationInfo], region: Region) -> set[tuple[int, int | str]]:
+  """What a region keeps without a name, by the equation's id."""
+  return {
+    (equations[position].id, index)
+    for position, index in _kept(region)
+    if position >= 0 and _name_of(equations, (position, index)) is None
+  }
 
 
 def _shape(region: Region) -> str:

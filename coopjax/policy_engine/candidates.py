@@ -102,7 +102,8 @@ class Candidates:
         original = forward_graph(home.jaxpr, home.is_differentiable, shards.get(None, WHOLE))
       if not shards:
         graphs[home.equation_id] = original
-      self._find(home, original, table, only_scans or not home.is_top, link, host, shards)
+      self._find(home, original, table, only_scans, link, host, shards)
+      self._place(home)
 
   def deepen(self) -> bool:
     """Finds what takes less than a checkpoint around the body of a loop, and repeats more: its turns in groups.
@@ -174,11 +175,18 @@ class Candidates:
       self._add_ladders(original, ScanLevel(may_offload=True), host=host)
 
     def add_groups() -> None:
+      num_found = len(self.found)
       with home.scope.entered():
         for in_groups in _in_groups(scans):
           self._add_ladders(looped(in_groups, 0), ScanLevel(in_groups, 0, are_alone=True), is_cut=not only_scans)
+      self._place(home, num_found)
 
     self._deeper = add_groups
+
+  def _place(self, home: Home, since: int = 0) -> None:
+    """Tells the candidates found since then where they stand."""
+    if not home.is_top:
+      self.found[since:] = [dataclasses.replace(candidate, home=home.first_id) for candidate in self.found[since:]]
 
   def _add_rungs(self, graph: ForwardGraph, scans: Sequence[Scan], blocks: Sequence[Block]) -> None:
     """What a person would pick, whatever else is found (`rungs`)."""

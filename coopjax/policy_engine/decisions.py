@@ -55,7 +55,7 @@ class Region:
   """How one region is carried out.
 
   Attributes:
-    equation_id: the scan whose body it is, by the id of `tags.tag_jaxpr`; None for the top of the jaxpr.
+    equation_id: the scan whose body it is, by the id of `tags.tag_jaxpr`; None for what stands outside of scans.
     segments: of the region's equations, in order and without gaps.
     is_looped: a loop of the user's runs it, turn by turn, so that what it keeps is stacked as by a scan's body.
     has_barrier: what its checkpoints repeat, XLA may not move out of the loop and keep, where no turn changes it.
@@ -75,7 +75,7 @@ class Region:
   @property
   def scan_id(self) -> int:
     """`equation_id` of a region that is a scan's body."""
-    assert self.equation_id is not None, "the top of a jaxpr is no scan's body"
+    assert self.equation_id is not None, "what stands outside of scans is no scan's body"
     return self.equation_id
 
   @property
@@ -90,9 +90,14 @@ class PolicyDecisions:
   """What the policy engine does to a function; a region that is not named stays as the user wrote it.
 
   Frozen, hashable and, through `dataclasses.asdict`, JSON.
+
+  Attributes:
+    regions: each once.
+    home: where the region lies that is no scan's body, by the id of its first equation: 0 is the top of the jaxpr.
   """
 
   regions: tuple[Region, ...] = ()
+  home: int = 0
 
   @classmethod
   def from_json(cls, fields: dict[str, Any]) -> "PolicyDecisions":
@@ -122,11 +127,11 @@ class PolicyDecisions:
         policy=None if policy is None else tuple(map(str, policy)),
       )
 
-    return cls(tuple(map(region, fields["regions"])))
+    return cls(tuple(map(region, fields["regions"])), int(fields.get("home", 0)))
 
   @property
   def top(self) -> Region | None:
-    """The decisions for what stands outside of scans, if there are any."""
+    """The decisions for what stands outside of scans, at `home`, if there are any."""
     return next((region for region in self.regions if region.equation_id is None), None)
 
   @property

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,8 +56,8 @@ def describe(traced: TracedFn, decisions: PolicyDecisions) -> tuple[ValueDecisio
   _, table = tag_jaxpr(traced.inlined)
   found = []
   for region in decisions.regions:
-    equations = [info for info in table if info.parent_id == region.equation_id]
-    steps, parent_id = 1, region.equation_id
+    equations = equations_of(table, decisions, region)
+    steps, parent_id = 1, equations[0].parent_id
     while parent_id is not None:
       steps *= table[parent_id].equation.params.get("length", 1)
       parent_id = table[parent_id].parent_id
@@ -64,17 +65,25 @@ def describe(traced: TracedFn, decisions: PolicyDecisions) -> tuple[ValueDecisio
     kept |= {value: "offloaded" for leaf, _ in region.leaves for value in leaf.offloaded}
     bearers, names = _bearers(equations)
     kept = {bearers.get(value, value): how for value, how in kept.items()}
-    repeated = _repeated(traced, region)
+    repeated = _repeated(traced, decisions, region)
     for position in sorted({*repeated, *(position for position, _ in kept if position >= 0)}):
       found += _value_decisions(equations[position], steps, _kept_at(position, kept), names)
     found += [_carry_decision(table[region.scan_id], int(index), steps) for position, index in kept if position < 0]
   return tuple(sorted(found, key=lambda decision: -decision.num_bytes))
 
 
-def _repeated(traced: TracedFn, region: Region) -> set[int]:
-  """Positions in a region that the backward pass runs again; in the body of a loop, or deeper, all that it may."""
+def equations_of(table: Sequence[EquationInfo], decisions: PolicyDecisions, region: Region) -> Sequence[EquationInfo]:
+  """Of one region of the decisions, by position; `table` is of the whole function, from `tag_jaxpr`."""
+  first_id = decisions.home if region.equation_id is None else region.equation_id + 1
+  beside = (info for info in table[first_id:] if info.parent_id == table[first_id].parent_id)
+  return list(itertools.islice(beside, region.segments[-1].stop))
+
+
+def _repeated(traced: TracedFn, decisions: PolicyDecisions, region: Region) -> set[int]:
+  """Positions in a region that the backward pass runs again; inside of loops and calls, or deeper, all that it may."""
   within = [leaf for leaf, is_repeated in region.leaves if is_repeated]
-  if region.equation_id is not None or any(segment.inner for segment in region.segments):
+  is_inside = region.equation_id is not None or bool(decisions.home)
+  if is_inside or any(segment.inner for segment in region.segments):
     return {position for leaf in within for position in range(leaf.start, leaf.stop)}
   with traced.scope.entered():
     graph = forward_graph(tag_jaxpr(traced.inlined)[0], traced.is_differentiable)

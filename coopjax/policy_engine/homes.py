@@ -1,8 +1,8 @@
-"""Where the loops of a function stand: at its top, or inside of what holds its work.
+"""Where the layers of a function stand: at its top, or inside of what holds its work.
 
-The layers of a pipeline, or of a model that is written for one device with its collectives, are loops in the body of a
-`shard_map`; others stand in a `jax.jit` with shardings of its own, or in a branch. There the policy engine decides on
-these loops as it does on those at the top. Sizes and FLOPs in the body of a `shard_map` are those of one device.
+The layers of a pipeline, or of a model that is written for one device with its collectives, stand in the body of a
+`shard_map`; others in a `jax.jit` with shardings of its own, or in a branch. There the policy engine decides on them as
+it does on those at the top. Sizes and FLOPs in the body of a `shard_map` are those of one device.
 """
 
 import dataclasses
@@ -15,6 +15,7 @@ from coopjax.jaxpr import cost
 from coopjax.jaxpr.trace import is_floating
 
 _OPENED = ("shard_map", "jit", "cond")  # jits that are no more than calls are opened before
+_MOSTLY = 3 / 4  # of the FLOPs, that a region without loops has in one inside
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,18 +49,41 @@ class Home:
 
 
 def home_of(jaxpr: core.Jaxpr, is_differentiable: Sequence[bool]) -> Home:
-  """The top, or where that has no loop, the region inside with the most work in loops.
+  """The top, or where that has no loop, the region inside with the most work in loops; without loops, that which has
+  most of all work.
 
   Args:
     jaxpr: of the function; ids count its equations in pre-order (`tags.tag_jaxpr`).
     is_differentiable: per input of it.
   """
-  top = Home(None, 0, jaxpr, is_differentiable, compat.AxisScope.here())
-  return top if top.work else max(_inside(top), key=lambda home: home.work, default=top)
+  home = Home(None, 0, jaxpr, is_differentiable, compat.AxisScope.here())
+  if home.work:
+    return home
+  if looped := max(_with_loops(home), key=lambda inner: inner.work, default=None):
+    return looped
+  while inner := _with_most_work(home):
+    home = inner
+  return home
 
 
-def _inside(outer: Home) -> Iterator[Home]:
+def _with_loops(outer: Home) -> Iterator[Home]:
   """The outermost regions in another one that have loops."""
+  for _, inner in _inside(outer):
+    if inner.work:
+      yield inner
+    else:
+      yield from _with_loops(inner)
+
+
+def _with_most_work(outer: Home) -> Home | None:
+  """The region directly inside of another one that has most of its work."""
+  flops = cost.jaxpr_flops(outer.jaxpr)
+  inside = [(cost.jaxpr_flops(inner.jaxpr), inner) for of_all, inner in _inside(outer) if of_all >= _MOSTLY * flops > 0]
+  return max(inside, key=lambda each: each[0], default=(0.0, None))[1]
+
+
+def _inside(outer: Home) -> Iterator[tuple[float, Home]]:
+  """The regions directly inside of another one, with the FLOPs of the equation that each stands in."""
   has_gradient = {var for var, ok in zip(outer.jaxpr.invars, outer.is_differentiable, strict=True) if ok}
   next_id = outer.first_id
   for equation in outer.jaxpr.eqns:
@@ -73,11 +97,7 @@ def _inside(outer: Home) -> Iterator[Home]:
           scope = compat.AxisScope.inside(equation)
         is_of_one_device = outer.is_of_one_device or equation.primitive.name == "shard_map"
         inputs = is_read[len(is_read) - len(body.invars) :]  # what chooses the branch comes first
-        home = Home(next_id, first_id, body, inputs, scope, is_of_one_device)
-        if home.work:
-          yield home
-        else:
-          yield from _inside(home)
+        yield cost.equation_flops(equation), Home(next_id, first_id, body, inputs, scope, is_of_one_device)
       first_id += _num_equations(body)
     next_id = first_id
 

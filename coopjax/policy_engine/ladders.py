@@ -41,6 +41,7 @@ class Candidate:
       set of them that comes to this.
     policy: one of these, where it is all that a person would say: checkpoints stand around scan bodies alone, and no
       loop is inside.
+    home: as of `PolicyDecisions`.
   """
 
   make_decisions: Callable[[], PolicyDecisions]
@@ -53,6 +54,7 @@ class Candidate:
   kin: Hashable = None
   rungs: tuple[frozenset[str], ...] = ()
   policy: tuple[str, ...] | None = None
+  home: int = 0
 
   def behind_barriers(self, scans: Container[int | None]) -> "Candidate":
     """The same, with `Region.has_barrier` for the bodies of these scans."""
@@ -89,7 +91,8 @@ class Candidate:
   @functools.cached_property
   def decisions(self) -> PolicyDecisions:
     """Made when first asked for: of the candidates that are weighed, few are tried."""
-    return self.make_decisions()
+    made = self.make_decisions()
+    return made if made.top is None else dataclasses.replace(made, home=self.home)
 
   @functools.cached_property
   def scan_bodies(self) -> tuple[Region, ...]:

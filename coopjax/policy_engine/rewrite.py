@@ -8,7 +8,6 @@ where JAX drops the tie). Every equation is bound under its own source line, and
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -55,7 +54,7 @@ def rewrite(
   if decisions.regions and all(region.policy is not None for region in decisions.regions):
     return _as_written(traced, decisions, mark, prevent_cse)
   jaxpr, _ = tag_jaxpr(traced.inlined, mark, traced.policy)
-  jaxpr = apply_to_scans(jaxpr, decisions, traced.policy)
+  jaxpr = apply_inside(jaxpr, decisions, traced.policy, prevent_cse)
   return evaluator(jaxpr, decisions, traced.policy, prevent_cse, shares_alike)
 
 
@@ -71,7 +70,7 @@ def _as_written(
     return compat.pinned_checkpoint(marked_fn(traced, mark), policy=policy, prevent_cse=prevent_cse)
   ids = dict(zip(_scan_ids(traced.inlined), _scan_ids(traced.as_called), strict=True))
   regions = (dataclasses.replace(region, equation_id=ids[region.scan_id]) for region in decisions.regions)
-  jaxpr = apply_to_scans(marked_jaxpr(traced, mark), PolicyDecisions(tuple(regions)), traced.policy)
+  jaxpr = apply_inside(marked_jaxpr(traced, mark), PolicyDecisions(tuple(regions)), traced.policy)
   return lambda *inputs: jax.core.eval_jaxpr(jaxpr, (), *inputs)
 
 
@@ -89,21 +88,26 @@ def evaluator(
 ) -> Callable[..., list[Any]]:
   """Evaluates a jaxpr in the segments of the top region, whose checkpoints keep what `policy` saves, too."""
   top = decisions.top
-  if top is None:
+  if top is None or decisions.home:
     return lambda *inputs: jax.core.eval_jaxpr(jaxpr, (), *inputs)
   region = _Evaluator(jaxpr, top, _Checkpoints(decisions.digest(), policy), prevent_cse, shares_alike)
   return lambda *inputs: region.evaluate(inputs)
 
 
-def apply_to_scans(jaxpr: core.Jaxpr, decisions: PolicyDecisions, policy: Callable | None = None) -> core.Jaxpr:
-  """The jaxpr with the decisions for scan bodies, nested ones included, carried out inside the bodies."""
+def apply_inside(
+  jaxpr: core.Jaxpr, decisions: PolicyDecisions, policy: Callable | None = None, prevent_cse: bool = True
+) -> core.Jaxpr:
+  """The jaxpr with the decisions carried out for all but its top: scan bodies, nested ones included, and what stands in
+  one of its calls (`PolicyDecisions.home`), which `prevent_cse` is for.
+  """
   regions = {region.scan_id: region for region in decisions.scan_bodies}
-  if not regions:
+  home = {decisions.home: decisions.top} if decisions.home and decisions.top else {}
+  if not regions and not home:
     return jaxpr
-  applied = _ScanRewriter(regions, _Checkpoints(decisions.digest(), policy))
+  applied = _InsideRewriter(regions, home, _Checkpoints(decisions.digest(), policy), prevent_cse)
   jaxpr = applied.transform(jaxpr)
-  if regions:
-    raise PlanMismatchError(f"the plan names scans {sorted(regions)} that this function does not have")
+  if regions or home:
+    raise PlanMismatchError(f"the plan names parts {sorted({*regions, *home})} that this function does not have")
   return jaxpr
 
 
@@ -143,22 +147,26 @@ class _Checkpoints:
     return user_policy.besides(ours, self.policy)
 
 
-class _ScanRewriter:
+class _InsideRewriter:
   """Walks a jaxpr in the order in which `tag_jaxpr` numbers its equations."""
 
-  def __init__(self, regions: dict[int, Region], checkpoints: _Checkpoints):
-    self._regions = regions
+  def __init__(self, regions: dict[int, Region], home: dict[int, Region], checkpoints: _Checkpoints, prevent_cse: bool):
+    self._regions, self._home = regions, home
     self._checkpoints = checkpoints
-    self._ids = itertools.count()
+    self._prevent_cse = prevent_cse
+    self._next_id = 0
 
   def transform(self, jaxpr: core.Jaxpr) -> core.Jaxpr:
-    num_left = len(self._regions)
+    home = self._home.pop(self._next_id, None) if jaxpr.eqns else None
+    num_left = len(self._regions) + len(self._home)
     equations = [self._equation(equation) for equation in jaxpr.eqns]
-    # What JAX has seen as it is, it differentiates once.
-    return compat.rebuild(jaxpr, equations) if len(self._regions) < num_left else jaxpr
+    if len(self._regions) + len(self._home) < num_left:  # what JAX has seen as it is, it differentiates once
+      jaxpr = compat.rebuild(jaxpr, equations)
+    return jaxpr if home is None else self._body(jaxpr, home, self._prevent_cse)
 
   def _equation(self, equation: core.JaxprEqn) -> core.JaxprEqn:
-    region = self._regions.pop(next(self._ids), None)
+    region = self._regions.pop(self._next_id, None)
+    self._next_id += 1
     if region is None:
       return compat.map_sub_jaxprs(equation, self.transform, lambda rule: rule)
     if equation.primitive.name != "scan":

@@ -28,7 +28,7 @@ from coopjax.policy_engine.forward_graph import ForwardGraph
 from coopjax.policy_engine.offload import HostLink, HostTrips, Input, carried_inputs
 from coopjax.policy_engine.offload_curves import offload_curve
 from coopjax.policy_engine.residuals import forward_graph
-from coopjax.policy_engine.rewrite import apply_to_scans
+from coopjax.policy_engine.rewrite import apply_inside
 from coopjax.policy_engine.save_curves import CurvePoint, Form, SavingRegion, climb, save_curve
 from coopjax.policy_engine.shards import WHOLE, Shards
 from coopjax.policy_engine.working_set import WorkingSets
@@ -303,7 +303,7 @@ def _in_loop(scan: Scan, length: int, position: int) -> Scan:
 def carried_out(body: core.Jaxpr, nested: tuple[Region, ...], first_id: int) -> core.Jaxpr:
   """A region, whose first equation has this id, with its own scans' decisions."""
   shifted = tuple(dataclasses.replace(region, equation_id=region.scan_id - first_id) for region in nested)
-  return apply_to_scans(body, PolicyDecisions(shifted))
+  return apply_inside(body, PolicyDecisions(shifted))
 
 
 def _body(turns: WorkingSets, bounds: tuple[int, ...], length: int, form: Form) -> Body:

@@ -6,9 +6,9 @@ order candidates. The compiler's `temp_size_in_bytes` decides, in a handful of c
 which candidates). Where a compiler makes drafts, for a fraction of the work, these find the candidate, and only what
 may be taken is compiled whole: it says by how much drafts are off, too.
 
-Known weaknesses: straight segments are not cut inside a `shard_map` or a user's own checkpoint (put the remat inside
-it); inside a jit that a gradient is taken of, it is planned with respect to every floating argument, and one output
-less is scratch space less for XLA.
+Known weaknesses: straight segments are not cut inside a user's own checkpoint (put the remat inside it), nor in a
+`shard_map` that holds a part of the work alone; inside a jit that a gradient is taken of, it is planned with respect to
+every floating argument, and one output less is scratch space less for XLA.
 """
 
 import math

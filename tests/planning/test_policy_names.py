@@ -54,6 +54,18 @@ def test_what_names_cannot_say_is_listed_with_its_worth():
   assert plan.recompute_flops <= named.recompute_flops
 
 
+def test_names_of_what_loops_inside_a_region_save():
+  args = hand_rungs.arguments(1)
+  step = lambda stacks, x: jax.grad(jax.checkpoint(hand_rungs.loss))(stacks, x)
+  plan = coopjax.plan(jax.jit(step), *args, budget=0.4, engine="policy")
+  (region,), (names,) = plan.regions[0].policy.regions, plan.names
+  equations = jax.make_jaxpr(hand_rungs.layer)(args[1], jax.tree.map(lambda leaf: leaf[0], args[0][0])).jaxpr.eqns
+  kept = {equation.params["name"] for equation in equations if equation.primitive.name == "name"} - {*names.recomputed}
+  assert region.equation_id is not None and set(names.saved) == kept != set()
+  num_unnamed = sum("saved without a name" in line for line in names.beyond)
+  assert len(names.saved) + num_unnamed == sum(len(leaf.saved) for leaf, _ in region.leaves)
+
+
 def test_the_policy_survives_a_file(tmp_path):
   plan = planned(names_only=True)
   plan.save(tmp_path / "plan.json")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 
 import jax
@@ -101,6 +102,18 @@ def in_a_branch(wrap):
   return lambda stacks, x: jax.lax.cond(x[0, 0, 0] < 9, scanned(wrap), unlike, stacks, x), hand_rungs.arguments(1)
 
 
+def in_a_shard_map(wrap):
+  mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+  whole, split = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec("data")
+  local = lambda stacks, x: jax.lax.pmean(scanned(wrap)(stacks, x), "data")
+  return jax.shard_map(local, mesh=mesh, in_specs=(whole, split), out_specs=whole), hand_rungs.arguments(1)
+
+
+def unrolled(program):
+  """The same without a loop: layers in a row inside of what calls them."""
+  return lambda wrap: (program(wrap)[0], hand_rungs.unrolled_arguments())
+
+
 def called_twice(wrap):
   """Loops in a function that is called twice, through a rule for derivatives; their bodies have calls, too."""
 
@@ -145,6 +158,9 @@ def test_a_policy_in_loops_is_carried_out_as_written(program, names, mark):
     (summed, jax.checkpoint_policies.dots_saveable),
     (in_a_jit, jax.checkpoint_policies.dots_saveable),
     (in_a_branch, jax.checkpoint_policies.dots_saveable),
+    *itertools.product(
+      map(unrolled, (in_a_jit, in_a_branch, in_a_shard_map)), (None, jax.checkpoint_policies.dots_saveable)
+    ),
   ],
 )
 def test_a_plan_repeats_no_more_than_what_people_write(program, policy):
