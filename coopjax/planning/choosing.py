@@ -37,6 +37,7 @@ from coopjax.policy_engine.candidates import BY_HAND, Candidates
 from coopjax.policy_engine.compiled_profile import CompiledProfile, profile_of, profile_of_module
 from coopjax.policy_engine.decisions import PolicyDecisions
 from coopjax.policy_engine.forward_graph import ForwardGraph
+from coopjax.policy_engine.predictions import HloEngineShare
 from coopjax.policy_engine.progress import PolicyPlan
 from coopjax.policy_engine.shards import shards_of
 from coopjax.xla.compile import OversizedProgram, compile_abstract, measure, module_of
@@ -190,6 +191,7 @@ class Case:
     under = None if request.platform == "tpu" else outcome  # whose modules drafts tell nothing of
     mark, trial_mark = (under and each.mark(self.fingerprint, Budget(budget_bytes)) for each in (request, on_trial))
     trials, found = Trials(request, trial_mark), list[PolicyPlan[PolicyDecisions]]()
+    compiled: dict[PolicyDecisions, tuple[int, HloEngineShare | None]] = {}
     below_flops = rival.outcome.recompute_flops if rival and rival.outcome else math.inf
     link = host_offload.link(request.budget, request.device)
     with warnings.catch_warnings():
@@ -218,6 +220,7 @@ class Case:
             shards=shards,
             draft_fn=trials.draft_bytes if trials.makes_drafts else None,
             graphs=self.graphs,
+            compiled=compiled,
           )
           found.append(dataclasses.replace(plan, is_feasible=plan.temp_bytes <= budget_bytes))
       best = found[-1] if found[-1].is_feasible else min(found, key=lambda plan: plan.smallest_bytes)

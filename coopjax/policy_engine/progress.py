@@ -178,7 +178,7 @@ class Progress[Decisions: Hashable]:
     if self._holds:
       least = min([self._below_flops, *(trial.flops for trial in self._feasible())])
       by_hand = [c for c in untried if c.is_by_hand and c.flops < least]
-      untried = [c for c in untried if c.flops < least - self._tolerance(c, least)]
+      untried = [c for c in untried if c.flops + self._help_flops(c) < least - self._tolerance(c, least)]
       # A plan at hand that people do better than: theirs first.
       if (rounds_left <= _HAND_ROUNDS or not self._tried) and (
         found := self._first_by_hand(by_hand, is_last=rounds_left == 1)
@@ -208,9 +208,7 @@ class Progress[Decisions: Hashable]:
       fitting = [candidate for candidate in fitting if candidate not in self._passed]
     bare = [candidate for candidate in untried if candidate.is_bare]
     bare_tried = [trial for trial in self._tried if trial.candidate.is_bare]
-    is_hopeless = len(bare_tried) >= _MAX_BARE and (
-      min(trial.temp_bytes for trial in bare_tried) > _WITHIN_REACH * self._budget
-    )
+    is_hopeless = len(bare_tried) >= _MAX_BARE and _are_over(bare_tried, self._budget)
     if self._feasible() or (self._holds and self._tried):
       if found := self._first_by_hand(by_hand):
         return found
@@ -218,12 +216,26 @@ class Progress[Decisions: Hashable]:
       return self._first(near, lambda candidate: (self._predict(candidate), candidate.flops))
     if is_hopeless:  # but for what a person would do, whatever is estimated
       bare = [candidate for candidate in bare if candidate.is_by_hand]
+    elif self._tried and not any(trial.candidate.is_by_hand for trial in bare_tried):  # as whose bytes nothing is else
+      bare = [c for c in bare if c.is_by_hand and c.estimated_bytes <= self._budget] or bare
     # Those that cut scans alike compile alike, and so do kin.
     seen = {(trial.candidate.scan_bodies, trial.candidate.kin) for trial in bare_tried}
     return self._first(
       bare,
       lambda candidate: ((candidate.scan_bodies, candidate.kin) in seen, candidate.estimated_bytes, candidate.flops),
     )
+
+  def _help_flops(self, candidate: SearchCandidate[Decisions]) -> float:
+    """That the HLO engine repeats under a candidate without loops: no less than under what left it less to do."""
+    left_bytes = self._predict(candidate)
+    return max(
+      (
+        trial.hlo_share.recompute_flops
+        for trial in self._tried
+        if trial.hlo_share and not trial.candidate.has_loops and trial.unaided_bytes <= left_bytes
+      ),
+      default=0.0,
+    ) * (not candidate.has_loops)
 
   def _twin_of_a_near_miss(self) -> SearchCandidate[Decisions] | None:
     """What a person would pick and just misses the budget, as people write it (`ladders.Candidate.twin`): XLA's
@@ -283,6 +295,7 @@ class Progress[Decisions: Hashable]:
     ratio = min([1.0, self._ratio, *ratios])
     # One value more, or another one, may change what a turn takes by as much as any trial showed.
     errors = [trial.error_bytes(self._num_shards) for trial in in_loops(self._tried)]
+    kin_tried = {trial.candidate.kin for trial in self._tried} - {None}
 
     def is_near(candidate: SearchCandidate[Decisions]) -> bool:
       if candidate.is_plain_policy:
@@ -291,8 +304,10 @@ class Progress[Decisions: Hashable]:
       estimated_bytes = candidate.estimated_bytes / self._num_shards
       if errors and candidate.has_loops and estimated_bytes + min(errors) <= self._budget:
         return True
-      near_bytes = self._budget * (1 + (_NEARBY - 1) / max(1, num_tried))
-      return min(self._predict(candidate), estimated_bytes) <= near_bytes
+      near_bytes, predicted_bytes = self._budget * (1 + (_NEARBY - 1) / max(1, num_tried)), self._predict(candidate)
+      if candidate.kin in kin_tried:
+        return predicted_bytes <= near_bytes
+      return min(predicted_bytes, estimated_bytes) <= near_bytes
 
     near = list(filter(is_near, candidates))
     if is_last:
@@ -365,3 +380,14 @@ class Progress[Decisions: Hashable]:
     if not candidate.has_loops:
       return _TOLERANCE * self._space.forward_flops
     return min(_LOOP_TOLERANCE * self._space.forward_flops, _LOOP_SHARE * least_flops)
+
+
+def _are_over(tried: Sequence[Trial], budget_bytes: int) -> bool:
+  """Whether a budget is out of reach of what takes the least: by much, or because unlike ways to cut straight code come
+  to the same, which is what is always there.
+  """
+  sizes = [trial.temp_bytes for trial in tried]
+  if min(sizes) > _WITHIN_REACH * budget_bytes:
+    return True
+  is_floor = len(tried) > _MAX_BARE and not in_loops(tried) and max(sizes) <= (1 + _MARGIN) * min(sizes)
+  return is_floor and min(sizes) > (1 + _MARGIN) * budget_bytes

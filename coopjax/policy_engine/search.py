@@ -69,6 +69,7 @@ def plan_policy(
   shards: Mapping[int | None, Shards] | None = None,
   draft_fn: DraftFn | None = None,
   graphs: dict[int | None, ForwardGraph] | None = None,
+  compiled: dict[PolicyDecisions, tuple[int, HloEngineShare | None]] | None = None,
 ) -> PolicyPlan[PolicyDecisions]:
   """Finds checkpoint segments and saved values that make fn and its gradient fit.
 
@@ -88,6 +89,7 @@ def plan_policy(
     shards: from `shards.shards_of`; without, a program that is spread is planned as a whole.
     draft_fn: as `compile_fn`, to temporaries that tell programs apart, for much less work.
     graphs: as for `candidates.Candidates`.
+    compiled: trials of other searches in the same program, of which none is compiled twice; added to.
 
   Returns:
     The plan; without decisions if the function fits as it is or nothing can be decided.
@@ -100,15 +102,23 @@ def plan_policy(
   def rewritten(decisions: PolicyDecisions) -> tuple[Callable, Sequence[jax.ShapeDtypeStruct]]:
     return fn_and_gradient(traced, rewrite(traced, decisions, mark, shares_alike=True))
 
+  known, last = {} if compiled is None else compiled, list[HloEngineShare | None]()
+
+  def compiled_bytes(decisions: PolicyDecisions) -> int:
+    if decisions not in known:
+      known[decisions] = temp_bytes_of(compile_fn(*rewritten(decisions))), hlo_share_of()
+    last[:] = [known[decisions][1]]
+    return known[decisions][0]
+
   space = Candidates(traced, only_scans, profile, link, shards=shards, planner=planner, graphs=graphs)
   return search(
     space,
     budget_bytes,
-    lambda decisions: temp_bytes_of(compile_fn(*rewritten(decisions))),
+    compiled_bytes,
     baseline_temp_bytes,
     max_rounds,
     draft_of=draft_fn and (lambda decisions: draft_fn(*rewritten(decisions))),
-    hlo_share_of=hlo_share_of,
+    hlo_share_of=lambda: last[0],
     below_flops=below_flops,
   )
 
