@@ -226,16 +226,15 @@ class Progress[Decisions: Hashable]:
     )
 
   def _help_flops(self, candidate: SearchCandidate[Decisions]) -> float:
-    """That the HLO engine repeats under a candidate without loops: no less than under what left it less to do."""
+    """That the HLO engine repeats under a candidate without loops: at least what it did, twice or more, where it had
+    less to do.
+    """
+    helped = [trial for trial in self._tried if trial.flops > trial.candidate.flops and not trial.candidate.has_loops]
+    if candidate.has_loops or len(helped) < 2:
+      return 0.0
     left_bytes = self._predict(candidate)
-    return max(
-      (
-        trial.hlo_share.recompute_flops
-        for trial in self._tried
-        if trial.hlo_share and not trial.candidate.has_loops and trial.unaided_bytes <= left_bytes
-      ),
-      default=0.0,
-    ) * (not candidate.has_loops)
+    flops = [trial.flops - trial.candidate.flops for trial in helped if trial.unaided_bytes <= left_bytes]
+    return min(flops) if len(flops) > 1 else 0.0
 
   def _twin_of_a_near_miss(self) -> SearchCandidate[Decisions] | None:
     """What a person would pick and just misses the budget, as people write it (`ladders.Candidate.twin`): XLA's

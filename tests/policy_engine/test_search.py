@@ -116,6 +116,39 @@ def test_what_just_misses_in_a_loop_is_tried_as_people_write_it():
   assert plan.temp_bytes == 1835344 and len(tried) == 2
 
 
+def test_what_people_do_is_tried_before_deeper_cuts():
+  # A ResNet in a quarter of its bytes: what XLA keeps of a convolution, no estimate shows.
+  cheap = Invented(146.0, 1052, 69.0)
+  deeper = [Invented(51.0 + i, size, 290.0 + i, True, kin=str(i)) for i, size in enumerate((608, 872, 608))]
+  by_hand = Invented(157.0, 360, 107.0, True, is_by_hand=True, kin="by hand")
+  plan, tried = run([cheap, *deeper, by_hand], 382, baseline=1530)
+  assert plan.is_feasible and tried == [1052, 360]
+
+
+def test_unlike_cuts_that_come_to_the_same_show_what_is_always_there():
+  sizes = 912, 913, 912, 909, 910, 911, 912, 913
+  unlike = [Invented(112.0 + i, size, 75.0 + i, True, kin=str(i)) for i, size in enumerate(sizes)]
+  plan, tried = run(unlike, 850, baseline=3300, max_rounds=12)
+  assert not plan.is_feasible and len(tried) == 4 and plan.smallest_bytes == 909
+  # One of them takes less: it is looked for.
+  unlike[1] = dataclasses.replace(unlike[1], compiled=870)
+  plan, tried = run(unlike, 850, baseline=3300, max_rounds=12)
+  assert plan.smallest_bytes == 870 and len(tried) > 4
+
+
+def test_what_leaves_the_engine_below_more_to_do_is_no_cheaper():
+  def cheaper_by(step):
+    """The engine below helps out with some more bytes each time, at the same price."""
+    yield Invented(500.0, 900, 150.0, True)
+    for i, left in enumerate((1100, 1300, 1500, 1800, 2100)):
+      yield Invented(left / 2, 900, 40.0 - step * i, hlo_share=HloEngineShare(left, 60.0))
+
+  plan, _ = run([*cheaper_by(3.0)], 1000, baseline=3090, max_rounds=12)
+  assert plan.recompute_flops == 94.0  # 88 is within what is no reason to compile once more
+  plan, _ = run([*cheaper_by(9.0)], 1000, baseline=3090, max_rounds=12)
+  assert plan.recompute_flops == 64.0
+
+
 def test_the_last_try_is_for_nothing_saved():
   # The layers of a step that accumulates gradients, under checkpoints: what might fit is over it, one after the other.
   by_hand = {"is_by_hand": True, "has_loops": True}
