@@ -1,10 +1,12 @@
-"""Ten more small programs, for `hand_policies`: other loops, sharing and rules than layers of a model have.
+"""More small programs, for `hand_policies`: other loops, sharing, rules and calls than layers of a model have.
 
 As in `unlike_programs`, each is a function of what wraps its layer, to a loss and its arguments.
 """
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 from unlike_programs import (
   BATCH,
   DENSE,
@@ -13,6 +15,7 @@ from unlike_programs import (
   WIDTH,
   activations,
   attend,
+  dense,
   feed,
   listed,
   norm,
@@ -233,3 +236,38 @@ def _ensemble(wrap):
   shapes = {"router": (WIDTH, WIDTH), "up": (16, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}
   weights = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf]), stacked(**shapes))
   return lambda weights, x: jax.vmap(member, (0, None))(weights, x).sum(), (weights, activations())
+
+
+def _in_a_row(wrap):
+  layer = wrap(dense)
+
+  def loss(weights, x):
+    for each in weights:
+      x, _ = layer(x, each)
+    return jnp.mean(x**2)
+
+  return loss
+
+
+@program
+def _of_one_device(wrap):
+  """Written for one device, in a `shard_map`, with its layers in a row."""
+  mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,))
+  local = lambda weights, x: jax.lax.pmean(_in_a_row(wrap)(weights, x), "data")
+  loss = jax.shard_map(local, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
+  return loss, (listed(**DENSE), activations())
+
+
+@program
+def _in_a_branch(wrap):
+  """All layers in one of two branches: what a batch that is no good skips."""
+  skipped = lambda weights, x: jnp.mean(x)
+  loss = lambda weights, x: jax.lax.cond(jnp.isfinite(x).all(), _in_a_row(wrap), skipped, weights, x)
+  return loss, (listed(**DENSE), activations())
+
+
+@program
+def _in_a_jit(wrap):
+  """All layers in a jit that says where its result lies."""
+  whole = NamedSharding(jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,)), P())
+  return jax.jit(_in_a_row(wrap), out_shardings=whole), (listed(**DENSE), activations())
