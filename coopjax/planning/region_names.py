@@ -100,10 +100,10 @@ def _unnamed(
     if (value.equation_id, value.index) in ids:
       yield f"{value.decision} without a name: {value.type} of {value.source or 'a library'}"
   top = decisions.top
-  if top is None or not unnamed[top] or decisions.home or any(segment.inner for segment in top.segments[:1]):
+  if top is None or not unnamed[top] or decisions.home or len(list(top.leaves)) > 1:
     return
   whole = layer(jaxpr, table, traced.is_differentiable, num_runs, is_cut=False)
-  if whole is not None and len(top.segments) == 1:
+  if whole is not None:
     equations, kept = equations_of(table, decisions, top), frozenset(_kept(top))
     named = frozenset(value for value in kept if _name_of(equations, value) is not None)
     some_flops, all_flops = (whole.choice_of(values).flops for values in (kept, named))
