@@ -32,8 +32,7 @@ def region_names(traced: TracedFn, choice: Choice, num_runs: int) -> RegionNames
   beyond = [HLO_ENGINE] if choice.mark else []
   if choice.decisions is None or not choice.decisions.regions:
     return RegionNames(traced.name, beyond=tuple(beyond), keeps_all=True)
-  policy_saved, policy_offloaded = _kept_by_policy(traced, everywhere)
-  saved, offloaded = policy_saved, policy_offloaded
+  saved, offloaded = _kept_by_policy(traced, everywhere)
   for region in choice.decisions.regions:
     equations = equations_of(table, choice.decisions, region)
     for leaf, _ in region.leaves:

@@ -223,7 +223,7 @@ class _Planning:
           self.before.temp_bytes,
           self._trials.max_rounds,
           draft_of=draft_of if mark is None and self._trials.makes_drafts else None,
-          hlo_share_of=self._trials.hlo_share,
+          hlo_share_of=lambda _: self._trials.hlo_share(),
           below_flops=below_flops,
         )
         is_feasible = found.temp_bytes <= self.budget_bytes

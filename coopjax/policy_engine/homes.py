@@ -78,12 +78,16 @@ def _with_loops(outer: Home) -> Iterator[Home]:
 def _with_most_work(outer: Home) -> Home | None:
   """The region directly inside of another one that has most of its work."""
   flops = cost.jaxpr_flops(outer.jaxpr)
-  inside = [(cost.jaxpr_flops(inner.jaxpr), inner) for of_all, inner in _inside(outer) if of_all >= _MOSTLY * flops > 0]
+  inside = [
+    (cost.jaxpr_flops(inner.jaxpr), inner)
+    for equation, inner in _inside(outer)
+    if cost.equation_flops(equation) >= _MOSTLY * flops > 0
+  ]
   return max(inside, key=lambda each: each[0], default=(0.0, None))[1]
 
 
-def _inside(outer: Home) -> Iterator[tuple[float, Home]]:
-  """The regions directly inside of another one, with the FLOPs of the equation that each stands in."""
+def _inside(outer: Home) -> Iterator[tuple[core.JaxprEqn, Home]]:
+  """The regions directly inside of another one, with the equation that each stands in."""
   has_gradient = {var for var, ok in zip(outer.jaxpr.invars, outer.is_differentiable, strict=True) if ok}
   next_id = outer.first_id
   for equation in outer.jaxpr.eqns:
@@ -97,7 +101,7 @@ def _inside(outer: Home) -> Iterator[tuple[float, Home]]:
           scope = compat.AxisScope.inside(equation)
         is_of_one_device = outer.is_of_one_device or equation.primitive.name == "shard_map"
         inputs = is_read[len(is_read) - len(body.invars) :]  # what chooses the branch comes first
-        yield cost.equation_flops(equation), Home(next_id, first_id, body, inputs, scope, is_of_one_device)
+        yield equation, Home(next_id, first_id, body, inputs, scope, is_of_one_device)
       first_id += _num_equations(body)
     next_id = first_id
 

@@ -216,7 +216,7 @@ class Progress[Decisions: Hashable]:
       return self._first(near, lambda candidate: (self._predict(candidate), candidate.flops))
     if is_hopeless:  # but for what a person would do, whatever is estimated
       bare = [candidate for candidate in bare if candidate.is_by_hand]
-    elif self._tried and not any(trial.candidate.is_by_hand for trial in bare_tried):  # as whose bytes nothing is else
+    elif self._tried and not any(trial.candidate.is_by_hand for trial in bare_tried):  # before deeper cuts
       bare = [c for c in bare if c.is_by_hand and c.estimated_bytes <= self._budget] or bare
     # Those that cut scans alike compile alike, and so do kin.
     seen = {(trial.candidate.scan_bodies, trial.candidate.kin) for trial in bare_tried}
@@ -304,9 +304,7 @@ class Progress[Decisions: Hashable]:
       if errors and candidate.has_loops and estimated_bytes + min(errors) <= self._budget:
         return True
       near_bytes, predicted_bytes = self._budget * (1 + (_NEARBY - 1) / max(1, num_tried)), self._predict(candidate)
-      if candidate.kin in kin_tried:
-        return predicted_bytes <= near_bytes
-      return min(predicted_bytes, estimated_bytes) <= near_bytes
+      return (predicted_bytes if candidate.kin in kin_tried else min(predicted_bytes, estimated_bytes)) <= near_bytes
 
     near = list(filter(is_near, candidates))
     if is_last:

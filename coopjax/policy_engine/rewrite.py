@@ -66,12 +66,18 @@ def _as_written(
   XLA fuses what stands in a call otherwise than what is opened up: a scanned decoder took 0.2% more than by hand.
   """
   if (top := decisions.top) is not None:
-    policy = _Checkpoints("", traced.policy).of(top)
+    policy = _policy_of(top, traced.policy)
     return compat.pinned_checkpoint(marked_fn(traced, mark), policy=policy, prevent_cse=prevent_cse)
   ids = dict(zip(_scan_ids(traced.inlined), _scan_ids(traced.as_called), strict=True))
   regions = (dataclasses.replace(region, equation_id=ids[region.scan_id]) for region in decisions.regions)
   jaxpr = apply_inside(marked_jaxpr(traced, mark), PolicyDecisions(tuple(regions)), traced.policy)
   return lambda *inputs: jax.core.eval_jaxpr(jaxpr, (), *inputs)
+
+
+def _policy_of(region: Region, policy: Callable | None) -> Callable:
+  """What a region that says a policy saves, and what the user's does."""
+  assert region.policy is not None
+  return user_policy.besides(policy_of(region.policy), policy)
 
 
 def _scan_ids(jaxpr: core.Jaxpr) -> list[int]:
@@ -126,11 +132,6 @@ class _Checkpoints:
   def is_offloaded(self, equation: core.JaxprEqn) -> bool:
     """Whether the user's policy offloads what the equation makes: there it stays, whatever else is saved."""
     return self.policy is not None and user_policy.is_offloaded(user_policy.answer_of(equation, self.policy))
-
-  def of(self, region: Region) -> Callable:
-    """What a region that says a policy says, besides the user's."""
-    assert region.policy is not None
-    return user_policy.besides(policy_of(region.policy), self.policy)
 
   def saving(self, saved: Sequence[str], offloaded: Sequence[str] = ()) -> Callable | None:
     """The policy that saves and offloads these names besides what the user's does; what the user's offloads stays
@@ -196,7 +197,9 @@ class _InsideRewriter:
   def _body(self, body: core.Jaxpr, region: Region, prevent_cse: bool) -> core.Jaxpr:
     if region.policy is not None:
       as_it_is = lambda *inputs: jax.core.eval_jaxpr(body, (), *inputs)
-      run = compat.pinned_checkpoint(as_it_is, policy=self._checkpoints.of(region), prevent_cse=prevent_cse)
+      run = compat.pinned_checkpoint(
+        as_it_is, policy=_policy_of(region, self._checkpoints.policy), prevent_cse=prevent_cse
+      )
     else:
       segmented = _Evaluator(body, region, self._checkpoints, prevent_cse)
       run = lambda *inputs: segmented.evaluate(inputs)

@@ -84,7 +84,7 @@ def plan_policy(
     profile: what was compiled of the function as it is.
     link: to the host, if values may be offloaded.
     planner: "coop" and "segments" say how saved values are found (`candidates.Candidates`).
-    hlo_share_of: as for `search`.
+    hlo_share_of: what the HLO engine did in the last compile; None where it was not at work.
     below_flops: as for `search`.
     shards: from `shards.shards_of`; without, a program that is spread is planned as a whole.
     draft_fn: as `compile_fn`, to temporaries that tell programs apart, for much less work.
@@ -102,12 +102,11 @@ def plan_policy(
   def rewritten(decisions: PolicyDecisions) -> tuple[Callable, Sequence[jax.ShapeDtypeStruct]]:
     return fn_and_gradient(traced, rewrite(traced, decisions, mark, shares_alike=True))
 
-  known, last = {} if compiled is None else compiled, list[HloEngineShare | None]()
+  known = {} if compiled is None else compiled
 
   def compiled_bytes(decisions: PolicyDecisions) -> int:
     if decisions not in known:
       known[decisions] = temp_bytes_of(compile_fn(*rewritten(decisions))), hlo_share_of()
-    last[:] = [known[decisions][1]]
     return known[decisions][0]
 
   space = Candidates(traced, only_scans, profile, link, shards=shards, planner=planner, graphs=graphs)
@@ -118,7 +117,7 @@ def plan_policy(
     baseline_temp_bytes,
     max_rounds,
     draft_of=draft_fn and (lambda decisions: draft_fn(*rewritten(decisions))),
-    hlo_share_of=lambda: last[0],
+    hlo_share_of=lambda decisions: known[decisions][1],
     below_flops=below_flops,
   )
 
@@ -131,7 +130,7 @@ def search[Decisions: Hashable](
   max_rounds: int = 6,
   *,
   draft_of: Callable[[Decisions], int] | None = None,
-  hlo_share_of: Callable[[], HloEngineShare | None] = lambda: None,
+  hlo_share_of: Callable[[Decisions], HloEngineShare | None] = lambda _: None,
   below_flops: float = math.inf,
 ) -> PolicyPlan[Decisions]:
   """The verify-and-replan loop: the least recompute whose compiled temporaries hold the budget.
@@ -143,7 +142,7 @@ def search[Decisions: Hashable](
     baseline_temp_bytes: compiled temporaries of the program as it is.
     max_rounds: compiles at most, without drafts.
     draft_of: a cheaper compile, whose temporaries are off by much the same for all candidates.
-    hlo_share_of: what the HLO engine did in the last compile; None where it was not at work.
+    hlo_share_of: what the HLO engine did in a program that was compiled; None where it was not at work.
     below_flops: that a plan at hand repeats: others are only of interest if they repeat less.
 
   Returns:
@@ -160,9 +159,9 @@ def search[Decisions: Hashable](
     candidate = progress.next_candidate(rounds_left)
     if candidate is None:
       break
-    progress.record(Trial(candidate, temp_bytes_of(candidate.decisions), hlo_share_of()))
+    progress.record(Trial(candidate, temp_bytes_of(candidate.decisions), hlo_share_of(candidate.decisions)))
   for candidate in () if space.is_profiled else progress.nothing_saved():  # estimates may be off by more than is tried
-    progress.record(Trial(candidate, temp_bytes_of(candidate.decisions), hlo_share_of()))
+    progress.record(Trial(candidate, temp_bytes_of(candidate.decisions), hlo_share_of(candidate.decisions)))
   return progress.result()
 
 

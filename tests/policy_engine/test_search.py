@@ -65,11 +65,10 @@ def run(invented, budget, baseline=1650, max_rounds=6, below_flops=math.inf, dra
     is_profiled=True,
     deepen=lambda: False,
   )
-  last, whole = [], []
+  whole = []
 
   def temp_bytes_of(decisions):
-    last[:] = [compiled[decisions]]
-    whole.append(last[0].compiled)
+    whole.append(compiled[decisions].compiled)
     return whole[-1]
 
   plan = search(
@@ -79,7 +78,7 @@ def run(invented, budget, baseline=1650, max_rounds=6, below_flops=math.inf, dra
     baseline,
     max_rounds,
     draft_of=drafted and (lambda decisions: drafted(compiled[decisions].compiled if decisions.regions else baseline)),
-    hlo_share_of=lambda: last[0].hlo_share,
+    hlo_share_of=lambda decisions: compiled[decisions].hlo_share,
     below_flops=below_flops,
   )
   assert sorted(whole) == sorted(entry.temp_bytes for entry in plan.rounds if not entry.is_draft)
