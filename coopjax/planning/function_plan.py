@@ -74,7 +74,8 @@ def _choose_here(
   try:
     if is_hooks:
       # There the compiled program takes what the model predicts: the hook, which sees all of it, plans and refuses.
-      host_offload.engine_for(differentiable(traced), request.engine, request.platform)
+      # Where a gradient is being taken, JAX will say what has none.
+      (fn_and_gradient if compat.num_gradients() else differentiable)(traced)
       return Choice(request.mark(fingerprint))
     with progress.shown(f"planning {traced.name}"):
       chosen = by_gradient(

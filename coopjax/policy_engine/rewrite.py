@@ -8,7 +8,7 @@ where JAX drops the tie). Every equation is bound under its own source line, and
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -225,6 +225,10 @@ class _Evaluator:
     self._checkpoints = checkpoints
     self._prefix = f"coopjax:{checkpoints.digest}:{'' if region.equation_id is None else region.equation_id}"
     self._prevent_cse = prevent_cse
+    self._last_read = {
+      **{var: i for i, equation in enumerate(jaxpr.eqns) for var in _variables(equation.invars)},
+      **dict.fromkeys(_variables(jaxpr.outvars), len(jaxpr.eqns)),
+    }
     # Copies to and from the host must not drift away from the segments that they belong to (`host_copies`).
     is_straight = region.equation_id is None and not region.is_looped
     self._is_paced = is_straight and any(segment.offloaded for segment in region.segments)
@@ -322,13 +326,15 @@ class _Evaluator:
     read = {
       atom: None
       for equation in equations[segment.start : segment.stop]
-      for atom in equation.invars
-      if isinstance(atom, core.Var) and atom not in made
+      for atom in _variables(equation.invars)
+      if atom not in made
     }
-    later = {atom for equation in equations[segment.stop :] for atom in equation.invars if isinstance(atom, core.Var)}
-    later.update(atom for atom in self._jaxpr.outvars if isinstance(atom, core.Var))
-    return list(read), [var for var in made if var in later]
+    return list(read), [var for var in made if self._last_read.get(var, -1) >= segment.stop]
 
 
 def _read(env: dict[core.Var, Any], atom: Any) -> Any:
   return atom.val if isinstance(atom, core.Literal) else env[atom]
+
+
+def _variables(atoms: Sequence[Any]) -> Iterator[core.Var]:
+  return (atom for atom in atoms if isinstance(atom, core.Var))
