@@ -31,6 +31,8 @@ _MAYBE_ROUGHLY = 1.35  # where estimates go by no compile
 _NEAR_MISS = 0.01  # of the budget
 _HAND_ROUNDS = 3  # of a search, its last: for what a person would pick
 _MAX_BOLD_MISSES = 10
+_WORTH_IF_IT_FITS = 0.9  # times the FLOPs of the best plan: what a draft repeats that is compiled whole, too; or
+_WORTH_IF_IT_MIGHT = 0.5  # where it is over the budget, by no more than drafts are off
 _MAX_BARE = 3  # tries at the least memory before the budget counts as out of reach
 _WITHIN_REACH = 1.1  # of the budget: worth more tries
 _AIDED_MARGIN = 0.25  # of what the best plan takes unaided: the HLO engine may help out with more
@@ -122,6 +124,7 @@ class Progress[Decisions: Hashable]:
     self._passed: set[SearchCandidate[Decisions]] = set()
     self._twin: SearchCandidate[Decisions] | None = None  # under way, if the last candidate is one
     self._barriers_cost = False  # a twin took more than what it is one of
+    self._draft_error = 0  # bytes that a compile was off by from what its draft let expect, at most
     self._baseline = float(baseline_temp_bytes)
     # The program without checkpoints is scheduled differently, so it lends its ratio only until there is a trial.
     self._ratio = self._baseline / max(space.baseline_bytes, 1.0)
@@ -146,6 +149,7 @@ class Progress[Decisions: Hashable]:
   def compiled(self, draft: Trial[Decisions], temp_bytes: int) -> None:
     """What a draft takes when it is compiled whole; the others are taken to be off by as much."""
     by_bytes = temp_bytes - draft.temp_bytes
+    self._draft_error = max(self._draft_error, abs(by_bytes))
     self._tried = [
       dataclasses.replace(trial, temp_bytes=trial.temp_bytes + by_bytes, is_draft=trial is not draft)
       if trial.is_draft
@@ -153,18 +157,29 @@ class Progress[Decisions: Hashable]:
       for trial in self._tried
     ]
 
+  def long_shot(self) -> Trial[Decisions] | None:
+    """A draft that would repeat much less than the plan, if it fits, as it may for all that drafts have been off by."""
+    reach = min(self._budget + self._draft_error, _NEARBY * self._budget)
+    worth = lambda trial: _WORTH_IF_IT_FITS if trial.temp_bytes <= self._budget else _WORTH_IF_IT_MIGHT
+    drafts = [trial for trial in self._tried if trial.is_draft and trial.flops < worth(trial) * self._held_flops]
+    near = [trial for trial in drafts if trial.temp_bytes <= reach]
+    return min(near, key=lambda trial: (max(trial.temp_bytes, self._budget), trial.flops), default=None)
+
   @property
   def has_plan(self) -> bool:
     """A plan that holds the budget was compiled whole."""
-    return not all(trial.is_draft for trial in self._feasible())
+    return self._held_flops < math.inf
+
+  @property
+  def _held_flops(self) -> float:
+    """Of the best such plan."""
+    return min((trial.flops for trial in self._feasible() if not trial.is_draft), default=math.inf)
 
   def nothing_saved(self) -> list[SearchCandidate[Decisions]]:
     """What most people have, where it was not compiled whole and repeats less than the best: the cheapest of it."""
     compiled = {trial.candidate.decisions for trial in self._tried if not trial.is_draft}
-    least = min((trial.flops for trial in self._feasible() if not trial.is_draft), default=math.inf)
-    usual = [
-      c for c in self._space.found if c.is_bare and c.is_plain_policy and c.flops < min(least, self._below_flops)
-    ]
+    most = min(self._held_flops, self._below_flops)
+    usual = [c for c in self._space.found if c.is_bare and c.is_plain_policy and c.flops < most]
     return [c for c in sorted(usual, key=lambda c: c.flops)[:1] if c.decisions not in compiled]
 
   def next_candidate(self, rounds_left: int) -> SearchCandidate[Decisions] | None:

@@ -31,7 +31,8 @@ from coopjax.xla.compile import OversizedProgram, temp_bytes_of
 _DRAFTED_WITHIN = 0.25  # of the temporaries: drafts that are off by more show little (XLA:TPU's of toys)
 _MAX_DRAFTS = 10  # about one compile's work
 _ENOUGH_COMPILES = 2  # of drafts, once a plan holds
-_MAX_COMPILES = 6  # while none does
+_MAX_COMPILES = 6  # while none does, or drafts show little
+_DRAFTS_AFTER_A_SHOT = 3  # that a compile was tried for what may repeat much less
 _OUT_OF_REACH = 1  # bytes: a budget that finds the least that there is
 _JUST_MISSED = 1.25  # of a budget
 
@@ -173,9 +174,9 @@ def _search_by_drafts[Decisions: Hashable](
 ) -> PolicyPlan[Decisions]:
   """Compiles whole what is best by drafts; by how much drafts are off is learned anew from each.
 
-  Two such compiles if one of them holds the budget; a miss does not end the search. What most people have, nothing
-  saved, is compiled whole where it repeats less than what is found: drafts of unlike loops may be off by more than the
-  budget, each by something else (XLA:TPU's of ragged products).
+  Two such compiles if one of them holds the budget; a miss does not end the search. Drafts of unlike loops may be off
+  by more, each by something else (XLA:TPU's of ragged products): where a compile shows that, what may repeat much less
+  is compiled whole, too. So is what most people have, nothing saved, where it repeats less than what is found.
   """
   num_drafts = num_compiled = 0
   while True:
@@ -185,7 +186,10 @@ def _search_by_drafts[Decisions: Hashable](
       num_drafts += 1
       continue
     trial = progress.to_compile()
-    if trial is None or num_compiled >= (_ENOUGH_COMPILES if progress.has_plan else _MAX_COMPILES):
+    if trial is None or (progress.has_plan and num_compiled >= _ENOUGH_COMPILES):
+      trial = progress.long_shot()
+      num_drafts -= _DRAFTS_AFTER_A_SHOT
+    if trial is None or num_compiled >= _MAX_COMPILES:
       for candidate in progress.nothing_saved():
         progress.record(Trial(candidate, temp_bytes_of(candidate.decisions), None))
       return progress.result()
