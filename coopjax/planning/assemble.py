@@ -16,7 +16,7 @@ from coopjax.planning.remat_plan import RegionPlan, RematPlan
 from coopjax.planning.request import Request
 from coopjax.policy_engine.decisions import PolicyDecisions
 from coopjax.policy_engine.description import describe
-from coopjax.policy_engine.progress import PolicyPlan
+from coopjax.policy_engine.policy_plan import PolicyPlan
 from coopjax.program import explain
 from coopjax.program.step_program import StepProgram
 from coopjax.xla.targets import Target

@@ -37,8 +37,8 @@ from coopjax.policy_engine.candidates import BY_HAND, Candidates
 from coopjax.policy_engine.compiled_profile import CompiledProfile, profile_of, profile_of_module
 from coopjax.policy_engine.decisions import PolicyDecisions
 from coopjax.policy_engine.forward_graph import ForwardGraph
+from coopjax.policy_engine.policy_plan import PolicyPlan
 from coopjax.policy_engine.predictions import HloEngineShare
-from coopjax.policy_engine.progress import PolicyPlan
 from coopjax.policy_engine.shards import shards_of
 from coopjax.xla.compile import OversizedProgram, compile_abstract, measure, module_of
 from coopjax.xla.module import predict_memory

@@ -35,13 +35,14 @@ from coopjax.planning.steps import Step, what_to_wrap
 from coopjax.planning.trials import Trials, Tried
 from coopjax.policy_engine import search
 from coopjax.policy_engine.division import Division, Share
-from coopjax.policy_engine.progress import PolicyPlan
+from coopjax.policy_engine.policy_plan import PolicyPlan
 from coopjax.policy_engine.shards import Observed, Shards
 from coopjax.program import explain
 from coopjax.program.stopwatch import Stopwatch
 from coopjax.xla.compile import compile_scheduled, compile_trial, measure, module_of, num_devices
 from coopjax.xla.targets import Target
 
+_MODEL_IS_OFF = 1.25  # times the compiled temporaries: what is predicted for an accelerator, at most
 _DIVIDES_ABOVE = 0.1  # of the forward pass repeated by the HLO engine alone: a division is looked for that repeats less
 
 
@@ -143,7 +144,7 @@ class _Planning:
       warnings.simplefilter("ignore", BudgetExceededWarning)  # trials may miss the budget
       if request.engine != "policy" and platform is not None:
         outcome = self._outcome_of(platform)
-        if outcome and (request.engine == "hlo" or outcome.fits or platform != "cpu"):  # elsewhere the model may be off
+        if outcome and (request.engine == "hlo" or outcome.fits or self._may_fit(outcome)):
           self._try_hlo(outcome)
       if self._step.members and request.engine != "hlo" and not (self.holds and self._is_cheap):
         self._try_policy(self._mark if outcome and platform != "tpu" else None)
@@ -156,6 +157,12 @@ class _Planning:
   def holds(self) -> bool:
     """Whether the best is within the budget."""
     return self.best.temp_bytes <= self.budget_bytes
+
+  def _may_fit(self, outcome: hook.Outcome) -> bool:
+    """Whether an accelerator's compiler, of which the model is off, may bring what it says within the budget."""
+    spared_bytes = max(outcome.baseline.temp_bytes - self.before.temp_bytes, 0)  # XLA:TPU's, in vector memory
+    limit = _MODEL_IS_OFF * self.budget_bytes + spared_bytes
+    return self._request.platform != "cpu" and outcome.predicted.temp_bytes <= limit
 
   @property
   def _is_cheap(self) -> bool:

@@ -64,6 +64,27 @@ class SearchCandidate[Decisions: Hashable](Protocol):
   def summary(self) -> str: ...
 
 
+class SearchSpace[Decisions: Hashable](Protocol):
+  """What is searched: the candidates, what the forward pass takes, and the decisions that leave everything as it is.
+
+  `deepen` adds candidates that take less and repeat more, if there are any that it has not added yet.
+  """
+
+  @property
+  def found(self) -> Sequence[SearchCandidate[Decisions]]: ...
+  @property
+  def forward_flops(self) -> float: ...
+  @property
+  def baseline_bytes(self) -> float: ...
+  @property
+  def is_spread(self) -> bool: ...
+  @property
+  def is_profiled(self) -> bool: ...
+  @property
+  def undecided(self) -> Decisions: ...
+  def deepen(self) -> bool: ...
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trial[Decisions: Hashable]:
   """A candidate, compiled: its temporaries, and the HLO engine's part in them.

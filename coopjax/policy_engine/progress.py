@@ -1,4 +1,4 @@
-"""What a search compiles next, and what it ends with.
+"""What a search compiles next.
 
 Each compile is a point on a curve from estimated to compiled bytes, and the next try is the cheapest candidate that the
 curve puts inside the budget, or the most finely cut of those that cost nearly as little: a rule that similar models
@@ -17,11 +17,20 @@ somewhat more bytes than it does are worth a try, too.
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Callable, Hashable, Sequence
-from typing import Protocol
 
-from coopjax.budget import format_bytes
-from coopjax.policy_engine.predictions import SearchCandidate, Trial, doubted_bytes, in_loops, predicted_bytes
+import numpy as np
+
+from coopjax.policy_engine.policy_plan import PolicyPlan, PolicyRound
+from coopjax.policy_engine.predictions import (
+  SearchCandidate,
+  SearchSpace,
+  Trial,
+  doubted_bytes,
+  in_loops,
+  predicted_bytes,
+)
 
 _MARGIN = 0.02  # of the budget: how far predictions err, once there has been a compile
 _DOUBT = 0.1  # of the budget: how far the prediction of a scan body unlike those tried may err, at least
@@ -29,6 +38,7 @@ _NEARBY = 1.15  # of the budget: predictions within that may be wrong
 _MAYBE = 1.2  # of the budget: of the few policies that everybody tries, what is predicted to take more is not tried; or
 _MAYBE_ROUGHLY = 1.35  # where estimates go by no compile
 _NEAR_MISS = 0.01  # of the budget
+_LEAVES_ROOM = 0.9  # of the budget: what a plan takes that candidates of more bytes are looked for beyond
 _HAND_ROUNDS = 3  # of a search, its last: for what a person would pick
 _MAX_BOLD_MISSES = 10
 _WORTH_IF_IT_FITS = 0.9  # times the FLOPs of the best plan: what a draft repeats that is compiled whole, too; or
@@ -40,76 +50,6 @@ _MAX_AIDED_MISSES = 2  # tries at that
 _TOLERANCE = 0.03  # of the forward FLOPs: what is no reason to prefer a candidate, or to compile once more
 _LOOP_TOLERANCE = 0.003  # the same where scan bodies are decided on, whose layers need no rule to be alike; or
 _LOOP_SHARE = 0.02  # of the FLOPs that are repeated, if that is less
-
-
-@dataclasses.dataclass(frozen=True)
-class PolicyRound:
-  """One compile of the verify-and-replan loop: what was tried, bytes estimated and compiled, and FLOPs repeated."""
-
-  summary: str
-  estimated_bytes: int
-  temp_bytes: int
-  recompute_flops: float
-  is_draft: bool = False
-
-  def __str__(self) -> str:
-    return (
-      f"{self.summary}: {format_bytes(self.temp_bytes)} {'drafted' if self.is_draft else 'compiled'}, "
-      f"{format_bytes(self.estimated_bytes)} estimated, {self.recompute_flops:.3g} FLOPs repeated"
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class PolicyPlan[Decisions]:
-  """The outcome.
-
-  Attributes:
-    decisions: of the best candidate that holds the budget; of the smallest one if none does.
-    rounds: the compiles made, in order.
-    temp_bytes: compiled temporaries of fn and its gradient under `decisions`.
-    recompute_flops: work repeated, modelled; what the HLO engine repeats included.
-    forward_flops: forward work, modelled.
-    is_feasible: `temp_bytes` is within the budget.
-    smallest_bytes: the smallest compiled temporaries seen.
-    unaided_bytes: `temp_bytes` without what the HLO engine did.
-    waiting_flops: what could be computed while transfers to and from the host are waited for, modelled.
-  """
-
-  decisions: Decisions
-  rounds: tuple[PolicyRound, ...]
-  temp_bytes: int
-  recompute_flops: float
-  forward_flops: float
-  is_feasible: bool
-  smallest_bytes: int
-  unaided_bytes: int
-  waiting_flops: float = 0.0
-
-  @classmethod
-  def undecided(cls, space: "SearchSpace[Decisions]", temp_bytes: int, is_feasible: bool) -> "PolicyPlan[Decisions]":
-    """The program as it is."""
-    return cls(space.undecided, (), temp_bytes, 0.0, space.forward_flops, is_feasible, temp_bytes, temp_bytes)
-
-
-class SearchSpace[Decisions: Hashable](Protocol):
-  """What is searched: the candidates, what the forward pass takes, and the decisions that leave everything as it is.
-
-  `deepen` adds candidates that take less and repeat more, if there are any that it has not added yet.
-  """
-
-  @property
-  def found(self) -> Sequence[SearchCandidate[Decisions]]: ...
-  @property
-  def forward_flops(self) -> float: ...
-  @property
-  def baseline_bytes(self) -> float: ...
-  @property
-  def is_spread(self) -> bool: ...
-  @property
-  def is_profiled(self) -> bool: ...
-  @property
-  def undecided(self) -> Decisions: ...
-  def deepen(self) -> bool: ...
 
 
 class Progress[Decisions: Hashable]:
@@ -146,8 +86,12 @@ class Progress[Decisions: Hashable]:
       taken = min(self._tried, key=lambda trial: trial.temp_bytes, default=None)
     return taken if taken and taken.is_draft else None
 
-  def compiled(self, draft: Trial[Decisions], temp_bytes: int) -> None:
-    """What a draft takes when it is compiled whole; the others are taken to be off by as much."""
+  def compiled(self, draft: Trial[Decisions], temp_bytes: int) -> bool:
+    """What a draft takes when it is compiled whole; the others are taken to be off by as much.
+
+    Returns:
+      Whether it holds the budget.
+    """
     by_bytes = temp_bytes - draft.temp_bytes
     self._draft_error = max(self._draft_error, abs(by_bytes))
     self._tried = [
@@ -156,6 +100,7 @@ class Progress[Decisions: Hashable]:
       else trial
       for trial in self._tried
     ]
+    return temp_bytes <= self._budget
 
   def long_shot(self) -> Trial[Decisions] | None:
     """A draft that would repeat much less than the plan, if it fits, as it may for all that drafts have been off by."""
@@ -189,6 +134,8 @@ class Progress[Decisions: Hashable]:
     if not self._holds and self._is_too_shallow():
       self._space.deepen()
     untried = [candidate for candidate in self._space.found if candidate not in self._passed]
+    if found := self._likeliest_gain(untried):
+      return found
     by_hand: list[SearchCandidate[Decisions]] = []
     if self._holds:
       least = min([self._below_flops, *(trial.flops for trial in self._feasible())])
@@ -239,6 +186,20 @@ class Progress[Decisions: Hashable]:
       bare,
       lambda candidate: ((candidate.scan_bodies, candidate.kin) in seen, candidate.estimated_bytes, candidate.flops),
     )
+
+  def _likeliest_gain(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
+    """By how much less it repeats times how likely it fits, where drafts overshot twice in a row and the plan leaves
+    much room: few drafts are made, and a hit is worth more than another miss.
+    """
+    best, last = self._best(), self._tried[-2:]
+    if best is None or best.temp_bytes > _LEAVES_ROOM * self._budget:
+      return None
+    if not all(trial.is_draft and trial.temp_bytes > self._budget for trial in last):
+      return None
+    spread = float(np.std([trial.error_bytes(self._num_shards) for trial in self._tried]))
+    fits = statistics.NormalDist(self._budget, max(spread, _MARGIN * self._budget))
+    gain = lambda candidate: (best.flops - candidate.flops) * (1 - fits.cdf(self._predict(candidate)))
+    return self._first([c for c in untried if c.flops < best.flops], lambda candidate: -gain(candidate))
 
   def _help_flops(self, candidate: SearchCandidate[Decisions]) -> float:
     """That the HLO engine repeats under a candidate without loops: at least what it did, twice or more, where it had

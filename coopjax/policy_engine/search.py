@@ -22,8 +22,9 @@ from coopjax.policy_engine.compiled_profile import CompiledProfile
 from coopjax.policy_engine.decisions import PolicyDecisions
 from coopjax.policy_engine.forward_graph import ForwardGraph
 from coopjax.policy_engine.offload import HostLink
-from coopjax.policy_engine.predictions import HloEngineShare, Trial
-from coopjax.policy_engine.progress import PolicyPlan, Progress, SearchSpace
+from coopjax.policy_engine.policy_plan import PolicyPlan
+from coopjax.policy_engine.predictions import HloEngineShare, SearchSpace, Trial
+from coopjax.policy_engine.progress import Progress
 from coopjax.policy_engine.rewrite import rewrite
 from coopjax.policy_engine.shards import Shards
 from coopjax.xla.compile import OversizedProgram, temp_bytes_of
@@ -32,7 +33,7 @@ _DRAFTED_WITHIN = 0.25  # of the temporaries: drafts that are off by more show l
 _MAX_DRAFTS = 10  # about one compile's work
 _ENOUGH_COMPILES = 2  # of drafts, once a plan holds
 _MAX_COMPILES = 6  # while none does, or drafts show little
-_DRAFTS_AFTER_A_SHOT = 3  # that a compile was tried for what may repeat much less
+_MORE_DRAFTS = 3  # where a compile showed that drafts tell another story
 _OUT_OF_REACH = 1  # bytes: a budget that finds the least that there is
 _JUST_MISSED = 1.25  # of a budget
 
@@ -180,20 +181,22 @@ def _search_by_drafts[Decisions: Hashable](
   """
   num_drafts = num_compiled = 0
   while True:
-    candidate = progress.next_candidate(_MAX_DRAFTS - num_drafts + 1) if num_drafts < _MAX_DRAFTS else None
+    may_draft = num_drafts < _MAX_DRAFTS and num_compiled < _MAX_COMPILES
+    candidate = progress.next_candidate(_MAX_DRAFTS - num_drafts + 1) if may_draft else None
     if candidate is not None:
       progress.record(Trial(candidate, draft_of(candidate.decisions) + off_bytes, None, is_draft=True))
       num_drafts += 1
       continue
-    trial = progress.to_compile()
+    trial, is_shot = progress.to_compile(), False
     if trial is None or (progress.has_plan and num_compiled >= _ENOUGH_COMPILES):
-      trial = progress.long_shot()
-      num_drafts -= _DRAFTS_AFTER_A_SHOT
+      trial, is_shot = progress.long_shot(), True
     if trial is None or num_compiled >= _MAX_COMPILES:
       for candidate in progress.nothing_saved():
         progress.record(Trial(candidate, temp_bytes_of(candidate.decisions), None))
       return progress.result()
     temp_bytes = temp_bytes_of(trial.candidate.decisions)
     off_bytes += temp_bytes - trial.temp_bytes
-    progress.compiled(trial, temp_bytes)
+    holds = progress.compiled(trial, temp_bytes)
+    if is_shot or not holds:
+      num_drafts = min(num_drafts, _MAX_DRAFTS - _MORE_DRAFTS)
     num_compiled += 1

@@ -13,7 +13,7 @@ import coopjax
 from coopjax.planning import choosing
 from coopjax.policy_engine import search
 from coopjax.policy_engine.decisions import PolicyDecisions
-from coopjax.policy_engine.progress import PolicyPlan
+from coopjax.policy_engine.policy_plan import PolicyPlan
 from tests.support import models
 from tests.support.checks import assert_close, assert_same_bits, compile_step, num_dots, temp_bytes
 

@@ -1,0 +1,55 @@
+"""What a search ends with: the decisions that are carried out, and the compiles that led to them."""
+
+import dataclasses
+
+from coopjax.budget import format_bytes
+from coopjax.policy_engine.predictions import SearchSpace
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyRound:
+  """One compile of the verify-and-replan loop: what was tried, bytes estimated and compiled, and FLOPs repeated."""
+
+  summary: str
+  estimated_bytes: int
+  temp_bytes: int
+  recompute_flops: float
+  is_draft: bool = False
+
+  def __str__(self) -> str:
+    return (
+      f"{self.summary}: {format_bytes(self.temp_bytes)} {'drafted' if self.is_draft else 'compiled'}, "
+      f"{format_bytes(self.estimated_bytes)} estimated, {self.recompute_flops:.3g} FLOPs repeated"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyPlan[Decisions]:
+  """The outcome.
+
+  Attributes:
+    decisions: of the best candidate that holds the budget; of the smallest one if none does.
+    rounds: the compiles made, in order.
+    temp_bytes: compiled temporaries of fn and its gradient under `decisions`.
+    recompute_flops: work repeated, modelled; what the HLO engine repeats included.
+    forward_flops: forward work, modelled.
+    is_feasible: `temp_bytes` is within the budget.
+    smallest_bytes: the smallest compiled temporaries seen.
+    unaided_bytes: `temp_bytes` without what the HLO engine did.
+    waiting_flops: what could be computed while transfers to and from the host are waited for, modelled.
+  """
+
+  decisions: Decisions
+  rounds: tuple[PolicyRound, ...]
+  temp_bytes: int
+  recompute_flops: float
+  forward_flops: float
+  is_feasible: bool
+  smallest_bytes: int
+  unaided_bytes: int
+  waiting_flops: float = 0.0
+
+  @classmethod
+  def undecided(cls, space: SearchSpace[Decisions], temp_bytes: int, is_feasible: bool) -> "PolicyPlan[Decisions]":
+    """The program as it is."""
+    return cls(space.undecided, (), temp_bytes, 0.0, space.forward_flops, is_feasible, temp_bytes, temp_bytes)
