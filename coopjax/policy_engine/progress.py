@@ -90,7 +90,7 @@ class Progress[Decisions: Hashable]:
     """What a draft takes when it is compiled whole; the others are taken to be off by as much.
 
     Returns:
-      Whether it holds the budget.
+      Whether it holds the budget, and leaves no room for much more.
     """
     by_bytes = temp_bytes - draft.temp_bytes
     self._draft_error = max(self._draft_error, abs(by_bytes))
@@ -100,7 +100,7 @@ class Progress[Decisions: Hashable]:
       else trial
       for trial in self._tried
     ]
-    return temp_bytes <= self._budget
+    return _LEAVES_ROOM * self._budget < temp_bytes <= self._budget
 
   def long_shot(self) -> Trial[Decisions] | None:
     """A draft that would repeat much less than the plan, if it fits, as it may for all that drafts have been off by."""

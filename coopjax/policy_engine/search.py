@@ -196,7 +196,7 @@ def _search_by_drafts[Decisions: Hashable](
       return progress.result()
     temp_bytes = temp_bytes_of(trial.candidate.decisions)
     off_bytes += temp_bytes - trial.temp_bytes
-    holds = progress.compiled(trial, temp_bytes)
-    if is_shot or not holds:
+    is_near = progress.compiled(trial, temp_bytes)
+    if is_shot or not is_near:
       num_drafts = min(num_drafts, _MAX_DRAFTS - _MORE_DRAFTS)
     num_compiled += 1
