@@ -44,6 +44,7 @@ class ForwardGraph:
     kept_roots: the residuals' buffers, without those that a fused, cheap op makes from others of them.
     crossing: rows (position that makes it, last position that reads it, bytes) of every value read by another position,
       int64 ``[num_crossing, 3]``; the region's outputs are not counted, they exist anyway.
+    cotangents: those rows of it whose values have a cotangent.
     flops: per position.
   """
 
@@ -59,6 +60,7 @@ class ForwardGraph:
   residuals: frozenset[int]
   kept_roots: frozenset[int]
   crossing: np.ndarray
+  cotangents: np.ndarray
   flops: tuple[float, ...]
 
   @property
@@ -91,7 +93,14 @@ class ForwardGraph:
 
   def crossed_bytes(self) -> np.ndarray:
     """Bytes that are made before each boundary between positions and read behind it, int64 ``[num_positions + 1]``."""
-    made, read, num_bytes = self.crossing.T
+    return self._at_boundaries(self.crossing)
+
+  def cotangent_bytes(self) -> np.ndarray:
+    """The same of cotangents."""
+    return self._at_boundaries(self.cotangents)
+
+  def _at_boundaries(self, rows: np.ndarray) -> np.ndarray:
+    made, read, num_bytes = rows.T
     crossed = np.zeros(self.num_positions + 1, np.int64)
     np.add.at(crossed, made + 1, num_bytes)
     np.subtract.at(crossed, read + 1, num_bytes)  # a cut at `read` is still crossed, one behind it is not

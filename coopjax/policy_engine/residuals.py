@@ -55,7 +55,8 @@ def forward_graph(jaxpr: core.Jaxpr, is_differentiable: Sequence[bool], shards: 
     shards: how devices share its values.
   """
   forward = _differentiated(jaxpr, is_differentiable)
-  return _GraphBuilder(jaxpr, shards).build(forward)
+  crossing, has_cotangent = _crossing(jaxpr, is_differentiable, shards)
+  return _GraphBuilder(jaxpr, shards).build(forward, crossing, crossing[has_cotangent])
 
 
 def _differentiated(jaxpr: core.Jaxpr, is_differentiable: Sequence[bool]) -> core.Jaxpr:
@@ -105,7 +106,7 @@ class _GraphBuilder:
     self._maker: dict[int, core.JaxprEqn] = {}
     self._makers: dict[Value, core.JaxprEqn] = {}
 
-  def build(self, forward: core.Jaxpr) -> ForwardGraph:
+  def build(self, forward: core.Jaxpr, crossing: np.ndarray, cotangents: np.ndarray) -> ForwardGraph:
     ops: list[list[ForwardOp]] = [[] for _ in self._jaxpr.eqns]
     position = 0
     for equation in forward.eqns:
@@ -127,7 +128,8 @@ class _GraphBuilder:
       first_read=self._first_read(ops),
       residuals=residuals,
       kept_roots=self._kept_roots(residuals),
-      crossing=_crossing(self._jaxpr, self._shards),
+      crossing=crossing,
+      cotangents=cotangents,
       flops=tuple(sum(op.flops for op in at) for at in ops),
     )
 
@@ -324,10 +326,16 @@ def _parse_name(name: str) -> Value | None:
   return (int(position), int(index)) if position.isdigit() and index.isdigit() else None
 
 
-def _crossing(jaxpr: core.Jaxpr, shards: Shards) -> np.ndarray:
-  at = {var: position for position, equation in enumerate(jaxpr.eqns) for var in equation.outvars}
+def _crossing(jaxpr: core.Jaxpr, is_differentiable: Sequence[bool], shards: Shards) -> tuple[np.ndarray, np.ndarray]:
+  """`ForwardGraph.crossing`, and which of its rows are of values that have a cotangent."""
+  differentiated = {var for var, ok in zip(jaxpr.invars, is_differentiable, strict=True) if ok}
+  at: dict[core.Var, int] = {}
   last_read: dict[core.Var, int] = {}
   for position, equation in enumerate(jaxpr.eqns):
-    last_read.update({atom: position for atom in equation.invars if isinstance(atom, core.Var) and atom in at})
-  rows = [(at[var], read, shards.num_bytes(var.aval, at[var])) for var, read in last_read.items() if read > at[var]]
-  return np.array(rows, np.int64).reshape(-1, 3)
+    read = [atom for atom in equation.invars if isinstance(atom, core.Var)]
+    last_read.update((var, position) for var in read if var in at)
+    at.update(dict.fromkeys(equation.outvars, position))
+    if not differentiated.isdisjoint(read):
+      differentiated.update(var for var in equation.outvars if is_floating(var.aval))
+  rows = [(at[var], read, shards.num_bytes(var.aval, at[var])) for var, read in last_read.items()]
+  return np.array(rows, np.int64).reshape(-1, 3), np.array([var in differentiated for var in last_read], bool)

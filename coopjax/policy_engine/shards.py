@@ -104,6 +104,7 @@ class Observed:
   def _evaluate(self, jaxpr: core.Jaxpr, region: int | None, inputs: Sequence[Any]) -> list[Any]:
     """The outputs of a region."""
     env = compat.environment(jaxpr, inputs)
+    made_from_inputs = {*jaxpr.invars}  # what is not, a mask for one, each device makes as it needs it
     read = lambda atom: atom.val if isinstance(atom, core.Literal) else env[atom]
     for position, (equation, equation_id) in enumerate(zip(jaxpr.eqns, self._ids.get(region, ()), strict=True)):
       arguments = [read(atom) for atom in equation.invars]
@@ -112,8 +113,11 @@ class Observed:
         outputs = compat.bind_scan(equation, arguments, inside)
       else:
         outputs = compat.bind(equation, arguments)
-      for var, out in zip(equation.outvars, outputs, strict=True):
-        env[var] = out
+      env.update(zip(equation.outvars, outputs, strict=True))
+      if made_from_inputs.isdisjoint(atom for atom in equation.invars if isinstance(atom, core.Var)):
+        continue
+      made_from_inputs.update(equation.outvars)
+      for out in outputs:
         if isinstance(out, jax.Array) and out.ndim and not jnp.issubdtype(out.dtype, jax.dtypes.extended):
           at = self._at.setdefault(region, {})
           compat.observe_shards(out, functools.partial(at.__setitem__, (position, out.shape)))

@@ -28,7 +28,7 @@ class WorkingSets:
 
   def __init__(self, graph: ForwardGraph):
     self.graph = graph
-    self._crossed = graph.crossed_bytes()
+    self._cotangents = graph.cotangent_bytes()
     root = graph.value_root
     self._last_read = list(graph.value_position)  # per root
     self._made = np.zeros(graph.num_positions, np.int64)
@@ -64,4 +64,4 @@ class WorkingSets:
         until = self._last_read[root] if root in saved_roots else wanted_at[root]
         held[made - start] += graph.value_bytes[root]
         held[min(until, stop - 1) - start + 1] -= graph.value_bytes[root]
-    return int((np.cumsum(held)[:-1] + self._crossed[start:stop] + self._made[start:stop]).max())
+    return int((np.cumsum(held)[:-1] + self._cotangents[start:stop] + self._made[start:stop]).max())

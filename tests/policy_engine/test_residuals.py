@@ -64,6 +64,7 @@ def random_graph(rng, num):
     residuals=residuals,
     kept_roots=residuals,
     crossing=crossing,
+    cotangents=crossing,
     flops=(1.0,) * num,
   )
 
