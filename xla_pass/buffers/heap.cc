@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <numeric>
+#include <string_view>
 
 #include "base/allowance.h"
 #include "buffers/heap_simulator.h"
@@ -12,6 +13,7 @@ namespace coopjax {
 namespace {
 
 constexpr int64_t kStepsPerValue = 30;
+constexpr std::string_view kAllocateBuffer = "AllocateBuffer";
 
 struct Allocation {
   int64_t bytes = 0;
@@ -52,6 +54,7 @@ class Assigner {
   void AssignHeap(HeapResult* result);
   std::vector<int64_t> PlaceTemporaries(HeapResult* result) const;
   int32_t NumThreadLocalAllocations() const;
+  int64_t CountedLiveBytes(std::vector<HeapInterval> intervals) const;
   int64_t ReportedTempBytes(int64_t temp_bytes, const HeapResult& result) const;
   void AddBuffers(const std::vector<int64_t>& bases, HeapResult* result) const;
 
@@ -67,6 +70,7 @@ class Assigner {
   std::vector<int64_t> heap_offset_;       // [value]
   int32_t heap_allocation_ = -1;
   int64_t least_heap_bytes_ = 0;
+  int64_t counted_live_bytes_ = 0;
 };
 
 int32_t Assigner::NewAllocation(int32_t buffer, AllocationKind kind) {
@@ -178,7 +182,7 @@ bool Assigner::IsCopyOf(int32_t value, int32_t assigned) const {
 
 void Assigner::AssignHeap(HeapResult* result) {
   const std::vector<HeapInterval> intervals = SimulateHeap(alias_, ranges_, is_in_heap_);
-  const Packing packing = PackHeap(intervals, rules_.alignment);
+  const Packing packing = PackHeap(intervals, rules_);
   heap_offset_.assign(dataflow_.num_values(), 0);
   if (intervals.empty()) return;
   heap_allocation_ = static_cast<int32_t>(allocations_.size());
@@ -189,6 +193,7 @@ void Assigner::AssignHeap(HeapResult* result) {
   }
   result->peak_live_bytes = PeakLiveBytes(intervals);
   result->heap_bytes = packing.heap_bytes;
+  if (rules_.counts_fragmentation_twice) counted_live_bytes_ = CountedLiveBytes(intervals);
   least_heap_bytes_ = LeastHeapBytes(intervals, rules_.alignment);
 }
 
@@ -230,11 +235,21 @@ std::vector<int64_t> Assigner::PlaceTemporaries(HeapResult* result) const {
   return bases;
 }
 
+// The most that is live for what memory_analysis() takes for fragmentation, see HeapRules.
+int64_t Assigner::CountedLiveBytes(std::vector<HeapInterval> intervals) const {
+  for (HeapInterval& interval : intervals) {
+    if (interval.shared_with < 0) continue;
+    const int32_t definer = dataflow_.defining_instruction(intervals[interval.shared_with].value);
+    if (graph_.instruction(definer).custom_call_target == kAllocateBuffer) interval.bytes = 0;
+  }
+  return PeakLiveBytes(intervals);
+}
+
 // What memory_analysis() says of them where that is not their size, see HeapRules.
 int64_t Assigner::ReportedTempBytes(int64_t temp_bytes, const HeapResult& result) const {
   if (!rules_.counts_fragmentation_twice) return temp_bytes;
   if (result.heap_bytes == 0) return 0;
-  int64_t live_bytes = result.peak_live_bytes;
+  int64_t live_bytes = counted_live_bytes_;
   for (const Allocation& allocation : allocations_) {
     if (allocation.kind == AllocationKind::kTuple && !allocation.lives_out) live_bytes += allocation.bytes;
   }

@@ -156,9 +156,12 @@ int64_t LeastHeapBytes(const std::vector<HeapInterval>& intervals, int64_t align
   return PackingLowerBound(MakePackingBlocks(ProblemOf(intervals, alignment)));
 }
 
-Packing PackHeap(const std::vector<HeapInterval>& intervals, int64_t alignment) {
-  const PackingProblem problem = ProblemOf(intervals, alignment);
+Packing PackHeap(const std::vector<HeapInterval>& intervals, const HeapRules& rules) {
+  const PackingProblem problem = ProblemOf(intervals, rules.alignment);
   const std::vector<Root> roots = RootsOf(intervals);
+  if (rules.packs_as_it_runs) {
+    return PackByKey(problem, roots, [&](const Root& root) { return intervals[root.interval].start; });
+  }
   Packing by_size = PackByKey(problem, roots, [&](const Root& root) {
     const HeapInterval& interval = intervals[root.interval];
     return std::make_tuple(-interval.bytes, interval.start - interval.end, interval.value);

@@ -30,6 +30,6 @@ int64_t PeakLiveBytes(const std::vector<HeapInterval>& intervals);
 int64_t LeastHeapBytes(const std::vector<HeapInterval>& intervals, int64_t alignment);
 
 // Step 3: an offset per interval, and the heap's size.
-Packing PackHeap(const std::vector<HeapInterval>& intervals, int64_t alignment);
+Packing PackHeap(const std::vector<HeapInterval>& intervals, const HeapRules& rules);
 
 }  // namespace coopjax

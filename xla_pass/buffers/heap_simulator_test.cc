@@ -67,20 +67,20 @@ TEST(WhatIsNotOnTopIsRoundedUp) {
   EXPECT_EQ(LeastHeapBytes(intervals, 64), 64 + 16);
   EXPECT_EQ(LeastHeapBytes(intervals, 1), 40 + 16);
   EXPECT_EQ(PeakLiveBytes(intervals), 40 + 16);
-  EXPECT_EQ(PackHeap(intervals, 64).heap_bytes, 64 + 16);
+  EXPECT_EQ(PackHeap(intervals, {}).heap_bytes, 64 + 16);
 }
 
 // An end is inclusive: what starts at the same event lies beside, what starts at the next one below.
 TEST(EndsAreInclusive) {
-  EXPECT_EQ(PackHeap({{0, 64, 0, 2, -1, 0, 0}, {1, 64, 2, 3, -1, 0, 0}}, 64).heap_bytes, 128);
-  EXPECT_EQ(PackHeap({{0, 64, 0, 2, -1, 0, 0}, {1, 64, 3, 4, -1, 0, 0}}, 64).heap_bytes, 64);
+  EXPECT_EQ(PackHeap({{0, 64, 0, 2, -1, 0, 0}, {1, 64, 2, 3, -1, 0, 0}}, {}).heap_bytes, 128);
+  EXPECT_EQ(PackHeap({{0, 64, 0, 2, -1, 0, 0}, {1, 64, 3, 4, -1, 0, 0}}, {}).heap_bytes, 64);
 }
 
 // The second 128 is made when the first one is gone, and fits between the two 64s that stay.
 TEST(BestFitTakesTheSmallestGap) {
   const std::vector<HeapInterval> intervals = {
       {0, 64, 0, 20, -1, 0, 0}, {1, 128, 1, 5, -1, 0, 0}, {2, 64, 2, 19, -1, 0, 0}, {3, 128, 6, 18, -1, 0, 0}};
-  const Packing packing = PackHeap(intervals, 64);
+  const Packing packing = PackHeap(intervals, {});
   EXPECT_EQ(packing.heap_bytes, 64 + 128 + 64);
   EXPECT_EQ(packing.offsets[1], packing.offsets[3]);
 }
@@ -89,7 +89,7 @@ TEST(BestFitTakesTheSmallestGap) {
 TEST(SharedIntervalsHaveOneOffset) {
   const std::vector<HeapInterval> intervals = {
       {0, 128, 0, 3, -1, 0, 0}, {1, 64, 1, 9, -1, 0, 0}, {2, 128, 4, 8, 0, 0, 0}};
-  const Packing packing = PackHeap(intervals, 64);
+  const Packing packing = PackHeap(intervals, {});
   EXPECT_EQ(packing.offsets[0], packing.offsets[2]);
   EXPECT_EQ(packing.heap_bytes, 192);
   EXPECT_EQ(PeakLiveBytes(intervals), 192);
@@ -99,11 +99,13 @@ TEST(SharedIntervalsHaveOneOffset) {
 TEST(TheSmallerOfTwoHeapsWins) {
   const std::vector<HeapInterval> by_size = {
       {0, 192, 0, 2, -1, 0, 0}, {1, 64, 1, 5, -1, 0, 0}, {2, 128, 3, 7, -1, 0, 0}, {3, 128, 4, 6, -1, 0, 0}};
-  EXPECT_EQ(PackHeap(by_size, 64).heap_bytes, 320);
+  EXPECT_EQ(PackHeap(by_size, {}).heap_bytes, 320);
   EXPECT_EQ(PeakLiveBytes(by_size), 320);
   const std::vector<HeapInterval> by_duration = {
       {0, 128, 0, 7, -1, 0, 0}, {1, 192, 1, 2, -1, 0, 0}, {2, 128, 3, 6, -1, 0, 0}, {3, 128, 4, 5, -1, 0, 0}};
-  EXPECT_EQ(PackHeap(by_duration, 64).heap_bytes, 384);
+  EXPECT_EQ(PackHeap(by_duration, {}).heap_bytes, 384);
+  // As it runs, the first 128 takes the place of the 192, and the second does not fit beside it.
+  EXPECT_EQ(PackHeap(by_size, {.packs_as_it_runs = true}).heap_bytes, 384);
 }
 
 }  // namespace

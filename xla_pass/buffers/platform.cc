@@ -32,6 +32,7 @@ HeapRules RulesFor(HloPlatform platform) {
               .alignment = 16384,
               .granule_bytes = 512,
               .can_reuse_allocations = false,
+              .packs_as_it_runs = true,
               .counts_fragmentation_twice = true};
     default:
       return {};

@@ -20,8 +20,10 @@ struct HeapRules {
   int64_t alignment = 64;              // of every buffer in the heap, and of temporary allocations
   int64_t granule_bytes = 1;           // sizes are rounded up to a multiple of this
   bool can_reuse_allocations = true;   // temporaries may lie in the allocations of outputs and donated parameters
+  bool packs_as_it_runs = false;       // each value best fits what is free when it is made, whatever comes later
   // memory_analysis() adds what is lost between buffers to the heap, which holds it already, and says 0 where nothing
-  // but tables is left.
+  // but tables is left. It takes for lost what a loop fills of a buffer that the program allocates for it
+  // ("AllocateBuffer": the stacks of a scan), too.
   bool counts_fragmentation_twice = false;
 
   // Whether a value of this shape (of a tuple, its table) lies in the device's main memory: not on TPU in a small
