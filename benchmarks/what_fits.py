@@ -125,7 +125,7 @@ def by_hand(job: Job, rung: Rung) -> tables.Row | None:
     if "RESOURCE_EXHAUSTED" not in str(error):
       raise
     return None
-  profile = measure(compiled, target)
+  profile = measure(compiled, target, as_allocated=True)
   limit = allowed(coopjax.Budget.parse("fits"), target).resolve(profile.temp_bytes, profile.resident_bytes)
   return row_of(job, profile) if profile.temp_bytes <= limit else None
 

@@ -63,7 +63,8 @@ def remat(
       functions); left out, ``remat`` returns a decorator.
     budget: temporary memory on one device: bytes (int), a size (``"6GiB"``), a float in (0, 1], or ``"25%"``, as a
       share of the un-rematerialized temporaries of the program that is compiled, or a :class:`coopjax.Budget`; or
-      ``"fits"``: arguments, results and temporaries in the device's memory, less a reserve for what XLA does not count.
+      ``"fits"``: arguments, results and temporaries in the device's memory, less a reserve for what XLA does not count
+      (of a TPU's program, what XLA allocates: its memory analysis says more).
       With ``Budget("6GiB", offload=True)`` values may also be kept in the host's memory, where that takes less time
       than to recompute them, or nothing else holds the budget: on GPU in scans and straight-line code, on TPU in scans,
       by the policy engine. A CPU has nowhere to offload to (``HostOffloadWarning``, or ``HostOffloadError`` if it is

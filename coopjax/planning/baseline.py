@@ -9,6 +9,7 @@ from coopjax.jaxpr.fingerprint import fingerprint_of
 from coopjax.jaxpr.tags import tagged_fn
 from coopjax.jaxpr.trace import TracedFn, fn_and_gradient
 from coopjax.memory_profile import MemoryProfile
+from coopjax.planning.request import Request
 from coopjax.xla.compile import compile_trial, measure
 from coopjax.xla.targets import Target
 
@@ -53,6 +54,10 @@ class Baseline:
     """Memory of the program as it is."""
     return measure(self.plain, self._target)
 
+  def profile_for(self, request: Request) -> MemoryProfile:
+    """The same as the budget of a request counts it."""
+    return request.measure(self.plain) if request.as_allocated else self.profile
+
   @functools.cached_property
   def tagged(self) -> Any:
     """The compiled program with tags, which lead from its buffers to equations."""
@@ -64,7 +69,6 @@ class Baseline:
     return hook.capture(self._program, self._compile_tagged)
 
   @functools.cached_property
-  def observed(self) -> tuple[bytes, MemoryProfile]:
-    """The module that XLA schedules, and memory of the program that it goes on to compile."""
-    module, compiled = hook.observe(self._program, self._compile_tagged)
-    return module, measure(compiled, self._target)
+  def observed(self) -> tuple[bytes, Any]:
+    """The module that XLA schedules, and the program that it goes on to compile."""
+    return hook.observe(self._program, self._compile_tagged)

@@ -14,6 +14,7 @@ from coopjax.planning.plannable import Plannable
 from coopjax.planning.remat_plan import RematPlan
 from coopjax.planning.request import Request
 from coopjax.xla import targets
+from coopjax.xla.compile import measure
 
 SHARES = (1.0, 0.75, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08)
 COLUMNS = ("", "budget", "temporaries", "predicted", "total", "extra compute", "recomputed", "engine")
@@ -275,7 +276,7 @@ def _references(
       omitted.append((name, absent or "no remat region to put it on"))
       continue
     try:
-      found.append(_reference(name, program.measure_with(choices), baseline))
+      found.append(_reference(name, measure(program.compile_with(choices), program.target), baseline))
     except CompileMemoryError as error:
       omitted.append((name, str(error)))
   return tuple(found), tuple(omitted)

@@ -40,7 +40,7 @@ from coopjax.policy_engine.forward_graph import ForwardGraph
 from coopjax.policy_engine.policy_plan import PolicyPlan
 from coopjax.policy_engine.predictions import HloEngineShare
 from coopjax.policy_engine.shards import shards_of
-from coopjax.xla.compile import OversizedProgram, compile_abstract, measure, module_of
+from coopjax.xla.compile import OversizedProgram, compile_abstract, module_of
 from coopjax.xla.module import predict_memory
 
 _COMPILED_ROUNDS = 4  # each compiles for an accelerator
@@ -126,7 +126,8 @@ class Case:
       if request.device is not None:
         request.device.load()
       hook.install(platform)
-      module, before = self.baseline.observed
+      module, compiled = self.baseline.observed
+      before = request.measure(compiled)
     except hook.NothingToPlanError:
       raise
     except RuntimeError:  # the hook did not run
@@ -181,16 +182,17 @@ class Case:
     baseline = before or (outcome and outcome.baseline)
     if baseline is None:
       tagged = self._tagged()
-      baseline = before = measure(tagged, request.device)
+      baseline = before = request.measure(tagged)
       profile = profile_of(traced, tagged)
     budget_bytes = request.budget.resolve(baseline.temp_bytes, baseline.resident_bytes)
     if baseline.temp_bytes <= budget_bytes:
       return Chosen(Choice(), outcome, before=before)
     is_known, is_spread = traced.placement.is_known, traced.placement.is_spread
     on_trial = request.for_trials() if before is None else request  # elsewhere a trial's compile is the plan's
-    under = None if request.platform == "tpu" else outcome  # whose modules drafts tell nothing of
+    under = None if request.platform == "tpu" else outcome
     mark, trial_mark = (under and each.mark(self.fingerprint, Budget(budget_bytes)) for each in (request, on_trial))
-    trials, found = Trials(request, trial_mark), list[PolicyPlan[PolicyDecisions]]()
+    trials = Trials(request, trial_mark, resident_bytes=baseline.resident_bytes)
+    found: list[PolicyPlan[PolicyDecisions]] = []
     compiled: dict[PolicyDecisions, tuple[int, HloEngineShare | None]] = {}
     below_flops = rival.outcome.recompute_flops if rival and rival.outcome else math.inf
     link = host_offload.link(request.budget, request.device)
@@ -218,7 +220,7 @@ class Case:
             hlo_share_of=trials.hlo_share,
             below_flops=below_flops,
             shards=shards,
-            draft_fn=trials.draft_bytes if trials.makes_drafts else None,
+            whole_fn=functools.partial(trials.compile, whole=True) if trials.are_drafts else None,
             graphs=self.graphs,
             compiled=compiled,
           )
@@ -326,7 +328,7 @@ class Case:
     with warnings.catch_warnings():
       warnings.simplefilter("ignore", BudgetExceededWarning)  # what does not hold the budget is not taken
       try:
-        return measure(compile_abstract(*program, device), device)
+        return self.request.measure(compile_abstract(*program, device))
       except (jax.errors.JaxRuntimeError, CompileMemoryError) as error:
         log(_log, logging.INFO, "the HLO engine's program for %s does not compile: %s", self.traced.name, error)
         return None

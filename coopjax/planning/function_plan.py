@@ -26,7 +26,7 @@ from coopjax.planning.kept import KeptChoices, key_of
 from coopjax.planning.remat_plan import RematPlan
 from coopjax.planning.request import Request
 from coopjax.program.stopwatch import Stopwatch
-from coopjax.xla.compile import compile_abstract, measure
+from coopjax.xla.compile import compile_abstract
 from coopjax.xla.module import HeapResult
 
 _choices = KeptChoices()
@@ -105,11 +105,11 @@ def plan_function(traced: TracedFn, request: Request, baseline: Baseline) -> Rem
   chosen = choose_anew(traced, baseline, request, fingerprint)
   planning_s = stopwatch.seconds
   choice, outcome, found = chosen.choice, chosen.outcome, chosen.policy_plan
-  measured = before = chosen.before or baseline.profile
+  measured = before = chosen.before or baseline.profile_for(request)
   is_planned = found is not None or (outcome is not None and outcome.module_bytes is not None)
   if is_planned:
     planned = fn_and_gradient(traced, choice.flat_fn(traced))
-    measured = chosen.measured or measure(compile_abstract(*planned, request.device), request.device)
+    measured = chosen.measured or request.measure(compile_abstract(*planned, request.device))
   budget_bytes = request.budget.resolve(before.temp_bytes, before.resident_bytes)
   if measured.temp_bytes >= before.temp_bytes:
     warn_no_effect(traced, before, budget_bytes, outcome)

@@ -9,7 +9,6 @@ import jax
 
 from coopjax import job
 from coopjax.jaxpr.trace import TracedFn, differentiable, fn_and_gradient, trace, with_respect_to
-from coopjax.memory_profile import MemoryProfile
 from coopjax.planning import following, kept, steps, together
 from coopjax.planning.baseline import Baseline
 from coopjax.planning.choice import Choice
@@ -18,7 +17,7 @@ from coopjax.planning.remat_plan import RematPlan
 from coopjax.planning.request import Request
 from coopjax.planning.step_plan import baseline_of, plan_step
 from coopjax.planning.trials import Tried
-from coopjax.xla.compile import compile_trial, measure
+from coopjax.xla.compile import OversizedProgram, compile_trial
 from coopjax.xla.targets import Target
 
 
@@ -75,7 +74,7 @@ class Plannable:
       self._key,
       request,
       make=lambda: self._planned_anew(request),
-      measure=lambda plan: self.measure_with(following.choices_of(plan)),
+      measure=lambda plan: request.measure(self.compile_with(following.choices_of(plan))),
     )
 
   def _planned_anew(self, request: Request) -> RematPlan:
@@ -112,15 +111,13 @@ class Plannable:
       return self.program.key
     return kept.program_key(self.program) if self.program.placement.is_known else None
 
-  def measure_with(self, choices: Sequence[Any]) -> MemoryProfile:
-    """Memory of the program with a choice for each of `functions`: a `Choice`, what has its `flat_fn`, or None.
+  def compile_with(self, choices: Sequence[Any]) -> jax.stages.Compiled | OversizedProgram:
+    """The program with a choice for each of `functions`: a `Choice`, what has its `flat_fn`, or None.
 
     Raises:
       CompileMemoryError: it does not fit the device, and its sizes are not known.
     """
     choices = [choice or Choice() for choice in choices]
     if isinstance(self.program, steps.Step):
-      compiled = compile_trial(self.program.program(choices), (), self.target)
-    else:
-      compiled = compile_trial(*fn_and_gradient(self.program, choices[0].flat_fn(self.program)), self.target)
-    return measure(compiled, self.target)
+      return compile_trial(self.program.program(choices), (), self.target)
+    return compile_trial(*fn_and_gradient(self.program, choices[0].flat_fn(self.program)), self.target)

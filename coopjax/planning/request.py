@@ -7,10 +7,12 @@ import jax
 
 from coopjax.budget import Budget
 from coopjax.hlo_engine.mark import Mark, keyed
+from coopjax.memory_profile import MemoryProfile
 from coopjax.planners import base
 from coopjax.planners import effort as efforts
 from coopjax.planning import host_offload
 from coopjax.xla import targets
+from coopjax.xla.compile import OversizedProgram, measure
 from coopjax.xla.device_budget import allowed
 from coopjax.xla.targets import Target
 
@@ -21,7 +23,12 @@ POLICY_PLANNERS = ("auto", "segments", "coop")
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-  """A validated request; hashable, so that choices are kept under it."""
+  """A validated request; hashable, so that choices are kept under it.
+
+  Attributes:
+    as_allocated: bytes are those of XLA's buffer assignment, by which XLA:TPU refuses what does not fit; its memory
+      analysis, which a budget in bytes goes by, counts fragmentation twice, and the stacks of a scan.
+  """
 
   budget: Budget
   planner: str
@@ -31,6 +38,7 @@ class Request:
   target: str | None = None
   time_limit_s: float | None = None
   names_only: bool = False
+  as_allocated: bool = False
 
   @property
   def device(self) -> Target | None:
@@ -48,6 +56,10 @@ class Request:
     """What gives ops their modelled seconds: the device, or the one that is here."""
     return self.device or targets.running()
 
+  def measure(self, compiled: jax.stages.Compiled | OversizedProgram) -> MemoryProfile:
+    """What a compiled program takes, as the budget counts it."""
+    return measure(compiled, self.device, as_allocated=self.as_allocated)
+
   def for_trials(self) -> "Request":
     """The request that each of several trials makes of the HLO engine: less effort, if there is less."""
     return dataclasses.replace(self, effort=efforts.up_to(self.effort)[-2:][0])
@@ -57,8 +69,12 @@ class Request:
     return self._mark(fingerprint, budget or self.budget).to_text()
 
   def held(self, fingerprint: str) -> str | None:
-    """What a program without a mark is held to. A share is of the function alone, and so is not for its program."""
-    return None if self.budget.share is not None else self._mark(fingerprint, self.budget).to_choice()
+    """What a program without a mark is held to. A share is of the function alone, and so is not for its program; what
+    does not fit a TPU, XLA refuses.
+    """
+    return (
+      None if self.budget.share is not None or self.as_allocated else self._mark(fingerprint, self.budget).to_choice()
+    )
 
   def _mark(self, fingerprint: str, budget: Budget) -> Mark:
     refuses = self.on_infeasible == "error"
@@ -100,6 +116,7 @@ class Request:
       target = device.name
     efforts.check_effort(effort)
     efforts.check_fuse(time_limit_s)
+    as_allocated = Budget.parse(budget).fits and device.platform == "tpu"
     budget, engine = host_offload.admit(allowed(budget, device), engine, device.platform)
     fuse_s = None if time_limit_s is None else float(time_limit_s)
-    return cls(budget, planner, engine, effort, on_infeasible, target, fuse_s, names_only)
+    return cls(budget, planner, engine, effort, on_infeasible, target, fuse_s, names_only, as_allocated)

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import math
 import warnings
 from typing import Any
@@ -39,7 +40,7 @@ from coopjax.policy_engine.policy_plan import PolicyPlan
 from coopjax.policy_engine.shards import Observed, Shards
 from coopjax.program import explain
 from coopjax.program.stopwatch import Stopwatch
-from coopjax.xla.compile import compile_scheduled, compile_trial, measure, module_of, num_devices
+from coopjax.xla.compile import compile_scheduled, compile_trial, module_of, num_devices
 from coopjax.xla.targets import Target
 
 _MODEL_IS_OFF = 1.25  # times the compiled temporaries: what is predicted for an accelerator, at most
@@ -129,10 +130,10 @@ class _Planning:
     self._outcome: hook.Outcome | None = None
     self._found: PolicyPlan[tuple[Share, ...]] | None = None
     self._spread = step.spread(num_devices(baseline.plain))
-    self.before = self.best = baseline.profile
+    self.before = self.best = baseline.profile_for(request)
     self.budget_bytes = request.budget.resolve(self.before.temp_bytes, self.before.resident_bytes)
     self._mark = request.mark(step.fingerprint, Budget(self.budget_bytes))
-    self._trials = Trials(request, smallest=tried.smallest or baseline.plain)
+    self._trials = Trials(request, smallest=tried.smallest or baseline.plain, resident_bytes=self.before.resident_bytes)
 
   def search(self) -> None:
     """Tries the HLO engine, then, where that misses the budget or repeats much, the policy engine with it under it."""
@@ -176,7 +177,7 @@ class _Planning:
     mark, key = next((choice.mark for choice in choices if choice.mark), None), (choices, whole)
     if key not in self._tried.programs:
       compiled = self._trials.compile(self._step.program(choices), (), mark, whole=whole)
-      self._tried.programs[key] = measure(compiled, self._request.device), self._trials.outcome
+      self._tried.programs[key] = self._request.measure(compiled), self._trials.outcome
       self._tried.smallest = self._trials.smallest
     measured, self._trials.outcome = self._tried.programs[key]
     return measured
@@ -211,15 +212,9 @@ class _Planning:
     below_flops = self._outcome.recompute_flops if self.holds and self._outcome else math.inf
     trial_mark = mark and self._request.for_trials().mark(self._step.fingerprint, Budget(self.budget_bytes))
 
-    def temp_bytes_of(shares: tuple[Share, ...]) -> int:
-      tried[shares] = self._measured(_choices(shares, trial_mark)), self._trials.outcome
+    def temp_bytes_of(shares: tuple[Share, ...], *, whole: bool = False) -> int:
+      tried[shares] = self._measured(_choices(shares, trial_mark), whole=whole), self._trials.outcome
       return tried[shares][0].temp_bytes
-
-    def draft_of(shares: tuple[Share, ...]) -> int:
-      choices = _choices(shares, None) or marked(self._step, None)  # nothing is decided of the step as it is
-      if choices not in self._tried.drafts:
-        self._tried.drafts[choices] = self._trials.draft_bytes(self._step.program(choices), ())
-      return self._tried.drafts[choices]
 
     for within_bytes in search.limits(self.budget_bytes, lambda: self.best.temp_bytes):
       for only_scans in (True, False) if mark else (False,):
@@ -229,7 +224,7 @@ class _Planning:
           temp_bytes_of,
           self.before.temp_bytes,
           self._trials.max_rounds,
-          draft_of=draft_of if mark is None and self._trials.makes_drafts else None,
+          whole_bytes_of=functools.partial(temp_bytes_of, whole=True) if self._trials.are_drafts else None,
           hlo_share_of=lambda _: self._trials.hlo_share(),
           below_flops=below_flops,
         )

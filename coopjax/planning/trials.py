@@ -11,9 +11,18 @@ from coopjax.hlo_engine import hook
 from coopjax.memory_profile import MemoryProfile
 from coopjax.planning.request import Request
 from coopjax.policy_engine.predictions import HloEngineShare
-from coopjax.xla.compile import Compilable, OversizedProgram, compile_trial, fits, makes_drafts, measure, temp_bytes_of
+from coopjax.xla import targets
+from coopjax.xla.compile import (
+  Compilable,
+  OversizedProgram,
+  allocated,
+  compile_trial,
+  fits,
+  makes_drafts,
+  temp_bytes_of,
+)
 
-_SCHEDULED_TRIALS = 12  # about two compiles' work
+_CHEAP_TRIALS = 12  # that end where buffers are known: on a CPU about two compiles' work, for a TPU less than one's
 _COMPILED_TRIALS = 6
 
 
@@ -23,14 +32,12 @@ class Tried:
 
   Attributes:
     programs: by what was decided and how far it was compiled, what they take and what the HLO engine did.
-    drafts: by what was decided, temporaries.
     smallest: as of `Trials`, if anything was compiled.
     shards: how devices share values, once that was asked.
     spaces: candidates, by what they may do.
   """
 
   programs: dict[Hashable, tuple[MemoryProfile, hook.Outcome | None]] = dataclasses.field(default_factory=dict)
-  drafts: dict[Hashable, int] = dataclasses.field(default_factory=dict)
   smallest: jax.stages.Compiled | OversizedProgram | None = None
   shards: Any = None
   spaces: dict[Hashable, Any] = dataclasses.field(default_factory=dict)
@@ -43,6 +50,7 @@ class Trials:
     request: what is asked.
     mark: on what is compiled, if the HLO engine is at work.
     smallest: as the attribute, if there is such a program already.
+    resident_bytes: arguments and outputs of what is compiled.
 
   Attributes:
     smallest: the program with the least temporaries so far, if there is one.
@@ -50,9 +58,14 @@ class Trials:
   """
 
   def __init__(
-    self, request: Request, mark: str | None = None, smallest: jax.stages.Compiled | OversizedProgram | None = None
+    self,
+    request: Request,
+    mark: str | None = None,
+    smallest: jax.stages.Compiled | OversizedProgram | None = None,
+    *,
+    resident_bytes: int,
   ):
-    self._request, self._mark, self.smallest = request, mark, smallest
+    self._request, self._mark, self.smallest, self._resident_bytes = request, mark, smallest, resident_bytes
     self.outcome: hook.Outcome | None = None
     self._num_compiles = 0
     self._profiles: dict[int, MemoryProfile] = {}
@@ -60,16 +73,12 @@ class Trials:
   @property
   def max_rounds(self) -> int:
     """Trials that a search may make."""
-    return _SCHEDULED_TRIALS if self._request.platform == "cpu" else _COMPILED_TRIALS
+    return _CHEAP_TRIALS if self._request.platform == "cpu" or self.are_drafts else _COMPILED_TRIALS
 
   @property
-  def makes_drafts(self) -> bool:
-    """Whether there are cheaper compiles for a search; the HLO engine would plan another module there."""
-    return self._mark is None and makes_drafts(self._request.device)
-
-  def draft_bytes(self, fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct]) -> int:
-    """Temporaries of a function in a draft, which differ from the program's."""
-    return temp_bytes_of(compile_trial(fn, avals, self._request.device, draft=True))
+  def are_drafts(self) -> bool:
+    """Whether trials that are not whole predict, if closely, what the program takes."""
+    return makes_drafts(self._request.device)
 
   def hlo_share(self) -> HloEngineShare | None:
     """What the HLO engine did in the last program."""
@@ -83,31 +92,45 @@ class Trials:
     *,
     whole: bool = False,
   ) -> jax.stages.Compiled | OversizedProgram:
-    """The function compiled for the device, whether it fits or not; on a CPU, as far as its buffers are known.
+    """The function compiled for the device, whether it fits or not, as far as its buffers are known.
 
-    XLA:CPU assigns buffers to the scheduled module as `predict_memory` does, to the byte, and generating code takes
-    four fifths of a compile.
+    On a CPU that is its schedule: XLA:CPU assigns buffers to the scheduled module as `predict_memory` does, to the
+    byte, and generating code takes four fifths of a compile. For a TPU it is a draft.
 
     Args:
       fn: of flat arrays, or with its arguments in it.
       avals: their types.
       mark: that the program carries, if not that of all trials.
-      whole: on a CPU, too.
+      whole: compiled to the end.
     """
     self._num_compiles += 1
     progress.note(f"compiling trial {self._num_compiles}")
     with hook.outcomes(mark or self._mark) as made:
-      is_scheduled = self._request.platform == "cpu" and not whole
-      compiled = self._scheduled(fn, avals) if is_scheduled else compile_trial(fn, avals, self._request.device)
+      if whole or not (self.are_drafts or self._request.platform == "cpu"):
+        compiled = compile_trial(fn, avals, self._request.device)
+      else:
+        compiled = self._drafted(fn, avals) if self.are_drafts else self._scheduled(fn, avals)
       if isinstance(compiled, bytes):
         compiled = OversizedProgram.as_predicted(compiled)
     self.outcome = max(made, key=lambda outcome: outcome.baseline.temp_bytes, default=None)
     if self.smallest is None or temp_bytes_of(compiled) < temp_bytes_of(self.smallest):
       self.smallest = compiled
     if fits(compiled, self._request.device):
-      profile = measure(compiled, self._request.device)
+      profile = self._request.measure(compiled)
       self._profiles[profile.temp_bytes] = profile
-    return compiled
+    return allocated(compiled) if self._request.as_allocated else compiled
+
+  def _drafted(
+    self, fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct]
+  ) -> bytes | jax.stages.Compiled | OversizedProgram:
+    """A draft's scheduled module; the whole program where it takes next to nothing."""
+    device = self._request.device
+    drafted = compile_trial(fn, avals, device, draft_above=self._resident_bytes)
+    if not isinstance(drafted, OversizedProgram):
+      return drafted
+    return (
+      drafted.packed_as_it_runs(device or targets.running()) if self._request.as_allocated else drafted.module_bytes
+    )
 
   def partition(self, fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct]) -> None:
     """Compiles a function of flat arrays as far as it takes for XLA to partition it."""

@@ -1,6 +1,7 @@
 """What a search ends with: the decisions that are carried out, and the compiles that led to them."""
 
 import dataclasses
+from collections.abc import Sequence
 
 from coopjax.budget import format_bytes
 from coopjax.policy_engine.predictions import SearchSpace
@@ -8,17 +9,16 @@ from coopjax.policy_engine.predictions import SearchSpace
 
 @dataclasses.dataclass(frozen=True)
 class PolicyRound:
-  """One compile of the verify-and-replan loop: what was tried, bytes estimated and compiled, and FLOPs repeated."""
+  """One trial of the verify-and-replan loop: what was tried, bytes estimated and compiled, and FLOPs repeated."""
 
   summary: str
   estimated_bytes: int
   temp_bytes: int
   recompute_flops: float
-  is_draft: bool = False
 
   def __str__(self) -> str:
     return (
-      f"{self.summary}: {format_bytes(self.temp_bytes)} {'drafted' if self.is_draft else 'compiled'}, "
+      f"{self.summary}: {format_bytes(self.temp_bytes)} compiled, "
       f"{format_bytes(self.estimated_bytes)} estimated, {self.recompute_flops:.3g} FLOPs repeated"
     )
 
@@ -29,7 +29,7 @@ class PolicyPlan[Decisions]:
 
   Attributes:
     decisions: of the best candidate that holds the budget; of the smallest one if none does.
-    rounds: the compiles made, in order.
+    rounds: the trials made, in order; those of drafts say what the compiler's figures for them are.
     temp_bytes: compiled temporaries of fn and its gradient under `decisions`.
     recompute_flops: work repeated, modelled; what the HLO engine repeats included.
     forward_flops: forward work, modelled.
@@ -53,3 +53,21 @@ class PolicyPlan[Decisions]:
   def undecided(cls, space: SearchSpace[Decisions], temp_bytes: int, is_feasible: bool) -> "PolicyPlan[Decisions]":
     """The program as it is."""
     return cls(space.undecided, (), temp_bytes, 0.0, space.forward_flops, is_feasible, temp_bytes, temp_bytes)
+
+  def compiled(self, temp_bytes: int, budget_bytes: int) -> "PolicyPlan[Decisions]":
+    """The same where it was found by drafts, and takes so much when it is compiled whole."""
+    return dataclasses.replace(
+      self,
+      temp_bytes=temp_bytes,
+      is_feasible=temp_bytes <= budget_bytes,
+      smallest_bytes=self.smallest_bytes + temp_bytes - self.temp_bytes,
+      unaided_bytes=self.unaided_bytes + temp_bytes - self.temp_bytes,
+    )
+
+  @classmethod
+  def best(cls, plans: "Sequence[PolicyPlan[Decisions]]") -> "PolicyPlan[Decisions]":
+    """Of plans for one budget, each compiled: the one that repeats least of those that hold it, else the smallest."""
+    taken = min(
+      plans, key=lambda plan: (not plan.is_feasible, plan.recompute_flops if plan.is_feasible else plan.temp_bytes)
+    )
+    return dataclasses.replace(taken, rounds=plans[-1].rounds, smallest_bytes=min(plan.temp_bytes for plan in plans))

@@ -91,15 +91,13 @@ class Trial[Decisions: Hashable]:
 
   Attributes:
     candidate: that was compiled.
-    temp_bytes: of the program; of a draft, as far as it tells them.
+    temp_bytes: of the program; of a draft of it, what it tells of them.
     hlo_share: what the HLO engine did, if it was at work.
-    is_draft: compiled for less, which tells it from other drafts.
   """
 
   candidate: SearchCandidate[Decisions]
   temp_bytes: int
   hlo_share: HloEngineShare | None
-  is_draft: bool = False
 
   @property
   def unaided_bytes(self) -> int:

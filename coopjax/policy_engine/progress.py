@@ -15,12 +15,8 @@ repeats counts like the rest. How far it helps is seen from compile to compile: 
 somewhat more bytes than it does are worth a try, too.
 """
 
-import dataclasses
 import math
-import statistics
 from collections.abc import Callable, Hashable, Sequence
-
-import numpy as np
 
 from coopjax.policy_engine.policy_plan import PolicyPlan, PolicyRound
 from coopjax.policy_engine.predictions import (
@@ -38,11 +34,8 @@ _NEARBY = 1.15  # of the budget: predictions within that may be wrong
 _MAYBE = 1.2  # of the budget: of the few policies that everybody tries, what is predicted to take more is not tried; or
 _MAYBE_ROUGHLY = 1.35  # where estimates go by no compile
 _NEAR_MISS = 0.01  # of the budget
-_LEAVES_ROOM = 0.9  # of the budget: what a plan takes that candidates of more bytes are looked for beyond
 _HAND_ROUNDS = 3  # of a search, its last: for what a person would pick
 _MAX_BOLD_MISSES = 10
-_WORTH_IF_IT_FITS = 0.9  # times the FLOPs of the best plan: what a draft repeats that is compiled whole, too; or
-_WORTH_IF_IT_MIGHT = 0.5  # where it is over the budget, by no more than drafts are off
 _MAX_BARE = 3  # tries at the least memory before the budget counts as out of reach
 _WITHIN_REACH = 1.1  # of the budget: worth more tries
 _AIDED_MARGIN = 0.25  # of what the best plan takes unaided: the HLO engine may help out with more
@@ -64,7 +57,6 @@ class Progress[Decisions: Hashable]:
     self._passed: set[SearchCandidate[Decisions]] = set()
     self._twin: SearchCandidate[Decisions] | None = None  # under way, if the last candidate is one
     self._barriers_cost = False  # a twin took more than what it is one of
-    self._draft_error = 0  # bytes that a compile was off by from what its draft let expect, at most
     self._baseline = float(baseline_temp_bytes)
     # The program without checkpoints is scheduled differently, so it lends its ratio only until there is a trial.
     self._ratio = self._baseline / max(space.baseline_bytes, 1.0)
@@ -79,53 +71,16 @@ class Progress[Decisions: Hashable]:
     is_bold = not (is_first or trial.candidate.is_plain_policy)  # such a policy is tried whatever is predicted
     self._misses += is_bold and not (self._best() is trial and trial.flops < self._below_flops)
 
-  def to_compile(self) -> Trial[Decisions] | None:
-    """The draft that would be taken; where there is no plan, else the smallest; None where that is no draft."""
-    taken = self._best()
-    if taken is None and not self._holds:
-      taken = min(self._tried, key=lambda trial: trial.temp_bytes, default=None)
-    return taken if taken and taken.is_draft else None
-
-  def compiled(self, draft: Trial[Decisions], temp_bytes: int) -> bool:
-    """What a draft takes when it is compiled whole; the others are taken to be off by as much.
-
-    Returns:
-      Whether it holds the budget, and leaves no room for much more.
-    """
-    by_bytes = temp_bytes - draft.temp_bytes
-    self._draft_error = max(self._draft_error, abs(by_bytes))
-    self._tried = [
-      dataclasses.replace(trial, temp_bytes=trial.temp_bytes + by_bytes, is_draft=trial is not draft)
-      if trial.is_draft
-      else trial
-      for trial in self._tried
-    ]
-    return _LEAVES_ROOM * self._budget < temp_bytes <= self._budget
-
-  def long_shot(self) -> Trial[Decisions] | None:
-    """A draft that would repeat much less than the plan, if it fits, as it may for all that drafts have been off by."""
-    reach = min(self._budget + self._draft_error, _NEARBY * self._budget)
-    worth = lambda trial: _WORTH_IF_IT_FITS if trial.temp_bytes <= self._budget else _WORTH_IF_IT_MIGHT
-    drafts = [trial for trial in self._tried if trial.is_draft and trial.flops < worth(trial) * self._held_flops]
-    near = [trial for trial in drafts if trial.temp_bytes <= reach]
-    return min(near, key=lambda trial: (max(trial.temp_bytes, self._budget), trial.flops), default=None)
-
-  @property
-  def has_plan(self) -> bool:
-    """A plan that holds the budget was compiled whole."""
-    return self._held_flops < math.inf
-
-  @property
-  def _held_flops(self) -> float:
-    """Of the best such plan."""
-    return min((trial.flops for trial in self._feasible() if not trial.is_draft), default=math.inf)
+  def aim_at(self, budget_bytes: int) -> None:
+    """Goes on for another budget: what drafts may take for the program to hold it."""
+    self._budget, self._misses = budget_bytes, 0
 
   def nothing_saved(self) -> list[SearchCandidate[Decisions]]:
-    """What most people have, where it was not compiled whole and repeats less than the best: the cheapest of it."""
-    compiled = {trial.candidate.decisions for trial in self._tried if not trial.is_draft}
-    most = min(self._held_flops, self._below_flops)
+    """What most people have, where it was not tried and repeats less than the best: the cheapest of it."""
+    tried = {trial.candidate.decisions for trial in self._tried}
+    most = min([self._below_flops, *(trial.flops for trial in self._feasible())])
     usual = [c for c in self._space.found if c.is_bare and c.is_plain_policy and c.flops < most]
-    return [c for c in sorted(usual, key=lambda c: c.flops)[:1] if c.decisions not in compiled]
+    return [c for c in sorted(usual, key=lambda c: c.flops)[:1] if c.decisions not in tried]
 
   def next_candidate(self, rounds_left: int) -> SearchCandidate[Decisions] | None:
     """The cheapest candidate that should fit; before the first that does, and on the last try, the smallest."""
@@ -134,8 +89,6 @@ class Progress[Decisions: Hashable]:
     if not self._holds and self._is_too_shallow():
       self._space.deepen()
     untried = [candidate for candidate in self._space.found if candidate not in self._passed]
-    if found := self._likeliest_gain(untried):
-      return found
     by_hand: list[SearchCandidate[Decisions]] = []
     if self._holds:
       least = min([self._below_flops, *(trial.flops for trial in self._feasible())])
@@ -186,20 +139,6 @@ class Progress[Decisions: Hashable]:
       bare,
       lambda candidate: ((candidate.scan_bodies, candidate.kin) in seen, candidate.estimated_bytes, candidate.flops),
     )
-
-  def _likeliest_gain(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
-    """By how much less it repeats times how likely it fits, where drafts overshot twice in a row and the plan leaves
-    much room: few drafts are made, and a hit is worth more than another miss.
-    """
-    best, last = self._best(), self._tried[-2:]
-    if best is None or best.temp_bytes > _LEAVES_ROOM * self._budget:
-      return None
-    if not all(trial.is_draft and trial.temp_bytes > self._budget for trial in last):
-      return None
-    spread = float(np.std([trial.error_bytes(self._num_shards) for trial in self._tried]))
-    fits = statistics.NormalDist(self._budget, max(spread, _MARGIN * self._budget))
-    gain = lambda candidate: (best.flops - candidate.flops) * (1 - fits.cdf(self._predict(candidate)))
-    return self._first([c for c in untried if c.flops < best.flops], lambda candidate: -gain(candidate))
 
   def _help_flops(self, candidate: SearchCandidate[Decisions]) -> float:
     """That the HLO engine repeats under a candidate without loops: at least what it did, twice or more, where it had
@@ -304,17 +243,16 @@ class Progress[Decisions: Hashable]:
     return None
 
   def result(self) -> PolicyPlan[Decisions]:
+    """The best so far; the program as it is if there was nothing to try."""
     rounds = tuple(
       PolicyRound(
         trial.candidate.summary,
         int(trial.candidate.estimated_bytes),
         trial.temp_bytes,
         trial.flops - trial.candidate.waiting_flops,
-        trial.is_draft,
       )
       for trial in self._tried
     )
-    self._tried = [trial for trial in self._tried if not trial.is_draft]
     if not self._tried:
       return PolicyPlan.undecided(self._space, int(self._baseline), is_feasible=False)
     smallest = min(self._tried, key=lambda trial: trial.temp_bytes)

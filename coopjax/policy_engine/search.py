@@ -3,8 +3,8 @@
 The candidates (`candidates.Candidates`) carry estimated bytes: from a profile of the compiled function where there is
 one (`CompiledProfile`; mostly within a few percent of what will be compiled), else JAX's own, before fusion, which only
 order candidates. The compiler's `temp_size_in_bytes` decides, in a handful of compiles (`progress.Progress` says of
-which candidates). Where a compiler makes drafts, for a fraction of the work, these find the candidate, and only what
-may be taken is compiled whole: it says by how much drafts are off, too.
+which candidates). Where a compiler makes drafts, for a fraction of the work, these find the candidate, and what is
+taken is compiled whole: where that shows that drafts are off, the search goes on from there.
 
 Known weaknesses: straight segments are not cut inside a user's own checkpoint (put the remat inside it), nor in a
 `shard_map` that holds a part of the work alone; inside a jit that a gradient is taken of, it is planned with respect to
@@ -29,15 +29,12 @@ from coopjax.policy_engine.rewrite import rewrite
 from coopjax.policy_engine.shards import Shards
 from coopjax.xla.compile import OversizedProgram, temp_bytes_of
 
-_DRAFTED_WITHIN = 0.25  # of the temporaries: drafts that are off by more show little (XLA:TPU's of toys)
-_MAX_DRAFTS = 10  # about one compile's work
-_ENOUGH_COMPILES = 2  # of drafts, once a plan holds
-_MAX_COMPILES = 6  # while none does, or drafts show little
-_MORE_DRAFTS = 3  # where a compile showed that drafts tell another story
+_MAX_COMPILES = 3  # of what drafts find
+_MORE_DRAFTS = 6  # where a compile showed that they are off
+_DRAFTS_ARE_OFF = 0.01  # of the budget: what leaves room for something better
 _OUT_OF_REACH = 1  # bytes: a budget that finds the least that there is
 _JUST_MISSED = 1.25  # of a budget
 
-DraftFn = Callable[[Callable, Sequence[jax.ShapeDtypeStruct]], int]
 CompileFn = Callable[[Callable, Sequence[jax.ShapeDtypeStruct]], jax.stages.Compiled | OversizedProgram]
 
 
@@ -69,7 +66,7 @@ def plan_policy(
   hlo_share_of: Callable[[], HloEngineShare | None] = lambda: None,
   below_flops: float = math.inf,
   shards: Mapping[int | None, Shards] | None = None,
-  draft_fn: DraftFn | None = None,
+  whole_fn: CompileFn | None = None,
   graphs: dict[int | None, ForwardGraph] | None = None,
   compiled: dict[PolicyDecisions, tuple[int, HloEngineShare | None]] | None = None,
 ) -> PolicyPlan[PolicyDecisions]:
@@ -89,7 +86,7 @@ def plan_policy(
     hlo_share_of: what the HLO engine did in the last compile; None where it was not at work.
     below_flops: as for `search`.
     shards: from `shards.shards_of`; without, a program that is spread is planned as a whole.
-    draft_fn: as `compile_fn`, to temporaries that tell programs apart, for much less work.
+    whole_fn: the same, where `compile_fn` makes drafts.
     graphs: as for `candidates.Candidates`.
     compiled: trials of other searches in the same program, of which none is compiled twice; added to.
 
@@ -118,7 +115,7 @@ def plan_policy(
     compiled_bytes,
     baseline_temp_bytes,
     max_rounds,
-    draft_of=draft_fn and (lambda decisions: draft_fn(*rewritten(decisions))),
+    whole_bytes_of=whole_fn and (lambda decisions: temp_bytes_of(whole_fn(*rewritten(decisions)))),
     hlo_share_of=lambda decisions: known[decisions][1],
     below_flops=below_flops,
   )
@@ -131,7 +128,7 @@ def search[Decisions: Hashable](
   baseline_temp_bytes: int,
   max_rounds: int = 6,
   *,
-  draft_of: Callable[[Decisions], int] | None = None,
+  whole_bytes_of: Callable[[Decisions], int] | None = None,
   hlo_share_of: Callable[[Decisions], HloEngineShare | None] = lambda _: None,
   below_flops: float = math.inf,
 ) -> PolicyPlan[Decisions]:
@@ -140,10 +137,10 @@ def search[Decisions: Hashable](
   Args:
     space: the candidates of one function (`Candidates`), or of all regions of a step (`division.Division`).
     budget_bytes: for the temporaries.
-    temp_bytes_of: compiles the program with a candidate's decisions.
+    temp_bytes_of: compiles the program with a candidate's decisions, or makes a draft of it.
     baseline_temp_bytes: compiled temporaries of the program as it is.
-    max_rounds: compiles at most, without drafts.
-    draft_of: a cheaper compile, whose temporaries are off by much the same for all candidates.
+    max_rounds: compiles at most; of drafts, before one of what they find.
+    whole_bytes_of: compiles what there are drafts of.
     hlo_share_of: what the HLO engine did in a program that was compiled; None where it was not at work.
     below_flops: that a plan at hand repeats: others are only of interest if they repeat less.
 
@@ -153,50 +150,29 @@ def search[Decisions: Hashable](
   if baseline_temp_bytes <= budget_bytes or not space.found:
     return PolicyPlan.undecided(space, baseline_temp_bytes, is_feasible=baseline_temp_bytes <= budget_bytes)
   progress = Progress(space, budget_bytes, baseline_temp_bytes, below_flops)
-  if draft_of is not None:
-    off_bytes = baseline_temp_bytes - draft_of(space.undecided)
-    if abs(off_bytes) <= _DRAFTED_WITHIN * baseline_temp_bytes:
-      return _search_by_drafts(progress, off_bytes, temp_bytes_of, draft_of)
-  for rounds_left in range(max_rounds, 0, -1):
-    candidate = progress.next_candidate(rounds_left)
-    if candidate is None:
+
+  def try_some(num_rounds: int) -> PolicyPlan[Decisions]:
+    for rounds_left in range(num_rounds, 0, -1):
+      candidate = progress.next_candidate(rounds_left)
+      if candidate is None:
+        break
+      progress.record(Trial(candidate, temp_bytes_of(candidate.decisions), hlo_share_of(candidate.decisions)))
+    for candidate in (
+      () if space.is_profiled else progress.nothing_saved()
+    ):  # estimates may be off by more than is tried
+      progress.record(Trial(candidate, temp_bytes_of(candidate.decisions), hlo_share_of(candidate.decisions)))
+    return progress.result()
+
+  found = try_some(max_rounds)
+  if whole_bytes_of is None:
+    return found
+  whole: dict[Decisions, PolicyPlan[Decisions]] = {}
+  while found.rounds and found.decisions not in whole and len(whole) < _MAX_COMPILES:
+    temp_bytes = whole_bytes_of(found.decisions)
+    whole[found.decisions] = found.compiled(temp_bytes, budget_bytes)
+    off_bytes = temp_bytes - found.temp_bytes
+    if temp_bytes <= budget_bytes and off_bytes >= -_DRAFTS_ARE_OFF * budget_bytes:
       break
-    progress.record(Trial(candidate, temp_bytes_of(candidate.decisions), hlo_share_of(candidate.decisions)))
-  for candidate in () if space.is_profiled else progress.nothing_saved():  # estimates may be off by more than is tried
-    progress.record(Trial(candidate, temp_bytes_of(candidate.decisions), hlo_share_of(candidate.decisions)))
-  return progress.result()
-
-
-def _search_by_drafts[Decisions: Hashable](
-  progress: Progress[Decisions],
-  off_bytes: int,
-  temp_bytes_of: Callable[[Decisions], int],
-  draft_of: Callable[[Decisions], int],
-) -> PolicyPlan[Decisions]:
-  """Compiles whole what is best by drafts; by how much drafts are off is learned anew from each.
-
-  Two such compiles if one of them holds the budget; a miss does not end the search. Drafts of unlike loops may be off
-  by more, each by something else (XLA:TPU's of ragged products): where a compile shows that, what may repeat much less
-  is compiled whole, too. So is what most people have, nothing saved, where it repeats less than what is found.
-  """
-  num_drafts = num_compiled = 0
-  while True:
-    may_draft = num_drafts < _MAX_DRAFTS and num_compiled < _MAX_COMPILES
-    candidate = progress.next_candidate(_MAX_DRAFTS - num_drafts + 1) if may_draft else None
-    if candidate is not None:
-      progress.record(Trial(candidate, draft_of(candidate.decisions) + off_bytes, None, is_draft=True))
-      num_drafts += 1
-      continue
-    trial, is_shot = progress.to_compile(), False
-    if trial is None or (progress.has_plan and num_compiled >= _ENOUGH_COMPILES):
-      trial, is_shot = progress.long_shot(), True
-    if trial is None or num_compiled >= _MAX_COMPILES:
-      for candidate in progress.nothing_saved():
-        progress.record(Trial(candidate, temp_bytes_of(candidate.decisions), None))
-      return progress.result()
-    temp_bytes = temp_bytes_of(trial.candidate.decisions)
-    off_bytes += temp_bytes - trial.temp_bytes
-    is_near = progress.compiled(trial, temp_bytes)
-    if is_shot or not is_near:
-      num_drafts = min(num_drafts, _MAX_DRAFTS - _MORE_DRAFTS)
-    num_compiled += 1
+    progress.aim_at(budget_bytes - off_bytes)
+    found = try_some(_MORE_DRAFTS)
+  return PolicyPlan.best(list(whole.values())) if whole else found

@@ -26,11 +26,10 @@ _PLANNING: dict[str, dict[str, Any]] = {
   "cpu": {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True},
   "tpu": {"xla_tpu_rematerialization_min_size_in_bytes": 2**50},
 }
-# Goes on where a program needs more memory than the device has: XLA:TPU assigns its buffers, and fails afterwards.
+# Goes on where a program needs more memory than the device has.
 _ANY_SIZE = {"tpu": {"xla_tpu_no_crash_on_oom": True}}
-# A compile of a seventh of the work, whose temporaries differ from the program's by nearly the same bytes whatever is
-# saved, if they are larger than the vector memory: a decoder's at five policies, by 62 to 77 MiB of 422 to 1310.
-_DRAFT = {"tpu": {"optimization_level": "O0"}}
+_TPU_SCHEDULER_PERCENT = 95  # XLA's default: of the memory of a device, what a schedule aims at
+_NEARLY = 0.9  # of what a draft says: what a program takes in any case
 _DESCRIBES_WITHIN = 0.01  # of the temporaries: a prediction that is off by no more describes the compiled program
 
 
@@ -52,6 +51,11 @@ class OversizedProgram:
     """Of a module that only reached its schedule, with the buffer assignment that XLA:CPU would make, to the byte."""
     memory = predict_memory(module_bytes)
     return cls(Sizes(memory.temp_bytes, memory.argument_bytes, memory.output_bytes, memory.alias_bytes), module_bytes)
+
+  def packed_as_it_runs(self, device: Target) -> "OversizedProgram":
+    """A draft for XLA:TPU with the heap that the program will have: packed tightly only if the device needs that."""
+    sizes = self.sizes._replace(temp_size_in_bytes=predict_memory(self.module_bytes).heap_bytes)
+    return dataclasses.replace(self, sizes=sizes) if _total_bytes(sizes) <= device.memory_bytes else self
 
   def memory_analysis(self) -> Sizes:
     """The sizes, under the name that compiled programs have for them."""
@@ -99,13 +103,13 @@ def fits(compiled: jax.stages.Compiled | OversizedProgram, target: Target | None
   """Whether a program has an executable, and what it holds fits the target's memory; CPUs swap."""
   if isinstance(compiled, OversizedProgram):
     return False
-  if target is None or target.platform == "cpu":
-    return True
+  if target is None or target.platform != "gpu":
+    return True  # XLA:TPU makes no executable of what its buffers do not fit
   return _total_bytes(compiled.memory_analysis()) <= target.memory_bytes
 
 
 def compile_trial(
-  fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct], target: Target | None = None, *, draft: bool = False
+  fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct], target: Target | None = None, *, draft_above: int | None = None
 ) -> jax.stages.Compiled | OversizedProgram:
   """Compiles as `compile_abstract`, but a program that does not fit the device is a result, too, with its sizes.
 
@@ -113,20 +117,51 @@ def compile_trial(
     fn: as for `compile_abstract`.
     avals: as for `compile_abstract`.
     target: as for `compile_abstract`.
-    draft: with less work, where the target's compiler `makes_drafts`: its temporaries only tell programs apart.
+    draft_above: bytes that the program holds in any case, its arguments and outputs for one: where the target's
+      compiler `makes_drafts`, it goes only as far as buffers are assigned, less than a tenth of the work.
   """
-  lowered, options = _lower(fn, avals, target), _DRAFT[_platform(target)] if draft else {}
-  try:
+  lowered, device = _lower(fn, avals, target), targets.running() if target is None else target
+  if draft_above is None or not makes_drafts(device):
+    return _tried(lowered, fn, target)
+  drafted = _tried(lowered, fn, target, _draft_options(device, draft_above))
+  nearly_all = int(_NEARLY * _total_bytes(drafted.memory_analysis()))
+  if (
+    isinstance(drafted, OversizedProgram) and nearly_all > 2 * draft_above
+  ):  # what it fuses goes by the device's memory
+    drafted = _tried(lowered, fn, target, _draft_options(device, nearly_all))
+  return drafted
+
+
+def _tried(
+  lowered: jax.stages.Lowered, fn: Compilable, target: Target | None, options: dict[str, Any] | None = None
+) -> jax.stages.Compiled | OversizedProgram:
+  """The compiled program; of one that is too large for the device, what the compiler dumped before it gave up."""
+  if _platform(target) not in _ANY_SIZE:
     return _compile(lowered, fn, target, options)
-  except CompileMemoryError:
-    if oversized := _oversized(lowered, fn, target, options):
-      return oversized
-    raise
+  with tempfile.TemporaryDirectory() as directory:
+    try:
+      dumping = {"xla_dump_to": directory, "xla_dump_hlo_as_proto": True}
+      return _compile(lowered, fn, target, {**(options or {}), **dumping})
+    except CompileMemoryError:
+      dumps = [path.read_bytes() for path in pathlib.Path(directory).glob("*.after_optimizations.hlo.pb")]
+      if not dumps:
+        raise
+  largest = max(dumps, key=len)
+  return OversizedProgram(BufferAssignment.from_hlo_proto(largest).sizes(), module_of_hlo_proto(largest))
 
 
 def makes_drafts(target: Target | None) -> bool:
-  """Whether a target's compiler has a much cheaper way to compile that tells how much programs take."""
-  return _platform(target) in _DRAFT
+  """Whether a target's compiler can be had to stop where it has assigned buffers."""
+  return _platform(target) in _ANY_SIZE
+
+
+def _draft_options(device: Target, above_bytes: int) -> dict[str, Any]:
+  """For XLA:TPU to find that a device has no more memory than that, once it has assigned buffers: what follows, nearly
+  all of a compile, is left out. Its scheduler is told of as much as there is.
+  """
+  mib = max(1, above_bytes // 2**20)
+  percent = _TPU_SCHEDULER_PERCENT * (device.memory_bytes // 2**20) // mib
+  return {"xla_tpu_max_hbm_size_mib": mib, "xla_tpu_scheduler_percent_shared_memory_limit": percent}
 
 
 def compile_scheduled(fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct], target: Target | None = None) -> None:
@@ -158,7 +193,21 @@ def num_devices(compiled: jax.stages.Compiled | OversizedProgram) -> int:
   return max((sharding.num_devices for sharding in shardings), default=1)
 
 
-def measure(compiled: jax.stages.Compiled | OversizedProgram, target: Target | None = None) -> MemoryProfile:
+def allocated(compiled: jax.stages.Compiled | OversizedProgram) -> OversizedProgram:
+  """A program with the temporaries that its buffer assignment holds: XLA:TPU's memory analysis counts more."""
+  if isinstance(compiled, OversizedProgram):
+    return compiled
+  stats: Any = compiled.memory_analysis()
+  sizes = Sizes(*(getattr(stats, field) for field in Sizes._fields))
+  resident_bytes = sizes.argument_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+  return OversizedProgram(
+    sizes._replace(temp_size_in_bytes=stats.total_allocation_bytes - resident_bytes), module_of(compiled)
+  )
+
+
+def measure(
+  compiled: jax.stages.Compiled | OversizedProgram, target: Target | None = None, *, as_allocated: bool = False
+) -> MemoryProfile:
   """Memory of a compiled program: sizes from the compiler's memory analysis, live bytes along its schedule.
 
   Live bytes are left out where our reading of the module does not arrive at the compiler's temporaries.
@@ -166,7 +215,9 @@ def measure(compiled: jax.stages.Compiled | OversizedProgram, target: Target | N
   Args:
     compiled: the program.
     target: what it is compiled for, None for the default backend: whose speeds its modelled seconds assume.
+    as_allocated: temporaries as `allocated` has them.
   """
+  compiled = allocated(compiled) if as_allocated else compiled
   sizes = MemoryProfile(**totals_of(compiled.memory_analysis()))
   try:
     module = parse_module(module_of(compiled))
@@ -234,21 +285,3 @@ def _memory_error(fn: Compilable, target: Target | None, what: str) -> CompileMe
     "arguments sharded over them, or a target with more memory"
   )
   return error
-
-
-def _oversized(
-  lowered: jax.stages.Lowered, fn: Compilable, target: Target | None, options: dict[str, Any]
-) -> OversizedProgram | None:
-  """The buffer assignment of a program that does not fit, if the platform's compiler gets that far."""
-  platform = _platform(target)
-  if platform not in _ANY_SIZE:
-    return None
-  with tempfile.TemporaryDirectory() as directory:
-    options = {**options, **_ANY_SIZE[platform], "xla_dump_to": directory, "xla_dump_hlo_as_proto": True}
-    with contextlib.suppress(jax.errors.JaxRuntimeError, CompileMemoryError):
-      _compile(lowered, fn, target, options)
-    dumps = [path.read_bytes() for path in pathlib.Path(directory).glob("*.after_optimizations.hlo.pb")]
-  if not dumps:
-    return None
-  largest = max(dumps, key=len)
-  return OversizedProgram(BufferAssignment.from_hlo_proto(largest).sizes(), module_of_hlo_proto(largest))

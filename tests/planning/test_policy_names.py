@@ -7,7 +7,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 import coopjax
-from coopjax.planning import policy_names, trials
+from coopjax.planning import policy_names
 from coopjax.planning.policy_names import RegionNames
 from tests.support import hand_rungs
 from tests.support.checkpointed_steps import (
@@ -20,7 +20,6 @@ from tests.support.checkpointed_steps import (
   planned,
   saving,
 )
-from tests.support.checks import temp_bytes
 
 NAMES = ("query", "key", "value", "context", "out", "up")
 
@@ -120,13 +119,3 @@ def test_names_only_asks_for_checkpoints_around_one_piece():
   stacks, _, x = arguments()
   with pytest.raises(coopjax.PolicyNamesError, match="loss has a loop inside"):
     coopjax.plan(step, stacks, x, budget=0.5, names_only=True)
-
-
-def test_drafts_begin_with_the_step_as_it_is(monkeypatch):
-  drafted = []
-  monkeypatch.setattr(trials, "makes_drafts", lambda device: True)
-  monkeypatch.setattr(
-    trials.Trials, "draft_bytes", lambda self, step, avals: drafted.append(temp_bytes(step.lower().compile())) or 0
-  )
-  plan = coopjax.plan(make_step(), *arguments(), budget=BUDGET + 1, engine="policy", names_only=True)
-  assert drafted == [plan.baseline.temp_bytes] and plan.fits  # drafts that are so far off are not gone by
