@@ -3,17 +3,16 @@
 #include <algorithm>
 #include <iterator>
 #include <numeric>
-#include <string_view>
 
 #include "base/allowance.h"
 #include "buffers/heap_simulator.h"
+#include "buffers/share.h"
 #include "packing/packing.h"
 
 namespace coopjax {
 namespace {
 
 constexpr int64_t kStepsPerValue = 30;
-constexpr std::string_view kAllocateBuffer = "AllocateBuffer";
 
 struct Allocation {
   int64_t bytes = 0;
@@ -55,6 +54,7 @@ class Assigner {
   std::vector<int64_t> PlaceTemporaries(HeapResult* result) const;
   int32_t NumThreadLocalAllocations() const;
   int64_t CountedLiveBytes(std::vector<HeapInterval> intervals) const;
+  bool IsWrittenInPlace(int32_t value) const;
   int64_t ReportedTempBytes(int64_t temp_bytes, const HeapResult& result) const;
   void AddBuffers(const std::vector<int64_t>& bases, HeapResult* result) const;
 
@@ -237,12 +237,23 @@ std::vector<int64_t> Assigner::PlaceTemporaries(HeapResult* result) const {
 
 // The most that is live for what memory_analysis() takes for fragmentation, see HeapRules.
 int64_t Assigner::CountedLiveBytes(std::vector<HeapInterval> intervals) const {
+  std::vector<uint8_t> is_filled(intervals.size(), 0);
+  for (const HeapInterval& interval : intervals) {
+    if (interval.shared_with >= 0 && IsWrittenInPlace(interval.value)) is_filled[interval.shared_with] = 1;
+  }
   for (HeapInterval& interval : intervals) {
-    if (interval.shared_with < 0) continue;
-    const int32_t definer = dataflow_.defining_instruction(intervals[interval.shared_with].value);
-    if (graph_.instruction(definer).custom_call_target == kAllocateBuffer) interval.bytes = 0;
+    if (interval.shared_with >= 0 && is_filled[interval.shared_with]) interval.bytes = 0;
   }
   return PeakLiveBytes(intervals);
+}
+
+// By its instruction, a part of an operand.
+bool Assigner::IsWrittenInPlace(int32_t value) const {
+  const hlo::Node definition = dataflow_.definition(value);
+  const int32_t definer = graph_.owner(definition);
+  return std::ranges::any_of(InPlacePairs(graph_, definer), [&](const InPlacePair& pair) {
+    return graph_.node_base(definer) + pair.output_offset == definition;
+  });
 }
 
 // What memory_analysis() says of them where that is not their size, see HeapRules.

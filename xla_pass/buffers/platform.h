@@ -22,8 +22,7 @@ struct HeapRules {
   bool can_reuse_allocations = true;   // temporaries may lie in the allocations of outputs and donated parameters
   bool packs_as_it_runs = false;       // each value best fits what is free when it is made, whatever comes later
   // memory_analysis() adds what is lost between buffers to the heap, which holds it already, and says 0 where nothing
-  // but tables is left. It takes for lost what a loop fills of a buffer that the program allocates for it
-  // ("AllocateBuffer": the stacks of a scan), too.
+  // but tables is left. For lost it takes, too, what a loop carries and fills part by part, in place: a scan's stacks.
   bool counts_fragmentation_twice = false;
 
   // Whether a value of this shape (of a tuple, its table) lies in the device's main memory: not on TPU in a small
