@@ -13,6 +13,7 @@ from coopjax.policy_engine.ladders import CUT_WEIGHT, Traits
 _SLOPE_DOUBT = 0.1  # of the estimates: nearer to each other, their errors show little of a slope
 _FLAT = 0.25  # of what estimates fall by: compiled bytes that fall by less have come to what is always there
 _APART = 0.05  # of the larger of two estimates: nearer to each other, they show nothing of it
+_SAYS_LITTLE = 0.1  # of an estimate: what takes less lies elsewhere, in a TPU's vector memory for one
 _LEAST_SLOPE = -0.95  # of errors: more estimated bytes are more bytes
 
 
@@ -125,7 +126,7 @@ def predicted_bytes(
   What a turn of a loop needs beside what is saved depends on which values are saved, in ways that only compiles show,
   and so does how far the HLO engine helps. So the errors of trials count, the more the more alike their bodies are; and
   where errors grow or shrink with the bytes (XLA:TPU may count stacks twice, a device may hold a part of what is
-  estimated), they are taken to go on so.
+  estimated), they are taken to go on so. Where all take a small part of what was estimated, others take that part, too.
 
   Without loops, bytes are unaided: between two compiled candidates by the line through them, beyond them byte for byte.
   Candidates of kin go by what was compiled of them, others by all.
@@ -139,6 +140,9 @@ def predicted_bytes(
   num_bytes = candidate.estimated_bytes
   alike = _alike(candidate, trials)
   if alike and candidate.has_loops:
+    if all(trial.temp_bytes < _SAYS_LITTLE * trial.candidate.estimated_bytes for trial in alike):
+      nearest = min(alike, key=lambda trial: abs(trial.candidate.estimated_bytes - num_bytes))
+      return num_bytes * nearest.temp_bytes / nearest.candidate.estimated_bytes
     weights = [(1 + _distance(candidate, trial)) ** -2.0 for trial in alike]
     errors = [trial.error_bytes(num_shards) for trial in alike]
     estimates = [trial.candidate.estimated_bytes / num_shards for trial in alike]
