@@ -15,6 +15,7 @@ that are there are kept.
 import argparse
 import dataclasses
 import functools
+import math
 import os
 import pathlib
 import time
@@ -35,7 +36,7 @@ from ladder_programs import RUNGS, Rung, Size
 
 import coopjax
 from coopjax.xla import targets
-from coopjax.xla.compile import measure
+from coopjax.xla.compile import compile_trial, measure
 from coopjax.xla.device_budget import allowed
 
 RESULTS = tables.RESULTS / "what_fits.json"
@@ -116,18 +117,35 @@ JOBS = {
 }
 
 
-def by_hand(job: Job, rung: Rung) -> tables.Row | None:
-  """The step with a rung, compiled; None where it does not fit."""
-  target = targets.resolve(job.target)
-  try:
-    compiled = job.step(rung).lower(*job.step_arguments).compile()
-  except jax.errors.JaxRuntimeError as error:
-    if "RESOURCE_EXHAUSTED" not in str(error):
-      raise
-    return None
-  profile = measure(compiled, target, as_allocated=True)
+@dataclasses.dataclass(frozen=True)
+class ByHand:
+  """A job's step with a rung."""
+
+  job: Job
+  rung: Rung
+
+  def lower(self) -> jax.stages.Lowered:
+    """As it is compiled."""
+    return self.job.step(self.rung).lower(*self.job.step_arguments)
+
+  def fits(self) -> bool:
+    """By a draft, which takes a twentieth of a compile."""
+    target, state = targets.resolve(self.job.target), jax.tree.leaves(self.job.step_arguments)
+    held_bytes = sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in state)
+    drafted = compile_trial(self, (), target, draft_above=held_bytes)
+    return within(measure(drafted.packed_as_it_runs(target), target), target)
+
+  def row(self) -> tables.Row | None:
+    """What it takes, compiled; None where it does not fit."""
+    target = targets.resolve(self.job.target)
+    profile = measure(compile_trial(self, (), target), target, as_allocated=True)
+    return row_of(self.job, profile) if within(profile, target) else None
+
+
+def within(profile: coopjax.MemoryProfile, target: targets.Target) -> bool:
+  """Whether a program fits, reserve included."""
   limit = allowed(coopjax.Budget.parse("fits"), target).resolve(profile.temp_bytes, profile.resident_bytes)
-  return row_of(job, profile) if profile.temp_bytes <= limit else None
+  return profile.temp_bytes <= limit
 
 
 def planned(job: Job) -> tables.Row | None:
@@ -152,14 +170,26 @@ def row_of(job: Job, profile: coopjax.MemoryProfile) -> tables.Row:
 
 
 def largest(job: Job, policy: str) -> tables.Row:
-  """The row of the largest batch that a policy fits, by bisection over `PER_DEVICE`; without a batch if none does."""
+  """The row of the largest batch that a policy fits, by bisection over `PER_DEVICE`; without a batch if none does.
+
+  A rung's batches are drafted, and what may be the largest is compiled; coopjax plans each.
+  """
   start = time.process_time()
   found, low, high = {}, 0, len(PER_DEVICE)
   while low < high:
     middle = (low + high) // 2
     at_batch = job.at_batch(PER_DEVICE[middle] * job.num_devices)
-    row = planned(at_batch) if policy == OURS else by_hand(at_batch, RUNGS[policy])
+    if policy == OURS:
+      row = planned(at_batch)
+    else:
+      row = {"batch": at_batch.size.batch} if ByHand(at_batch, RUNGS[policy]).fits() else None
     low, high, found = (middle + 1, high, row) if row else (low, middle, found)
+  while policy != OURS and low > 0:
+    low -= 1
+    if row := ByHand(job.at_batch(PER_DEVICE[low] * job.num_devices), RUNGS[policy]).row():
+      found = row
+      break
+    found = {}
   return {"policy": policy, **found, "search_s": time.process_time() - start}
 
 

@@ -67,7 +67,7 @@ def test_what_segments_take_whatever_they_save_is_learnt():
 
 
 def test_what_takes_next_to_nothing_of_its_estimate_does_so_in_proportion():
-  # A decoder in a TPU's vector memory, in MiB; by their errors alone, others would take 9 MiB more for each 9 estimated.
+  # A decoder in a TPU's vector memory, in MiB; by errors alone, others would take all that estimates add.
   trials = tried((69.7, 3.8), (77.6, 2.76))
   assert predicted_bytes(body(79.6, 9), trials, 1.0) == pytest.approx(79.6 * 2.76 / 77.6)
   assert predicted_bytes(body(60.0, 9), trials, 1.0) == pytest.approx(60.0 * 3.8 / 69.7)
