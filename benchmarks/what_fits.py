@@ -133,7 +133,7 @@ class ByHand:
     target, state = targets.resolve(self.job.target), jax.tree.leaves(self.job.step_arguments)
     held_bytes = sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in state)
     drafted = compile_trial(self, (), target, draft_above=held_bytes)
-    return within(measure(drafted.packed_as_it_runs(target), target), target)
+    return within(measure(drafted.as_allocated(target), target), target)
 
   def row(self) -> tables.Row | None:
     """What it takes, compiled; None where it does not fit."""

@@ -78,7 +78,8 @@ class Trials:
   @property
   def are_drafts(self) -> bool:
     """Whether trials that are not whole predict, if closely, what the program takes."""
-    return makes_drafts(self._request.device)
+    is_gpu = self._request.platform == "gpu"
+    return compat.hook_platform("gpu") is not None if is_gpu else makes_drafts(self._request.device)
 
   def hlo_share(self) -> HloEngineShare | None:
     """What the HLO engine did in the last program."""
@@ -94,8 +95,8 @@ class Trials:
   ) -> jax.stages.Compiled | OversizedProgram:
     """The function compiled for the device, whether it fits or not, as far as its buffers are known.
 
-    On a CPU that is its schedule: XLA:CPU assigns buffers to the scheduled module as `predict_memory` does, to the
-    byte, and generating code takes four fifths of a compile. For a TPU it is a draft.
+    On a CPU, and where there is a hook for a GPU, that is its schedule: XLA:CPU assigns buffers to the scheduled module
+    as `predict_memory` does, to the byte, and generating code takes four fifths of a compile. For a TPU it is a draft.
 
     Args:
       fn: of flat arrays, or with its arguments in it.
@@ -109,7 +110,8 @@ class Trials:
       if whole or not (self.are_drafts or self._request.platform == "cpu"):
         compiled = compile_trial(fn, avals, self._request.device)
       else:
-        compiled = self._drafted(fn, avals) if self.are_drafts else self._scheduled(fn, avals)
+        is_drafted = makes_drafts(self._request.device)
+        compiled = self._drafted(fn, avals) if is_drafted else self._scheduled(fn, avals)
       if isinstance(compiled, bytes):
         compiled = OversizedProgram.as_predicted(compiled)
     self.outcome = max(made, key=lambda outcome: outcome.baseline.temp_bytes, default=None)
@@ -120,17 +122,13 @@ class Trials:
       self._profiles[profile.temp_bytes] = profile
     return allocated(compiled) if self._request.as_allocated else compiled
 
-  def _drafted(
-    self, fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct]
-  ) -> bytes | jax.stages.Compiled | OversizedProgram:
-    """A draft's scheduled module; the whole program where it takes next to nothing."""
+  def _drafted(self, fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct]) -> jax.stages.Compiled | OversizedProgram:
+    """A draft, with what its program will take; the whole program where that is next to nothing."""
     device = self._request.device
     drafted = compile_trial(fn, avals, device, draft_above=self._resident_bytes)
     if not isinstance(drafted, OversizedProgram):
       return drafted
-    return (
-      drafted.packed_as_it_runs(device or targets.running()) if self._request.as_allocated else drafted.module_bytes
-    )
+    return drafted.as_allocated(device or targets.running()) if self._request.as_allocated else drafted.as_analysed()
 
   def partition(self, fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct]) -> None:
     """Compiles a function of flat arrays as far as it takes for XLA to partition it."""
@@ -139,10 +137,10 @@ class Trials:
   def _scheduled(
     self, fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct]
   ) -> bytes | jax.stages.Compiled | OversizedProgram:
-    """The function's scheduled module; the whole program where no hook runs."""
+    """The function's scheduled module; where no hook runs, a draft, or the whole program."""
     device, platform = self._request.device, compat.hook_platform(self._request.platform)
     if platform is None:
-      return compile_trial(fn, avals, device)
+      return compile_trial(fn, avals, device, draft_above=self._resident_bytes)
     if device is not None:
       device.load()
     hook.install(platform)

@@ -16,7 +16,10 @@ somewhat more bytes than it does are worth a try, too.
 """
 
 import math
+import statistics
 from collections.abc import Callable, Hashable, Sequence
+
+import numpy as np
 
 from coopjax.policy_engine.policy_plan import PolicyPlan, PolicyRound
 from coopjax.policy_engine.predictions import (
@@ -34,6 +37,7 @@ _NEARBY = 1.15  # of the budget: predictions within that may be wrong
 _MAYBE = 1.2  # of the budget: of the few policies that everybody tries, what is predicted to take more is not tried; or
 _MAYBE_ROUGHLY = 1.35  # where estimates go by no compile
 _NEAR_MISS = 0.01  # of the budget
+_LEAVES_ROOM = 0.9  # of the budget: what a plan takes that drafts of more bytes are made beyond
 _HAND_ROUNDS = 3  # of a search, its last: for what a person would pick
 _MAX_BOLD_MISSES = 10
 _MAX_BARE = 3  # tries at the least memory before the budget counts as out of reach
@@ -48,8 +52,16 @@ _LOOP_SHARE = 0.02  # of the FLOPs that are repeated, if that is less
 class Progress[Decisions: Hashable]:
   """Chooses what to compile next, from the compiles so far."""
 
-  def __init__(self, space: SearchSpace[Decisions], budget_bytes: int, baseline_temp_bytes: int, below_flops: float):
-    self._space = space
+  def __init__(
+    self,
+    space: SearchSpace[Decisions],
+    budget_bytes: int,
+    baseline_temp_bytes: int,
+    below_flops: float,
+    *,
+    are_drafts: bool,
+  ):
+    self._space, self._are_drafts = space, are_drafts
     self._budget = budget_bytes
     self._below_flops = below_flops
     self._tried: list[Trial[Decisions]] = []
@@ -89,6 +101,8 @@ class Progress[Decisions: Hashable]:
     if not self._holds and self._is_too_shallow():
       self._space.deepen()
     untried = [candidate for candidate in self._space.found if candidate not in self._passed]
+    if self._overshoots and (found := self._likeliest_gain(untried)):
+      return found
     by_hand: list[SearchCandidate[Decisions]] = []
     if self._holds:
       least = min([self._below_flops, *(trial.flops for trial in self._feasible())])
@@ -128,7 +142,8 @@ class Progress[Decisions: Hashable]:
       if found := self._first_by_hand(by_hand):
         return found
       near = [c for c in untried if c.has_loops and c.is_bare and self._least(c, _NEARBY - 1) <= self._budget]
-      return self._first(near, lambda candidate: (self._predict(candidate), candidate.flops))
+      found = self._first(near, lambda candidate: (self._predict(candidate), candidate.flops))
+      return found or (self._likeliest_gain([c for c in untried if c.is_by_hand]) if self._are_drafts else None)
     if is_hopeless:  # but for what a person would do, whatever is estimated
       bare = [candidate for candidate in bare if candidate.is_by_hand]
     elif self._tried and not any(trial.candidate.is_by_hand for trial in bare_tried):  # before deeper cuts
@@ -139,6 +154,21 @@ class Progress[Decisions: Hashable]:
       bare,
       lambda candidate: ((candidate.scan_bodies, candidate.kin) in seen, candidate.estimated_bytes, candidate.flops),
     )
+
+  @property
+  def _overshoots(self) -> bool:
+    """Two drafts in a row missed the budget, and the plan leaves much room: a hit is worth more than another miss."""
+    best = self._best()
+    has_room = best is not None and best.temp_bytes <= _LEAVES_ROOM * self._budget
+    return self._are_drafts and has_room and all(trial.temp_bytes > self._budget for trial in self._tried[-2:])
+
+  def _likeliest_gain(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
+    """By how much less it repeats than the plan, times how likely it fits."""
+    least = min([self._below_flops, *(trial.flops for trial in self._feasible())])
+    spread = float(np.std([trial.error_bytes(self._num_shards) for trial in self._tried]))
+    fits = statistics.NormalDist(self._budget, max(spread, _MARGIN * self._budget))
+    gain = lambda candidate: (least - candidate.flops) * (1 - fits.cdf(self._predict(candidate)))
+    return self._first([c for c in untried if c.flops < least], lambda candidate: -gain(candidate))
 
   def _help_flops(self, candidate: SearchCandidate[Decisions]) -> float:
     """That the HLO engine repeats under a candidate without loops: at least what it did, twice or more, where it had

@@ -149,7 +149,8 @@ def search[Decisions: Hashable](
   """
   if baseline_temp_bytes <= budget_bytes or not space.found:
     return PolicyPlan.undecided(space, baseline_temp_bytes, is_feasible=baseline_temp_bytes <= budget_bytes)
-  progress = Progress(space, budget_bytes, baseline_temp_bytes, below_flops)
+  are_drafts = whole_bytes_of is not None
+  progress = Progress(space, budget_bytes, baseline_temp_bytes, below_flops, are_drafts=are_drafts)
 
   def try_some(num_rounds: int) -> PolicyPlan[Decisions]:
     for rounds_left in range(num_rounds, 0, -1):

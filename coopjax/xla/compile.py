@@ -52,10 +52,19 @@ class OversizedProgram:
     memory = predict_memory(module_bytes)
     return cls(Sizes(memory.temp_bytes, memory.argument_bytes, memory.output_bytes, memory.alias_bytes), module_bytes)
 
-  def packed_as_it_runs(self, device: Target) -> "OversizedProgram":
-    """A draft for XLA:TPU with the heap that the program will have: packed tightly only if the device needs that."""
-    sizes = self.sizes._replace(temp_size_in_bytes=predict_memory(self.module_bytes).heap_bytes)
-    return dataclasses.replace(self, sizes=sizes) if _total_bytes(sizes) <= device.memory_bytes else self
+  def as_analysed(self) -> "OversizedProgram":
+    """A draft with what the memory analysis of its program will say, where our reading of the module says it."""
+    with contextlib.suppress(InvalidProgramError):
+      return self.as_predicted(self.module_bytes)
+    return self
+
+  def as_allocated(self, device: Target) -> "OversizedProgram":
+    """A draft with the heap that its program will have: packed as tightly only where the device has no more."""
+    with contextlib.suppress(InvalidProgramError):
+      sizes = self.sizes._replace(temp_size_in_bytes=predict_memory(self.module_bytes).heap_bytes)
+      if _total_bytes(sizes) <= device.memory_bytes:
+        return dataclasses.replace(self, sizes=sizes)
+    return self
 
   def memory_analysis(self) -> Sizes:
     """The sizes, under the name that compiled programs have for them."""

@@ -63,11 +63,11 @@ def test_a_draft_says_what_the_program_takes(policy):
   compiled = compile_trial(*program, target)
   drafted = compile_trial(*program, target, draft_above=measure(compiled).resident_bytes)
   assert isinstance(drafted, OversizedProgram) and not isinstance(compiled, OversizedProgram)
-  predicted = temp_bytes_of(OversizedProgram.as_predicted(drafted.module_bytes))
+  predicted = temp_bytes_of(drafted.as_analysed())
   assert predicted == pytest.approx(temp_bytes_of(compiled), rel=0.005)
   # Of the stacks of a scan the memory analysis says twice what the buffer assignment holds.
   held = measure(compiled, target, as_allocated=True)
-  assert temp_bytes_of(drafted.packed_as_it_runs(target)) == pytest.approx(held.temp_bytes, rel=0.005)
+  assert temp_bytes_of(drafted.as_allocated(target)) == pytest.approx(held.temp_bytes, rel=0.005)
   assert held.temp_bytes < 0.9 * predicted
 
 
