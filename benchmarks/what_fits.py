@@ -36,7 +36,7 @@ from ladder_programs import RUNGS, Rung, Size
 
 import coopjax
 from coopjax.xla import targets
-from coopjax.xla.compile import compile_trial, measure
+from coopjax.xla.compile import OversizedProgram, compile_trial, measure
 from coopjax.xla.device_budget import allowed
 
 RESULTS = tables.RESULTS / "what_fits.json"
@@ -129,17 +129,23 @@ class ByHand:
     return self.job.step(self.rung).lower(*self.job.step_arguments)
 
   def fits(self) -> bool:
-    """By a draft, which takes a twentieth of a compile."""
+    """By a draft, for a TPU a twentieth of a compile."""
     target, state = targets.resolve(self.job.target), jax.tree.leaves(self.job.step_arguments)
     held_bytes = sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in state)
     drafted = compile_trial(self, (), target, draft_above=held_bytes)
-    return within(measure(drafted.as_allocated(target), target), target)
+    if isinstance(drafted, OversizedProgram):
+      drafted = drafted.as_allocated(target)
+    return within(self._measured(drafted), target)
 
   def row(self) -> tables.Row | None:
     """What it takes, compiled; None where it does not fit."""
     target = targets.resolve(self.job.target)
-    profile = measure(compile_trial(self, (), target), target, as_allocated=True)
+    profile = self._measured(compile_trial(self, (), target))
     return row_of(self.job, profile) if within(profile, target) else None
+
+  def _measured(self, compiled: jax.stages.Compiled | OversizedProgram) -> coopjax.MemoryProfile:
+    target = targets.resolve(self.job.target)
+    return measure(compiled, target, as_allocated=target.platform == "tpu")
 
 
 def within(profile: coopjax.MemoryProfile, target: targets.Target) -> bool:

@@ -22,7 +22,7 @@ def benchmark(monkeypatch, tmp_path):
 def test_the_largest_batches(benchmark, tmp_path, monkeypatch, capsys):
   size = benchmark.Size(0, 32, 32, 64, 4, 2, 2, vocabulary=64)
   job = benchmark.Job("decoder", size, mesh="fsdp", target="cpu")
-  plain = benchmark.by_hand(job.at_batch(2), benchmark.ladder_programs.PLAIN)
+  plain = benchmark.ByHand(job.at_batch(2), benchmark.ladder_programs.PLAIN).row()
   limit = int(plain["total_gib"] * benchmark.GIB)
   monkeypatch.setattr("coopjax.xla.device_budget.fitting_bytes", lambda target: limit)
   monkeypatch.setattr(benchmark, "PER_DEVICE", (2, 4))
