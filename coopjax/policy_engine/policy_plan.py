@@ -15,10 +15,11 @@ class PolicyRound:
   estimated_bytes: int
   temp_bytes: int
   recompute_flops: float
+  is_draft: bool = False
 
   def __str__(self) -> str:
     return (
-      f"{self.summary}: {format_bytes(self.temp_bytes)} compiled, "
+      f"{self.summary}: {format_bytes(self.temp_bytes)} {'predicted' if self.is_draft else 'compiled'}, "
       f"{format_bytes(self.estimated_bytes)} estimated, {self.recompute_flops:.3g} FLOPs repeated"
     )
 
@@ -29,7 +30,7 @@ class PolicyPlan[Decisions]:
 
   Attributes:
     decisions: of the best candidate that holds the budget; of the smallest one if none does.
-    rounds: the trials made, in order; those of drafts say what the compiler's figures for them are.
+    rounds: the trials made, in order; of drafts, what the program is predicted to take.
     temp_bytes: compiled temporaries of fn and its gradient under `decisions`.
     recompute_flops: work repeated, modelled; what the HLO engine repeats included.
     forward_flops: forward work, modelled.

@@ -280,6 +280,7 @@ class Progress[Decisions: Hashable]:
         int(trial.candidate.estimated_bytes),
         trial.temp_bytes,
         trial.flops - trial.candidate.waiting_flops,
+        self._are_drafts,
       )
       for trial in self._tried
     )

@@ -158,9 +158,8 @@ def search[Decisions: Hashable](
       if candidate is None:
         break
       progress.record(Trial(candidate, temp_bytes_of(candidate.decisions), hlo_share_of(candidate.decisions)))
-    for candidate in (
-      () if space.is_profiled else progress.nothing_saved()
-    ):  # estimates may be off by more than is tried
+    # Estimates without a profile may be off by more than is tried.
+    for candidate in () if space.is_profiled else progress.nothing_saved():
       progress.record(Trial(candidate, temp_bytes_of(candidate.decisions), hlo_share_of(candidate.decisions)))
     return progress.result()
 
@@ -172,8 +171,9 @@ def search[Decisions: Hashable](
     temp_bytes = whole_bytes_of(found.decisions)
     whole[found.decisions] = found.compiled(temp_bytes, budget_bytes)
     off_bytes = temp_bytes - found.temp_bytes
-    if temp_bytes <= budget_bytes and off_bytes >= -_DRAFTS_ARE_OFF * budget_bytes:
-      break
+    is_feasible = temp_bytes <= budget_bytes
+    if off_bytes >= -_DRAFTS_ARE_OFF * budget_bytes if is_feasible else not found.is_feasible:
+      break  # nothing better fits, or nothing at all
     progress.aim_at(budget_bytes - off_bytes)
     found = try_some(_MORE_DRAFTS)
   return PolicyPlan.best(list(whole.values())) if whole else found
