@@ -13,6 +13,7 @@ that are there are kept.
 """
 
 import argparse
+import bisect
 import dataclasses
 import functools
 import math
@@ -181,21 +182,18 @@ def largest(job: Job, policy: str) -> tables.Row:
   A rung's batches are drafted, and what may be the largest is compiled; coopjax plans each.
   """
   start = time.process_time()
-  found, low, high = {}, 0, len(PER_DEVICE)
-  while low < high:
-    middle = (low + high) // 2
-    at_batch = job.at_batch(PER_DEVICE[middle] * job.num_devices)
-    if policy == OURS:
-      row = planned(at_batch)
-    else:
-      row = {"batch": at_batch.size.batch} if ByHand(at_batch, RUNGS[policy]).fits() else None
-    low, high, found = (middle + 1, high, row) if row else (low, middle, found)
-  while policy != OURS and low > 0:
-    low -= 1
-    if row := ByHand(job.at_batch(PER_DEVICE[low] * job.num_devices), RUNGS[policy]).row():
-      found = row
-      break
-    found = {}
+  jobs = [job.at_batch(number * job.num_devices) for number in PER_DEVICE]
+  plans: dict[Job, tables.Row | None] = {}
+
+  def is_too_large(at_batch: Job) -> bool:
+    if policy != OURS:
+      return not ByHand(at_batch, RUNGS[policy]).fits()
+    plans[at_batch] = planned(at_batch)
+    return plans[at_batch] is None
+
+  fitting = jobs[: bisect.bisect_left(jobs, True, key=is_too_large)]
+  rows = (plans[at] if policy == OURS else ByHand(at, RUNGS[policy]).row() for at in reversed(fitting))
+  found = next(filter(None, rows), {})
   return {"policy": policy, **found, "search_s": time.process_time() - start}
 
 

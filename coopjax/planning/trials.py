@@ -11,7 +11,6 @@ from coopjax.hlo_engine import hook
 from coopjax.memory_profile import MemoryProfile
 from coopjax.planning.request import Request
 from coopjax.policy_engine.predictions import HloEngineShare
-from coopjax.xla import targets
 from coopjax.xla.compile import (
   Compilable,
   OversizedProgram,
@@ -73,13 +72,18 @@ class Trials:
   @property
   def max_rounds(self) -> int:
     """Trials that a search may make."""
-    return _CHEAP_TRIALS if self._request.platform == "cpu" or self.are_drafts else _COMPILED_TRIALS
+    return _CHEAP_TRIALS if self._are_cheap else _COMPILED_TRIALS
 
   @property
   def are_drafts(self) -> bool:
     """Whether trials that are not whole predict, if closely, what the program takes."""
     is_gpu = self._request.platform == "gpu"
     return compat.hook_platform("gpu") is not None if is_gpu else makes_drafts(self._request.device)
+
+  @property
+  def _are_cheap(self) -> bool:
+    """Whether trials that are not whole end where buffers are known."""
+    return self._request.platform == "cpu" or self.are_drafts
 
   def hlo_share(self) -> HloEngineShare | None:
     """What the HLO engine did in the last program."""
@@ -107,11 +111,12 @@ class Trials:
     self._num_compiles += 1
     progress.note(f"compiling trial {self._num_compiles}")
     with hook.outcomes(mark or self._mark) as made:
-      if whole or not (self.are_drafts or self._request.platform == "cpu"):
+      if whole or not self._are_cheap:
         compiled = compile_trial(fn, avals, self._request.device)
+      elif makes_drafts(self._request.device):
+        compiled = self._drafted(fn, avals)
       else:
-        is_drafted = makes_drafts(self._request.device)
-        compiled = self._drafted(fn, avals) if is_drafted else self._scheduled(fn, avals)
+        compiled = self._scheduled(fn, avals)
       if isinstance(compiled, bytes):
         compiled = OversizedProgram.as_predicted(compiled)
     self.outcome = max(made, key=lambda outcome: outcome.baseline.temp_bytes, default=None)
@@ -124,11 +129,11 @@ class Trials:
 
   def _drafted(self, fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct]) -> jax.stages.Compiled | OversizedProgram:
     """A draft, with what its program will take; the whole program where that is next to nothing."""
-    device = self._request.device
-    drafted = compile_trial(fn, avals, device, draft_above=self._resident_bytes)
+    request = self._request
+    drafted = compile_trial(fn, avals, request.device, draft_above=self._resident_bytes)
     if not isinstance(drafted, OversizedProgram):
       return drafted
-    return drafted.as_allocated(device or targets.running()) if self._request.as_allocated else drafted.as_analysed()
+    return drafted.as_allocated(request.speeds) if request.as_allocated else drafted.as_analysed()
 
   def partition(self, fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct]) -> None:
     """Compiles a function of flat arrays as far as it takes for XLA to partition it."""
