@@ -20,14 +20,13 @@ from coopjax.budget import Budget, format_bytes
 from coopjax.errors import HostOffloadError, InvalidBudgetError, NotDifferentiableError, RematNoEffectWarning, warn
 from coopjax.hlo_engine import hook
 from coopjax.jaxpr.fingerprint import fingerprint_of
-from coopjax.jaxpr.tags import tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn, fn_and_gradient
 from coopjax.planning import regions
 from coopjax.planning.choice import Choice
 from coopjax.planning.kept import KeptChoices, program_key
 from coopjax.planning.request import Request
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
-from coopjax.policy_engine.residuals import forward_graph
+from coopjax.policy_engine.residuals import graph_of
 from coopjax.policy_engine.save_curves import save_curve
 
 ENGINES = ("policy", "hlo")
@@ -109,7 +108,7 @@ def choose_anew(traced: TracedFn, request: Request, fingerprint: str) -> Choice:
     assert platform is not None  # checked with the request
     hook.install(platform)
     return Choice(request.mark(fingerprint))
-  graph = forward_graph(tag_jaxpr(traced.inlined)[0], traced.is_differentiable)
+  graph = graph_of(traced)
   kept_bytes = int(graph.residual_bytes().sum())
   budget_bytes = request.budget.resolve(kept_bytes)
   if budget_bytes >= kept_bytes:
@@ -120,7 +119,7 @@ def choose_anew(traced: TracedFn, request: Request, fingerprint: str) -> Choice:
         RematNoEffectWarning,
       )
     return Choice()
-  curve = save_curve(graph, 0, graph.num_positions)
+  curve = save_curve(graph, 0, graph.num_positions, is_exact=True)
   best = [point for point in curve if point.saved_bytes <= budget_bytes][-1]
   segment = Segment(0, graph.num_positions, True, best.saved)
   return Choice(decisions=PolicyDecisions((Region(None, (segment,)),)))

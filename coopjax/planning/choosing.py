@@ -36,7 +36,6 @@ from coopjax.policy_engine import search
 from coopjax.policy_engine.candidates import BY_HAND, Candidates
 from coopjax.policy_engine.compiled_profile import CompiledProfile, profile_of, profile_of_module
 from coopjax.policy_engine.decisions import PolicyDecisions
-from coopjax.policy_engine.forward_graph import ForwardGraph
 from coopjax.policy_engine.policy_plan import PolicyPlan
 from coopjax.policy_engine.predictions import HloEngineShare
 from coopjax.policy_engine.shards import shards_of
@@ -101,7 +100,6 @@ class Case:
   request: Request
   fingerprint: str
   sketches: bool
-  graphs: dict[int | None, ForwardGraph] = dataclasses.field(default_factory=dict)  # as for `Candidates`
 
   def choose_by_module(self) -> Chosen:
     """Plans on the module alone, where the compiled program takes what the model predicts."""
@@ -221,7 +219,6 @@ class Case:
             below_flops=below_flops,
             shards=shards,
             whole_fn=functools.partial(trials.compile, whole=True) if trials.are_drafts else None,
-            graphs=self.graphs,
             compiled=compiled,
           )
           found.append(dataclasses.replace(plan, is_feasible=plan.temp_bytes <= budget_bytes))
@@ -315,7 +312,7 @@ class Case:
       return True
     if not self._is_whole or not outcome.recompute_flops or outcome.budget_bytes is None:
       return False
-    space = Candidates(self.traced, only_scans=False, profile=profile(), planner=BY_HAND, graphs=self.graphs)
+    space = Candidates(self.traced, only_scans=False, profile=profile(), planner=BY_HAND)
     room = _ABOUT * outcome.budget_bytes * max(1.0, space.baseline_bytes / outcome.baseline.temp_bytes)
     return any(
       candidate.flops < self._num_devices * outcome.recompute_flops and candidate.estimated_bytes <= room

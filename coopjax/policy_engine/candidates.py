@@ -24,7 +24,7 @@ from coopjax.policy_engine.forward_graph import ForwardGraph
 from coopjax.policy_engine.homes import Home, home_of
 from coopjax.policy_engine.ladders import Candidate, Ladder, ScanLevel, uncut
 from coopjax.policy_engine.offload import HostLink, cuts_for_offload
-from coopjax.policy_engine.residuals import forward_graph
+from coopjax.policy_engine.residuals import forward_graph, graph_of
 from coopjax.policy_engine.save_curves import CurvePoint
 from coopjax.policy_engine.scan import Scan, carried_out, find_scans, has_invariants, kept_bytes
 from coopjax.policy_engine.segment_curves import SegmentBytes, SegmentCurves, TopOffload
@@ -48,7 +48,6 @@ class Candidates:
     planner: "coop" for what Coop's windows keep alone, "segments" for the ladders alone, `BY_HAND` for what people pick
       alone; all others everything.
     ends_forward: the backward pass follows at once, so that the last segment is never worth repeating.
-    graphs: of the function's regions without shards, as far as other candidates have found them; added to.
 
   Attributes:
     found: the candidates; different ladders may share rungs.
@@ -71,9 +70,7 @@ class Candidates:
     shards: Mapping[int | None, Shards] | None = None,
     planner: str = "auto",
     ends_forward: bool = True,
-    graphs: dict[int | None, ForwardGraph] | None = None,
   ):
-    graphs = {} if graphs is None else graphs
     jaxpr, table = tag_jaxpr(traced.inlined)
     home = home_of(jaxpr, traced.is_differentiable)
     shards = (shards or {}) if home.is_top else {}
@@ -98,10 +95,10 @@ class Candidates:
     if link is not None and not link.is_for_loops and traced.policy is None and home.is_top:
       host = TopOffload.of(jaxpr, link)
     with home.scope.entered():
-      if shards or (original := graphs.get(home.equation_id)) is None:
+      if shards:
         original = forward_graph(home.jaxpr, home.is_differentiable, shards.get(None, WHOLE))
-      if not shards:
-        graphs[home.equation_id] = original
+      else:
+        original = graph_of(traced, home)
       self._find(home, original, table, only_scans, link, host, shards)
       self._place(home)
 
@@ -138,8 +135,8 @@ class Candidates:
     graphs: dict[tuple[Region, ...], ForwardGraph] = {}  # bodies that are cut alike have the same
 
     def looped(scans: Sequence[Scan], level: int) -> ForwardGraph:
-      """The region, with the barest decisions of its scans carried out."""
-      barest = tuple(region for scan in scans for region in scan.barest(level))
+      """The region, with the barest decisions of its scans carried out, as far as they show outside of a turn."""
+      barest = tuple(region for scan in scans for region in scan.barest(scan.same_outside(level)))
       if barest not in graphs:
         graphs[barest] = forward_graph(carried_out(jaxpr, barest, home.first_id), home.is_differentiable, at_top)
       return graphs[barest]

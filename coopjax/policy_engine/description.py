@@ -13,7 +13,7 @@ from coopjax.jaxpr import cost
 from coopjax.jaxpr.tags import EquationInfo, tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Value
-from coopjax.policy_engine.residuals import forward_graph
+from coopjax.policy_engine.residuals import graph_of
 from coopjax.policy_engine.save_curves import SavingRegion
 
 RESHAPES = ("name", "reshape", "squeeze", "expand_dims")  # one buffer, under another name or shape
@@ -85,8 +85,7 @@ def _repeated(traced: TracedFn, decisions: PolicyDecisions, region: Region) -> s
   is_inside = region.equation_id is not None or bool(decisions.home)
   if is_inside or any(segment.inner for segment in region.segments):
     return {position for leaf in within for position in range(leaf.start, leaf.stop)}
-  with traced.scope.entered():
-    graph = forward_graph(tag_jaxpr(traced.inlined)[0], traced.is_differentiable)
+  graph = graph_of(traced)
   found = set[int]()
   for leaf in within:
     found |= SavingRegion(graph, leaf.start, leaf.stop).repeated_at((*leaf.saved, *leaf.offloaded))

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Hashable, Sequence
 from typing import Protocol
 
@@ -184,10 +185,12 @@ def _alike(candidate: SearchCandidate, trials: Sequence[Trial]) -> list[Trial]:
 
 def _expected(at: float, estimates: Sequence[float], errors: Sequence[float], weights: Sequence[float]) -> float:
   """The error at an estimate: the weighted mean, and a slope as far as estimates are wide enough apart to show one."""
-  centre, level = (float(np.average(values, weights=weights)) for values in (estimates, errors))
-  away = np.array(estimates) - centre
-  spread = np.average(away**2, weights=weights) + (_SLOPE_DOUBT * centre) ** 2
-  slope = float(np.average(away * (np.array(errors) - level), weights=weights) / spread)
+  in_all = math.fsum(weights)
+  mean = lambda values: math.sumprod(weights, values) / in_all
+  centre, level = mean(estimates), mean(errors)
+  away = [estimate - centre for estimate in estimates]
+  spread = max(mean([distance**2 for distance in away]) + (_SLOPE_DOUBT * centre) ** 2, 1.0)
+  slope = mean([distance * (error - level) for distance, error in zip(away, errors, strict=True)]) / spread
   return level + max(slope, _LEAST_SLOPE) * (at - centre)
 
 
@@ -206,8 +209,15 @@ def doubted_bytes(
   if not alike or not candidate.has_loops:
     return 0.0
   nearest = min(_distance(candidate, trial) for trial in alike)
-  spread = float(np.std([trial.error_bytes(num_shards) for trial in alike]))
+  spread = spread_of(alike, num_shards)
   return max(spread, least_spread) * nearest / (CUT_WEIGHT + nearest)
+
+
+def spread_of(trials: Sequence[Trial], num_shards: int = 1) -> float:
+  """The standard deviation of what the estimates of trials are off by, in bytes."""
+  errors = [trial.error_bytes(num_shards) for trial in trials]
+  mean = math.fsum(errors) / len(errors)
+  return math.sqrt(math.fsum((error - mean) ** 2 for error in errors) / len(errors))
 
 
 def _distance(candidate: SearchCandidate, trial: Trial) -> int:

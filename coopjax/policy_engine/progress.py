@@ -19,8 +19,6 @@ import math
 import statistics
 from collections.abc import Callable, Hashable, Sequence
 
-import numpy as np
-
 from coopjax.policy_engine.policy_plan import PolicyPlan, PolicyRound
 from coopjax.policy_engine.predictions import (
   SearchCandidate,
@@ -29,6 +27,7 @@ from coopjax.policy_engine.predictions import (
   doubted_bytes,
   in_loops,
   predicted_bytes,
+  spread_of,
 )
 
 _MARGIN = 0.02  # of the budget: how far predictions err, once there has been a compile
@@ -40,6 +39,7 @@ _NEAR_MISS = 0.01  # of the budget
 _LEAVES_ROOM = 0.9  # of the budget: what a plan takes that drafts of more bytes are made beyond
 _HAND_ROUNDS = 3  # of a search, its last: for what a person would pick
 _MAX_BOLD_MISSES = 10
+_TELLING = 3  # predictions that say how far others may be off
 _MAX_BARE = 3  # tries at the least memory before the budget counts as out of reach
 _WITHIN_REACH = 1.1  # of the budget: worth more tries
 _AIDED_MARGIN = 0.25  # of what the best plan takes unaided: the HLO engine may help out with more
@@ -74,12 +74,17 @@ class Progress[Decisions: Hashable]:
     self._ratio = self._baseline / max(space.baseline_bytes, 1.0)
     undone = min((candidate.estimated_bytes for candidate in space.found if not candidate.flops), default=0.0)
     self._num_shards = max(1, round(undone / max(self._baseline, 1.0))) if space.is_spread else 1
+    self._predicted: dict[SearchCandidate[Decisions], float] = {}  # from the trials so far
+    self._excess: list[float] = []  # by which predictions from other trials were too high
 
   def record(self, trial: Trial[Decisions]) -> None:
     is_first = not self._holds
     if trial.candidate is self._twin:
       self._barriers_cost = trial.temp_bytes >= self._tried[-1].temp_bytes
+    if trial.candidate.has_loops and in_loops(self._tried):
+      self._excess.append(self._predict(trial.candidate) - trial.temp_bytes)
     self._tried.append(trial)
+    self._predicted.clear()
     is_bold = not (is_first or trial.candidate.is_plain_policy)  # such a policy is tried whatever is predicted
     self._misses += is_bold and not (self._best() is trial and trial.flops < self._below_flops)
 
@@ -165,7 +170,7 @@ class Progress[Decisions: Hashable]:
   def _likeliest_gain(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
     """By how much less it repeats than the plan, times how likely it fits."""
     least = min([self._below_flops, *(trial.flops for trial in self._feasible())])
-    spread = float(np.std([trial.error_bytes(self._num_shards) for trial in self._tried]))
+    spread = spread_of(self._tried, self._num_shards)
     fits = statistics.NormalDist(self._budget, max(spread, _MARGIN * self._budget))
     gain = lambda candidate: (least - candidate.flops) * (1 - fits.cdf(self._predict(candidate)))
     return self._first([c for c in untried if c.flops < least], lambda candidate: -gain(candidate))
@@ -245,10 +250,12 @@ class Progress[Decisions: Hashable]:
       if candidate.is_plain_policy:
         hoped_bytes = ratio * min(candidate.estimated_bytes, self._space.baseline_bytes)
         return min(self._predict(candidate), hoped_bytes) <= self._budget * reach
-      estimated_bytes = candidate.estimated_bytes / self._num_shards
+      estimated_bytes, predicted_bytes = candidate.estimated_bytes / self._num_shards, self._predict(candidate)
+      if candidate.has_loops and predicted_bytes - self._most_excess > self._budget:
+        return False
       if errors and candidate.has_loops and estimated_bytes + min(errors) <= self._budget:
         return True
-      near_bytes, predicted_bytes = self._budget * (1 + (_NEARBY - 1) / max(1, num_tried)), self._predict(candidate)
+      near_bytes = self._budget * (1 + (_NEARBY - 1) / max(1, num_tried))
       return (predicted_bytes if candidate.kin in kin_tried else min(predicted_bytes, estimated_bytes)) <= near_bytes
 
     near = list(filter(is_near, candidates))
@@ -305,7 +312,9 @@ class Progress[Decisions: Hashable]:
     return min(self._feasible(), key=lambda trial: trial.flops, default=None)
 
   def _predict(self, candidate: SearchCandidate[Decisions]) -> float:
-    return predicted_bytes(candidate, self._tried, self._ratio, self._num_shards)
+    if candidate not in self._predicted:
+      self._predicted[candidate] = predicted_bytes(candidate, self._tried, self._ratio, self._num_shards)
+    return self._predicted[candidate]
 
   def _hoped(self, candidate: SearchCandidate[Decisions]) -> float:
     """The prediction, less what it may be too high by once a plan holds: the more tries missed, the less."""
@@ -315,7 +324,12 @@ class Progress[Decisions: Hashable]:
   def _least(self, candidate: SearchCandidate[Decisions], doubt: float, boldness: float = 1.0) -> float:
     """The prediction, less what it may be too high by, where so much of the budget is in doubt."""
     doubted = doubted_bytes(candidate, self._tried, doubt * self._budget, self._num_shards)
-    return self._predict(candidate) - boldness * doubted
+    return self._predict(candidate) - boldness * min(doubted, self._most_excess)
+
+  @property
+  def _most_excess(self) -> float:
+    """That predictions were too high by at most, once there were enough of them to tell."""
+    return max(*self._excess, 0.0) if len(self._excess) >= _TELLING else math.inf
 
   def _tolerance(self, candidate: SearchCandidate[Decisions], least_flops: float) -> float:
     """FLOPs that are no reason to prefer a candidate to one that repeats so many, or to compile once more."""

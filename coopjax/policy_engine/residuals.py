@@ -23,10 +23,12 @@ from jax.extend.core import primitives
 
 from coopjax import compat
 from coopjax.jaxpr import cost
-from coopjax.jaxpr.trace import is_floating
+from coopjax.jaxpr.tags import tag_jaxpr
+from coopjax.jaxpr.trace import TracedFn, is_floating
 from coopjax.jaxpr.user_policy import is_nameable
 from coopjax.policy_engine.decisions import Value
 from coopjax.policy_engine.forward_graph import ForwardGraph, ForwardOp
+from coopjax.policy_engine.homes import Home
 from coopjax.policy_engine.inside import is_inside, joined, opened, parsed
 from coopjax.policy_engine.shards import WHOLE, Shards
 
@@ -57,6 +59,20 @@ def forward_graph(jaxpr: core.Jaxpr, is_differentiable: Sequence[bool], shards: 
   forward = _differentiated(jaxpr, is_differentiable)
   crossing, has_cotangent = _crossing(jaxpr, is_differentiable, shards)
   return _GraphBuilder(jaxpr, shards).build(forward, crossing, crossing[has_cotangent])
+
+
+def graph_of(traced: TracedFn, home: Home | None = None) -> ForwardGraph:
+  """The forward graph of a region of a function, its top if none is given, on all devices together; read off once."""
+  if home is None:
+    with traced.scope.entered():
+      jaxpr, _ = tag_jaxpr(traced.inlined)
+      home = Home(None, 0, jaxpr, traced.is_differentiable, compat.AxisScope.here())
+
+  def read_off() -> ForwardGraph:
+    with home.scope.entered():
+      return forward_graph(home.jaxpr, home.is_differentiable)
+
+  return traced.once((graph_of, home.equation_id), read_off)
 
 
 def _differentiated(jaxpr: core.Jaxpr, is_differentiable: Sequence[bool]) -> core.Jaxpr:

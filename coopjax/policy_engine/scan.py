@@ -34,7 +34,6 @@ from coopjax.policy_engine.shards import WHOLE, Shards
 from coopjax.policy_engine.working_set import WorkingSets
 
 _MAX_CUTTINGS = 4
-_MAX_POINTS = 64  # of a curve: steps are taken once for each layer
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -91,6 +90,11 @@ class Scan:
   def body(self, level: int) -> Body:
     """The cutting at this level of fineness, or the finest."""
     return self.bodies[min(level, len(self.bodies) - 1)]
+
+  def same_outside(self, level: int) -> int:
+    """The coarsest level at which the scan keeps what it does at this one, turn by turn."""
+    body = self.body(level)
+    return next(i for i, each in enumerate(self.bodies) if each.inner == body.inner) if body.is_nested else level
 
   def regions(self, body: Body, choice: CurvePoint) -> tuple[Region, ...]:
     """The decisions that carry a choice out; none for a scan left as it is."""
@@ -308,7 +312,7 @@ def carried_out(body: core.Jaxpr, nested: tuple[Region, ...], first_id: int) -> 
 
 def _body(turns: WorkingSets, bounds: tuple[int, ...], length: int, form: Form) -> Body:
   graph = turns.graph
-  curves = [save_curve(graph, start, stop, form, _MAX_POINTS) for start, stop in itertools.pairwise(bounds)]
+  curves = [save_curve(graph, start, stop, form, is_exact=True) for start, stop in itertools.pairwise(bounds)]
   return Body(
     bounds,
     int(length * bytes_between(graph, bounds).sum()),

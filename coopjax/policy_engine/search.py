@@ -20,7 +20,6 @@ from coopjax.jaxpr.trace import TracedFn, fn_and_gradient
 from coopjax.policy_engine.candidates import Candidates
 from coopjax.policy_engine.compiled_profile import CompiledProfile
 from coopjax.policy_engine.decisions import PolicyDecisions
-from coopjax.policy_engine.forward_graph import ForwardGraph
 from coopjax.policy_engine.offload import HostLink
 from coopjax.policy_engine.policy_plan import PolicyPlan
 from coopjax.policy_engine.predictions import HloEngineShare, SearchSpace, Trial
@@ -67,7 +66,6 @@ def plan_policy(
   below_flops: float = math.inf,
   shards: Mapping[int | None, Shards] | None = None,
   whole_fn: CompileFn | None = None,
-  graphs: dict[int | None, ForwardGraph] | None = None,
   compiled: dict[PolicyDecisions, tuple[int, HloEngineShare | None]] | None = None,
 ) -> PolicyPlan[PolicyDecisions]:
   """Finds checkpoint segments and saved values that make fn and its gradient fit.
@@ -87,7 +85,6 @@ def plan_policy(
     below_flops: as for `search`.
     shards: from `shards.shards_of`; without, a program that is spread is planned as a whole.
     whole_fn: the same, where `compile_fn` makes drafts.
-    graphs: as for `candidates.Candidates`.
     compiled: trials of other searches in the same program, of which none is compiled twice; added to.
 
   Returns:
@@ -108,7 +105,7 @@ def plan_policy(
       known[decisions] = temp_bytes_of(compile_fn(*rewritten(decisions))), hlo_share_of()
     return known[decisions][0]
 
-  space = Candidates(traced, only_scans, profile, link, shards=shards, planner=planner, graphs=graphs)
+  space = Candidates(traced, only_scans, profile, link, shards=shards, planner=planner)
   return search(
     space,
     budget_bytes,
