@@ -60,6 +60,7 @@ class ModuleParser {
   std::string ParseComputation(std::string_view message);
   bool ParseFields(std::string_view message, Instruction* instruction);
   std::string Resolve(Instruction* instruction);
+  void StartWhereOperandsCome(Instruction* instruction);
   std::string ParseSchedule(std::string_view message);
   std::string CheckSequence(const Computation& computation) const;
   const Shape* SharedShape(std::string_view message);
@@ -144,6 +145,7 @@ std::string ModuleParser::ParseComputation(std::string_view message) {
     const auto i = static_cast<int32_t>(module_.instructions.size()) - 1;
     computation.instructions = {first, i + 1};
     if (std::string fault = Resolve(&instruction); !fault.empty()) return fault;
+    StartWhereOperandsCome(&instruction);
     if (!module_.instruction_index.Add(instruction.id, i)) {
       return "instruction id " + std::to_string(instruction.id) + " occurs twice";
     }
@@ -259,6 +261,20 @@ std::string ModuleParser::Resolve(Instruction* instruction) {
   }
   instruction->called = module_.Keep(indices_);
   return "";
+}
+
+// An async-start without the operands of what it calls sets that up (on a TPU's SparseCore), and an async-update brings
+// them, which is the start.
+void ModuleParser::StartWhereOperandsCome(Instruction* update) {
+  if (update->info.op != Op::kAsyncUpdate || update->operands.size() < 2) return;
+  Instruction& set_up = module_.instructions[update->operands[0]];
+  if (set_up.info.op != Op::kAsyncStart || !set_up.operands.empty()) return;
+  update->info = set_up.info, update->opcode = set_up.opcode, update->called = set_up.called;
+  indices_.assign(update->control_predecessors.begin(), update->control_predecessors.end());
+  indices_.push_back(update->operands[0]);
+  update->control_predecessors = module_.Keep(indices_);
+  update->operands = update->operands.subspan(1);
+  set_up.opcode = "async-set-up", set_up.info = LookUpOpcode(set_up.opcode), set_up.called = {};
 }
 
 std::string ModuleParser::ParseSchedule(std::string_view message) {

@@ -73,6 +73,27 @@ TEST(FieldsAreParsed) {
   EXPECT_TRUE(module->input_output_aliases[0].output_index == std::vector<int64_t>{0});
 }
 
+// set-up = async-start(), start = async-update(set-up, p), done = async-done(start): as on a TPU's SparseCore.
+TEST(AnAsynchronousStartIsWhereItsOperandsCome) {
+  HloProtoBuilder builder;
+  const int64_t callee = builder.Begin("callee", /*is_scheduled=*/false);
+  builder.Add("negate", F32({4}), {builder.Parameter(0, F32({4}))});
+  builder.Begin("main");
+  const int64_t p = builder.Parameter(0, F32({4}));
+  const int64_t set_up =
+      builder.Add("async-start", TupleShape({TupleShape({}), TupleShape({})}), {}, {.called = {callee}});
+  const int64_t start = builder.Add("async-update", TupleShape({TupleShape({F32({4})}), F32({4})}), {set_up, p});
+  builder.Add("async-done", F32({4}), {start});
+  std::string error;
+  const auto module = ParseModule(builder.Build(), &error);
+  EXPECT_EQ(error, "");
+  EXPECT_TRUE(module->by_id(set_up).info.op == Op::kOther && module->by_id(set_up).called.empty());
+  EXPECT_TRUE(module->by_id(start).info.op == Op::kAsyncStart);
+  EXPECT_TRUE(module->InstructionIds(module->by_id(start).operands) == std::vector<int64_t>{p});
+  EXPECT_TRUE(module->InstructionIds(module->by_id(start).control_predecessors) == std::vector<int64_t>{set_up});
+  EXPECT_TRUE(module->ComputationIds(module->by_id(start).called) == std::vector<int64_t>{callee});
+}
+
 TEST(EmittingEverythingAnewChangesNothing) {
   std::string error;
   const auto module = ParseModule(Sample(), &error);
