@@ -119,6 +119,11 @@ def in_loops(trials: Sequence[Trial]) -> list[Trial]:
   return [trial for trial in trials if trial.candidate.has_loops]
 
 
+def say_little(trials: Sequence[Trial]) -> bool:
+  """Whether all of them take a small part of their estimates: most lies elsewhere, in a TPU's vector memory."""
+  return all(trial.temp_bytes < _SAYS_LITTLE * trial.candidate.estimated_bytes for trial in trials)
+
+
 def predicted_bytes(
   candidate: SearchCandidate, trials: Sequence[Trial], untried_ratio: float, num_shards: int = 1
 ) -> float:
@@ -141,7 +146,7 @@ def predicted_bytes(
   num_bytes = candidate.estimated_bytes
   alike = _alike(candidate, trials)
   if alike and candidate.has_loops:
-    if all(trial.temp_bytes < _SAYS_LITTLE * trial.candidate.estimated_bytes for trial in alike):
+    if say_little(alike):
       nearest = min(alike, key=lambda trial: abs(trial.candidate.estimated_bytes - num_bytes))
       return num_bytes * nearest.temp_bytes / nearest.candidate.estimated_bytes
     weights = [(1 + _distance(candidate, trial)) ** -2.0 for trial in alike]

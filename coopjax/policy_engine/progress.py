@@ -27,6 +27,7 @@ from coopjax.policy_engine.predictions import (
   doubted_bytes,
   in_loops,
   predicted_bytes,
+  say_little,
   spread_of,
 )
 
@@ -103,9 +104,12 @@ class Progress[Decisions: Hashable]:
     """The cheapest candidate that should fit; before the first that does, and on the last try, the smallest."""
     if twin := self._twin_of_a_near_miss():
       return twin
-    if not self._holds and self._is_too_shallow():
-      self._space.deepen()
     untried = [candidate for candidate in self._space.found if candidate not in self._passed]
+    says_little = bool(in_loops(self._tried)) and say_little(in_loops(self._tried))
+    if says_little and (found := self._likeliest_gain([c for c in untried if c.is_by_hand])):
+      return found
+    if not self._holds and self._is_too_shallow() and self._space.deepen():
+      untried = [candidate for candidate in self._space.found if candidate not in self._passed]
     if self._overshoots and (found := self._likeliest_gain(untried)):
       return found
     by_hand: list[SearchCandidate[Decisions]] = []

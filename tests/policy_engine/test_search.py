@@ -308,6 +308,25 @@ def test_of_what_a_person_picks_the_cheapest_that_fits_is_found_before_tries_run
   assert len(compiled) <= 8 and plan.is_feasible and plan.recompute_flops == 102.0
 
 
+def test_where_estimates_say_little_what_people_pick_comes_first():
+  # A decoder that XLA:TPU keeps in vector memory (KiB): what is left elsewhere has nothing to do with what is saved.
+  bare = [Invented(29454.0 + i, 2236 + i, 379.0 + i, True, has_loops=True, twin=2236) for i in range(6)]
+  picked = [
+    Invented(estimated, compiled, flops, estimated < 32e3, is_by_hand=True, has_loops=True)
+    for estimated, compiled, flops in ((31782.0, 2016, 291.0), (57892.0, 2197, 63.0), (59892.0, 2292, 36.0))
+  ]
+  plan, tried = run([*bare, *picked], 2229, baseline=73702)
+  assert plan.is_feasible and plan.recompute_flops == 63.0 and len(tried) <= 6
+
+
+def test_what_exact_predictions_say_does_not_fit_is_not_tried():
+  bare = Invented(500.0, 600, 150.0, True, has_loops=True)
+  found = [Invented(905.0 - 20 * i, 1005 - 20 * i, 60.0 + 10 * i, has_loops=True) for i in range(3)]
+  picked = [Invented(1000.0 + 20 * i, 1100 + 20 * i, 50.0 - i, is_by_hand=True, has_loops=True) for i in range(8)]
+  plan, tried = run([bare, *found, *picked], 1000, max_rounds=12)
+  assert plan.recompute_flops == 70.0 and len(tried) <= 6
+
+
 def test_tries_that_beat_no_plan_at_hand_are_in_vain():
   """A residual net at a quarter: under each checkpoint the HLO engine repeats more than it does alone."""
   aided = [
