@@ -105,9 +105,11 @@ class Progress[Decisions: Hashable]:
     if twin := self._twin_of_a_near_miss():
       return twin
     untried = [candidate for candidate in self._space.found if candidate not in self._passed]
-    says_little = bool(in_loops(self._tried)) and say_little(in_loops(self._tried))
-    if says_little and (found := self._likeliest_gain([c for c in untried if c.is_by_hand])):
-      return found
+    if in_loops(self._tried) and say_little(in_loops(self._tried)):
+      usual = [c for c in untried if c.is_by_hand]
+      bare = [] if self._holds else [c for c in usual if c.is_bare]
+      if found := self._first(bare, lambda candidate: candidate.flops) or self._likeliest_gain(usual):
+        return found
     if not self._holds and self._is_too_shallow() and self._space.deepen():
       untried = [candidate for candidate in self._space.found if candidate not in self._passed]
     if self._overshoots and (found := self._likeliest_gain(untried)):
@@ -172,8 +174,9 @@ class Progress[Decisions: Hashable]:
     return self._are_drafts and has_room and all(trial.temp_bytes > self._budget for trial in self._tried[-2:])
 
   def _likeliest_gain(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
-    """By how much less it repeats than the plan, times how likely it fits."""
-    least = min([self._below_flops, *(trial.flops for trial in self._feasible())])
+    """By how much less it repeats than the plan, or while there is none than all of these, times how likely it fits."""
+    plans = [self._below_flops, *(trial.flops for trial in self._feasible())]
+    least = min([*plans, max((candidate.flops for candidate in untried), default=0.0)])
     spread = spread_of(self._tried, self._num_shards)
     fits = statistics.NormalDist(self._budget, max(spread, _MARGIN * self._budget))
     gain = lambda candidate: (least - candidate.flops) * (1 - fits.cdf(self._predict(candidate)))
