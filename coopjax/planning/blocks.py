@@ -119,7 +119,7 @@ def choose_anew(traced: TracedFn, request: Request, fingerprint: str) -> Choice:
         RematNoEffectWarning,
       )
     return Choice()
-  curve = save_curve(graph, 0, graph.num_positions, is_exact=True)
+  curve = save_curve(graph, 0, graph.num_positions)
   best = [point for point in curve if point.saved_bytes <= budget_bytes][-1]
   segment = Segment(0, graph.num_positions, True, best.saved)
   return Choice(decisions=PolicyDecisions((Region(None, (segment,)),)))

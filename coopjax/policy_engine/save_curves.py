@@ -8,7 +8,7 @@ import dataclasses
 import enum
 import heapq
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -21,8 +21,6 @@ _MANY_CURVES = 8
 _LEAST_STEP = 1 / 8  # of a curve's bytes
 _PRODUCT_FLOPS_PER_BYTE = 5  # read and made: a product takes more, an elementwise op or a sum less
 _OTHER_OPS = 1e-3  # what an op that is no product counts where only products do, so that ties are broken
-_EXACT = {"max_sets": 64, "max_cuts": 60}  # of a body: its steps are taken once for each layer
-_AT_HULL = {"max_sets": 16, "max_cuts": 12}
 MIN_SHARE = 1e-3  # of a segment's FLOPs: what spares less is not worth a saved value
 
 
@@ -103,15 +101,15 @@ class Form(enum.Enum):
 
 
 def save_curve(
-  graph: ForwardGraph, start: int, stop: int, form: Form = Form.EVERY_OP, *, is_exact: bool = False
+  graph: ForwardGraph, start: int, stop: int, form: Form = Form.EVERY_OP, max_points: int = 16
 ) -> list[CurvePoint]:
   """Choices for one segment, from nothing saved to not wrapped at all: bytes rise, FLOPs fall.
 
-  Each repeats the least that its bytes allow, of what the form counts: if `is_exact`, with effort for what lies off the
-  hull; of many segments a climb takes little else. What spares less than a thousandth of the segment is left out.
+  Each repeats the least that its bytes allow, of what the form counts. What spares less than a thousandth of the
+  segment is left out.
   """
   region = SavingRegion(graph, start, stop)
-  points = region.points(form, _EXACT if is_exact else _AT_HULL)
+  points = region.points(form, max_points)
   bare, everything = points[0].flops, int(graph.residual_bytes()[start:stop].sum())
   if not bare or not everything:
     return points[:1]
@@ -161,7 +159,7 @@ class SavingRegion:
     named = ((value, self._graph.named[value]) for value in self._values)
     return (value for value, name in named if name is not None and wanted.issuperset(parts(name)))
 
-  def points(self, form: Form, effort: Mapping[str, int]) -> list[CurvePoint]:
+  def points(self, form: Form, max_points: int) -> list[CurvePoint]:
     """The frontier, with the FLOPs of all that is repeated."""
     graph = self._graph
     weight = {Form.EVERY_OP: 1.0, Form.LAST: _OTHER_OPS, Form.FIRST: 0.0}[form]
@@ -173,7 +171,7 @@ class SavingRegion:
       *_csr(self._outputs),
       np.array(sizes, np.int64),
       np.array(self._wanted, np.int32),
-      **effort,
+      max_sets=max_points,
       is_early=form is Form.FIRST,
     )
     return [self.point(self._values[i] for i in saved) for saved, *_ in found]

@@ -34,6 +34,7 @@ from coopjax.policy_engine.shards import WHOLE, Shards
 from coopjax.policy_engine.working_set import WorkingSets
 
 _MAX_CUTTINGS = 4
+_MAX_POINTS = 64  # of a curve: steps are taken once for each layer
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -312,7 +313,7 @@ def carried_out(body: core.Jaxpr, nested: tuple[Region, ...], first_id: int) -> 
 
 def _body(turns: WorkingSets, bounds: tuple[int, ...], length: int, form: Form) -> Body:
   graph = turns.graph
-  curves = [save_curve(graph, start, stop, form, is_exact=True) for start, stop in itertools.pairwise(bounds)]
+  curves = [save_curve(graph, start, stop, form, _MAX_POINTS) for start, stop in itertools.pairwise(bounds)]
   return Body(
     bounds,
     int(length * bytes_between(graph, bounds).sum()),
