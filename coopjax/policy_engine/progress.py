@@ -96,8 +96,7 @@ class Progress[Decisions: Hashable]:
   def nothing_saved(self) -> list[SearchCandidate[Decisions]]:
     """What most people have, where it was not tried and repeats less than the best: the cheapest of it."""
     tried = {trial.candidate.decisions for trial in self._tried}
-    most = min([self._below_flops, *(trial.flops for trial in self._feasible())])
-    usual = [c for c in self._space.found if c.is_bare and c.is_plain_policy and c.flops < most]
+    usual = [c for c in self._space.found if c.is_bare and c.is_plain_policy and c.flops < self._least_flops]
     return [c for c in sorted(usual, key=lambda c: c.flops)[:1] if c.decisions not in tried]
 
   def next_candidate(self, rounds_left: int) -> SearchCandidate[Decisions] | None:
@@ -105,7 +104,7 @@ class Progress[Decisions: Hashable]:
     if twin := self._twin_of_a_near_miss():
       return twin
     untried = [candidate for candidate in self._space.found if candidate not in self._passed]
-    if in_loops(self._tried) and say_little(in_loops(self._tried)):
+    if (looped := in_loops(self._tried)) and say_little(looped):
       usual = [c for c in untried if c.is_by_hand]
       bare = [] if self._holds else [c for c in usual if c.is_bare]
       if found := self._first(bare, lambda candidate: candidate.flops) or self._likeliest_gain(usual):
@@ -116,7 +115,7 @@ class Progress[Decisions: Hashable]:
       return found
     by_hand: list[SearchCandidate[Decisions]] = []
     if self._holds:
-      least = min([self._below_flops, *(trial.flops for trial in self._feasible())])
+      least = self._least_flops
       by_hand = [c for c in untried if c.is_by_hand and c.flops < least]
       untried = [c for c in untried if c.flops + self._help_flops(c) < least - self._tolerance(c, least)]
       # A plan at hand that people do better than: theirs first.
@@ -175,8 +174,7 @@ class Progress[Decisions: Hashable]:
 
   def _likeliest_gain(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
     """By how much less it repeats than the plan, or while there is none than all of these, times how likely it fits."""
-    plans = [self._below_flops, *(trial.flops for trial in self._feasible())]
-    least = min([*plans, max((candidate.flops for candidate in untried), default=0.0)])
+    least = min(self._least_flops, max((candidate.flops for candidate in untried), default=0.0))
     spread = spread_of(self._tried, self._num_shards)
     fits = statistics.NormalDist(self._budget, max(spread, _MARGIN * self._budget))
     gain = lambda candidate: (least - candidate.flops) * (1 - fits.cdf(self._predict(candidate)))
@@ -215,6 +213,11 @@ class Progress[Decisions: Hashable]:
   def _holds(self) -> bool:
     """There is a plan within the budget, of these or at hand."""
     return self._below_flops < math.inf or bool(self._feasible())
+
+  @property
+  def _least_flops(self) -> float:
+    """That a plan within the budget repeats, of these or at hand; infinite while there is none."""
+    return min([self._below_flops, *(trial.flops for trial in self._feasible())])
 
   def _feasible(self) -> list[Trial[Decisions]]:
     return [trial for trial in self._tried if trial.temp_bytes <= self._budget]
@@ -258,10 +261,11 @@ class Progress[Decisions: Hashable]:
         hoped_bytes = ratio * min(candidate.estimated_bytes, self._space.baseline_bytes)
         return min(self._predict(candidate), hoped_bytes) <= self._budget * reach
       estimated_bytes, predicted_bytes = candidate.estimated_bytes / self._num_shards, self._predict(candidate)
-      if candidate.has_loops and predicted_bytes - self._most_excess > self._budget:
-        return False
-      if errors and candidate.has_loops and estimated_bytes + min(errors) <= self._budget:
-        return True
+      if candidate.has_loops:
+        if predicted_bytes - self._most_excess > self._budget:
+          return False
+        if errors and estimated_bytes + min(errors) <= self._budget:
+          return True
       near_bytes = self._budget * (1 + (_NEARBY - 1) / max(1, num_tried))
       return (predicted_bytes if candidate.kin in kin_tried else min(predicted_bytes, estimated_bytes)) <= near_bytes
 

@@ -63,16 +63,15 @@ def forward_graph(jaxpr: core.Jaxpr, is_differentiable: Sequence[bool], shards: 
 
 def graph_of(traced: TracedFn, home: Home | None = None) -> ForwardGraph:
   """The forward graph of a region of a function, its top if none is given, on all devices together; read off once."""
-  if home is None:
-    with traced.scope.entered():
-      jaxpr, _ = tag_jaxpr(traced.inlined)
-      home = Home(None, 0, jaxpr, traced.is_differentiable, compat.AxisScope.here())
 
   def read_off() -> ForwardGraph:
-    with home.scope.entered():
-      return forward_graph(home.jaxpr, home.is_differentiable)
+    with (home or traced).scope.entered():
+      if home is not None:
+        return forward_graph(home.jaxpr, home.is_differentiable)
+      jaxpr, _ = tag_jaxpr(traced.inlined)
+      return forward_graph(jaxpr, traced.is_differentiable)
 
-  return traced.once((graph_of, home.equation_id), read_off)
+  return traced.once((graph_of, home and home.equation_id), read_off)
 
 
 def _differentiated(jaxpr: core.Jaxpr, is_differentiable: Sequence[bool]) -> core.Jaxpr:
