@@ -5,6 +5,8 @@
 #include <tuple>
 #include <utility>
 
+#include "buffers/platform.h"
+#include "buffers/running_heap.h"
 #include "packing/blocks.h"
 
 namespace coopjax {
@@ -141,6 +143,29 @@ Packing PackByKey(const PackingProblem& problem, std::vector<Root> roots, const 
   return PackInSequence(problem, sequence, FitRule::kBest);
 }
 
+// What dies at an event makes room for what comes after it.
+Packing PackAsItRuns(const std::vector<HeapInterval>& intervals, std::vector<Root> roots, int64_t alignment) {
+  std::ranges::sort(roots, {}, [&](const Root& root) { return intervals[root.interval].start; });
+  std::vector<Root> deaths = roots;
+  std::ranges::stable_sort(deaths, {}, &Root::last_end);
+  Packing packing = {.offsets = std::vector<int64_t>(intervals.size(), 0)};
+  RunningHeap heap(alignment);
+  auto dead = deaths.begin();
+  for (const Root& root : roots) {
+    const HeapInterval& interval = intervals[root.interval];
+    for (; dead != deaths.end() && dead->last_end < interval.start; ++dead) {
+      const int64_t bytes = intervals[dead->interval].bytes;
+      if (bytes > 0) heap.Free(packing.offsets[dead->interval], bytes);
+    }
+    if (interval.bytes > 0) packing.offsets[root.interval] = heap.Allocate(interval.bytes);
+  }
+  for (size_t k = 0; k < intervals.size(); ++k) {  // an interval shares the memory of an earlier one
+    if (intervals[k].shared_with >= 0) packing.offsets[k] = packing.offsets[intervals[k].shared_with];
+  }
+  packing.heap_bytes = heap.bytes();
+  return packing;
+}
+
 }  // namespace
 
 std::vector<HeapInterval> SimulateHeap(const HloAlias& alias, const HloLiveRanges& ranges,
@@ -159,9 +184,7 @@ int64_t LeastHeapBytes(const std::vector<HeapInterval>& intervals, int64_t align
 Packing PackHeap(const std::vector<HeapInterval>& intervals, const HeapRules& rules) {
   const PackingProblem problem = ProblemOf(intervals, rules.alignment);
   const std::vector<Root> roots = RootsOf(intervals);
-  if (rules.packs_as_it_runs) {
-    return PackByKey(problem, roots, [&](const Root& root) { return intervals[root.interval].start; });
-  }
+  if (rules.packs_as_it_runs) return PackAsItRuns(intervals, roots, rules.alignment);
   Packing by_size = PackByKey(problem, roots, [&](const Root& root) {
     const HeapInterval& interval = intervals[root.interval];
     return std::make_tuple(-interval.bytes, interval.start - interval.end, interval.value);
