@@ -1,7 +1,7 @@
 """A finished plan, put together: what was asked, what the compiler measured, and what the models say of it."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -17,9 +17,12 @@ from coopjax.planning.request import Request
 from coopjax.policy_engine.decisions import PolicyDecisions
 from coopjax.policy_engine.description import describe
 from coopjax.policy_engine.policy_plan import PolicyPlan
+from coopjax.policy_engine.shards import Shards
 from coopjax.program import explain
 from coopjax.program.step_program import StepProgram
 from coopjax.xla.targets import Target
+
+Sharing = Mapping[int | None, Shards]  # as from `shards_of`
 
 _STEP_OVER_FORWARD = 3  # FLOPs of a step over those of its forward pass, as usually counted
 
@@ -41,6 +44,7 @@ def assemble(
   planning_s: float,
   existing: str = "replace",
   runs: Sequence[tuple[int, int]] = ((1, 1),),
+  shards: Sequence[Sharing] = ({},),
 ) -> RematPlan:
   """The plan of a function with its gradient, or of a whole step.
 
@@ -60,6 +64,7 @@ def assemble(
     planning_s: seconds spent planning.
     existing: of the step.
     runs: of each of those functions in a step, and how many of them are kept at once.
+    shards: how devices share the values of each of those functions; {} where that is not known.
   """
   model = _model(outcome, found, baseline)
   return RematPlan(
@@ -76,7 +81,7 @@ def assemble(
     overhead=model.overhead,
     recompute_flops=model.recompute_flops,
     lower_bound_bytes=model.lower_bound_bytes,
-    decisions=_decisions(choices, outcome, request.speeds, runs, is_step=bool(regions)),
+    decisions=_decisions(choices, outcome, request.speeds, runs, shards, is_step=bool(regions)),
     policy=None if regions else choices[0][1].decisions,
     rounds=model.rounds,
     planning_s=planning_s,
@@ -89,6 +94,7 @@ def assemble(
     time_limit_s=request.time_limit_s,
     is_cut_short=outcome is not None and outcome.is_cut_short,
     existing=existing,
+    is_drafted=request.drafts,
   )
 
 
@@ -129,13 +135,14 @@ def _decisions(
   outcome: Outcome | None,
   target: Target,
   runs: Sequence[tuple[int, int]],
+  shards: Sequence[Sharing],
   *,
   is_step: bool,
 ) -> tuple[Decision, ...]:
   """What happens to each value: by the policy engine where it decided, else by the HLO engine."""
   decided = [
-    (traced, choice.decisions, *of)
-    for (traced, choice), of in zip(choices, runs, strict=True)
+    (traced, choice.decisions, shared, *of)
+    for (traced, choice), of, shared in zip(choices, runs, shards, strict=True)
     if choice.decisions is not None
   ]
   if not decided:
@@ -144,8 +151,10 @@ def _decisions(
     )
   return tuple(
     decision
-    for traced, decisions, num_runs, num_kept in decided
-    for decision in jaxpr_decisions(traced, decisions, target, traced.name if is_step else "", num_runs, num_kept)
+    for traced, decisions, shared, num_runs, num_kept in decided
+    for decision in jaxpr_decisions(
+      traced, decisions, target, shared, traced.name if is_step else "", num_runs, num_kept
+    )
   )
 
 
@@ -153,6 +162,7 @@ def jaxpr_decisions(
   traced: TracedFn,
   decisions: PolicyDecisions,
   target: Target,
+  shards: Sharing | None = None,
   scope: str = "",
   num_runs: int = 1,
   num_kept: int = 1,
@@ -163,6 +173,7 @@ def jaxpr_decisions(
     traced: the function.
     decisions: for it.
     target: whose speed gives seconds.
+    shards: how devices share its values.
     scope: says which function it is.
     num_runs: of the function.
     num_kept: runs of which what is saved is kept at once.
@@ -179,7 +190,7 @@ def jaxpr_decisions(
       cost_s=num_runs * value.flops / target.flops_per_s,
       op=value.op,
     )
-    for value in describe(traced, decisions)
+    for value in describe(traced, decisions, shards)
   )
 
 

@@ -35,12 +35,12 @@ class Baseline:
     self._compile_plain, self._compile_tagged, self._target = compile_plain, compile_tagged, target
 
   @classmethod
-  def of(cls, traced: TracedFn, target: Target | None) -> "Baseline":
-    """A function with its gradient."""
+  def of(cls, traced: TracedFn, target: Target | None, compile_fn: Callable[..., Any] = compile_trial) -> "Baseline":
+    """A function with its gradient; `compile_fn` may be `compile_draft`."""
     return cls(
       fingerprint_of(traced),
-      lambda: compile_trial(*fn_and_gradient(traced), target),
-      lambda mark: compile_trial(*fn_and_gradient(traced, tagged_fn(traced, mark)), target),
+      lambda: compile_fn(*fn_and_gradient(traced), target),
+      lambda mark: compile_fn(*fn_and_gradient(traced, tagged_fn(traced, mark)), target),
       target,
     )
 

@@ -10,6 +10,7 @@ import jax
 from coopjax import display, progress
 from coopjax.budget import BudgetLike, format_bytes
 from coopjax.errors import BudgetExceededWarning, BudgetInfeasibleError, CompileMemoryError, RematNoEffectWarning
+from coopjax.planning import following
 from coopjax.planning.plannable import Plannable
 from coopjax.planning.remat_plan import RematPlan
 from coopjax.planning.request import Request
@@ -48,6 +49,11 @@ class BatchPoint:
   def examples_per_s(self) -> float | None:
     """As modelled."""
     return self.seconds and self.batch / self.seconds
+
+  @property
+  def is_drafted(self) -> bool:
+    """The plan was not compiled to the end."""
+    return self.plan is not None and self.plan.is_drafted
 
   def row(self) -> tuple[str, ...]:
     """Of the table."""
@@ -143,8 +149,9 @@ def fit(
   """The largest batch of a step that a device takes, and the fastest, each with the plan that holds it.
 
   A larger batch keeps a device busier and leaves less memory, so more is recomputed: each batch is planned, compiled
-  and modelled. Gradients accumulated over microbatches trade memory for launches instead; with several numbers of them,
-  all are tried.
+  and modelled; for a TPU drafted (see `RematPlan.is_drafted`), and of the drafts the largest and the fastest compiled.
+  Gradients accumulated over microbatches trade memory for launches instead; with several numbers of them, all are
+  tried.
 
   Args:
     step: as for :func:`coopjax.plan`.
@@ -196,6 +203,7 @@ def fit(
       effort=effort,
       time_limit_s=None,
       on_infeasible="error",
+      drafts=True,
     ),
     existing,
   )
@@ -205,7 +213,12 @@ def fit(
     warnings.simplefilter("ignore", BudgetExceededWarning)  # such a batch is a point without a plan
     for batch in _doubled(tried, unit) if batches is None else batches:
       tried.holds(batch)
-  return Fit(name, tried.target, tuple(tried.points))
+    found = Fit(name, tried.target, tuple(tried.points))
+    while drafted := next((point for point in (found.largest, found.fastest) if point and point.is_drafted), None):
+      compiled = tried.compiled(drafted)
+      points = tuple(compiled if point is drafted else point for point in found.points)
+      found = dataclasses.replace(found, points=points)
+  return found
 
 
 class _Tried:
@@ -223,6 +236,7 @@ class _Tried:
     self._request_for, self._existing = request_for, existing
     self._kinds: dict[Any, tuple[int, int]] = {}  # of arguments
     self._held: dict[int, bool] = {}
+    self._made: dict[tuple[int, int], tuple[Plannable, Request]] = {}  # by batch and microbatches
     self.points: list[BatchPoint] = []
     self.target: str | None = None
 
@@ -247,14 +261,28 @@ class _Tried:
     request = self._request_for(arguments)
     self.target = request.target
     try:
-      plan = Plannable.of(self._step, arguments, {}, request.device, None, self._existing).plan(request)
+      program = Plannable.of(self._step, arguments, {}, request.device, None, self._existing, drafts=request.drafts)
+      plan = program.plan(request)
     except BudgetInfeasibleError as error:
       return BatchPoint(batch, count, None, f"needs {format_bytes(error.smallest_bytes)} of temporaries")
     except CompileMemoryError as error:
       return BatchPoint(batch, count, None, str(error).partition("\n")[0])
-    return BatchPoint(
-      batch, count, plan if plan.fits else None, "" if plan.fits else "the plan takes more when compiled"
-    )
+    self._made[batch, count] = program, request
+    return _point(batch, count, plan)
+
+  def compiled(self, point: BatchPoint) -> BatchPoint:
+    """A point whose plan was drafted, with the plan compiled: that may show that it does not hold the batch."""
+    progress.note(f"compiling the plan for a batch of {point.batch:,}")
+    program, request = self._made[point.batch, point.microbatches]
+    assert point.plan is not None  # which was drafted
+    measured = request.measure(program.compile_with(following.choices_of(point.plan), whole=True))
+    plan = dataclasses.replace(point.plan, measured=measured, is_drafted=False)
+    return _point(point.batch, point.microbatches, plan)
+
+
+def _point(batch: int, microbatches: int, plan: RematPlan) -> BatchPoint:
+  reason = "" if plan.fits else "the plan takes more when compiled"
+  return BatchPoint(batch, microbatches, plan if plan.fits else None, reason)
 
 
 def _doubled(tried: _Tried, unit: int) -> Iterator[int]:

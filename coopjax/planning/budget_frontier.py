@@ -61,6 +61,7 @@ class Frontier:
       rises.
     references: without remat, and under `jax.checkpoint` in the usual places.
     omitted: budgets out of reach and references that this program does not have, with the reason.
+    is_drafted: bytes are those of drafts, see `RematPlan`.
   """
 
   name: str
@@ -68,6 +69,7 @@ class Frontier:
   points: tuple[FrontierPoint, ...]
   references: tuple[FrontierPoint, ...]
   omitted: tuple[tuple[str, str], ...] = ()
+  is_drafted: bool = False
 
   def table(self, width: int = 0) -> str:
     """The points and the references as aligned text, of `width` characters a line (0: as many as it takes)."""
@@ -92,7 +94,7 @@ class Frontier:
     for each, marker in zip(self.references, "s^vD", strict=False):
       if each.extra_compute is not None:
         ax.plot(*at(each), marker, color="tab:orange", label=each.name)
-    ax.set(xlabel="compiled temporaries, MiB", ylabel="extra compute, % (modelled)", xlim=(0, None))
+    ax.set(xlabel=f"{self._how_far} temporaries, MiB", ylabel="extra compute, % (modelled)", xlim=(0, None))
     ax.grid(alpha=0.3)
     ax.legend()
     return ax
@@ -107,6 +109,7 @@ class Frontier:
       "points": [without_plan(point) for point in self.points],
       "references": [without_plan(point) for point in self.references],
       "omitted": [list(pair) for pair in self.omitted],
+      "is_drafted": self.is_drafted,
     }
 
   @classmethod
@@ -120,7 +123,8 @@ class Frontier:
       if fields["coopjax_frontier"] != 1:
         raise InvalidPlanError(f"a frontier of format {fields['coopjax_frontier']}; this coopjax reads format 1")
       points, references = (tuple(FrontierPoint(**point) for point in fields[key]) for key in ("points", "references"))
-      return cls(fields["name"], fields["target"], points, references, tuple(map(tuple, fields["omitted"])))
+      omitted, is_drafted = tuple(map(tuple, fields["omitted"])), fields.get("is_drafted", False)
+      return cls(fields["name"], fields["target"], points, references, omitted, is_drafted)
     except (KeyError, TypeError) as error:
       raise InvalidPlanError(f"not a coopjax frontier: expected what Frontier.to_dict makes ({error})") from error
 
@@ -133,7 +137,12 @@ class Frontier:
     return display.html_table(self._headline(), COLUMNS, self._rows())
 
   def _headline(self) -> str:
-    return f"{self.name}{f' on {self.target}' if self.target else ''}: compiled temporaries against extra compute"
+    on = f" on {self.target}" if self.target else ""
+    return f"{self.name}{on}: {self._how_far} temporaries against extra compute"
+
+  @property
+  def _how_far(self) -> str:
+    return "drafted" if self.is_drafted else "compiled"
 
   def _rows(self) -> list[tuple[str, ...]]:
     return [_row(point) for point in (*self.references, *self.points)]
@@ -154,7 +163,9 @@ def frontier(
   """Plans `fn` with its gradient, or a whole step, for several budgets, and compiles each plan.
 
   The program is traced once, and compiled once without a plan; each budget costs a plan and the compile of that plan.
-  Of a step, what several budgets try is compiled once. A plan for a smaller budget also holds a larger one: where it
+  Of a step, what several budgets try is compiled once. For a TPU, all of these are drafts: XLA assigns buffers to the
+  very program and stops, which takes a few percent of a compile; what it would say of the executable may be up to a
+  percent more. A plan for a smaller budget also holds a larger one: where it
   happens to cost less, it stands for both.
 
   Args:
@@ -199,12 +210,14 @@ def frontier(
       effort=effort,
       time_limit_s=time_limit_s,
       on_infeasible="best_effort",
+      drafts=True,
     )
     for budget in (SHARES if budgets is None else budgets)
   ]
   if not requests:
     raise ValueError("budgets=[]: at least one budget, or None for shares from 1 down")
-  program = Plannable.of(fn, args, kwargs, requests[0].device, argnums)
+  drafts = requests[0].drafts
+  program = Plannable.of(fn, args, kwargs, requests[0].device, argnums, drafts=drafts)
   with progress.shown(f"frontier of {program.name}"), warnings.catch_warnings():
     warnings.simplefilter("ignore", BudgetExceededWarning)
     warnings.simplefilter("ignore", RematNoEffectWarning)
@@ -212,7 +225,7 @@ def frontier(
     requests.sort(key=lambda each: each.budget.resolve(baseline.temp_bytes, baseline.resident_bytes), reverse=True)
     points, unreached = _points(program, requests, stops=budgets is None)
     references, omitted = _references(program, baseline)
-  return Frontier(program.name, requests[0].target, _undominated(points), references, unreached + omitted)
+  return Frontier(program.name, requests[0].target, _undominated(points), references, unreached + omitted, drafts)
 
 
 def _points(

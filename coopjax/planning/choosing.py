@@ -5,7 +5,7 @@ import functools
 import logging
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import numpy as np
@@ -38,7 +38,7 @@ from coopjax.policy_engine.compiled_profile import CompiledProfile, profile_of, 
 from coopjax.policy_engine.decisions import PolicyDecisions
 from coopjax.policy_engine.policy_plan import PolicyPlan
 from coopjax.policy_engine.predictions import HloEngineShare
-from coopjax.policy_engine.shards import shards_of
+from coopjax.policy_engine.shards import Shards, shards_of
 from coopjax.xla.compile import OversizedProgram, compile_abstract, module_of
 from coopjax.xla.module import predict_memory
 
@@ -61,6 +61,7 @@ class Chosen:
     is_certain: False where only the compile of the user's own program shows whether it fits.
     before: memory without a plan, where that was compiled beside the module.
     measured: memory with the plan, where that was compiled.
+    shards: how devices share the function's values, where the policy engine asked.
   """
 
   choice: Choice
@@ -69,6 +70,7 @@ class Chosen:
   is_certain: bool = True
   before: MemoryProfile | None = None
   measured: MemoryProfile | None = None
+  shards: Mapping[int | None, Shards] = dataclasses.field(default_factory=dict)
 
   @property
   def temp_bytes(self) -> int:
@@ -244,7 +246,7 @@ class Case:
       if best.smallest_bytes >= baseline.temp_bytes:  # no checkpoints are better than these
         return Chosen(Choice(), before=before)
     measured = trials.measured(best.temp_bytes) if mark == trial_mark else None
-    return Chosen(Choice(mark, best.decisions), outcome, best, before=before, measured=measured)
+    return Chosen(Choice(mark, best.decisions), outcome, best, before=before, measured=measured, shards=shards)
 
   def _tagged(self) -> jax.stages.Compiled | OversizedProgram:
     """The program as it is, with tags; on a CPU no further than its schedule, which says what its buffers take."""

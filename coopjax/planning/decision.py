@@ -24,8 +24,8 @@ class Decision:
     type: dtype and shape.
     source: the user's ``file:line``, or "".
     scope: name-scope path, or "".
-    num_bytes: size of its buffer; if the policy engine decided, of the whole array, whatever its sharding, in all turns
-      of a loop, and all runs of a step's region, that are kept at once.
+    num_bytes: size of its buffer; if the policy engine decided, of what one device holds (the whole array where it is
+      not known how devices share it), in all turns of a loop, and all runs of a step's region, that are kept at once.
     decision: "saved", "recomputed" or "offloaded".
     times: how often it is recomputed.
     cost_s: modelled seconds of one run of the op that makes it; if the policy engine decided, of all those runs.

@@ -26,7 +26,7 @@ from coopjax.planning.kept import KeptChoices, key_of
 from coopjax.planning.remat_plan import RematPlan
 from coopjax.planning.request import Request
 from coopjax.program.stopwatch import Stopwatch
-from coopjax.xla.compile import compile_abstract
+from coopjax.xla.compile import compile_abstract, compile_draft
 from coopjax.xla.module import HeapResult
 
 _choices = KeptChoices()
@@ -109,7 +109,8 @@ def plan_function(traced: TracedFn, request: Request, baseline: Baseline) -> Rem
   is_planned = found is not None or (outcome is not None and outcome.module_bytes is not None)
   if is_planned:
     planned = fn_and_gradient(traced, choice.flat_fn(traced))
-    measured = chosen.measured or request.measure(compile_abstract(*planned, request.device))
+    compile_fn = compile_draft if request.drafts else compile_abstract
+    measured = chosen.measured or request.measure(compile_fn(*planned, request.device))
   budget_bytes = request.budget.resolve(before.temp_bytes, before.resident_bytes)
   if measured.temp_bytes >= before.temp_bytes:
     warn_no_effect(traced, before, budget_bytes, outcome)
@@ -132,6 +133,7 @@ def plan_function(traced: TracedFn, request: Request, baseline: Baseline) -> Rem
     baseline=before,
     measured=measured,
     planning_s=planning_s,
+    shards=[chosen.shards],
   )
 
 

@@ -17,7 +17,7 @@ from coopjax.planning.remat_plan import RematPlan
 from coopjax.planning.request import Request
 from coopjax.planning.step_plan import baseline_of, plan_step
 from coopjax.planning.trials import Tried
-from coopjax.xla.compile import OversizedProgram, compile_trial
+from coopjax.xla.compile import OversizedProgram, compile_draft, compile_trial
 from coopjax.xla.targets import Target
 
 
@@ -29,12 +29,14 @@ class Plannable:
     program: what is planned.
     baseline: it, compiled as it is.
     target: what it is compiled for, None for the default backend.
+    drafts: as of `Request`.
     processes: of a job, that run it together; () for this one's own program.
   """
 
   program: TracedFn | steps.Step
   baseline: Baseline
   target: Target | None
+  drafts: bool = False
   processes: tuple[int, ...] = ()
 
   @classmethod
@@ -46,8 +48,11 @@ class Plannable:
     target: Target | None,
     argnums: int | Sequence[int] | None = None,
     existing: str = "replace",
+    *,
+    drafts: bool = False,
   ) -> "Plannable":
     """What `coopjax.plan` makes of a function and its arguments."""
+    compile_fn = compile_draft if drafts else compile_trial
     processes = (
       () if target else job.spanned_by(getattr(leaf, "sharding", None) for leaf in jax.tree.leaves((args, kwargs)))
     )
@@ -55,13 +60,13 @@ class Plannable:
     if step and (step.members or argnums is None):
       if argnums is not None:
         raise ValueError(f"argnums={argnums}: {step.name} is a step, which takes the gradients that it takes")
-      return cls(step, baseline_of(step, target), target, processes)
+      return cls(step, baseline_of(step, target, compile_fn), target, drafts, processes)
     traced = trace(fn, args, kwargs)
     traced.refuse_ordered_effects()
     traced = differentiable(traced if argnums is None else with_respect_to(traced, argnums))
     if traced.has_symbolic_sizes:
       raise ValueError(f"{traced.name} is traced for symbolic sizes: what it takes is known for sizes that are numbers")
-    return cls(traced, Baseline.of(traced, target), target, processes)
+    return cls(traced, Baseline.of(traced, target, compile_fn), target, drafts, processes)
 
   def plan(self, request: Request) -> RematPlan:
     """The plan for one request: the one that is kept on disk, if there is one. In a job, one process's for all."""
@@ -111,13 +116,15 @@ class Plannable:
       return self.program.key
     return kept.program_key(self.program) if self.program.placement.is_known else None
 
-  def compile_with(self, choices: Sequence[Any]) -> jax.stages.Compiled | OversizedProgram:
-    """The program with a choice for each of `functions`: a `Choice`, what has its `flat_fn`, or None.
+  def compile_with(self, choices: Sequence[Any], *, whole: bool = False) -> jax.stages.Compiled | OversizedProgram:
+    """The program with a choice for each of `functions`: a `Choice`, what has its `flat_fn`, or None. A draft where
+    there are drafts, unless it is to be `whole`.
 
     Raises:
       CompileMemoryError: it does not fit the device, and its sizes are not known.
     """
     choices = [choice or Choice() for choice in choices]
+    compile_fn = compile_draft if self.drafts and not whole else compile_trial
     if isinstance(self.program, steps.Step):
-      return compile_trial(self.program.program(choices), (), self.target)
-    return compile_trial(*fn_and_gradient(self.program, choices[0].flat_fn(self.program)), self.target)
+      return compile_fn(self.program.program(choices), (), self.target)
+    return compile_fn(*fn_and_gradient(self.program, choices[0].flat_fn(self.program)), self.target)

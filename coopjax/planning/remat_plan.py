@@ -30,8 +30,8 @@ class RegionPlan:
     name: of its function.
     num_runs: how often the step runs it, a ``while`` counted as one turn.
     policy: the policy engine's decisions for each run, or None.
-    saved_bytes: its share of the budget: what it keeps for the backward pass, modelled; if the policy engine decided,
-      of whole arrays, whatever their shardings.
+    saved_bytes: its share of the budget: what it keeps for the backward pass, modelled; of one device, where it is
+      known how devices share it.
     recompute_flops: floating-point operations added by all runs, modelled.
     names: what becomes of the values that the user has named.
   """
@@ -68,7 +68,7 @@ class RematPlan:
     fingerprint: hash of the traced program; :meth:`apply` checks it.
     baseline: memory of the program without remat.
     predicted: memory that the model expects of the plan.
-    measured: memory of the compiled plan.
+    measured: memory of the compiled plan; with `is_drafted`, of its draft, as are those of `baseline`.
     overhead: cost of recompute, and of waiting for the host, over baseline cost, modelled.
     recompute_flops: floating-point operations added, modelled.
     least_overhead: overhead that no schedule of the program's instructions avoids with the live bytes that this one was
@@ -83,6 +83,8 @@ class RematPlan:
     effort: how much the HLO engine searches, when the plan is carried out, too.
     time_limit_s: its fuse, seconds, or None.
     is_cut_short: whether that blew: elsewhere the same request may give another plan.
+    is_drafted: XLA assigned buffers to the program and went no further, as for one of many points
+      (:func:`coopjax.frontier`, :func:`coopjax.fit`): the executable's memory analysis may say up to a percent more.
     existing: what became of the step's own `jax.checkpoint`s, as for :func:`coopjax.plan`.
     planning_s: seconds spent planning, compiles excluded.
     mesh: axes that the arguments are spread over, "data=4,model=2" for one, "" for one device; bytes are one device's.
@@ -117,6 +119,7 @@ class RematPlan:
   time_limit_s: float | None = None
   is_cut_short: bool = False
   existing: str = "replace"
+  is_drafted: bool = False
 
   @property
   def fits(self) -> bool:
@@ -173,12 +176,16 @@ class RematPlan:
     """As :meth:`checkpoint_policy`, as lines for Levanter's YAML: the fields of Haliax's ``ScanCheckpointPolicy``."""
     return policy_names.to_haliax(policy_names.the_one(self.names, region))
 
+  @property
+  def _how_far(self) -> str:
+    return "drafted" if self.is_drafted else "compiled"
+
   def headline(self) -> str:
     """The plan as text without its decisions: bytes, cost, bounds, regions and rounds."""
     lines = [
       f"{self.name}{' on each device of ' + self.mesh if self.mesh else ''}: "
       f"{format_bytes(self.baseline.temp_bytes)} of temporaries without remat, budget "
-      f"{format_bytes(self.budget_bytes)}, compiled {format_bytes(self.measured.temp_bytes)} "
+      f"{format_bytes(self.budget_bytes)}, {self._how_far} {format_bytes(self.measured.temp_bytes)} "
       f"({'fits' if self.fits else 'OVER BUDGET'})"
       + (f", {format_bytes(self.measured.host_bytes)} in the host's memory" if self.measured.host_bytes else ""),
       f"  engine {self.engine}, planner {self.planner}: {self.overhead:+.2%} modelled cost"
@@ -194,7 +201,7 @@ class RematPlan:
     if self.budget.is_total:
       lines.insert(
         1,
-        f"  {format_bytes(self.baseline.total_bytes)} in total without remat, budget {self.budget}, compiled "
+        f"  {format_bytes(self.baseline.total_bytes)} in total without remat, budget {self.budget}, {self._how_far} "
         f"{format_bytes(self.measured.total_bytes)}, {format_bytes(self.measured.resident_bytes)} of it arguments and "
         "outputs",
       )
@@ -230,7 +237,8 @@ class RematPlan:
 
     Returns matplotlib's axes.
     """
-    title = f"{self.name}: budget {format_bytes(self.budget_bytes)}, compiled {format_bytes(self.measured.temp_bytes)}"
+    bytes_of = format_bytes(self.measured.temp_bytes)
+    title = f"{self.name}: budget {format_bytes(self.budget_bytes)}, {self._how_far} {bytes_of}"
     if self.baseline.live_bytes and self.measured.live_bytes:
       curves = {"no remat": self.baseline.live_bytes, "planned": self.measured.live_bytes}
       return display.plot_live_bytes(ax, title, curves, self.budget_bytes)

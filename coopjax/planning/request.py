@@ -12,7 +12,7 @@ from coopjax.planners import base
 from coopjax.planners import effort as efforts
 from coopjax.planning import host_offload
 from coopjax.xla import targets
-from coopjax.xla.compile import OversizedProgram, measure
+from coopjax.xla.compile import OversizedProgram, makes_drafts, measure
 from coopjax.xla.device_budget import allowed
 from coopjax.xla.targets import Target
 
@@ -28,6 +28,8 @@ class Request:
   Attributes:
     as_allocated: bytes are those of XLA's buffer assignment, by which XLA:TPU refuses what does not fit; its memory
       analysis, which a budget in bytes goes by, counts fragmentation twice, and the stacks of a scan.
+    drafts: of many requests, most of which nothing will come of: where the target's compiler makes drafts, they are
+      what is measured.
   """
 
   budget: Budget
@@ -39,6 +41,7 @@ class Request:
   time_limit_s: float | None = None
   names_only: bool = False
   as_allocated: bool = False
+  drafts: bool = False
 
   @property
   def device(self) -> Target | None:
@@ -94,6 +97,7 @@ class Request:
     time_limit_s: float | None,
     on_infeasible: str,
     names_only: bool = False,
+    drafts: bool = False,
   ) -> "Request":
     """The arguments of ``remat`` as a request; ``InvalidBudgetError`` or ``ValueError`` names what is wrong."""
     base.get_planner(planner)
@@ -119,4 +123,5 @@ class Request:
     as_allocated = Budget.parse(budget).fits and device.platform == "tpu"
     budget, engine = host_offload.admit(allowed(budget, device), engine, device.platform)
     fuse_s = None if time_limit_s is None else float(time_limit_s)
-    return cls(budget, planner, engine, effort, on_infeasible, target, fuse_s, names_only, as_allocated)
+    drafts = drafts and makes_drafts(device)
+    return cls(budget, planner, engine, effort, on_infeasible, target, fuse_s, names_only, as_allocated, drafts)

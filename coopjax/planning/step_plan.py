@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import math
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -40,18 +41,20 @@ from coopjax.policy_engine.policy_plan import PolicyPlan
 from coopjax.policy_engine.shards import Observed, Shards
 from coopjax.program import explain
 from coopjax.program.stopwatch import Stopwatch
-from coopjax.xla.compile import compile_scheduled, compile_trial, module_of, num_devices
+from coopjax.xla.compile import as_counted, compile_scheduled, compile_trial, module_of, num_devices
 from coopjax.xla.targets import Target
 
 _MODEL_IS_OFF = 1.25  # times the compiled temporaries: what is predicted for an accelerator, at most
 _DIVIDES_ABOVE = 0.1  # of the forward pass repeated by the HLO engine alone: a division is looked for that repeats less
 
 
-def baseline_of(step: Step, target: Target | None) -> Baseline:
-  """The step as it is, compiled; what `plan_step` needs, for any number of requests."""
+def baseline_of(step: Step, target: Target | None, compile_fn: Callable[..., Any] = compile_trial) -> Baseline:
+  """The step as it is, compiled; what `plan_step` needs, for any number of requests. `compile_fn` may be
+  `compile_draft`.
+  """
   return Baseline(
     step.fingerprint,
-    lambda: compile_trial(step.program(marked(step, None)), (), target),
+    lambda: compile_fn(step.program(marked(step, None)), (), target),
     lambda mark: compile_scheduled(step.program(marked(step, mark)), (), target),
     target,
   )
@@ -133,7 +136,8 @@ class _Planning:
     self.before = self.best = baseline.profile_for(request)
     self.budget_bytes = request.budget.resolve(self.before.temp_bytes, self.before.resident_bytes)
     self._mark = request.mark(step.fingerprint, Budget(self.budget_bytes))
-    self._trials = Trials(request, smallest=tried.smallest or baseline.plain, resident_bytes=self.before.resident_bytes)
+    as_it_is = as_counted(baseline.plain, request.device, as_allocated=request.as_allocated)
+    self._trials = Trials(request, smallest=tried.smallest or as_it_is, resident_bytes=self.before.resident_bytes)
 
   def search(self) -> None:
     """Tries the HLO engine, then, where that misses the budget or repeats much, the policy engine with it under it."""
@@ -174,6 +178,7 @@ class _Planning:
 
   def _measured(self, choices: tuple[Choice, ...], *, whole: bool = False) -> MemoryProfile:
     """Of the step compiled with these choices, as far as trials are or as the whole program that runs."""
+    whole = whole and not self._request.drafts
     mark, key = next((choice.mark for choice in choices if choice.mark), None), (choices, whole)
     if key not in self._tried.programs:
       compiled = self._trials.compile(self._step.program(choices), (), mark, whole=whole)
@@ -328,6 +333,7 @@ class _Planning:
       planning_s=planning_s,
       existing=step.existing,
       runs=[(member.num_runs, member.num_kept) for member in step.members],
+      shards=[(self._tried.shards or {}).get(member.key, {}) for member in step.members],
     )
 
   def _regions(self) -> tuple[RegionPlan, ...]:

@@ -14,7 +14,7 @@ from coopjax.policy_engine.predictions import HloEngineShare
 from coopjax.xla.compile import (
   Compilable,
   OversizedProgram,
-  allocated,
+  as_counted,
   compile_trial,
   fits,
   makes_drafts,
@@ -106,34 +106,27 @@ class Trials:
       fn: of flat arrays, or with its arguments in it.
       avals: their types.
       mark: that the program carries, if not that of all trials.
-      whole: compiled to the end.
+      whole: compiled to the end, unless the request is content with drafts.
     """
     self._num_compiles += 1
     progress.note(f"compiling trial {self._num_compiles}")
     with hook.outcomes(mark or self._mark) as made:
-      if whole or not self._are_cheap:
+      if (whole and not self._request.drafts) or not self._are_cheap:
         compiled = compile_trial(fn, avals, self._request.device)
       elif makes_drafts(self._request.device):
-        compiled = self._drafted(fn, avals)
+        compiled = compile_trial(fn, avals, self._request.device, draft_above=self._resident_bytes)
       else:
         compiled = self._scheduled(fn, avals)
       if isinstance(compiled, bytes):
         compiled = OversizedProgram.as_predicted(compiled)
     self.outcome = max(made, key=lambda outcome: outcome.baseline.temp_bytes, default=None)
-    if self.smallest is None or temp_bytes_of(compiled) < temp_bytes_of(self.smallest):
-      self.smallest = compiled
     if fits(compiled, self._request.device):
       profile = self._request.measure(compiled)
       self._profiles[profile.temp_bytes] = profile
-    return allocated(compiled) if self._request.as_allocated else compiled
-
-  def _drafted(self, fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct]) -> jax.stages.Compiled | OversizedProgram:
-    """A draft, with what its program will take; the whole program where that is next to nothing."""
-    request = self._request
-    drafted = compile_trial(fn, avals, request.device, draft_above=self._resident_bytes)
-    if not isinstance(drafted, OversizedProgram):
-      return drafted
-    return drafted.as_allocated(request.speeds) if request.as_allocated else drafted.as_analysed()
+    compiled = as_counted(compiled, self._request.device, as_allocated=self._request.as_allocated)
+    if self.smallest is None or temp_bytes_of(compiled) < temp_bytes_of(self.smallest):
+      self.smallest = compiled
+    return compiled
 
   def partition(self, fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct]) -> None:
     """Compiles a function of flat arrays as far as it takes for XLA to partition it."""

@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jax.extend import core
@@ -15,6 +15,7 @@ from coopjax.jaxpr.trace import TracedFn
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Value
 from coopjax.policy_engine.residuals import graph_of
 from coopjax.policy_engine.save_curves import SavingRegion
+from coopjax.policy_engine.shards import WHOLE, Shards
 
 RESHAPES = ("name", "reshape", "squeeze", "expand_dims")  # one buffer, under another name or shape
 
@@ -28,8 +29,8 @@ class ValueDecision:
     index: which of its outputs.
     type: "float32[8,128]".
     source: where the user wrote it, "model.py:12 (block)".
-    num_bytes: in JAX's layout; of all steps for a value inside a scan.
-    flops: to make it again from its inputs; of all steps.
+    num_bytes: that one device holds, in JAX's layout; of all steps for a value inside a scan.
+    flops: of one device, to make it again from its inputs; of all steps.
     decision: "saved", "recomputed" or "offloaded".
     op: the primitive that makes it.
     scope: the user's name scopes and the primitive, "block_3/dot_general" for one.
@@ -48,15 +49,24 @@ class ValueDecision:
   name: str
 
 
-def describe(traced: TracedFn, decisions: PolicyDecisions) -> tuple[ValueDecision, ...]:
+def describe(
+  traced: TracedFn, decisions: PolicyDecisions, shards: Mapping[int | None, Shards] | None = None
+) -> tuple[ValueDecision, ...]:
   """The decisions value by value, largest first: all values made by work that is repeated, or in loops may be.
 
   A value that is kept under a name of the user's is the one that bears it, with the op that makes it.
+
+  Args:
+    traced: the function.
+    decisions: for it.
+    shards: how devices share its values, from `shards_of`; without, they are taken to be whole on each.
   """
   _, table = tag_jaxpr(traced.inlined)
+  at_top = {} if decisions.home or shards is None else shards  # in a `shard_map`, arrays are one device's
   found = []
   for region in decisions.regions:
     equations = equations_of(table, decisions, region)
+    on_device = at_top.get(equations[0].parent_id, WHOLE)
     steps, parent_id = 1, equations[0].parent_id
     while parent_id is not None:
       steps *= table[parent_id].equation.params.get("length", 1)
@@ -67,8 +77,10 @@ def describe(traced: TracedFn, decisions: PolicyDecisions) -> tuple[ValueDecisio
     kept = {bearers.get(value, value): how for value, how in kept.items()}
     repeated = _repeated(traced, decisions, region)
     for position in sorted({*repeated, *(position for position, _ in kept if position >= 0)}):
-      found += _value_decisions(equations[position], steps, _kept_at(position, kept), names)
-    found += [_carry_decision(table[region.scan_id], int(index), steps) for position, index in kept if position < 0]
+      found += _value_decisions(equations[position], position, steps, on_device, _kept_at(position, kept), names)
+    found += [
+      _carry_decision(table[region.scan_id], int(index), steps, on_device) for position, index in kept if position < 0
+    ]
   return tuple(sorted(found, key=lambda decision: -decision.num_bytes))
 
 
@@ -119,7 +131,12 @@ def _kept_at(position: int, kept: dict[Value, str]) -> collections.defaultdict[i
 
 
 def _value_decisions(
-  info: EquationInfo, steps: int, kept: collections.defaultdict[int, str], names: dict[Any, str]
+  info: EquationInfo,
+  position: int,
+  steps: int,
+  on_device: Shards,
+  kept: collections.defaultdict[int, str],
+  names: dict[Any, str],
 ) -> list[ValueDecision]:
   flops = cost.equation_flops(info.equation)
   return [
@@ -128,8 +145,8 @@ def _value_decisions(
       index,
       var.aval.str_short(),
       _source(info),
-      steps * cost.num_bytes(var.aval),
-      steps * flops,
+      steps * on_device.num_bytes(var.aval, position),
+      steps * flops / on_device.of_work,
       kept[index],
       info.primitive,
       _scope(info),
@@ -140,7 +157,7 @@ def _value_decisions(
   ]
 
 
-def _carry_decision(scan: EquationInfo, index: int, steps: int) -> ValueDecision:
+def _carry_decision(scan: EquationInfo, index: int, steps: int, on_device: Shards) -> ValueDecision:
   """Of what is carried into each step; `index` counts inputs of the body, the outputs of a scan begin with carries."""
   (body,) = compat.sub_jaxprs(scan.equation)
   var = body.invars[index]
@@ -149,7 +166,7 @@ def _carry_decision(scan: EquationInfo, index: int, steps: int) -> ValueDecision
     list(compat.scan_carries(scan.equation)).index(var),
     var.aval.str_short(),
     _source(scan),
-    steps * cost.num_bytes(var.aval),
+    steps * on_device.num_bytes(var.aval, -1),
     0.0,
     "offloaded",
     scan.primitive,

@@ -41,10 +41,12 @@ class OversizedProgram:
   Attributes:
     sizes: of its buffer assignment.
     module_bytes: the scheduled module, a serialized ``HloModuleProto``.
+    is_draft: of a program that was to go no further, and may fit: what a budget counts of it, `as_counted` says.
   """
 
   sizes: Sizes
   module_bytes: bytes = dataclasses.field(repr=False)
+  is_draft: bool = False
 
   @classmethod
   def as_predicted(cls, module_bytes: bytes) -> "OversizedProgram":
@@ -56,15 +58,15 @@ class OversizedProgram:
     """A draft with what the memory analysis of its program will say, where our reading of the module says it."""
     with contextlib.suppress(InvalidProgramError):
       return self.as_predicted(self.module_bytes)
-    return self
+    return dataclasses.replace(self, is_draft=False)
 
   def as_allocated(self, device: Target) -> "OversizedProgram":
     """A draft with the heap that its program will have: packed as tightly only where the device has no more."""
     with contextlib.suppress(InvalidProgramError):
       sizes = self.sizes._replace(temp_size_in_bytes=predict_memory(self.module_bytes).heap_bytes)
       if _total_bytes(sizes) <= device.memory_bytes:
-        return dataclasses.replace(self, sizes=sizes)
-    return self
+        return dataclasses.replace(self, sizes=sizes, is_draft=False)
+    return dataclasses.replace(self, is_draft=False)
 
   def memory_analysis(self) -> Sizes:
     """The sizes, under the name that compiled programs have for them."""
@@ -141,6 +143,13 @@ def compile_trial(
   return drafted
 
 
+def compile_draft(
+  fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct], target: Target | None = None
+) -> jax.stages.Compiled | OversizedProgram:
+  """Compiles as `compile_trial`, where the target's compiler `makes_drafts`, no further than buffers are assigned."""
+  return compile_trial(fn, avals, target, draft_above=1)
+
+
 def _tried(
   lowered: jax.stages.Lowered, fn: Compilable, target: Target | None, options: dict[str, Any] | None = None
 ) -> jax.stages.Compiled | OversizedProgram:
@@ -156,7 +165,8 @@ def _tried(
       if not dumps:
         raise
   largest = max(dumps, key=len)
-  return OversizedProgram(BufferAssignment.from_hlo_proto(largest).sizes(), module_of_hlo_proto(largest))
+  sizes = BufferAssignment.from_hlo_proto(largest).sizes()
+  return OversizedProgram(sizes, module_of_hlo_proto(largest), is_draft=options is not None)
 
 
 def makes_drafts(target: Target | None) -> bool:
@@ -202,9 +212,17 @@ def num_devices(compiled: jax.stages.Compiled | OversizedProgram) -> int:
   return max((sharding.num_devices for sharding in shardings), default=1)
 
 
-def allocated(compiled: jax.stages.Compiled | OversizedProgram) -> OversizedProgram:
-  """A program with the temporaries that its buffer assignment holds: XLA:TPU's memory analysis counts more."""
+def as_counted(
+  compiled: jax.stages.Compiled | OversizedProgram, target: Target | None, *, as_allocated: bool
+) -> jax.stages.Compiled | OversizedProgram:
+  """A program with the temporaries that a budget counts: those of its memory analysis, or, `as_allocated`, those that
+  its buffer assignment holds, of which XLA:TPU's analysis counts more.
+  """
   if isinstance(compiled, OversizedProgram):
+    if not compiled.is_draft:
+      return compiled
+    return compiled.as_allocated(target or targets.running()) if as_allocated else compiled.as_analysed()
+  if not as_allocated:
     return compiled
   stats: Any = compiled.memory_analysis()
   sizes = Sizes(*(getattr(stats, field) for field in Sizes._fields))
@@ -224,9 +242,9 @@ def measure(
   Args:
     compiled: the program.
     target: what it is compiled for, None for the default backend: whose speeds its modelled seconds assume.
-    as_allocated: temporaries as `allocated` has them.
+    as_allocated: temporaries as `as_counted` has them.
   """
-  compiled = allocated(compiled) if as_allocated else compiled
+  compiled = as_counted(compiled, target, as_allocated=as_allocated)
   sizes = MemoryProfile(**totals_of(compiled.memory_analysis()))
   try:
     module = parse_module(module_of(compiled))

@@ -81,3 +81,21 @@ def test_nothing_fits_and_what_is_no_batch():
     coopjax.fit(loss, lambda batch: arguments(64), batches=[64, 128], budget=BUDGET)
   with pytest.raises(coopjax.InvalidBudgetError):
     fit(budget=-1, batches=[64])
+
+
+@pytest.mark.targets
+def test_for_a_tpu_batches_are_drafted_and_the_best_compiled():
+  def scanned(weights, x):
+    layer = lambda x, weight: (x + jnp.sin(jnp.tanh(x @ weight) @ weight.T), None)
+    return jnp.mean(jax.lax.scan(layer, x, weights)[0].astype(jnp.float32) ** 2)
+
+  weights = jax.ShapeDtypeStruct((8, 512, 512), jnp.bfloat16)
+  inputs = lambda batch: (weights, jax.ShapeDtypeStruct((batch, 512), jnp.bfloat16))
+  batches, target = [2**15, 2**16, 2**17], "tpu:v5e:2x2"
+  found = coopjax.fit(scanned, inputs, batches=batches, budget="1 GiB", engine="policy", target=target)
+  small, middle, large = found.points
+  assert large.plan is None and found.largest is middle and not middle.is_drafted
+  assert found.fastest in (small, middle) and small.is_drafted == (found.fastest is middle)
+  assert middle.plan.measured.temp_bytes <= 2**30 < middle.plan.baseline.temp_bytes and middle.plan.recompute_flops > 0
+  planned = coopjax.plan(scanned, *inputs(2**16), budget="1 GiB", engine="policy", target=target)
+  assert planned.measured.temp_bytes == middle.plan.measured.temp_bytes and planned.policy == middle.plan.policy
