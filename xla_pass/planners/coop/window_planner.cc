@@ -100,8 +100,8 @@ class WindowPlanner {
     std::vector<Piece> pieces;
     for (ValueId v = 0; v < program_.num_values(); ++v) {
       if (offsets_[v] < 0 || !program_.takes_budget(v) || program_.value_bytes[v] == 0) continue;
-      const int32_t made = schedule_.MadeBefore(v, StepKey(peak_step_) + 1);
-      if (made >= 0 && StepKey(peak_step_) < schedule_.made(v)[made].end) pieces.push_back({v, GapAtPeak(v)});
+      const int32_t made = schedule_.MadeBefore(v, schedule_.key(peak_step_) + 1);
+      if (made >= 0 && schedule_.key(peak_step_) < schedule_.made(v)[made].end) pieces.push_back({v, GapAtPeak(v)});
     }
     std::sort(pieces.begin(), pieces.end(), [this](const Piece& a, const Piece& b) {
       return offsets_[a.value] != offsets_[b.value] ? offsets_[a.value] < offsets_[b.value] : a.value < b.value;
@@ -111,7 +111,7 @@ class WindowPlanner {
 
   // Between the touches before and after the peak; without a value where it has to be there.
   Gap GapAtPeak(ValueId v) const {
-    const Key key = StepKey(peak_step_);
+    const Key key = schedule_.key(peak_step_);
     const int32_t made = schedule_.MadeBefore(v, key);
     Gap gap;
     if (made < 0 || is_stuck_[v] || !schedule_.may_run_twice(program_.value_producer[v])) return gap;
@@ -127,7 +127,7 @@ class WindowPlanner {
   }
 
   double Staleness(const Gap& gap) const {
-    return std::max(seconds_[peak_step_] - seconds_[StepAtOrAfter(gap.last)], tick_s_);
+    return std::max(seconds_[peak_step_] - seconds_[schedule_.StepAtOrAfter(gap.last)], tick_s_);
   }
 
   double AtLeast(const Piece& piece) const {
@@ -154,7 +154,7 @@ class WindowPlanner {
       // Where nobody read it before the peak, its first run has moved behind.
       Step shift = 0;
       for (const auto& edit : schedule_.edits()) {
-        if (edit.key < StepKey(peak_step_)) shift += edit.is_insert ? 1 : -1;
+        if (edit.key < schedule_.key(peak_step_)) shift += edit.is_insert ? 1 : -1;
       }
       schedule_.Commit();
       peak_step_ += shift;

@@ -53,7 +53,7 @@ void ExchangeMoves::List(std::span<const OpId> schedule) {
   const double num_repeats = static_cast<double>(schedule.size()) - program_.num_ops();
   drops_.set_most_cost(cost_s * std::max(kDearestChain, kLongestChain / std::max(num_repeats, 1.0)));
   for (Step t = 0; t < static_cast<Step>(schedule.size()) && !effort_.IsSpent(); ++t) {
-    if (schedule_.is_repeat(t) && !program_.op_outputs[schedule[t]].empty()) Try({schedule[t], StepKey(t)});
+    if (schedule_.is_repeat(t) && !program_.op_outputs[schedule[t]].empty()) Try({schedule[t], schedule_.key(t)});
   }
   const double bytes_per_s = BytesPerSecond();
   rate_ = bytes_per_s * tight_curve_.PricePerByte(0, StepKey(static_cast<Step>(schedule.size())));
@@ -80,7 +80,7 @@ void ExchangeMoves::Watch() {
   watched_.clear();
   room_.clear();
   for (Step top : tops) {
-    watched_.push_back(StepKey(top));
+    watched_.push_back(schedule_.key(top));
     room_.push_back(static_cast<double>(budget_ - live[top]));
   }
 }
@@ -247,10 +247,10 @@ void ExchangeMoves::KeepEdited() {
   std::vector<std::pair<Key, OpId>> inserted;
   std::vector<uint8_t> is_removed(plan.size(), 0);
   for (const auto& edit : schedule_.edits()) {
-    const Step step = StepAtOrAfter(edit.key);
+    const Step step = schedule_.StepAtOrAfter(edit.key);
     if (edit.is_insert) {
       inserted.push_back({edit.key, edit.op});
-    } else if (edit.key == StepKey(step)) {
+    } else if (edit.key == schedule_.key(step)) {
       is_removed[step] = 1;
     } else {
       std::erase(inserted, std::pair{edit.key, edit.op});
@@ -265,8 +265,8 @@ void ExchangeMoves::KeepEdited() {
   };
   auto next = inserted.begin();
   for (Step t = 0; t < static_cast<Step>(plan.size()); ++t) {
-    for (; next != inserted.end() && next->first < StepKey(t); ++next) add(next->first, next->second);
-    if (!is_removed[t]) add(StepKey(t), plan[t]);
+    for (; next != inserted.end() && next->first < schedule_.key(t); ++next) add(next->first, next->second);
+    if (!is_removed[t]) add(schedule_.key(t), plan[t]);
   }
 }
 
@@ -286,7 +286,7 @@ void ExchangeMoves::WatchKey(Key key, int64_t free_bytes, const ExchangeChoice& 
   for (const auto& changes : changes_) CountSteps(1 + std::ssize(changes) / 4);
   for (size_t i = 0; i < items_.size(); ++i) items_[i].bytes.push_back(BytesAt(key, changes_[i]));
   for (int32_t i : choice.items) room += items_[i].bytes.back();
-  const Key next = StepKey(StepAtOrAfter(key));
+  const Key next = schedule_.key(schedule_.StepAtOrAfter(key));
   for (int32_t i : choice.items) {
     // A step that a move puts in counts only together with that move.
     if (next == key || list_[i].removed != kNoOp || list_[i].gap.next != next) continue;

@@ -8,7 +8,7 @@ namespace coopjax {
 namespace {
 
 // A chain longer than this is not worth its planning time.
-constexpr size_t kMaxChain = 4096;
+constexpr size_t kMaxChain = EditableSchedule::kMostInARow;
 
 }  // namespace
 
@@ -84,15 +84,15 @@ DropMoves::Outcome DropMoves::Drop(const Gap& gap, DeadOperands dead, bool merge
   outcome.met_dead_operand = has_dead_operand_;
   outcome.is_too_dear = chain_s_ > most_s_;
   if (!is_chain || outcome.is_too_dear) return outcome;
-  const Key first = gap.next - static_cast<Key>(chain_.size());
+  const EditableSchedule::FreeKeys keys = schedule_.KeysBefore(gap.next, chain_.size());
   for (size_t i = 0; i < chain_.size(); ++i) {
-    if (!schedule_.CanInsert(chain_[i], first + static_cast<Key>(i))) return outcome;
-    schedule_.Insert(chain_[i], first + static_cast<Key>(i));
+    if (!schedule_.CanInsert(chain_[i], keys[i])) return outcome;
+    schedule_.Insert(chain_[i], keys[i]);
     outcome.cost_s += program_.op_cost_s[chain_[i]];
   }
   const size_t edits_before = schedule_.edits().size();
   if (merges_repeats) {
-    for (size_t i = 0; i < chain_.size(); ++i) outcome.cost_s -= MergeLater(chain_[i], first + static_cast<Key>(i));
+    for (size_t i = 0; i < chain_.size(); ++i) outcome.cost_s -= MergeLater(chain_[i], keys[i]);
   }
   outcome.has_merged = schedule_.edits().size() > edits_before;
   outcome.cost_s -= RemoveIfDead(producer, gap.made);

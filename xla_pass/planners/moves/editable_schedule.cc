@@ -5,6 +5,22 @@
 #include "base/allowance.h"
 
 namespace coopjax {
+namespace {
+
+// Between neighbours; a row of new keys between them is still no closer than every other one.
+constexpr Key kLeastRoom = 2 * (EditableSchedule::kMostInARow + 1);
+
+template <typename T>
+void Erase(std::span<const Step> steps, std::vector<T>* of_steps) {
+  auto out = of_steps->begin() + steps[0];
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const auto end = i + 1 < steps.size() ? of_steps->begin() + steps[i + 1] : of_steps->end();
+    out = std::copy(of_steps->begin() + steps[i] + 1, end, out);
+  }
+  of_steps->erase(out, of_steps->end());
+}
+
+}  // namespace
 
 EditableSchedule::EditableSchedule(const StepProgram& program, std::span<const OpId> schedule)
     : program_(program), shares_(program), touches_(OpTouches(program)), schedule_(schedule.begin(), schedule.end()) {
@@ -34,18 +50,18 @@ void EditableSchedule::Build() {
     reads_[v].clear();
     if (program_.value_producer[v] == kNoOp) made_[v].push_back({kBeforeAll, kBeforeAll, kBeforeAll});
   }
-  is_repeat_.assign(schedule_.size(), 0);
-  std::vector<uint8_t> has_run(program_.num_ops(), 0);
+  keys_.resize(schedule_.size());
+  first_at_.resize(schedule_.size() + 1);
   for (Step t = 0; t < static_cast<Step>(schedule_.size()); ++t) {
     const OpId op = schedule_[t];
-    is_repeat_[t] = has_run[op];
-    has_run[op] = 1;
+    keys_[t] = StepKey(t);
     for (ValueId v : touches_[op]) {
       reads_[v].push_back({StepKey(t), op});
       made_[v].back().last_read = StepKey(t);
     }
     for (ValueId w : program_.op_outputs[op]) made_[w].push_back({StepKey(t), 0, StepKey(t)});
   }
+  IndexKeys();
   std::vector<int64_t> change(schedule_.size() + 1, 0), change_before(schedule_.size() + 2, 0);
   for (ValueId v = 0; v < program_.num_values(); ++v) {
     if (!program_.takes_budget(v)) continue;
@@ -56,7 +72,7 @@ void EditableSchedule::Build() {
       const bool passes_on = reader != kNoOp && (Overwrites(reader, v) || Shares(reader, key, v));
       made.end = made.last_read + (passes_on ? 0 : 1);
       change[made.key >> kKeyBits] += program_.value_bytes[v];
-      change[StepAtOrAfter(made.end)] -= program_.value_bytes[v];
+      change[(made.last_read >> kKeyBits) + (passes_on ? 0 : 1)] -= program_.value_bytes[v];
       if (made.last_read > made.key) {
         change_before[(made.key >> kKeyBits) + 1] += program_.value_bytes[v];
         change_before[(made.last_read >> kKeyBits) + 1] -= program_.value_bytes[v];
@@ -157,13 +173,13 @@ bool EditableSchedule::CanRemove(OpId op, Key key) const {
 }
 
 void EditableSchedule::Touch(ValueId v, Key key) {
-  if (!program_.takes_budget(v)) return;
+  if (program_.value_producer[v] == kNoOp && !program_.takes_budget(v)) return;
   const int32_t i = MadeBefore(v, key + 1);
   if (i >= 0) touched_.push_back({v, made_[v][i].key});
 }
 
 void EditableSchedule::LogChange(ValueId v, Key begin, Key end, int64_t sign) {
-  if (begin < end) changes_.push_back({begin, end, sign * program_.value_bytes[v]});
+  if (begin < end && program_.takes_budget(v)) changes_.push_back({begin, end, sign * program_.value_bytes[v]});
 }
 
 // Brings the ends of touched productions up to date. A death that moved may free or claim a shared
@@ -212,7 +228,6 @@ void EditableSchedule::AddOp(OpId op, Key key) {
     auto& made = made_[w];
     const int32_t i = MadeBefore(w, key);
     made.insert(made.begin() + i + 1, {key, key, key});
-    if (!program_.takes_budget(w)) continue;
     if (i >= 0) touched_.push_back({w, made[i].key});
     touched_.push_back({w, key});
   }
@@ -232,7 +247,7 @@ void EditableSchedule::DropOp(OpId op, Key key) {
   for (ValueId w : program_.op_outputs[op]) {
     auto& made = made_[w];
     const int32_t i = MadeBefore(w, key + 1);
-    if (program_.takes_budget(w)) LogChange(w, made[i].key, made[i].end, -1);
+    LogChange(w, made[i].key, made[i].end, -1);
     made.erase(made.begin() + i);
     if (i > 0) Touch(w, made[i - 1].key);
   }
@@ -273,28 +288,140 @@ void EditableSchedule::UndoTo(size_t num_edits) {
   }
 }
 
-void EditableSchedule::Commit() {
+// ---- commits ------------------------------------------------------------------------------------
+
+void EditableSchedule::IndexKeys() {
+  Step t = 0;
+  for (size_t r = 0; r < first_at_.size(); ++r) {
+    while (t < static_cast<Step>(keys_.size()) && keys_[t] < StepKey(static_cast<Step>(r))) ++t;
+    first_at_[r] = t;
+  }
+}
+
+Step EditableSchedule::StepAtOrAfter(Key key) const {
+  if (key <= 0) return 0;
+  const size_t r = static_cast<size_t>(key >> kKeyBits);
+  if (r + 1 >= first_at_.size()) return static_cast<Step>(keys_.size());
+  const auto begin = keys_.begin() + first_at_[r], end = keys_.begin() + first_at_[r + 1];
+  return static_cast<Step>(std::lower_bound(begin, end, key) - keys_.begin());
+}
+
+EditableSchedule::FreeKeys EditableSchedule::KeysBefore(Key step_key, size_t count) const {
+  const Step step = StepAtOrAfter(step_key);
+  const Key room = step_key - (step > 0 ? keys_[step - 1] : StepKey(-1));
+  const Key stride = room / static_cast<Key>(count + 1);
+  return {step_key - static_cast<Key>(count) * stride, stride};
+}
+
+// What the edits have put in and not taken out again, by key; and the steps that they have taken out, ascending.
+std::vector<EditableSchedule::Edit> EditableSchedule::NetInserts(std::vector<Step>* removed) const {
   std::vector<Edit> inserts;
-  std::vector<uint8_t> is_removed(schedule_.size(), 0);
   for (const Edit& edit : edits_) {
+    const Step step = StepAtOrAfter(edit.key);
     if (edit.is_insert) {
       inserts.push_back(edit);
-    } else if ((edit.key & ((Key{1} << kKeyBits) - 1)) == 0 && schedule_[edit.key >> kKeyBits] == edit.op) {
-      is_removed[edit.key >> kKeyBits] = 1;
+    } else if (step < static_cast<Step>(keys_.size()) && keys_[step] == edit.key && schedule_[step] == edit.op) {
+      removed->push_back(step);
     } else {
       std::erase_if(inserts, [&edit](const Edit& insert) { return insert.key == edit.key; });
     }
   }
   std::sort(inserts.begin(), inserts.end(), [](const Edit& a, const Edit& b) { return a.key < b.key; });
-  Schedule merged;
-  merged.reserve(schedule_.size() + inserts.size());
-  size_t next = 0;
-  for (Step t = 0; t < static_cast<Step>(schedule_.size()); ++t) {
-    while (next < inserts.size() && inserts[next].key < StepKey(t)) merged.push_back(inserts[next++].op);
-    if (!is_removed[t]) merged.push_back(schedule_[t]);
+  std::sort(removed->begin(), removed->end());
+  return inserts;
+}
+
+// Whether another row of keys may not fit in next to one of `inserts`.
+bool EditableSchedule::IsTight(std::span<const Edit> inserts) const {
+  for (size_t i = 0; i < inserts.size(); ++i) {
+    const Step step = StepAtOrAfter(inserts[i].key);
+    Key before = step > 0 ? keys_[step - 1] : StepKey(-1);
+    if (i > 0) before = std::max(before, inserts[i - 1].key);
+    const Key after = step < static_cast<Step>(keys_.size()) ? keys_[step] : StepKey(step);
+    if (inserts[i].key - before < kLeastRoom || after - inserts[i].key < kLeastRoom) return true;
   }
-  while (next < inserts.size()) merged.push_back(inserts[next++].op);
-  Reset(merged);
+  return false;
+}
+
+// New steps find what is live between their neighbours; what the edits change of that is still to come.
+void EditableSchedule::MergeIn(std::span<const Edit> inserts) {
+  Step end = static_cast<Step>(schedule_.size());   // of the steps not yet moved up
+  Step at = end + static_cast<Step>(inserts.size());
+  for (auto* of_steps : {&live_bytes_, &live_before_}) of_steps->resize(at);
+  schedule_.resize(at);
+  keys_.resize(at);
+  for (size_t i = inserts.size(); i-- > 0;) {
+    for (; end > 0 && keys_[end - 1] > inserts[i].key; --end) {
+      --at;
+      schedule_[at] = schedule_[end - 1];
+      keys_[at] = keys_[end - 1];
+      live_bytes_[at] = live_bytes_[end - 1];
+      live_before_[at] = live_before_[end - 1];
+    }
+    const int64_t live = live_before_[at];   // of the step after it
+    --at;
+    schedule_[at] = inserts[i].op;
+    keys_[at] = inserts[i].key;
+    live_before_[at] = live;
+    live_bytes_[at] = live + program_.op_workspace_bytes[inserts[i].op];
+  }
+}
+
+void EditableSchedule::ApplyChanges() {
+  const size_t num_steps = schedule_.size();
+  std::vector<std::pair<Step, int64_t>> at, before;   // what is added from a step on
+  for (const Change& change : changes_) {
+    at.push_back({StepAtOrAfter(change.begin), change.bytes});
+    at.push_back({StepAtOrAfter(change.end), -change.bytes});
+    // What is live right after a step, before the next.
+    before.push_back({StepAtOrAfter(change.begin - 1) + 1, change.bytes});
+    before.push_back({StepAtOrAfter(change.end - 1) + 1, -change.bytes});
+  }
+  auto add = [num_steps](std::vector<std::pair<Step, int64_t>>* deltas, std::vector<int64_t>* live) {
+    std::sort(deltas->begin(), deltas->end());
+    int64_t bytes = 0;
+    for (size_t i = 0; i < deltas->size(); ++i) {
+      bytes += (*deltas)[i].second;
+      if (bytes == 0) continue;
+      const size_t end = i + 1 < deltas->size() ? (*deltas)[i + 1].first : num_steps;
+      for (size_t t = (*deltas)[i].first; t < std::min(end, num_steps); ++t) (*live)[t] += bytes;
+    }
+  };
+  add(&at, &live_bytes_);
+  add(&before, &live_before_);
+}
+
+void EditableSchedule::TakeOut(std::span<const Step> removed) {
+  Erase(removed, &schedule_);
+  Erase(removed, &keys_);
+  Erase(removed, &live_bytes_);
+  Erase(removed, &live_before_);
+}
+
+void EditableSchedule::Commit() {
+  if (edits_.empty()) return;
+  std::vector<Step> removed;
+  const std::vector<Edit> inserts = NetInserts(&removed);
+  CountSteps(std::ssize(schedule_) / 4 + 20 * std::ssize(edits_));
+  const bool is_tight = IsTight(inserts);
+  if (!inserts.empty()) {
+    for (Step& step : removed) {
+      step += static_cast<Step>(std::lower_bound(inserts.begin(), inserts.end(), keys_[step],
+                                                 [](const Edit& edit, Key key) { return edit.key < key; }) -
+                                inserts.begin());
+    }
+    MergeIn(inserts);
+    IndexKeys();
+  }
+  ApplyChanges();
+  if (!removed.empty()) {
+    TakeOut(removed);
+    IndexKeys();
+  }
+  edits_.clear();
+  changes_.clear();
+  changes_before_edit_.clear();
+  if (is_tight) Build();
 }
 
 }  // namespace coopjax

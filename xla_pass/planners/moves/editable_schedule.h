@@ -1,9 +1,10 @@
 // A Schedule that can be edited one op at a time, with the live bytes that each edit changes.
 //
-// Positions are sparse 64-bit keys: step r of the last commit has key r << kKeyBits, so a chain of
-// recomputes fits between any two steps without renumbering. Every edit appends to `changes()` the
-// key ranges whose live bytes it changed, and can be undone; Commit() renumbers and folds the changes
-// into the curve of live bytes. An edit costs O(log repeats) per value it touches, a commit O(uses).
+// Positions are sparse 64-bit keys: step r of a schedule that was just taken over has key StepKey(r), so that
+// chains of recomputes fit between any two steps, and chains between those. Every edit appends to `changes()` the
+// key ranges whose live bytes it changed, and can be undone; Commit() folds the changes into the curve of live
+// bytes. Keys stay what they are, until there is little room left somewhere: then a commit numbers all anew. An edit
+// costs O(log repeats) per value it touches; a commit runs over the steps, but not over all that they read.
 //
 // Op and value rules are those of program/step_program.h, in-place overwrites and may_share included.
 #pragma once
@@ -18,12 +19,11 @@
 namespace coopjax {
 
 using Key = int64_t;
-inline constexpr int kKeyBits = 24;
+inline constexpr int kKeyBits = 36;
 inline constexpr Key kBeforeAll = -1;  // when parameters and constants are "made"
 
+// The key of a step before anything is committed.
 inline constexpr Key StepKey(Step step) { return static_cast<Key>(step) << kKeyBits; }
-// The first step whose key is at or after `key`.
-inline constexpr Step StepAtOrAfter(Key key) { return static_cast<Step>((key + (Key{1} << kKeyBits) - 1) >> kKeyBits); }
 
 class EditableSchedule {
  public:
@@ -49,6 +49,12 @@ class EditableSchedule {
     Key key;
     bool is_insert;
   };
+  // Free keys: first, first + stride, ...
+  struct FreeKeys {
+    Key first;
+    Key stride;
+    Key operator[](size_t i) const { return first + static_cast<Key>(i) * stride; }
+  };
 
   // `program` must outlive this; `schedule` is valid.
   EditableSchedule(const StepProgram& program, std::span<const OpId> schedule);
@@ -60,7 +66,17 @@ class EditableSchedule {
   const std::vector<int64_t>& live_bytes() const { return live_bytes_; }
   // Bytes live between step r - 1 and step r, both excluded: what an op put there finds.
   const std::vector<int64_t>& live_bytes_before() const { return live_before_; }
-  bool is_repeat(Step step) const { return is_repeat_[step]; }    // not the op's first occurrence
+  // Not the op's first occurrence.
+  bool is_repeat(Step step) const {
+    const auto outputs = program_.op_outputs[schedule_[step]];
+    return !outputs.empty() && made_[outputs[0]][0].key != keys_[step];
+  }
+  Key key(Step step) const { return keys_[step]; }
+  // The first step whose key is at or after `key`.
+  Step StepAtOrAfter(Key key) const;
+  // `count` keys, at most kMostInARow, between that of a step and the step before it, both as of the last commit.
+  FreeKeys KeysBefore(Key step_key, size_t count) const;
+  static constexpr size_t kMostInARow = 4096;
   bool may_run_twice(OpId op) const { return may_run_twice_[op]; }
 
   const std::vector<Made>& made(ValueId v) const { return made_[v]; }
@@ -94,6 +110,12 @@ class EditableSchedule {
   };
 
   void Build();
+  void IndexKeys();
+  bool IsTight(std::span<const Edit> inserts) const;
+  std::vector<Edit> NetInserts(std::vector<Step>* removed) const;
+  void MergeIn(std::span<const Edit> inserts);
+  void ApplyChanges();
+  void TakeOut(std::span<const Step> removed);
   bool Overwrites(OpId op, ValueId v) const;
   bool Shares(OpId op, Key key, ValueId v) const;
   bool DiesAt(ValueId v, Key key) const;
@@ -111,7 +133,8 @@ class EditableSchedule {
   std::vector<uint8_t> may_run_twice_;
   std::vector<uint8_t> is_in_place_;  // per op: overwrites something
   Schedule schedule_;
-  std::vector<uint8_t> is_repeat_;
+  std::vector<Key> keys_;             // per step, ascending
+  std::vector<Step> first_at_;        // per r: the first step whose key is at or after StepKey(r)
   std::vector<std::vector<Made>> made_;
   std::vector<std::vector<Read>> reads_;
   std::vector<int64_t> live_bytes_;

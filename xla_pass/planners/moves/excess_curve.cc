@@ -8,6 +8,7 @@
 namespace coopjax {
 
 void ExcessCurve::Reset(const EditableSchedule& schedule) {
+  schedule_ = &schedule;
   const auto& live = schedule.live_bytes();
   CountSteps(std::ssize(live) / 2);
   over_.resize(live.size());
@@ -58,7 +59,7 @@ double ExcessCurve::EditedSteps(const EditableSchedule& schedule) {
   const StepProgram& program = schedule.program();
   for (const auto& edit : edited_) {
     while (next < boundaries_.size() && boundaries_[next].key <= edit.key) bytes = boundaries_[next++].bytes;
-    const Step step = StepAtOrAfter(edit.key);
+    const Step step = schedule.StepAtOrAfter(edit.key);
     if (edit.is_insert) {
       const int64_t live = schedule.live_bytes_before()[step] + bytes + program.op_workspace_bytes[edit.op];
       sum += Power(static_cast<double>(live - budget_));
@@ -83,7 +84,7 @@ double ExcessCurve::Delta(const EditableSchedule& schedule) {
     bytes += boundaries_[i].bytes;
     boundaries_[i].bytes = bytes;
     if (bytes == 0 || i + 1 == boundaries_.size()) continue;
-    sum += RangeDelta(StepAtOrAfter(boundaries_[i].key), StepAtOrAfter(boundaries_[i + 1].key),
+    sum += RangeDelta(schedule.StepAtOrAfter(boundaries_[i].key), schedule.StepAtOrAfter(boundaries_[i + 1].key),
                       static_cast<double>(bytes));
   }
   return sum + EditedSteps(schedule);

@@ -15,13 +15,13 @@ class ExcessCurve {
   ExcessCurve(int64_t budget_bytes, int64_t unit_bytes, bool is_squared)
       : budget_(budget_bytes), unit_(static_cast<double>(unit_bytes)), is_squared_(is_squared) {}
 
-  // Takes over the live bytes of the last commit. O(steps).
+  // Takes over the live bytes of the last commit; `schedule` must outlive this. O(steps).
   void Reset(const EditableSchedule& schedule);
   double total() const { return total_; }
   // First-order change of the potential per byte kept alive on the keys [begin, end).
   double PricePerByte(Key begin, Key end) const {
     if (begin >= end) return 0;
-    return price_[StepAtOrAfter(end)] - price_[StepAtOrAfter(begin)];
+    return price_[schedule_->StepAtOrAfter(end)] - price_[schedule_->StepAtOrAfter(begin)];
   }
   // Exact change of the potential by the edits since the last commit. O(changes log changes + steps
   // that they cover).
@@ -41,6 +41,7 @@ class ExcessCurve {
   double StepsDelta(Step begin, Step end, double bytes) const;
   double EditedSteps(const EditableSchedule& schedule);
 
+  const EditableSchedule* schedule_ = nullptr;
   int64_t budget_;
   double unit_;
   bool is_squared_;

@@ -42,12 +42,12 @@ TEST(DeltaIsWhatACommitShows) {
       for (int n = 0; n < 5; ++n) {
         const Step step = static_cast<Step>(random() % steps.size());
         const OpId op = steps[random() % (step + 1)];
-        const Key key = StepKey(step) - 1 - n;
+        const Key key = schedule.KeysBefore(schedule.key(step), 5)[4 - n];
         if (step > 0 && op != steps[step] && schedule.may_run_twice(op) && schedule.CanInsert(op, key)) {
           schedule.Insert(op, key);
         } else if (schedule.edits().empty() && schedule.is_repeat(step) &&
-                   schedule.CanRemove(steps[step], StepKey(step))) {
-          schedule.Remove(steps[step], StepKey(step));
+                   schedule.CanRemove(steps[step], schedule.key(step))) {
+          schedule.Remove(steps[step], schedule.key(step));
         }
       }
       const double before = curve.total(), delta = curve.Delta(schedule);

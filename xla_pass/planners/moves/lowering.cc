@@ -236,8 +236,8 @@ double Lowering::TakeOut(std::span<const Step> steps) {
     const OpId op = schedule_.schedule()[step];
     double more_s = 0;
     const auto outputs = program_.op_outputs[op];
-    const bool is_there = !outputs.empty() && schedule_.MadeAt(outputs[0], StepKey(step)) >= 0;
-    if (is_there && moves_.TakeOut(op, StepKey(step), &more_s)) saved_s += more_s;
+    const bool is_there = !outputs.empty() && schedule_.MadeAt(outputs[0], schedule_.key(step)) >= 0;
+    if (is_there && moves_.TakeOut(op, schedule_.key(step), &more_s)) saved_s += more_s;
   }
   Commit();
   return saved_s;
