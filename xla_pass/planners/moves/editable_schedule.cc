@@ -55,13 +55,14 @@ void EditableSchedule::Build() {
   for (Step t = 0; t < static_cast<Step>(schedule_.size()); ++t) {
     const OpId op = schedule_[t];
     keys_[t] = StepKey(t);
+    first_at_[t] = t;
     for (ValueId v : touches_[op]) {
       reads_[v].push_back({StepKey(t), op});
       made_[v].back().last_read = StepKey(t);
     }
     for (ValueId w : program_.op_outputs[op]) made_[w].push_back({StepKey(t), 0, StepKey(t)});
   }
-  IndexKeys();
+  first_at_.back() = static_cast<Step>(schedule_.size());
   std::vector<int64_t> change(schedule_.size() + 1, 0), change_before(schedule_.size() + 2, 0);
   for (ValueId v = 0; v < program_.num_values(); ++v) {
     if (!program_.takes_budget(v)) continue;
@@ -290,11 +291,10 @@ void EditableSchedule::UndoTo(size_t num_edits) {
 
 // ---- commits ------------------------------------------------------------------------------------
 
-void EditableSchedule::IndexKeys() {
-  Step t = 0;
-  for (size_t r = 0; r < first_at_.size(); ++r) {
-    while (t < static_cast<Step>(keys_.size()) && keys_[t] < StepKey(static_cast<Step>(r))) ++t;
-    first_at_[r] = t;
+// A step has come or gone at `key`: those after it have moved by `change`.
+void EditableSchedule::Index(Key key, Step change) {
+  for (size_t r = static_cast<size_t>(std::max<Key>(key, 0) >> kKeyBits) + 1; r < first_at_.size(); ++r) {
+    first_at_[r] += change;
   }
 }
 
@@ -402,7 +402,7 @@ void EditableSchedule::Commit() {
   if (edits_.empty()) return;
   std::vector<Step> removed;
   const std::vector<Edit> inserts = NetInserts(&removed);
-  CountSteps(std::ssize(schedule_) / 4 + 20 * std::ssize(edits_));
+  CountSteps(std::ssize(schedule_) / 8 + 20 * std::ssize(edits_));
   const bool is_tight = IsTight(inserts);
   if (!inserts.empty()) {
     for (Step& step : removed) {
@@ -411,12 +411,12 @@ void EditableSchedule::Commit() {
                                 inserts.begin());
     }
     MergeIn(inserts);
-    IndexKeys();
+    for (const Edit& insert : inserts) Index(insert.key, +1);
   }
   ApplyChanges();
   if (!removed.empty()) {
+    for (Step step : removed) Index(keys_[step], -1);
     TakeOut(removed);
-    IndexKeys();
   }
   edits_.clear();
   changes_.clear();

@@ -110,7 +110,7 @@ class EditableSchedule {
   };
 
   void Build();
-  void IndexKeys();
+  void Index(Key key, Step change);
   bool IsTight(std::span<const Edit> inserts) const;
   std::vector<Edit> NetInserts(std::vector<Step>* removed) const;
   void MergeIn(std::span<const Edit> inserts);

@@ -10,31 +10,50 @@ namespace coopjax {
 void ExcessCurve::Reset(const EditableSchedule& schedule) {
   schedule_ = &schedule;
   const auto& live = schedule.live_bytes();
-  CountSteps(std::ssize(live) / 2);
+  const Step num_steps = static_cast<Step>(live.size());
+  CountSteps(num_steps / 4);
   over_.resize(live.size());
-  price_.assign(live.size() + 1, 0);
-  block_max_.assign(live.size() / kBlock + 1, std::numeric_limits<double>::lowest());
+  price_.resize(live.size() + 1);
+  block_max_.resize(num_steps / kBlock + 1);
+  block_price_.resize(num_steps / kBlock + 1);
   total_ = 0;
-  for (size_t t = 0; t < live.size(); ++t) {
-    over_[t] = static_cast<double>(live[t] - budget_);
-    total_ += Power(over_[t]);
-    block_max_[t / kBlock] = std::max(block_max_[t / kBlock], over_[t]);
-    const double slope = over_[t] <= 0 ? 0 : is_squared_ ? 2 * over_[t] / (unit_ * unit_) : 1 / unit_;
-    price_[t + 1] = price_[t] + slope;
+  double price = 0;
+  // Block by block, as sums over all steps would wait for one another.
+  for (Step block = 0; block <= num_steps / kBlock; ++block) {
+    const Step end = std::min(num_steps, (block + 1) * kBlock);
+    double most = std::numeric_limits<double>::lowest(), potential = 0, slopes = 0;
+    for (Step t = block * kBlock; t < end; ++t) {
+      over_[t] = static_cast<double>(live[t] - budget_);
+      most = std::max(most, over_[t]);
+      const double over = std::max(0.0, over_[t]);
+      price_[t] = slopes;
+      slopes += is_squared_ ? over : over > 0;
+      potential += is_squared_ ? over * over : over;
+    }
+    const double scale = is_squared_ ? 2 / (unit_ * unit_) : 1 / unit_;
+    for (Step t = block * kBlock; t < end; ++t) price_[t] *= scale;
+    block_max_[block] = most;
+    block_price_[block] = price;
+    price += slopes * scale;
+    total_ += is_squared_ ? potential / (unit_ * unit_) : potential / unit_;
+    if (end == num_steps) price_[num_steps] = num_steps % kBlock == 0 ? 0 : slopes * scale;
   }
 }
 
 double ExcessCurve::StepsDelta(Step begin, Step end, double bytes) const {
-  double sum = 0;
-  if (is_squared_) {
-    for (Step t = begin; t < end; ++t) {
-      const double before = std::max(0.0, over_[t]), after = std::max(0.0, over_[t] + bytes);
-      sum += after * after - before * before;
-    }
-    return sum / (unit_ * unit_);
+  constexpr Step kAtOnce = 4;   // sums that don't wait for one another
+  double sums[kAtOnce] = {};
+  auto add = [&](Step t, double* sum) {
+    const double before = std::max(0.0, over_[t]), after = std::max(0.0, over_[t] + bytes);
+    *sum += is_squared_ ? after * after - before * before : after - before;
+  };
+  Step t = begin;
+  for (; t + kAtOnce <= end; t += kAtOnce) {
+    for (Step i = 0; i < kAtOnce; ++i) add(t + i, &sums[i]);
   }
-  for (Step t = begin; t < end; ++t) sum += std::max(0.0, over_[t] + bytes) - std::max(0.0, over_[t]);
-  return sum / unit_;
+  for (; t < end; ++t) add(t, &sums[0]);
+  const double sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  return is_squared_ ? sum / (unit_ * unit_) : sum / unit_;
 }
 
 // As StepsDelta, without looking at blocks that stay under the budget.

@@ -21,7 +21,7 @@ class ExcessCurve {
   // First-order change of the potential per byte kept alive on the keys [begin, end).
   double PricePerByte(Key begin, Key end) const {
     if (begin >= end) return 0;
-    return price_[schedule_->StepAtOrAfter(end)] - price_[schedule_->StepAtOrAfter(begin)];
+    return PriceBefore(schedule_->StepAtOrAfter(end)) - PriceBefore(schedule_->StepAtOrAfter(begin));
   }
   // Exact change of the potential by the edits since the last commit. O(changes log changes + steps
   // that they cover).
@@ -37,6 +37,8 @@ class ExcessCurve {
     const double x = bytes_over / unit_;
     return is_squared_ ? x * x : x;
   }
+  // The potential's slope per byte, summed over the steps before `step`.
+  double PriceBefore(Step step) const { return price_[step] + block_price_[step / kBlock]; }
   double RangeDelta(Step begin, Step end, double bytes) const;
   double StepsDelta(Step begin, Step end, double bytes) const;
   double EditedSteps(const EditableSchedule& schedule);
@@ -50,7 +52,8 @@ class ExcessCurve {
 
   std::vector<double> over_;       // live bytes - budget, per step
   std::vector<double> block_max_;  // of over_, per kBlock steps: most blocks are under the budget
-  std::vector<double> price_;      // prefix sums of the potential's slope per byte
+  std::vector<double> price_;      // prefix sums of the potential's slope per byte, within blocks
+  std::vector<double> block_price_;  // and of whole blocks
   std::vector<Boundary> boundaries_;
   std::vector<EditableSchedule::Edit> edited_;
 };
