@@ -1,6 +1,7 @@
 #include "planners/moves/editable_schedule.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "base/allowance.h"
 
@@ -20,10 +21,27 @@ void Erase(std::span<const Step> steps, std::vector<T>* of_steps) {
   of_steps->erase(out, of_steps->end());
 }
 
+// What ops touch, but for what is there anyway, such as a weight that every step reads.
+Csr Touches(const StepProgram& program) {
+  std::vector<uint8_t> is_tracked(program.num_values());
+  for (ValueId v = 0; v < program.num_values(); ++v) {
+    is_tracked[v] |= program.value_producer[v] != kNoOp || program.takes_budget(v);
+    if (program.value_in_place_of[v] != kNoValue) is_tracked[program.value_in_place_of[v]] = 1;
+  }
+  Csr touches = OpTouches(program), tracked;
+  std::vector<ValueId> row;
+  for (OpId op = 0; op < program.num_ops(); ++op) {
+    row.clear();
+    std::ranges::copy_if(touches[op], std::back_inserter(row), [&](ValueId v) { return is_tracked[v]; });
+    tracked.AddRow(row);
+  }
+  return tracked;
+}
+
 }  // namespace
 
 EditableSchedule::EditableSchedule(const StepProgram& program, std::span<const OpId> schedule)
-    : program_(program), shares_(program), touches_(OpTouches(program)), schedule_(schedule.begin(), schedule.end()) {
+    : program_(program), shares_(program), touches_(Touches(program)), schedule_(schedule.begin(), schedule.end()) {
   may_run_twice_.resize(program.num_ops());
   is_in_place_.resize(program.num_ops(), 0);
   for (OpId op = 0; op < program.num_ops(); ++op) {
@@ -37,9 +55,7 @@ EditableSchedule::EditableSchedule(const StepProgram& program, std::span<const O
 
 void EditableSchedule::Reset(std::span<const OpId> schedule) {
   schedule_.assign(schedule.begin(), schedule.end());
-  edits_.clear();
-  changes_.clear();
-  changes_before_edit_.clear();
+  Forget();
   Build();
 }
 
@@ -291,10 +307,11 @@ void EditableSchedule::UndoTo(size_t num_edits) {
 
 // ---- commits ------------------------------------------------------------------------------------
 
-// A step has come or gone at `key`: those after it have moved by `change`.
-void EditableSchedule::Index(Key key, Step change) {
-  for (size_t r = static_cast<size_t>(std::max<Key>(key, 0) >> kKeyBits) + 1; r < first_at_.size(); ++r) {
-    first_at_[r] += change;
+void EditableSchedule::IndexKeys() {
+  Step t = 0;
+  for (size_t r = 0; r < first_at_.size(); ++r) {
+    while (t < static_cast<Step>(keys_.size()) && keys_[t] < StepKey(static_cast<Step>(r))) ++t;
+    first_at_[r] = t;
   }
 }
 
@@ -306,17 +323,31 @@ Step EditableSchedule::StepAtOrAfter(Key key) const {
   return static_cast<Step>(std::lower_bound(begin, end, key) - keys_.begin());
 }
 
+// The last key before `key`, and the first after it, of what is committed or kept.
+Key EditableSchedule::KeyBefore(Key key) const {
+  const Step step = StepAtOrAfter(key);
+  const Key committed = step > 0 ? keys_[step - 1] : StepKey(-1);
+  const auto kept = std::lower_bound(kept_keys_.begin(), kept_keys_.end(), key);
+  return kept == kept_keys_.begin() ? committed : std::max(committed, *(kept - 1));
+}
+
+Key EditableSchedule::KeyAfter(Key key) const {
+  const Step step = StepAtOrAfter(key + 1);
+  const Key committed =
+      step < static_cast<Step>(keys_.size()) ? keys_[step] : StepKey(static_cast<Step>(first_at_.size()));
+  const auto kept = std::upper_bound(kept_keys_.begin(), kept_keys_.end(), key);
+  return kept == kept_keys_.end() ? committed : std::min(committed, *kept);
+}
+
 EditableSchedule::FreeKeys EditableSchedule::KeysBefore(Key step_key, size_t count) const {
-  const Step step = StepAtOrAfter(step_key);
-  const Key room = step_key - (step > 0 ? keys_[step - 1] : StepKey(-1));
-  const Key stride = room / static_cast<Key>(count + 1);
+  const Key stride = (step_key - KeyBefore(step_key)) / static_cast<Key>(count + 1);
   return {step_key - static_cast<Key>(count) * stride, stride};
 }
 
-// What the edits have put in and not taken out again, by key; and the steps that they have taken out, ascending.
+// What was put in and not taken out again, by key; and the steps that were taken out, ascending.
 std::vector<EditableSchedule::Edit> EditableSchedule::NetInserts(std::vector<Step>* removed) const {
   std::vector<Edit> inserts;
-  for (const Edit& edit : edits_) {
+  for (const Edit& edit : kept_edits_) {
     const Step step = StepAtOrAfter(edit.key);
     if (edit.is_insert) {
       inserts.push_back(edit);
@@ -329,18 +360,6 @@ std::vector<EditableSchedule::Edit> EditableSchedule::NetInserts(std::vector<Ste
   std::sort(inserts.begin(), inserts.end(), [](const Edit& a, const Edit& b) { return a.key < b.key; });
   std::sort(removed->begin(), removed->end());
   return inserts;
-}
-
-// Whether another row of keys may not fit in next to one of `inserts`.
-bool EditableSchedule::IsTight(std::span<const Edit> inserts) const {
-  for (size_t i = 0; i < inserts.size(); ++i) {
-    const Step step = StepAtOrAfter(inserts[i].key);
-    Key before = step > 0 ? keys_[step - 1] : StepKey(-1);
-    if (i > 0) before = std::max(before, inserts[i - 1].key);
-    const Key after = step < static_cast<Step>(keys_.size()) ? keys_[step] : StepKey(step);
-    if (inserts[i].key - before < kLeastRoom || after - inserts[i].key < kLeastRoom) return true;
-  }
-  return false;
 }
 
 // New steps find what is live between their neighbours; what the edits change of that is still to come.
@@ -370,7 +389,7 @@ void EditableSchedule::MergeIn(std::span<const Edit> inserts) {
 void EditableSchedule::ApplyChanges() {
   const size_t num_steps = schedule_.size();
   std::vector<std::pair<Step, int64_t>> at, before;   // what is added from a step on
-  for (const Change& change : changes_) {
+  for (const Change& change : kept_changes_) {
     at.push_back({StepAtOrAfter(change.begin), change.bytes});
     at.push_back({StepAtOrAfter(change.end), -change.bytes});
     // What is live right after a step, before the next.
@@ -398,12 +417,27 @@ void EditableSchedule::TakeOut(std::span<const Step> removed) {
   Erase(removed, &live_before_);
 }
 
+void EditableSchedule::Keep() {
+  for (const Edit& edit : edits_) {
+    if (edit.is_insert) kept_keys_.insert(std::upper_bound(kept_keys_.begin(), kept_keys_.end(), edit.key), edit.key);
+  }
+  for (const Edit& edit : edits_) {
+    if (!edit.is_insert) continue;
+    is_tight_ |= edit.key - KeyBefore(edit.key) < kLeastRoom || KeyAfter(edit.key) - edit.key < kLeastRoom;
+  }
+  kept_edits_.insert(kept_edits_.end(), edits_.begin(), edits_.end());
+  kept_changes_.insert(kept_changes_.end(), changes_.begin(), changes_.end());
+  edits_.clear();
+  changes_.clear();
+  changes_before_edit_.clear();
+}
+
 void EditableSchedule::Commit() {
-  if (edits_.empty()) return;
+  Keep();
+  if (kept_edits_.empty()) return;
   std::vector<Step> removed;
   const std::vector<Edit> inserts = NetInserts(&removed);
-  CountSteps(std::ssize(schedule_) / 8 + 20 * std::ssize(edits_));
-  const bool is_tight = IsTight(inserts);
+  CountSteps(std::ssize(schedule_) / 8 + 20 * std::ssize(kept_edits_));
   if (!inserts.empty()) {
     for (Step& step : removed) {
       step += static_cast<Step>(std::lower_bound(inserts.begin(), inserts.end(), keys_[step],
@@ -411,17 +445,27 @@ void EditableSchedule::Commit() {
                                 inserts.begin());
     }
     MergeIn(inserts);
-    for (const Edit& insert : inserts) Index(insert.key, +1);
+    IndexKeys();
   }
   ApplyChanges();
   if (!removed.empty()) {
-    for (Step step : removed) Index(keys_[step], -1);
     TakeOut(removed);
+    IndexKeys();
   }
+  const bool is_tight = is_tight_;
+  Forget();
+  if (is_tight) Build();
+}
+
+// What was edited since the last commit.
+void EditableSchedule::Forget() {
   edits_.clear();
   changes_.clear();
   changes_before_edit_.clear();
-  if (is_tight) Build();
+  kept_edits_.clear();
+  kept_changes_.clear();
+  kept_keys_.clear();
+  is_tight_ = false;
 }
 
 }  // namespace coopjax

@@ -4,7 +4,8 @@
 // chains of recomputes fit between any two steps, and chains between those. Every edit appends to `changes()` the
 // key ranges whose live bytes it changed, and can be undone; Commit() folds the changes into the curve of live
 // bytes. Keys stay what they are, until there is little room left somewhere: then a commit numbers all anew. An edit
-// costs O(log repeats) per value it touches; a commit runs over the steps, but not over all that they read.
+// costs O(log repeats) per value it touches; a commit runs over the steps, but not over all that they read. Keep()
+// costs less: the edits stay, but live bytes are those of the last commit.
 //
 // Op and value rules are those of program/step_program.h, in-place overwrites and may_share included.
 #pragma once
@@ -74,12 +75,13 @@ class EditableSchedule {
   Key key(Step step) const { return keys_[step]; }
   // The first step whose key is at or after `key`.
   Step StepAtOrAfter(Key key) const;
-  // `count` keys, at most kMostInARow, between that of a step and the step before it, both as of the last commit.
+  // `count` keys, at most kMostInARow, between that of a step, committed or kept, and the one before it.
   FreeKeys KeysBefore(Key step_key, size_t count) const;
   static constexpr size_t kMostInARow = 4096;
   bool may_run_twice(OpId op) const { return may_run_twice_[op]; }
 
   const std::vector<Made>& made(ValueId v) const { return made_[v]; }
+  // Not of parameters and constants that nobody overwrites: they are there anyway.
   const std::vector<Read>& reads(ValueId v) const { return reads_[v]; }
 
   // Index into made(v) of the last production before `key`, or the one at `key`; -1: none.
@@ -97,10 +99,13 @@ class EditableSchedule {
   bool CanRemove(OpId op, Key key) const;
   void Remove(OpId op, Key key);
 
+  // Since the last commit, or since some were kept.
   const std::vector<Change>& changes() const { return changes_; }
   const std::vector<Edit>& edits() const { return edits_; }
-  // Takes back every edit after the first `num_edits` since the last commit.
+  // Takes back every edit after the first `num_edits`.
   void UndoTo(size_t num_edits);
+  void Keep();
+  bool is_tight() const { return is_tight_; }   // there may be no room for another row of keys until a commit
   void Commit();
 
  private:
@@ -110,8 +115,10 @@ class EditableSchedule {
   };
 
   void Build();
-  void Index(Key key, Step change);
-  bool IsTight(std::span<const Edit> inserts) const;
+  void IndexKeys();
+  void Forget();
+  Key KeyBefore(Key key) const;
+  Key KeyAfter(Key key) const;
   std::vector<Edit> NetInserts(std::vector<Step>* removed) const;
   void MergeIn(std::span<const Edit> inserts);
   void ApplyChanges();
@@ -142,6 +149,10 @@ class EditableSchedule {
   std::vector<Change> changes_;
   std::vector<Edit> edits_;
   std::vector<size_t> changes_before_edit_;
+  std::vector<Edit> kept_edits_;
+  std::vector<Change> kept_changes_;
+  std::vector<Key> kept_keys_;        // of what was put in, ascending
+  bool is_tight_ = false;
   std::vector<Touched> touched_;
   mutable std::vector<const MayShare*> settled_;   // scratch of Shares
 };

@@ -14,17 +14,21 @@ void ExcessCurve::Reset(const EditableSchedule& schedule) {
   CountSteps(num_steps / 4);
   over_.resize(live.size());
   price_.resize(live.size() + 1);
-  block_max_.resize(num_steps / kBlock + 1);
+  blocks_.resize(num_steps / kBlock + 1);
+  long_blocks_.clear();
   block_price_.resize(num_steps / kBlock + 1);
   total_ = 0;
   double price = 0;
   // Block by block, as sums over all steps would wait for one another.
   for (Step block = 0; block <= num_steps / kBlock; ++block) {
     const Step end = std::min(num_steps, (block + 1) * kBlock);
-    double most = std::numeric_limits<double>::lowest(), potential = 0, slopes = 0;
+    double least = std::numeric_limits<double>::max(), most = std::numeric_limits<double>::lowest();
+    double sum = 0, potential = 0, slopes = 0;
     for (Step t = block * kBlock; t < end; ++t) {
       over_[t] = static_cast<double>(live[t] - budget_);
+      least = std::min(least, over_[t]);
       most = std::max(most, over_[t]);
+      sum += over_[t];
       const double over = std::max(0.0, over_[t]);
       price_[t] = slopes;
       slopes += is_squared_ ? over : over > 0;
@@ -32,7 +36,13 @@ void ExcessCurve::Reset(const EditableSchedule& schedule) {
     }
     const double scale = is_squared_ ? 2 / (unit_ * unit_) : 1 / unit_;
     for (Step t = block * kBlock; t < end; ++t) price_[t] *= scale;
-    block_max_[block] = most;
+    blocks_[block] = {least, most, sum};
+    if (block % (kLongBlock / kBlock) == 0) {
+      long_blocks_.push_back(blocks_[block]);
+    } else {
+      Block& together = long_blocks_.back();
+      together = {std::min(together.least, least), std::max(together.most, most), together.sum + sum};
+    }
     block_price_[block] = price;
     price += slopes * scale;
     total_ += is_squared_ ? potential / (unit_ * unit_) : potential / unit_;
@@ -56,15 +66,34 @@ double ExcessCurve::StepsDelta(Step begin, Step end, double bytes) const {
   return is_squared_ ? sum / (unit_ * unit_) : sum / unit_;
 }
 
-// As StepsDelta, without looking at blocks that stay under the budget.
+// Of a block that is one-sided for `bytes`.
+double ExcessCurve::BlockDelta(const Block& block, Step num_steps, double bytes) const {
+  if (block.most + std::max(0.0, bytes) <= 0) return 0;
+  if (!is_squared_) return num_steps * bytes / unit_;
+  return (2 * block.sum + num_steps * bytes) * bytes / (unit_ * unit_);
+}
+
+// As StepsDelta, without looking at the steps of blocks that are one-sided.
 double ExcessCurve::RangeDelta(Step begin, Step end, double bytes) const {
-  if (begin < end) CountSteps(1 + (end - begin) / 16);
   double sum = 0;
+  Step num_looked_at = 0;
   for (Step t = begin; t < end;) {
-    const Step block = t / kBlock, block_end = std::min(end, (block + 1) * kBlock);
-    if (block_max_[block] + std::max(0.0, bytes) > 0) sum += StepsDelta(t, block_end, bytes);
+    ++num_looked_at;
+    if (t % kLongBlock == 0 && t + kLongBlock <= end && IsOneSided(long_blocks_[t / kLongBlock], bytes)) {
+      sum += BlockDelta(long_blocks_[t / kLongBlock], kLongBlock, bytes);
+      t += kLongBlock;
+      continue;
+    }
+    const Block& block = blocks_[t / kBlock];
+    const Step block_end = std::min(end, (t / kBlock + 1) * kBlock);
+    if (block.most + std::max(0.0, bytes) > 0) {
+      const bool is_summed = t % kBlock == 0 && block_end == t + kBlock && IsOneSided(block, bytes);
+      sum += is_summed ? BlockDelta(block, kBlock, bytes) : StepsDelta(t, block_end, bytes);
+      if (!is_summed) num_looked_at += (block_end - t) / 8;
+    }
     t = block_end;
   }
+  CountSteps(1 + num_looked_at / 2);
   return sum;
 }
 

@@ -1,6 +1,7 @@
 // How far live bytes stand above a budget, as one number, and what a set of edits does to it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -23,8 +24,8 @@ class ExcessCurve {
     if (begin >= end) return 0;
     return PriceBefore(schedule_->StepAtOrAfter(end)) - PriceBefore(schedule_->StepAtOrAfter(begin));
   }
-  // Exact change of the potential by the edits since the last commit. O(changes log changes + steps
-  // that they cover).
+  // Change of the potential by the edits since the last commit: exact, unless some are kept. O(changes log changes +
+  // steps that they bring to the budget or below, or above it).
   double Delta(const EditableSchedule& schedule);
 
  private:
@@ -49,9 +50,21 @@ class ExcessCurve {
   bool is_squared_;
   double total_ = 0;
   static constexpr Step kBlock = 64;
+  static constexpr Step kLongBlock = 64 * kBlock;
+  struct Block {
+    double least;   // of over_
+    double most;
+    double sum;
+  };
+  // Whether the steps of a block are all above the budget, or all below, with and without `bytes` more.
+  static bool IsOneSided(const Block& block, double bytes) {
+    return block.most + std::max(0.0, bytes) <= 0 || block.least + std::min(0.0, bytes) >= 0;
+  }
+  double BlockDelta(const Block& block, Step num_steps, double bytes) const;
 
   std::vector<double> over_;       // live bytes - budget, per step
-  std::vector<double> block_max_;  // of over_, per kBlock steps: most blocks are under the budget
+  std::vector<Block> blocks_;      // per kBlock steps
+  std::vector<Block> long_blocks_;  // per kLongBlock steps
   std::vector<double> price_;      // prefix sums of the potential's slope per byte, within blocks
   std::vector<double> block_price_;  // and of whole blocks
   std::vector<Boundary> boundaries_;

@@ -15,7 +15,12 @@ namespace {
 constexpr double kStaleTolerance = 0.9;
 // A move may cost less than its chain, by the repeats that the chain replaces: so far below the best a score that the
 // chain's cost rules out counts as hopeless.
-constexpr double kDearerTolerance = 0.1;
+constexpr double kDearerTolerance = 0.3;
+// Of the potential, what may be lowered before the curve is brought up to date: scores are then off by no more than
+// what counts as good enough. Near the budget, and in small programs, that is every single move.
+constexpr double kKeptShare = 0.02;
+// What a free move is taken to cost, of the mean op and of the program.
+constexpr double kLeastCost = 1e-2, kLeastCostOfAll = 1e-6;
 // Relative gains and potentials below this are rounding.
 constexpr double kLeastGain = 1e-6;
 constexpr double kLeastDelta = 1e-12;
@@ -33,7 +38,8 @@ Lowering::Lowering(const StepProgram& program, std::span<const OpId> start, int6
       counters_(*counters),
       version_(program.num_values(), 0) {
   const double total_s = std::accumulate(program.op_cost_s.begin(), program.op_cost_s.end(), 0.0);
-  least_cost_s_ = std::max(1e-12, 1e-6 * total_s);
+  const double mean_s = total_s / std::max(1, program.num_ops());
+  least_cost_s_ = std::max(1e-12, std::min(kLeastCost * mean_s, kLeastCostOfAll * total_s));
   curve_.Reset(schedule_);
 }
 
@@ -66,6 +72,7 @@ double Lowering::Luck(ValueId v) const {
 void Lowering::Commit() {
   schedule_.Commit();
   curve_.Reset(schedule_);
+  kept_delta_ = 0;
 }
 
 // ---- moves ------------------------------------------------------------------------------------
@@ -99,7 +106,7 @@ Lowering::Move Lowering::BestMove(ValueId v, double least_per_second, double mos
   Move best;
   for (const Gap& gap : gaps) {
     const double gain = curve_.PricePerByte(gap.last + 1, gap.next) * static_cast<double>(program_.value_bytes[v]);
-    const double scoring_s = gain * Luck(v) / least_per_second;
+    const double scoring_s = gain * Luck(v) / std::max(least_per_second, kDearerTolerance * best.per_second);
     moves_.set_most_cost(std::min(most_s, scoring_s));
     if (TryGap(gap, &best)) best.may_score_later |= scoring_s < most_s;
   }
@@ -127,6 +134,7 @@ DropMoves::Outcome Lowering::TryMove(Move move, Move* best) {
   if (outcome.is_possible) {
     const double delta = curve_.Delta(schedule_);
     move.cost_s = outcome.cost_s;
+    move.delta = delta;
     move.per_second = -delta / std::max(outcome.cost_s, least_cost_s_) * Luck(move.gap.value);
     if (delta < -kLeastDelta * curve_.total() && move.per_second > best->per_second) *best = move;
   }
@@ -155,7 +163,9 @@ void Lowering::Take(const Move& move) {
     stale.insert(program_.op_inputs[edit.op].begin(), program_.op_inputs[edit.op].end());
     stale.insert(program_.op_outputs[edit.op].begin(), program_.op_outputs[edit.op].end());
   }
-  Commit();
+  kept_delta_ += move.delta;
+  schedule_.Keep();
+  if (-kept_delta_ >= kKeptShare * curve_.total() || schedule_.is_tight()) Commit();
   for (ValueId v : stale) Push(v);
 }
 
@@ -166,6 +176,7 @@ void Lowering::Lower(double cost_limit_s) {
   queue_ = {};
   while (curve_.total() > 0 && spent_s < cost_limit_s && !effort_.IsSpent()) {
     if (queue_.empty()) {
+      Commit();
       if (moves_before == counters_.moves) break;
       moves_before = counters_.moves;
       for (ValueId v = 0; v < program_.num_values(); ++v) Push(v);
@@ -186,6 +197,7 @@ void Lowering::Lower(double cost_limit_s) {
     spent_s += move.cost_s;
     Take(move);
   }
+  Commit();
 }
 
 // ---- repeats ----------------------------------------------------------------------------------

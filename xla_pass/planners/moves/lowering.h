@@ -46,6 +46,7 @@ class Lowering {
     Gap gap;
     DeadOperands dead = DeadOperands::kRemake;
     bool merges_repeats = false;
+    double delta = 0;        // of the potential
     double per_second = 0;   // potential lowered per modelled second; 0: no gain
     double cost_s = 0;
     bool may_score_later = false;   // chains were too dear to be followed as long as others score more
@@ -84,6 +85,7 @@ class Lowering {
   DropMoves moves_;
   Effort& effort_;
   MoveCounters& counters_;
+  double kept_delta_ = 0;                // of the moves taken since the last commit, about
   double least_cost_s_ = 0;              // a free move is not infinitely good
   OpId shunned_ = kNoOp;                 // the op that a swap is trying to do without
   uint64_t luck_seed_ = 0;
