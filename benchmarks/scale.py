@@ -32,7 +32,7 @@ _FIELDS = ("holds", "overhead", "least_overhead", "steps", "seconds", "us_per_op
 
 def steps_for(num_ops: int) -> int:
   """As many as a second takes for 10,000 ops, six for 100,000 and sixty for a million, about."""
-  return (20_000 if num_ops <= AutoPlanner.large_ops else 6_000) * num_ops
+  return (12_000 if num_ops <= AutoPlanner.large_ops else 6_000) * num_ops
 
 
 def rows(sizes: tuple[int, ...], max_steps: int, announce: Callable[[str], None]) -> Iterator[Row]:

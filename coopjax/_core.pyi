@@ -270,8 +270,8 @@ def plan_segments(
   num_rounds: int = 14,
   max_levels: int = 6,
   clean_up: bool = True,
-  max_polished_ops: int = 20000,
-  max_trials: int = 300000,
+  max_polished_ops: int = 2000000,
+  max_trials: int = 100000000,
   max_steps: int = 6000000000,
 ) -> SegmentResult:
   """Rematerialization of large programs; see planners/segments/planner.h. `order` has no repeats."""

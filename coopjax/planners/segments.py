@@ -15,22 +15,22 @@ from coopjax.program.stopwatch import Stopwatch
 class SegmentPlanner:
   """Holds or remakes segment by segment, by minimum cuts at a common price; equal segments are solved once.
 
-  For programs of up to a million ops; those of a few thousand are then polished by exact single moves. Starts from the
-  order of least peak unless one is given.
+  For programs of up to a million ops, which are then polished by exact single moves. Starts from the order of least peak
+  unless one is given.
 
   Attributes:
     num_rounds: of bisection on the price of a byte, per hill of live bytes and level.
     max_levels: how often what is remade may be planned anew, as a program of its own.
     clean_up: whether repeats that the budget has room for are taken out at the end.
-    max_polished_ops: longer programs are not polished, which takes more than linear time.
+    max_polished_ops: longer programs are not polished.
     max_trials: single moves tried in polishing.
   """
 
   num_rounds: int = 14
   max_levels: int = 6
   clean_up: bool = True
-  max_polished_ops: int = 20_000
-  max_trials: int = 300_000
+  max_polished_ops: int = 2_000_000
+  max_trials: int = 100_000_000
 
   def plan(
     self,

@@ -34,8 +34,8 @@ void BindSegments(nb::module_& m) {
         return answer;
       },
       nb::arg("program"), nb::arg("order"), nb::arg("budget_bytes"), nb::kw_only(), nb::arg("num_rounds") = 14,
-      nb::arg("max_levels") = 6, nb::arg("clean_up") = true, nb::arg("max_polished_ops") = 20000,
-      nb::arg("max_trials") = 300000, nb::arg("max_steps") = SegmentOptions{}.max_steps,
+      nb::arg("max_levels") = 6, nb::arg("clean_up") = true, nb::arg("max_polished_ops") = 2000000,
+      nb::arg("max_trials") = 100000000, nb::arg("max_steps") = SegmentOptions{}.max_steps,
       "Rematerialization of large programs; see planners/segments/planner.h. `order` has no repeats.");
 }
 

@@ -112,5 +112,56 @@ TEST(AgreesWithLivenessUnderRandomEdits) {
   }
 }
 
+// Moves that are kept, some of them undone before, come out as if each had been committed by itself, and later ones may
+// build on them.
+TEST(KeptEditsAreCommittedTogether) {
+  for (uint32_t seed = 0; seed < 100; ++seed) {
+    std::mt19937 random(seed);
+    const StepProgram program = testing::RandomProgram(seed, 25);
+    EditableSchedule schedule(program, program.schedule);
+    for (int round = 0; round < 5; ++round) {
+      for (int n = 0; n < 20 && !schedule.is_tight(); ++n) {
+        const ValueId v = static_cast<ValueId>(random() % program.num_values());
+        const OpId producer = program.value_producer[v];
+        if (producer == kNoOp || !schedule.may_run_twice(producer) || schedule.reads(v).empty()) continue;
+        const Key next = schedule.reads(v)[random() % schedule.reads(v).size()].key;   // a kept op's, too
+        const Key key = schedule.KeysBefore(next, 1)[0];
+        if (!schedule.CanInsert(producer, key)) continue;
+        schedule.Insert(producer, key);
+        if (random() % 3 == 0) {
+          schedule.UndoTo(0);
+          continue;
+        }
+        if (random() % 3 == 0 && schedule.CanRemove(producer, key)) schedule.Remove(producer, key);
+        schedule.Keep();
+        EXPECT_TRUE(schedule.edits().empty() && schedule.changes().empty());
+      }
+      schedule.Commit();
+      EXPECT_EQ(CheckSchedule(program, schedule.schedule()), "");
+      EXPECT_TRUE(schedule.live_bytes() == ComputeLiveness(program, schedule.schedule()).live_bytes);
+      ExpectSame(schedule, EditableSchedule(program, schedule.schedule()));
+    }
+  }
+}
+
+// Keys run out where again and again something is put at the same place; a commit numbers all anew then.
+TEST(ThereIsAlwaysRoom) {
+  const StepProgram program = testing::ForwardBackwardChain(4, 10);
+  EditableSchedule schedule(program, program.schedule);
+  bool was_tight = false;
+  for (int n = 0; n < 200; ++n) {
+    const Key last = schedule.key(static_cast<Step>(schedule.schedule().size()) - 1);
+    schedule.Insert(0, schedule.KeysBefore(last, 1)[0]);
+    schedule.Keep();
+    was_tight |= schedule.is_tight();
+    if (n % 3 == 0 || schedule.is_tight()) schedule.Commit();
+    EXPECT_TRUE(!schedule.is_tight());
+  }
+  schedule.Commit();
+  EXPECT_TRUE(was_tight);
+  EXPECT_EQ(schedule.schedule().size(), program.schedule.size() + 200);
+  ExpectSame(schedule, EditableSchedule(program, schedule.schedule()));
+}
+
 }  // namespace
 }  // namespace coopjax

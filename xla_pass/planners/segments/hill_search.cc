@@ -15,8 +15,6 @@ constexpr int32_t kNumProbes = 8;
 constexpr double kLowestPrice = 0.25;    // times the cheapest percentile of seconds per byte
 constexpr double kHighestPrice = 1024;   // times the dearest: to remake a byte may take a whole segment
 
-constexpr int32_t kFinestShare = 256;    // of a rung: how close such a price is looked for
-
 // Spreads any share of 0, 1, 2, ... evenly.
 double Spread(int32_t i) {
   const double x = 0.6180339887498949 * i;
@@ -213,12 +211,10 @@ void HillSearch::Choose(const Hill& hill, const Price& price) {
   std::fill(is_chosen_.begin() + hill.begin, is_chosen_.begin() + hill.peak, 0);
   const double floor = std::floor(price.at);
   const size_t rung = static_cast<size_t>(floor);
-  const bool is_common = options_.segment_steps == kWholeHill;
-  const double common = price.Between(rung, price.at - floor);
   std::vector<int32_t> held;
   for (int32_t i = price.end_segment; i-- > price.first_segment;) {
     const bool is_higher = Spread(i - price.first_segment) < price.at - floor;
-    ChooseSegment(segments_[i], is_common ? common : price.ladder[rung + (is_higher ? 1 : 0)], &held);
+    ChooseSegment(segments_[i], price.ladder[rung + (is_higher ? 1 : 0)], &held);
   }
   for (int32_t p : held) is_held_[p] = 0;
 }
@@ -272,12 +268,6 @@ Schedule HillSearch::Build() {
 
 // ---- prices -------------------------------------------------------------------------------------
 
-double HillSearch::Price::Between(size_t rung, double share) const {
-  if (share == 0) return ladder[rung];
-  if (rung == 0) return share * ladder[1];
-  return ladder[rung] * std::pow(ladder[rung + 1] / ladder[rung], share);
-}
-
 // Builds and measures what all hills choose at their prices.
 void HillSearch::Evaluate() {
   for (size_t h = 0; h < hills_.size(); ++h) Choose(hills_[h], prices_[h]);
@@ -318,8 +308,7 @@ void HillSearch::Bisect(const std::function<bool()>& is_over) {
       price.at = price.fits < 0 ? price.lowest_at : price.fits;
       if (price.fits < 0) continue;
       const int32_t num_segments = price.end_segment - price.first_segment;
-      if ((price.fits - price.too_high) * (options_.segment_steps == kWholeHill ? kFinestShare : num_segments) < 0.5)
-        continue;
+      if ((price.fits - price.too_high) * num_segments < 0.5) continue;
       price.at = (price.too_high + price.fits) / 2;
       is_done = false;
     }

@@ -5,8 +5,7 @@
 // from another segment can only be held, so a segment is remade as a whole at most, and its own bytes are
 // all that a remake adds (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, with the
 // checkpoints and what to keep beside them chosen by price). The price of a hill is found by bisection on
-// exact live bytes; between two rungs of a ladder of prices some segments take the lower and the others the higher one,
-// or, where a hill is one segment, it takes a price in between.
+// exact live bytes; between two rungs of a ladder of prices some segments take the lower and the others the higher one.
 //
 // Weaknesses: one price for a whole hill although bytes are held for different times; a remake runs as
 // late as its first reader allows and serves all later ones. O(steps + reads) per price tried.
@@ -22,8 +21,6 @@
 #include "program/step_program.h"
 
 namespace coopjax {
-
-inline constexpr Step kWholeHill = Step{1} << 29;  // as long a segment as there is
 
 // Steps [begin, end) around a highest step `peak`; those before the peak may be run again after it.
 struct Hill {
@@ -49,7 +46,7 @@ class HillSearch {
  public:
   struct Options {
     int64_t budget_bytes = 0;
-    Step segment_steps = 0;  // half to one and a half times so many steps a segment, or kWholeHill
+    Step segment_steps = 0;  // half to one and a half times so many steps a segment
     int32_t num_rounds = 0;  // of bisection
   };
   // `schedule` is above the budget; its in-place writers run once. Everything must outlive this.
@@ -79,8 +76,6 @@ class HillSearch {
     double fits = -1;  // the lowest rung tried that is under it; below 0: none yet
     double lowest_at = 0;
     int64_t lowest_bytes = 0;
-
-    double Between(size_t rung, double share) const;  // that rung and the next
   };
 
   void Split(const Hill& hill);

@@ -16,14 +16,14 @@
 namespace coopjax {
 namespace {
 
-constexpr Step kSegmentSteps[] = {16, 64, 256, 1024};
-constexpr Step kLeastWhole = 4096;       // steps of a program whose hills are planned whole, too
+constexpr Step kSegmentSteps[] = {256, 64, 16, 1024};   // the first for a plan at once
+constexpr Step kShortest = 16;
 constexpr Step kShorterByLevel = 4;
-constexpr int64_t kLeastFall = 50;       // a whole level that takes no more than this part of the excess is the last
-constexpr double kFirstMargin = 0.02;   // over the budget, of the first proposal to be polished
-constexpr double kLastMargin = 1.0;
+constexpr double kBare = std::numeric_limits<double>::infinity();
+// Over the budget, of proposals to be polished: those that lead to the best plans most often come first.
+constexpr double kMargins[] = {0.16, 0.32, kBare, 0.08, 0.64, 0.04, 0.02};
 constexpr int32_t kPatience = 3;        // proposals in a row that lead to nothing better
-constexpr double kWorseningAllowed = 1.25;   // before a polished plan is cleaned up
+constexpr double kWorseningAllowed = 1.25;   // before a plan is cleaned up
 
 // A schedule and what it takes.
 struct Plan {
@@ -49,14 +49,7 @@ class SegmentPlanner {
 
   SegmentResult Run() {
     Keep(order_);
-    if (order_.peak_bytes > budget_bytes_) {
-      Plan proposal = Propose(budget_bytes_);
-      if (static_cast<Step>(order_.schedule.size()) >= kLeastWhole && !IsOver()) {
-        TryLength(budget_bytes_, kWholeHill, &proposal);
-      }
-      Keep(CleanedUp(std::move(proposal), budget_bytes_));
-      if (static_cast<int32_t>(order_.schedule.size()) <= options_.max_polished_ops) Polish();
-    }
+    if (order_.peak_bytes > budget_bytes_) Search();
     result_.is_cut_short = IsOver();
     result_.moves = counters_.moves;
     result_.schedule = std::move(best_.schedule);
@@ -83,21 +76,25 @@ class SegmentPlanner {
     return true;
   }
 
-  // The best plan for the target over the lengths of segments.
-  Plan Propose(int64_t target_bytes) {
-    Plan best = order_;
+  void Search() {
+    const Step num_steps = static_cast<Step>(order_.schedule.size());
+    const bool is_polished = num_steps <= options_.max_polished_ops;
+    Plan proposal = order_;
     for (Step segment_steps : kSegmentSteps) {
-      if (segment_steps > kSegmentSteps[0] && (segment_steps > static_cast<Step>(order_.schedule.size()) || IsOver()))
-        break;
-      TryLength(target_bytes, segment_steps, &best);
+      if (segment_steps > std::max(num_steps, kShortest)) continue;
+      const bool is_first = best_length_ == 0;
+      if (!is_first && IsOver()) break;
+      Plan plan = Lowered(budget_bytes_, segment_steps);
+      if (is_first || plan.Rank(budget_bytes_) < proposal.Rank(budget_bytes_)) {
+        proposal = std::move(plan);
+        best_length_ = segment_steps;
+        Keep(proposal);
+      }
+      // A first plan is there; what bare moves make of the order tells what of the others is worth a look.
+      if (is_first && is_polished) Keep(Polished(order_, /*is_squared=*/false));
     }
-    return best;
-  }
-
-  void TryLength(int64_t target_bytes, Step segment_steps, Plan* best) {
-    Plan plan = Lowered(target_bytes, segment_steps);
-    Keep(plan);
-    if (plan.Rank(target_bytes) < best->Rank(target_bytes)) *best = std::move(plan);
+    Keep(CleanedUp(std::move(proposal), budget_bytes_));
+    if (is_polished) Polish();
   }
 
   // Level by level, in shorter and shorter segments, as long as the peak falls.
@@ -106,18 +103,24 @@ class SegmentPlanner {
     Plan plan = order_;
     for (int32_t level = 0; level < options_.max_levels && plan.peak_bytes > target_bytes; ++level) {
       HillSearch search(context_, plan.schedule, {target_bytes, segment_steps, options_.num_rounds}, &cuts);
-      if (segment_steps < kWholeHill) segment_steps = std::max(segment_steps / kShorterByLevel, kSegmentSteps[0]);
+      segment_steps = std::max(segment_steps / kShorterByLevel, kShortest);
       const Schedule lowered = search.Run([this] { return IsOver(); });
       result_.evaluations += search.num_evaluations();
       result_.segments += search.num_segments();
       Plan next = Judged(WithoutUnreadRepeats(context_.program, context_.touches, lowered));
       const int64_t fall = plan.peak_bytes - next.peak_bytes, excess = plan.peak_bytes - target_bytes;
       if (fall > 0) plan = std::move(next);
-      if (fall <= (segment_steps == kWholeHill ? excess / kLeastFall : 0)) break;
+      // Levels fall less and less: if those left don't reach the target even at this pace, it is out of their reach.
+      if (fall <= 0 || fall * (options_.max_levels - level) < excess || IsTooDear(plan)) break;
     }
     result_.kinds += cuts.num_kinds();
     result_.cuts += cuts.num_solved();
     return plan;
+  }
+
+  // Whatever comes of a plan that is cleaned up or polished, it won't be the best.
+  bool IsTooDear(const Plan& plan) const {
+    return best_.peak_bytes <= budget_bytes_ && plan.cost_s >= kWorseningAllowed * best_.cost_s;
   }
 
   Plan CleanedUp(Plan plan, int64_t target_bytes) {
@@ -127,24 +130,29 @@ class SegmentPlanner {
     return Judged(std::move(fewer.schedule));
   }
 
-  // Proposals with wider and wider margins, as long as they lead to something better.
   void Polish() {
     int32_t num_failures = 0;
-    for (double margin = kFirstMargin; margin <= kLastMargin && num_failures < kPatience && !effort_.IsSpent();
-         margin *= 2) {
-      const int64_t target_bytes = budget_bytes_ + static_cast<int64_t>(margin * static_cast<double>(budget_bytes_));
-      num_failures = Keep(Polished(CleanedUp(Propose(target_bytes), target_bytes))) ? 0 : num_failures + 1;
+    for (double margin : kMargins) {
+      if (num_failures == kPatience || effort_.IsSpent()) return;
+      const Plan plan = margin == kBare ? order_ : Proposal(margin);
+      num_failures = Keep(Polished(plan, /*is_squared=*/true)) ? 0 : num_failures + 1;
     }
   }
 
-  // Brought under the budget by single moves.
-  Plan Polished(const Plan& plan) {
+  Plan Proposal(double margin) {
+    const int64_t target_bytes = budget_bytes_ + static_cast<int64_t>(margin * static_cast<double>(budget_bytes_));
+    return CleanedUp(Lowered(target_bytes, best_length_), target_bytes);
+  }
+
+  // Brought under the budget by single moves. Excess that counts once and not squared takes half as many trials;
+  // squared it leads to somewhat better plans.
+  Plan Polished(const Plan& plan, bool is_squared) {
+    if (IsTooDear(plan)) return plan;
     const bool is_feasible = best_.peak_bytes <= budget_bytes_;
     const double limit_s =
         is_feasible ? kWorseningAllowed * best_.cost_s - plan.cost_s : std::numeric_limits<double>::max();
-    if (limit_s <= 0) return plan;
-    Lowering lowering(context_.program, plan.schedule, budget_bytes_, /*is_squared=*/true, /*merges_repeats=*/true,
-                      &effort_, &counters_);
+    Lowering lowering(context_.program, plan.schedule, budget_bytes_, is_squared, /*merges_repeats=*/true, &effort_,
+                      &counters_);
     lowering.Lower(limit_s);
     if (lowering.is_feasible()) lowering.CleanUp();
     return Judged(lowering.schedule());
@@ -159,6 +167,7 @@ class SegmentPlanner {
   Effort effort_ = {&counters_, options_.max_trials, allowance_};
   SegmentResult result_;
   Plan best_;
+  Step best_length_ = 0;   // of segments
 };
 
 }  // namespace

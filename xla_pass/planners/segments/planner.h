@@ -1,16 +1,15 @@
 // Rematerialization of large programs (10^4 to 10^6 ops) under a budget of live bytes, in near-linear time.
 //
 //  1. HillSearch lowers the hills of the order, then, where remakes stand above the budget themselves, the
-//     hills of what came out, level by level: recursive checkpointing. That for several lengths of segments, up to
-//     the whole way to the top, which graphs need whose values are read far from where they are made; the cheapest
-//     outcome wins.
+//     hills of what came out, level by level: recursive checkpointing. That for several lengths of segments; the
+//     cheapest outcome wins.
 //  2. Repeats that the budget has room to do without are taken out (RemoveUnneededRepeats).
-//  3. Programs that are not too long are polished: proposals for somewhat more than the budget are lowered
-//     to it by exact single moves (Lowering). What a remake adds near the top of a hill then costs a few
-//     moves there, and not a higher price everywhere.
+//  3. Polishing: proposals for more than the budget are lowered to it by exact single moves (Lowering). What a remake
+//     adds near the top of a hill then costs a few moves there, and not a higher price everywhere. The bare order is
+//     one of these proposals: where values are read far from where they are made, segments have little to offer.
 //
-// Ours; not from a paper. O((steps + reads) x prices tried), and the cuts, each kind of segment solved once a
-// price; polishing takes O(steps) per move.
+// Ours; not from a paper. O((steps + reads) x prices tried), and the cuts, each kind of segment solved once a price;
+// polishing takes a few thousand of the allowance's steps per op.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +24,8 @@ struct SegmentOptions {
   int32_t num_rounds = 14;        // of bisection per hill and level
   int32_t max_levels = 6;
   bool clean_up = true;           // take out repeats that the budget has room for
-  int32_t max_polished_ops = 20'000;   // longer programs are not polished
-  int64_t max_trials = 300'000;   // moves tried in polishing
+  int32_t max_polished_ops = 2'000'000;   // longer programs are not polished
+  int64_t max_trials = 100'000'000;   // moves tried in polishing
   int64_t max_steps = 6 * kDefaultSteps;
 };
 
