@@ -8,7 +8,7 @@ namespace coopjax {
 namespace {
 
 // A chain longer than this is not worth its planning time.
-constexpr size_t kMaxChain = EditableSchedule::kMostInARow;
+constexpr size_t kMaxChain = StepKeys::kMostInARow;
 
 }  // namespace
 
@@ -84,7 +84,7 @@ DropMoves::Outcome DropMoves::Drop(const Gap& gap, DeadOperands dead, bool merge
   outcome.met_dead_operand = has_dead_operand_;
   outcome.is_too_dear = chain_s_ > most_s_;
   if (!is_chain || outcome.is_too_dear) return outcome;
-  const EditableSchedule::FreeKeys keys = schedule_.KeysBefore(gap.next, chain_.size());
+  const FreeKeys keys = schedule_.KeysBefore(gap.next, chain_.size());
   for (size_t i = 0; i < chain_.size(); ++i) {
     if (!schedule_.CanInsert(chain_[i], keys[i])) return outcome;
     schedule_.Insert(chain_[i], keys[i]);

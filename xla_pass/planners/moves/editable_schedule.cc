@@ -8,19 +8,6 @@
 namespace coopjax {
 namespace {
 
-// Between neighbours; a row of new keys between them is still no closer than every other one.
-constexpr Key kLeastRoom = 2 * (EditableSchedule::kMostInARow + 1);
-
-template <typename T>
-void Erase(std::span<const Step> steps, std::vector<T>* of_steps) {
-  auto out = of_steps->begin() + steps[0];
-  for (size_t i = 0; i < steps.size(); ++i) {
-    const auto end = i + 1 < steps.size() ? of_steps->begin() + steps[i + 1] : of_steps->end();
-    out = std::copy(of_steps->begin() + steps[i] + 1, end, out);
-  }
-  of_steps->erase(out, of_steps->end());
-}
-
 // What ops touch, but for what is there anyway, such as a weight that every step reads.
 Csr Touches(const StepProgram& program) {
   std::vector<uint8_t> is_tracked(program.num_values());
@@ -66,19 +53,15 @@ void EditableSchedule::Build() {
     reads_[v].clear();
     if (program_.value_producer[v] == kNoOp) made_[v].push_back({kBeforeAll, kBeforeAll, kBeforeAll});
   }
-  keys_.resize(schedule_.size());
-  first_at_.resize(schedule_.size() + 1);
+  keys_.Reset(static_cast<Step>(schedule_.size()));
   for (Step t = 0; t < static_cast<Step>(schedule_.size()); ++t) {
     const OpId op = schedule_[t];
-    keys_[t] = StepKey(t);
-    first_at_[t] = t;
     for (ValueId v : touches_[op]) {
       reads_[v].push_back({StepKey(t), op});
       made_[v].back().last_read = StepKey(t);
     }
     for (ValueId w : program_.op_outputs[op]) made_[w].push_back({StepKey(t), 0, StepKey(t)});
   }
-  first_at_.back() = static_cast<Step>(schedule_.size());
   std::vector<int64_t> change(schedule_.size() + 1, 0), change_before(schedule_.size() + 2, 0);
   for (ValueId v = 0; v < program_.num_values(); ++v) {
     if (!program_.takes_budget(v)) continue;
@@ -307,43 +290,6 @@ void EditableSchedule::UndoTo(size_t num_edits) {
 
 // ---- commits ------------------------------------------------------------------------------------
 
-void EditableSchedule::IndexKeys() {
-  Step t = 0;
-  for (size_t r = 0; r < first_at_.size(); ++r) {
-    while (t < static_cast<Step>(keys_.size()) && keys_[t] < StepKey(static_cast<Step>(r))) ++t;
-    first_at_[r] = t;
-  }
-}
-
-Step EditableSchedule::StepAtOrAfter(Key key) const {
-  if (key <= 0) return 0;
-  const size_t r = static_cast<size_t>(key >> kKeyBits);
-  if (r + 1 >= first_at_.size()) return static_cast<Step>(keys_.size());
-  const auto begin = keys_.begin() + first_at_[r], end = keys_.begin() + first_at_[r + 1];
-  return static_cast<Step>(std::lower_bound(begin, end, key) - keys_.begin());
-}
-
-// The last key before `key`, and the first after it, of what is committed or kept.
-Key EditableSchedule::KeyBefore(Key key) const {
-  const Step step = StepAtOrAfter(key);
-  const Key committed = step > 0 ? keys_[step - 1] : StepKey(-1);
-  const auto kept = std::lower_bound(kept_keys_.begin(), kept_keys_.end(), key);
-  return kept == kept_keys_.begin() ? committed : std::max(committed, *(kept - 1));
-}
-
-Key EditableSchedule::KeyAfter(Key key) const {
-  const Step step = StepAtOrAfter(key + 1);
-  const Key committed =
-      step < static_cast<Step>(keys_.size()) ? keys_[step] : StepKey(static_cast<Step>(first_at_.size()));
-  const auto kept = std::upper_bound(kept_keys_.begin(), kept_keys_.end(), key);
-  return kept == kept_keys_.end() ? committed : std::min(committed, *kept);
-}
-
-EditableSchedule::FreeKeys EditableSchedule::KeysBefore(Key step_key, size_t count) const {
-  const Key stride = (step_key - KeyBefore(step_key)) / static_cast<Key>(count + 1);
-  return {step_key - static_cast<Key>(count) * stride, stride};
-}
-
 // What was put in and not taken out again, by key; and the steps that were taken out, ascending.
 std::vector<EditableSchedule::Edit> EditableSchedule::NetInserts(std::vector<Step>* removed) const {
   std::vector<Edit> inserts;
@@ -351,7 +297,7 @@ std::vector<EditableSchedule::Edit> EditableSchedule::NetInserts(std::vector<Ste
     const Step step = StepAtOrAfter(edit.key);
     if (edit.is_insert) {
       inserts.push_back(edit);
-    } else if (step < static_cast<Step>(keys_.size()) && keys_[step] == edit.key && schedule_[step] == edit.op) {
+    } else if (step < keys_.num_steps() && keys_[step] == edit.key && schedule_[step] == edit.op) {
       removed->push_back(step);
     } else {
       std::erase_if(inserts, [&edit](const Edit& insert) { return insert.key == edit.key; });
@@ -366,24 +312,24 @@ std::vector<EditableSchedule::Edit> EditableSchedule::NetInserts(std::vector<Ste
 void EditableSchedule::MergeIn(std::span<const Edit> inserts) {
   Step end = static_cast<Step>(schedule_.size());   // of the steps not yet moved up
   Step at = end + static_cast<Step>(inserts.size());
-  for (auto* of_steps : {&live_bytes_, &live_before_}) of_steps->resize(at);
+  for (auto* per_step : {&live_bytes_, &live_before_}) per_step->resize(at);
   schedule_.resize(at);
-  keys_.resize(at);
+  std::vector<Key> keys(inserts.size());
   for (size_t i = inserts.size(); i-- > 0;) {
-    for (; end > 0 && keys_[end - 1] > inserts[i].key; --end) {
+    for (const Step after = StepAtOrAfter(inserts[i].key); end > after; --end) {
       --at;
       schedule_[at] = schedule_[end - 1];
-      keys_[at] = keys_[end - 1];
       live_bytes_[at] = live_bytes_[end - 1];
       live_before_[at] = live_before_[end - 1];
     }
     const int64_t live = live_before_[at];   // of the step after it
     --at;
     schedule_[at] = inserts[i].op;
-    keys_[at] = inserts[i].key;
     live_before_[at] = live;
     live_bytes_[at] = live + program_.op_workspace_bytes[inserts[i].op];
+    keys[i] = inserts[i].key;
   }
+  keys_.Settle(keys);
 }
 
 void EditableSchedule::ApplyChanges() {
@@ -410,20 +356,9 @@ void EditableSchedule::ApplyChanges() {
   add(&before, &live_before_);
 }
 
-void EditableSchedule::TakeOut(std::span<const Step> removed) {
-  Erase(removed, &schedule_);
-  Erase(removed, &keys_);
-  Erase(removed, &live_bytes_);
-  Erase(removed, &live_before_);
-}
-
 void EditableSchedule::Keep() {
   for (const Edit& edit : edits_) {
-    if (edit.is_insert) kept_keys_.insert(std::upper_bound(kept_keys_.begin(), kept_keys_.end(), edit.key), edit.key);
-  }
-  for (const Edit& edit : edits_) {
-    if (!edit.is_insert) continue;
-    is_tight_ |= edit.key - KeyBefore(edit.key) < kLeastRoom || KeyAfter(edit.key) - edit.key < kLeastRoom;
+    if (edit.is_insert) keys_.Reserve(edit.key);
   }
   kept_edits_.insert(kept_edits_.end(), edits_.begin(), edits_.end());
   kept_changes_.insert(kept_changes_.end(), changes_.begin(), changes_.end());
@@ -435,24 +370,21 @@ void EditableSchedule::Keep() {
 void EditableSchedule::Commit() {
   Keep();
   if (kept_edits_.empty()) return;
+  CountSteps(std::ssize(schedule_) / 8 + 20 * std::ssize(kept_edits_));
+  const bool is_tight = keys_.is_tight();
   std::vector<Step> removed;
   const std::vector<Edit> inserts = NetInserts(&removed);
-  CountSteps(std::ssize(schedule_) / 8 + 20 * std::ssize(kept_edits_));
-  if (!inserts.empty()) {
-    for (Step& step : removed) {
-      step += static_cast<Step>(std::lower_bound(inserts.begin(), inserts.end(), keys_[step],
-                                                 [](const Edit& edit, Key key) { return edit.key < key; }) -
-                                inserts.begin());
-    }
-    MergeIn(inserts);
-    IndexKeys();
+  for (Step& step : removed) {   // to where they are once all is merged in
+    const auto is_later = [](Key key, const Edit& edit) { return key < edit.key; };
+    step +=
+        static_cast<Step>(std::upper_bound(inserts.begin(), inserts.end(), keys_[step], is_later) - inserts.begin());
   }
+  MergeIn(inserts);
   ApplyChanges();
-  if (!removed.empty()) {
-    TakeOut(removed);
-    IndexKeys();
-  }
-  const bool is_tight = is_tight_;
+  keys_.TakeOut(removed);
+  EraseSteps(removed, &schedule_);
+  EraseSteps(removed, &live_bytes_);
+  EraseSteps(removed, &live_before_);
   Forget();
   if (is_tight) Build();
 }
@@ -464,8 +396,6 @@ void EditableSchedule::Forget() {
   changes_before_edit_.clear();
   kept_edits_.clear();
   kept_changes_.clear();
-  kept_keys_.clear();
-  is_tight_ = false;
 }
 
 }  // namespace coopjax

@@ -14,17 +14,11 @@
 #include <span>
 #include <vector>
 
+#include "planners/moves/step_keys.h"
 #include "program/dependences.h"
 #include "program/step_program.h"
 
 namespace coopjax {
-
-using Key = int64_t;
-inline constexpr int kKeyBits = 36;
-inline constexpr Key kBeforeAll = -1;  // when parameters and constants are "made"
-
-// The key of a step before anything is committed.
-inline constexpr Key StepKey(Step step) { return static_cast<Key>(step) << kKeyBits; }
 
 class EditableSchedule {
  public:
@@ -50,12 +44,6 @@ class EditableSchedule {
     Key key;
     bool is_insert;
   };
-  // Free keys: first, first + stride, ...
-  struct FreeKeys {
-    Key first;
-    Key stride;
-    Key operator[](size_t i) const { return first + static_cast<Key>(i) * stride; }
-  };
 
   // `program` must outlive this; `schedule` is valid.
   EditableSchedule(const StepProgram& program, std::span<const OpId> schedule);
@@ -74,10 +62,9 @@ class EditableSchedule {
   }
   Key key(Step step) const { return keys_[step]; }
   // The first step whose key is at or after `key`.
-  Step StepAtOrAfter(Key key) const;
-  // `count` keys, at most kMostInARow, between that of a step, committed or kept, and the one before it.
-  FreeKeys KeysBefore(Key step_key, size_t count) const;
-  static constexpr size_t kMostInARow = 4096;
+  Step StepAtOrAfter(Key key) const { return keys_.AtOrAfter(key); }
+  // `count` keys, at most StepKeys::kMostInARow, between that of a step, committed or kept, and the one before it.
+  FreeKeys KeysBefore(Key step_key, size_t count) const { return keys_.Before(step_key, count); }
   bool may_run_twice(OpId op) const { return may_run_twice_[op]; }
 
   const std::vector<Made>& made(ValueId v) const { return made_[v]; }
@@ -105,7 +92,7 @@ class EditableSchedule {
   // Takes back every edit after the first `num_edits`.
   void UndoTo(size_t num_edits);
   void Keep();
-  bool is_tight() const { return is_tight_; }   // there may be no room for another row of keys until a commit
+  bool is_tight() const { return keys_.is_tight(); }   // there may be no room for another row of keys until a commit
   void Commit();
 
  private:
@@ -115,14 +102,10 @@ class EditableSchedule {
   };
 
   void Build();
-  void IndexKeys();
   void Forget();
-  Key KeyBefore(Key key) const;
-  Key KeyAfter(Key key) const;
   std::vector<Edit> NetInserts(std::vector<Step>* removed) const;
   void MergeIn(std::span<const Edit> inserts);
   void ApplyChanges();
-  void TakeOut(std::span<const Step> removed);
   bool Overwrites(OpId op, ValueId v) const;
   bool Shares(OpId op, Key key, ValueId v) const;
   bool DiesAt(ValueId v, Key key) const;
@@ -140,8 +123,7 @@ class EditableSchedule {
   std::vector<uint8_t> may_run_twice_;
   std::vector<uint8_t> is_in_place_;  // per op: overwrites something
   Schedule schedule_;
-  std::vector<Key> keys_;             // per step, ascending
-  std::vector<Step> first_at_;        // per r: the first step whose key is at or after StepKey(r)
+  StepKeys keys_;
   std::vector<std::vector<Made>> made_;
   std::vector<std::vector<Read>> reads_;
   std::vector<int64_t> live_bytes_;
@@ -151,8 +133,6 @@ class EditableSchedule {
   std::vector<size_t> changes_before_edit_;
   std::vector<Edit> kept_edits_;
   std::vector<Change> kept_changes_;
-  std::vector<Key> kept_keys_;        // of what was put in, ascending
-  bool is_tight_ = false;
   std::vector<Touched> touched_;
   mutable std::vector<const MayShare*> settled_;   // scratch of Shares
 };

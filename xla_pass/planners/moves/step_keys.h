@@ -1,0 +1,75 @@
+// The positions of a schedule's steps: sparse 64-bit keys, so that rows of new steps fit between any two of them, and
+// rows between those, without a new key for any of the others.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "program/step_program.h"
+
+namespace coopjax {
+
+using Key = int64_t;
+inline constexpr int kKeyBits = 36;
+inline constexpr Key kBeforeAll = -1;  // when parameters and constants are "made"
+
+// The key of a step before anything is put in.
+inline constexpr Key StepKey(Step step) { return static_cast<Key>(step) << kKeyBits; }
+
+// Free keys: first, first + stride, ...
+struct FreeKeys {
+  Key first;
+  Key stride;
+  Key operator[](size_t i) const { return first + static_cast<Key>(i) * stride; }
+};
+
+class StepKeys {
+ public:
+  static constexpr size_t kMostInARow = 4096;
+
+  // Starts over: step r has key StepKey(r).
+  void Reset(Step num_steps);
+  Step num_steps() const { return static_cast<Step>(keys_.size()); }
+  Key operator[](Step step) const { return keys_[step]; }
+  // The first step whose key is at or after `key`.
+  Step AtOrAfter(Key key) const;
+
+  // `count` keys, at most kMostInARow, between `key`, in use, and the one before it.
+  FreeKeys Before(Key key, size_t count) const;
+  // Takes `key` out of the free ones, before it is that of a step.
+  void Reserve(Key key);
+  // There may be no room for another row next to one that was reserved.
+  bool is_tight() const { return is_tight_; }
+
+  // `inserted`, ascending, are keys of steps now; what else was reserved is free again.
+  void Settle(std::span<const Key> inserted);
+  // `steps`, ascending, are gone.
+  void TakeOut(std::span<const Step> steps);
+
+ private:
+  void Index();
+  Key KeyBefore(Key key) const;
+  Key KeyAfter(Key key) const;
+
+  std::vector<Key> keys_;       // per step, ascending
+  std::vector<Step> first_at_;  // per r: the first step whose key is at or after StepKey(r)
+  std::vector<Key> reserved_;   // ascending
+  bool is_tight_ = false;
+};
+
+// Takes the entries of `steps`, ascending, out of a vector with one per step.
+template <typename T>
+void EraseSteps(std::span<const Step> steps, std::vector<T>* per_step) {
+  if (steps.empty()) return;
+  auto out = per_step->begin() + steps[0];
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const auto end = i + 1 < steps.size() ? per_step->begin() + steps[i + 1] : per_step->end();
+    out = std::copy(per_step->begin() + steps[i] + 1, end, out);
+  }
+  per_step->erase(out, per_step->end());
+}
+
+}  // namespace coopjax
