@@ -15,8 +15,8 @@ from coopjax.program.stopwatch import Stopwatch
 class SegmentPlanner:
   """Holds or remakes segment by segment, by minimum cuts at a common price; equal segments are solved once.
 
-  For programs of up to a million ops. Proposals for more than the budget, the bare order among them, are then lowered to
-  it by exact single moves. Starts from the order of least peak unless one is given.
+  For programs of up to a million ops. Proposals for more than the budget, the bare order among them, are then lowered
+  to it by exact single moves. Starts from the order of least peak unless one is given.
 
   Attributes:
     num_rounds: of bisection on the price of a byte, per hill of live bytes and level.

@@ -12,6 +12,7 @@ namespace {
 
 constexpr int32_t kMaxPolishedOfLarge = 4'000;   // ops
 constexpr int64_t kMaxTrials = 100'000;
+constexpr int64_t kMaxPolishingTrials = 300'000;
 constexpr double kNearSmallest = 1.01;           // the last percent often costs the most
 
 void Measure(const StepProgram& program, int64_t limit_bytes, ModulePlan* plan) {
@@ -36,7 +37,7 @@ std::vector<ModulePlan> OwnPlans(const RematTask& task, bool is_large) {
       plans.push_back({PlanPeak(program, coop.schedule, task.limit_bytes, options).schedule, order, "coop"});
     }
   }
-  SegmentOptions options = {.max_steps = max_steps};
+  SegmentOptions options = {.max_trials = kMaxPolishingTrials, .max_steps = max_steps};
   if (is_large) options.max_polished_ops = kMaxPolishedOfLarge;
   plans.push_back({PlanSegments(program, order, task.limit_bytes, options).schedule, order, "segments"});
   return plans;

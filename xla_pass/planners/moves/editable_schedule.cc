@@ -15,10 +15,10 @@ Csr Touches(const StepProgram& program) {
     is_tracked[v] |= program.value_producer[v] != kNoOp || program.takes_budget(v);
     if (program.value_in_place_of[v] != kNoValue) is_tracked[program.value_in_place_of[v]] = 1;
   }
-  Csr touches = OpTouches(program), tracked;
-  std::vector<ValueId> row;
+  const Csr touches = OpTouches(program);
+  Csr tracked;
   for (OpId op = 0; op < program.num_ops(); ++op) {
-    row.clear();
+    std::vector<ValueId> row;
     std::ranges::copy_if(touches[op], std::back_inserter(row), [&](ValueId v) { return is_tracked[v]; });
     tracked.AddRow(row);
   }
