@@ -12,10 +12,10 @@ namespace coopjax {
 namespace {
 
 // A stale score this close to the best counts as still good: scores fall together as the curve does.
-constexpr double kStaleTolerance = 0.8;
+constexpr double kStaleTolerance = 0.9;
 // A move may cost less than its chain, by the repeats that the chain replaces: so far below the best a score that the
 // chain's cost rules out counts as hopeless.
-constexpr double kDearerTolerance = 0.45;
+constexpr double kDearerTolerance = 0.1;
 // Of the potential, what may be lowered before the curve is brought up to date: scores are then off by no more than
 // what counts as good enough. Near the budget, and in small programs, that is every single move.
 constexpr double kKeptShare = 0.02;
