@@ -17,7 +17,7 @@ somewhat more bytes than it does are worth a try, too.
 
 import math
 import statistics
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 from coopjax.policy_engine.policy_plan import PolicyPlan, PolicyRound
 from coopjax.policy_engine.predictions import (
@@ -93,11 +93,15 @@ class Progress[Decisions: Hashable]:
     """Goes on for another budget: what drafts may take for the program to hold it."""
     self._budget, self._misses = budget_bytes, 0
 
-  def nothing_saved(self) -> list[SearchCandidate[Decisions]]:
-    """What most people have, where it was not tried and repeats less than the best: the cheapest of it."""
-    tried = {trial.candidate.decisions for trial in self._tried}
-    usual = [c for c in self._space.found if c.is_bare and c.is_plain_policy and c.flops < self._least_flops]
-    return [c for c in sorted(usual, key=lambda c: c.flops)[:1] if c.decisions not in tried]
+  def nothing_saved(self) -> Iterator[SearchCandidate[Decisions]]:
+    """What most people have, around blocks as they may see them, where it was not tried and repeats less than the best;
+    the cheapest first, each to be recorded before the next.
+    """
+    usual = [candidate for candidate in self._space.found if candidate.is_bare and candidate.is_plain_policy]
+    for candidate in sorted(usual, key=lambda candidate: candidate.flops):
+      is_tried = any(trial.candidate.decisions == candidate.decisions for trial in self._tried)
+      if candidate.flops < self._least_flops and not is_tried:
+        yield candidate
 
   def next_candidate(self, rounds_left: int) -> SearchCandidate[Decisions] | None:
     """The cheapest candidate that should fit; before the first that does, and on the last try, the smallest."""

@@ -30,11 +30,12 @@ class Invented:
   hlo_share: HloEngineShare | None = None
   kin: str | None = None
   is_by_hand: bool = False
+  is_plain: bool = False  # by hand, without any name
   has_loops: bool = False
   twin: int | None = None  # compiled bytes of the same behind a barrier
 
 
-def run(invented, budget, baseline=1650, max_rounds=6, below_flops=math.inf, drafted=None):
+def run(invented, budget, baseline=1650, max_rounds=6, below_flops=math.inf, drafted=None, is_profiled=True):
   """The plan, and the bytes compiled in turn.
 
   With `drafted` the trials are drafts: bytes that they show, by those compiled.
@@ -50,7 +51,7 @@ def run(invented, budget, baseline=1650, max_rounds=6, below_flops=math.inf, dra
       (region,) = decisions.regions
       behind = PolicyDecisions((dataclasses.replace(region, has_barrier=True),))
       compiled[behind] = dataclasses.replace(each, compiled=each.twin)
-    rungs = (frozenset({"name"}),) if each.is_by_hand else ()
+    rungs = (frozenset[str](() if each.is_plain else {"name"}),) if each.is_by_hand or each.is_plain else ()
     found.append(
       Candidate(
         lambda decisions=decisions: decisions, each.estimated, 0.0, each.flops, each.is_bare, kin=each.kin, rungs=rungs
@@ -62,7 +63,7 @@ def run(invented, budget, baseline=1650, max_rounds=6, below_flops=math.inf, dra
     baseline_bytes=1545.0,
     undecided=PolicyDecisions(),
     is_spread=False,
-    is_profiled=True,
+    is_profiled=is_profiled,
     deepen=lambda: False,
   )
   whole = []
@@ -163,6 +164,18 @@ def test_the_last_try_is_for_nothing_saved():
   # Where it is over the budget, too, what was found stands.
   plan, _ = run(found, 5670935, baseline=18569544)
   assert plan.is_feasible and plan.recompute_flops == 417.0
+
+
+def test_nothing_saved_is_tried_around_blocks_as_people_may_see_them():
+  # An unrolled decoder on a mesh, whose estimates say little: blocks are halves of a layer, or layers.
+  deep, halves = Invented(304.0, 186, 88.0, True), Invented(1400.0, 573, 50.6, True, is_plain=True)
+  layers = Invented(1470.0, 357, 54.9, True, is_plain=True)
+  plan, tried = run([deep, halves, layers], 357, baseline=614, max_rounds=1, is_profiled=False)
+  assert tried == [186, 573, 357] and plan.recompute_flops == 54.9
+  # What is held is no dearer than the next: that is not tried.
+  deep = dataclasses.replace(deep, flops=54.0)
+  plan, tried = run([deep, halves, layers], 357, baseline=614, max_rounds=1, is_profiled=False)
+  assert tried == [186, 573] and plan.recompute_flops == 54.0
 
 
 def test_no_further_try_for_a_gain_that_is_not_worth_a_compile():
