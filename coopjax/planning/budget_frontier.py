@@ -165,8 +165,7 @@ def frontier(
   The program is traced once, and compiled once without a plan; each budget costs a plan and the compile of that plan.
   Of a step, what several budgets try is compiled once. For a TPU, all of these are drafts: XLA assigns buffers to the
   very program and stops, which takes a few percent of a compile; what it would say of the executable may be up to a
-  percent more. A plan for a smaller budget also holds a larger one: where it
-  happens to cost less, it stands for both.
+  percent more. A plan for a smaller budget also holds a larger one: where it happens to cost less, it stands for both.
 
   Args:
     fn: as for :func:`coopjax.plan`.

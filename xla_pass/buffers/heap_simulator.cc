@@ -182,9 +182,9 @@ int64_t LeastHeapBytes(const std::vector<HeapInterval>& intervals, int64_t align
 }
 
 Packing PackHeap(const std::vector<HeapInterval>& intervals, const HeapRules& rules) {
-  const PackingProblem problem = ProblemOf(intervals, rules.alignment);
   const std::vector<Root> roots = RootsOf(intervals);
   if (rules.packs_as_it_runs) return PackAsItRuns(intervals, roots, rules.alignment);
+  const PackingProblem problem = ProblemOf(intervals, rules.alignment);
   Packing by_size = PackByKey(problem, roots, [&](const Root& root) {
     const HeapInterval& interval = intervals[root.interval];
     return std::make_tuple(-interval.bytes, interval.start - interval.end, interval.value);
