@@ -1,4 +1,4 @@
-"""Predicted step times against measured ones, by the CPU's stored figures and by those that `coopjax calibrate` takes.
+"""Predicted step times against measured ones, by a device's stored figures and by those that `coopjax calibrate` takes.
 
 Ten plans, five programs at two budgets each: one of large products, one of exponentials, one that only moves memory,
 one of many small ops, and a small decoder. The gradient of each is planned, compiled and run; the fastest run counts.
@@ -6,7 +6,8 @@ Its modelled seconds are those of its instructions, one after the other, under b
 Spearman's rank correlation of the ten with what was measured, and by what factor predictions miss, geometric mean.
 Writes benchmarks/results/calibrated.json.
 
-  python benchmarks/calibrated.py      # a minute or two; let nothing else run
+  python benchmarks/calibrated.py      # on the device that is here, a minute or two; let nothing else run
+  python benchmarks/calibrated.py --scale 64 --out benchmarks/results/calibrated_h100.json   # on a GPU
 """
 
 import argparse
@@ -18,7 +19,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
 import jax
@@ -28,7 +28,8 @@ import numpy as np
 import tables
 
 import coopjax
-from coopjax.program.cost import CPU, Roofline
+from coopjax.program.cost import Roofline
+from coopjax.xla import targets
 from coopjax.xla.compile import module_of
 from coopjax.xla.module import read_step_program
 
@@ -71,13 +72,16 @@ def programs(scale: int) -> dict[str, Program]:
 
   side = 128 * scale
   decoder = models.decoder(num_layers=2, width=16 * scale, context=16 * scale, batch_size=4, num_heads=2, vocab_size=64)
-  return {
+  losses = {
     "products": (products, ([jnp.eye(side)] * 6, jnp.ones((side, side)))),
     "exponentials": (exponentials, (jnp.ones(6), jnp.ones((side, side)))),
     "memory": (memory, (jnp.ones(6), jnp.ones((2 * side, 2 * side)))),
     "small": (small, ([jnp.eye(8)] * 40, jnp.ones((8, 8)))),
     "decoder": (decoder.loss, (decoder.params, *decoder.batch)),
   }
+  dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16  # what products are calibrated with
+  cast = lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+  return {name: (loss, jax.tree.map(cast, arguments)) for name, (loss, arguments) in losses.items()}
 
 
 def measure(name: str, program: Program, budget: float, profile: coopjax.SpeedProfile, repeats: int) -> tables.Row:
@@ -98,7 +102,7 @@ def measure(name: str, program: Program, budget: float, profile: coopjax.SpeedPr
     "budget": budget,
     "engine": plan.engine,
     "measured_s": min(runs),
-    "stored_s": seconds(CPU),
+    "stored_s": seconds(targets.running().roofline),
     "calibrated_s": seconds(_as_planned(profile)),
   }
 

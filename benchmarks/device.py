@@ -1,13 +1,15 @@
 """On the GPU or TPU that is here: compiled bytes against the allocator's real peak, and step times, inside budgets.
 
-A step of AdamW on a scanned decoder (`ladder_programs`), its state donated: as it is, under policies that people pick
+A step of AdamW on a decoder (`ladder_programs`: scanned, or unrolled), its state donated: as it is, under policies that people pick
 by hand, and in budgets from "fits" down to a quarter of the temporaries, by each engine. Each variant is planned,
-compiled and run in a process of its own, because a peak can't be set back. "total" is the executable's (arguments and
-results, what they share counted once, and temporaries); "peak" is the most that the allocator ever gave out. A variant
-that the device has no memory for is a row that says so. Writes benchmarks/results/device.json.
+compiled and run in a process of its own, because a peak can't be set back; all begin with the same parameters and
+tokens. "total" is the executable's (arguments and results, what they share counted once, and temporaries); "peak" is
+the most that the allocator ever gave out. A variant that the device has no memory for is a row that says so. Writes
+benchmarks/results/device.json.
 
   python benchmarks/device.py                                  # on one device; where there is none, it says so
   python benchmarks/device.py --layers 16 --batch 32 --engines auto policy
+  python benchmarks/device.py --programs unrolled --layers 6 --engines hlo     # goes into the same file
 """
 
 import argparse
@@ -25,7 +27,6 @@ from typing import Any
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # else a GPU's allocator has it all at once
 
 import jax
-import jax.numpy as jnp
 import ladder_programs
 import optax
 import tables
@@ -39,8 +40,11 @@ HAND = ("plain", "full", "minimal")
 BUDGETS = ("fits", "75%", "50%", "25%")
 ENGINES = ("auto", "hlo", "policy")
 NONE_HERE = "no accelerator here: nothing was measured (--anyway runs on the CPU, which tells no peak)"
-SIZE = ladder_programs.Size(16, 2048, 2048, 5632, 16, 8, 12, "bfloat16")
+PROGRAMS = ("decoder", "unrolled")
+SIZE = ladder_programs.Size(14, 1024, 2048, 5632, 16, 8, 12, "bfloat16", 32000)
+CASE = ("program", "size")
 COLUMNS = {
+  "program": "{program}",
   "variant": "{variant}",
   "engine": "{engine}",
   "planned and compiled in": "{plan_s:.1f} s",
@@ -50,6 +54,7 @@ COLUMNS = {
   "peak / total": "{peak_ratio:.3f}",
   "step": "{step_ms:.2f} ms",
   "over plain": "{time_ratio:.2f}",
+  "loss": "{loss:.4f}",
 }
 
 
@@ -58,12 +63,14 @@ class Variant:
   """What one process runs.
 
   Attributes:
+    program: of `PROGRAMS`.
     name: a rung of `ladder_programs`, "plain", "fits" or a share of the plain step's temporaries ("50%").
     engine: of a budget.
     size: of the decoder.
     num_steps: that are timed.
   """
 
+  program: str
   name: str
   engine: str | None
   size: list[Any]
@@ -71,7 +78,7 @@ class Variant:
 
   def run(self) -> tables.Row:
     """Plans, compiles and runs, here."""
-    program = ladder_programs.Program("decoder", ladder_programs.Size(*self.size))
+    program = ladder_programs.Program(self.program, ladder_programs.Size(*self.size))
     rung = ladder_programs.RUNGS.get(self.name, ladder_programs.PLAIN)
     optimizer = optax.adamw(1e-4)
     loss = program.loss(rung)
@@ -93,7 +100,7 @@ class Variant:
     plan_s = time.perf_counter() - start
     memory = coopjax.MemoryProfile(**totals_of(compiled.memory_analysis()))
     total_mib = memory.total_bytes / MIB
-    times, peak = self._steps(compiled, arguments)
+    times, peak, value = self._steps(compiled, *arguments, optimizer)
     return {
       "plan_s": plan_s,
       "total_mib": total_mib,
@@ -101,12 +108,18 @@ class Variant:
       "peak_mib": peak and peak / MIB,
       "peak_ratio": peak and peak / MIB / total_mib,
       "step_ms": 1e3 * statistics.median(times),
+      "loss": value,
     }
 
-  def _steps(self, compiled: Any, types: Any) -> tuple[list[float], int | None]:
-    """Seconds of each step behind the first, and the most bytes that were ever given out."""
-    fill = lambda leaf: jnp.full(leaf.shape, 0.02 if leaf.ndim else 0, leaf.dtype)
-    params, state, tokens = jax.tree.map(fill, types)
+  def _steps(
+    self, compiled: Any, params: Any, state: Any, tokens: Any, optimizer: Any
+  ) -> tuple[list[float], int | None, float]:
+    """Seconds of each step behind the first, the most bytes that were ever given out, and the last loss."""
+    drawn = jax.jit(lambda key, leaf: (0.02 * jax.random.normal(key, leaf.shape)).astype(leaf.dtype), static_argnums=1)
+    leaves, tree = jax.tree.flatten(params)
+    params = tree.unflatten(drawn(jax.random.key(index), leaf) for index, leaf in enumerate(leaves))
+    state = optimizer.init(params)
+    tokens = jax.random.randint(jax.random.key(0), tokens.shape, 0, ladder_programs.Size(*self.size).vocabulary)
     params, state, value = compiled(params, state, tokens)
     times = []
     for _ in range(self.num_steps):
@@ -115,14 +128,15 @@ class Variant:
       params, state, value = compiled(params, state, tokens)
       jax.block_until_ready((params, value))
       times.append(time.perf_counter() - start)
-    return times, (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+    return times, (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use"), float(value)
 
 
 def in_process(variant: Variant) -> tables.Row:
   """The row of one variant, from a process that ends with it."""
   command = [sys.executable, __file__, "--variant", json.dumps(dataclasses.asdict(variant))]
   done = subprocess.run(command, capture_output=True, text=True)
-  row: tables.Row = {"variant": variant.name, "engine": variant.engine or ""}
+  row: tables.Row = {"program": variant.program, "size": " ".join(map(str, variant.size))}
+  row |= {"variant": variant.name, "engine": variant.engine or ""}
   if done.returncode:
     said = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit status {done.returncode}"]
     error = next((line for line in said if "RESOURCE_EXHAUSTED" in line or "coopjax.errors" in line), said[-1])
@@ -143,6 +157,7 @@ def probed() -> tables.Row:
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=["decoder"])
   parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)
   parser.add_argument("--steps", type=int, default=10, help="that are timed, of each variant (10)")
   parser.add_argument("--anyway", action="store_true", help="on the CPU, too")
@@ -162,22 +177,23 @@ def main() -> None:
   size = [getattr(options, field.name) for field in dataclasses.fields(SIZE)]
   variants = [(name, None) for name in HAND]
   variants += [(name, engine) for engine in options.engines for name in BUDGETS]
-  rows: list[tables.Row] = []
+  before, rows = tables.read(options.out), []
   with tables.progress() as progress:
-    bar = progress.add_task("variants", total=len(variants))
-    for name, engine in variants:
-      progress.update(bar, description=f"{name} {engine or ''}")
-      row = in_process(Variant(name, engine, size, options.steps))
-      plain_ms = (rows or [row])[0].get("step_ms")
-      if plain_ms and "step_ms" in row:
-        row["time_ratio"] = row["step_ms"] / plain_ms
-      rows.append(row)
-      tables.write(options.out, device=device, size=size, rows=rows)
-      progress.advance(bar)
+    bar = progress.add_task("variants", total=len(options.programs) * len(variants))
+    for program in options.programs:
+      for name, engine in variants:
+        progress.update(bar, description=f"{program} {name} {engine or ''}")
+        row = in_process(Variant(program, name, engine, size, options.steps))
+        if name == "plain":
+          plain_ms = row.get("step_ms")
+        if plain_ms and "step_ms" in row:
+          row["time_ratio"] = row["step_ms"] / plain_ms
+        rows.append(row)
+        tables.write(options.out, device=device, rows=tables.merged(before, rows, CASE))
+        progress.advance(bar)
   tables.console().print(tables.table(rows, COLUMNS, f"{device['count']} x {device['kind']}, one of them in use"))
-  for row in rows:
-    if row["error"]:
-      print(f"{row['variant']} {row['engine']}: {row['error']}")
+  for row in filter(lambda row: row["error"], rows):
+    print(f"{row['program']} {row['variant']} {row['engine']}: {row['error']}")
 
 
 if __name__ == "__main__":
