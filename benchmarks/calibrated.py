@@ -12,7 +12,6 @@ Writes benchmarks/results/calibrated.json.
 
 import argparse
 import math
-import os
 import pathlib
 import sys
 import time

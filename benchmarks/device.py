@@ -1,10 +1,11 @@
 """On the GPU or TPU that is here: compiled bytes against the allocator's real peak, and step times, inside budgets.
 
-A step of AdamW on a decoder (`ladder_programs`: scanned, or unrolled), its state donated: as it is, under policies that people pick
-by hand, and in budgets from "fits" down to a quarter of the temporaries, by each engine. Each variant is planned,
-compiled and run in a process of its own, because a peak can't be set back; all begin with the same parameters and
-tokens. "total" is the executable's (arguments and results, what they share counted once, and temporaries); "peak" is
-the most that the allocator ever gave out. A variant that the device has no memory for is a row that says so. Writes
+A step of AdamW on a decoder (`ladder_programs`: scanned, or unrolled), its state donated: as it is, under policies
+that people pick by hand, and in budgets from "fits" down to a quarter of the temporaries, by each engine. Each variant
+is planned and compiled in one process and run in another, which finds both: a peak can't be set back, and a GPU's
+compiler tries kernels out, on as much memory as they are given. All begin with the same parameters and tokens. "total"
+is the executable's (arguments and results, what they share counted once, and temporaries); "peak" is the most that the
+allocator ever gave out. A variant that the device has no memory for is a row that says so. Writes
 benchmarks/results/device.json.
 
   python benchmarks/device.py                                  # on one device; where there is none, it says so
@@ -21,10 +22,9 @@ import pathlib
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from typing import Any
-
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # else a GPU's allocator has it all at once
 
 import jax
 import ladder_programs
@@ -43,6 +43,7 @@ NONE_HERE = "no accelerator here: nothing was measured (--anyway runs on the CPU
 PROGRAMS = ("decoder", "unrolled")
 SIZE = ladder_programs.Size(14, 1024, 2048, 5632, 16, 8, 12, "bfloat16", 32000)
 CASE = ("program", "size")
+KEEPS_ALL = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
 COLUMNS = {
   "program": "{program}",
   "variant": "{variant}",
@@ -67,7 +68,7 @@ class Variant:
     name: a rung of `ladder_programs`, "plain", "fits" or a share of the plain step's temporaries ("50%").
     engine: of a budget.
     size: of the decoder.
-    num_steps: that are timed.
+    num_steps: that are timed; with none it is planned and compiled alone.
   """
 
   program: str
@@ -100,16 +101,12 @@ class Variant:
     plan_s = time.perf_counter() - start
     memory = coopjax.MemoryProfile(**totals_of(compiled.memory_analysis()))
     total_mib = memory.total_bytes / MIB
+    row = {"plan_s": plan_s, "total_mib": total_mib, "temp_mib": memory.temp_bytes / MIB}
+    if not self.num_steps:
+      return row
     times, peak, value = self._steps(compiled, *arguments, optimizer)
-    return {
-      "plan_s": plan_s,
-      "total_mib": total_mib,
-      "temp_mib": memory.temp_bytes / MIB,
-      "peak_mib": peak and peak / MIB,
-      "peak_ratio": peak and peak / MIB / total_mib,
-      "step_ms": 1e3 * statistics.median(times),
-      "loss": value,
-    }
+    row |= {"peak_mib": peak and peak / MIB, "peak_ratio": peak and peak / MIB / total_mib}
+    return row | {"step_ms": 1e3 * statistics.median(times), "loss": value}
 
   def _steps(
     self, compiled: Any, params: Any, state: Any, tokens: Any, optimizer: Any
@@ -132,16 +129,20 @@ class Variant:
 
 
 def in_process(variant: Variant) -> tables.Row:
-  """The row of one variant, from a process that ends with it."""
-  command = [sys.executable, __file__, "--variant", json.dumps(dataclasses.asdict(variant))]
-  done = subprocess.run(command, capture_output=True, text=True)
+  """The row of one variant, from a process that plans and compiles and one that runs; both end with it."""
   row: tables.Row = {"program": variant.program, "size": " ".join(map(str, variant.size))}
-  row |= {"variant": variant.name, "engine": variant.engine or ""}
-  if done.returncode:
-    said = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit status {done.returncode}"]
-    error = next((line for line in said if "RESOURCE_EXHAUSTED" in line or "coopjax.errors" in line), said[-1])
-    return row | {"error": error[:200]}
-  return row | {"error": ""} | json.loads(done.stdout.splitlines()[-1])
+  row |= {"variant": variant.name, "engine": variant.engine or "", "error": ""}
+  with tempfile.TemporaryDirectory() as kept:
+    caches = {"COOPJAX_CACHE_DIR": kept, "JAX_COMPILATION_CACHE_DIR": kept, **KEEPS_ALL}
+    for each in (dataclasses.replace(variant, num_steps=0), variant):
+      command = [sys.executable, __file__, "--variant", json.dumps(dataclasses.asdict(each))]
+      done = subprocess.run(command, capture_output=True, text=True, env=os.environ | caches)
+      if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit status {done.returncode}"]
+        error = next((line for line in said if "RESOURCE_EXHAUSTED" in line or "coopjax.errors" in line), said[-1])
+        return row | {"error": error[:200]}
+      row = json.loads(done.stdout.splitlines()[-1]) | row  # the first's seconds stay
+  return row
 
 
 def probed() -> tables.Row:

@@ -84,8 +84,11 @@ class Around(Protocol):
   def request(self) -> Hashable: ...
   @property
   def is_left(self) -> bool: ...
-  def planned_anew(self) -> tuple[jax.stages.Lowered, int] | None:
-    """It, planned as a whole and lowered, and what temporaries it may take; None where that can't be.
+  def planned_anew(self, limit_bytes: int | None = None) -> tuple[jax.stages.Lowered, int, int] | None:
+    """It, planned as a whole and lowered, what temporaries it may take, and took; None where that can't be.
+
+    Args:
+      limit_bytes: of temporaries, in place of the budget that is asked for.
 
     Raises:
       BudgetInfeasibleError: no plan of it reaches the budget.
@@ -209,7 +212,7 @@ class Watcher:
       while len(self._around) > _KEPT_AROUND:
         del self._around[next(iter(self._around))]
 
-  def around(self, program: compat.ProgramToCompile) -> Any:
+  def around(self, program: compat.ProgramToCompile, *, is_held: bool = True) -> Any:
     asked = standing.current()
     if asked is None and not is_marked(program.bytecode) and not is_chosen(program.bytecode):
       return program.compile()
@@ -223,7 +226,8 @@ class Watcher:
           raise entered.interrupt from None
         raise
     around = () if entered.is_trial else self._taken(entered.keys)
-    entered.hold(held_in(program.bytecode), program.name, executable, around)
+    if is_held:
+      entered.hold(held_in(program.bytecode), program.name, executable, around)
     if entered.refused is not None:
       return self._planned_anew(program, around, entered.refused)
     if not entered.is_planned and entered.keys:
@@ -240,16 +244,45 @@ class Watcher:
   def _planned_anew(self, program: compat.ProgramToCompile, around: Sequence[Around], refused: Excess) -> Any:
     """The executable of the program planned as a whole, where the plans of functions in it leave it over its budget.
 
+    What takes more than it did when it was planned (on a GPU, whose kernels are chosen by what they take, at every
+    compile) is planned once more, for as much less.
+
     Raises:
       BudgetInfeasibleError: there is none within the budget.
     """
-    is_one = len({each.request for each in around}) == 1
-    planned = around[0].planned_anew() if is_one else None
-    if planned is not None and (other := program.replaced(planned[0])) is not None:
-      executable = self.around(other)
-      if compat.temp_bytes_of(executable) <= planned[1]:
+    if len({each.request for each in around}) != 1:
+      raise refused.error()
+    budget_bytes = limit_bytes = None
+    while (planned := self._in_place(program, around[0], limit_bytes)) is not None:
+      executable, allowed_bytes, planned_bytes = planned
+      budget_bytes = allowed_bytes if budget_bytes is None else budget_bytes
+      temp_bytes = compat.temp_bytes_of(executable)
+      if temp_bytes <= budget_bytes:
         return executable
+      message = (
+        f"the program {program.name} takes {format_bytes(temp_bytes)} of temporaries, over its budget of "
+        f"{format_bytes(budget_bytes)}, and took {format_bytes(planned_bytes)} when it was planned: XLA makes another "
+        "program of it at every compile, as on a GPU, where it tries kernels out. Ask for less"
+      )
+      refused = refused._replace(message=message, smallest_bytes=temp_bytes)
+      if limit_bytes is not None:
+        break
+      limit_bytes = budget_bytes * planned_bytes // temp_bytes
     raise refused.error()
+
+  def _in_place(
+    self, program: compat.ProgramToCompile, around: Around, limit_bytes: int | None
+  ) -> tuple[Any, int, int] | None:
+    """Of a program planned as a whole its executable, what temporaries it may take and took; None if there is none."""
+    try:
+      planned = around.planned_anew(limit_bytes)
+    except BudgetInfeasibleError:
+      if limit_bytes is None:
+        raise
+      return None
+    if planned is None or (other := program.replaced(planned[0])) is None:
+      return None
+    return self.around(other, is_held=False), *planned[1:]
 
   def _tell(self, entered: Compile, program: compat.ProgramToCompile, executable: Any) -> None:
     """Says what this process holds, and has it compared before the first run."""
@@ -349,7 +382,8 @@ def _excess(held: Collection[Mark], name: str, executable: Any) -> Excess | None
   message = (
     f"the program {name} takes {format_bytes(temp_bytes)} of temporaries, over its budget of "
     f"{format_bytes(budget_bytes)}: it is not the program that the policy engine planned (there is more in it than a "
-    "function and its gradient, or a step was jitted after it was planned, with donation or shardings). "
+    "function and its gradient, a step was jitted after it was planned, with donation or shardings, or a GPU's kernels "
+    "were chosen anew). "
     "coopjax.plan(step, *arguments, budget=...).apply(step) plans the whole step, jitted as it will run"
   )
   excess = Excess(message, budget_bytes, temp_bytes, is_refused=refuses)

@@ -15,6 +15,7 @@ import jax.core
 import numpy as np
 
 from coopjax import compat
+from coopjax.budget import Budget
 from coopjax.errors import BudgetInfeasibleError, log
 from coopjax.hlo_engine import hook
 from coopjax.hlo_engine.mark import Mark
@@ -85,15 +86,15 @@ class _Program:
     args, kwargs = jax.tree.map(_abstract, (args, kwargs))
     return cls(jitted, args, kwargs, request)
 
-  def _plan(self) -> RematPlan | None:
+  def _plan(self, request: Request) -> RematPlan | None:
     """Of all of it; None where it is no step, or can't be traced as it was (its mesh is no longer set, for one).
 
     Raises:
       BudgetInfeasibleError: no plan of the step reaches the budget.
     """
     try:
-      step = Plannable.of(self.jitted, self.args, self.kwargs, self.request.device, existing="keep")
-      return step.plan(self.request) if isinstance(step.program, Step) and step.program.members else None
+      step = Plannable.of(self.jitted, self.args, self.kwargs, request.device, existing="keep")
+      return step.plan(request) if isinstance(step.program, Step) and step.program.members else None
     except BudgetInfeasibleError:
       raise
     except Exception as error:  # whatever it is, what is said of the function alone is true
@@ -102,18 +103,26 @@ class _Program:
 
   def choices(self) -> dict[str, Choice]:
     """By fingerprint of its regions, what a plan of all of it decides; none where there is none."""
-    plan = self._plan()
+    plan = self._plan(self.request)
     if plan is None:
       return {}
     return dict(zip((region.fingerprint for region in plan.regions), following.choices_of(plan), strict=True))
 
-  def planned_anew(self) -> tuple[jax.stages.Lowered, int] | None:
-    """It with its plan carried out, lowered, and its budget in bytes; None where there is none."""
-    plan = self._plan()
+  def planned_anew(self, limit_bytes: int | None = None) -> tuple[jax.stages.Lowered, int, int] | None:
+    """It with its plan carried out, lowered, its budget in bytes and its temporaries; None where there is none.
+
+    Args:
+      limit_bytes: of temporaries, in place of the budget.
+    """
+    request = self.request
+    if limit_bytes is not None:
+      budget = Budget(limit_bytes, offload=request.budget.offload)
+      request = dataclasses.replace(request, budget=budget)
+    plan = self._plan(request)
     if plan is None:
       return None
     fitted: Any = plan.apply(self.jitted)  # jitted, as that is
-    return fitted.lower(*self.args, **self.kwargs), plan.budget_bytes
+    return fitted.lower(*self.args, **self.kwargs), plan.budget_bytes, plan.measured.temp_bytes
 
 
 def _abstract(leaf: Any) -> Any:

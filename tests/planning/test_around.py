@@ -10,12 +10,14 @@ import pytest
 
 import coopjax
 from coopjax import compat
+from coopjax.hlo_engine import compiles
 from coopjax.jaxpr import cost
 from tests.support import models
 from tests.support.checks import assert_same, num_dots, temp_bytes
 
 PARAMS = {name: models.normal(i, 6, 128, 128) for i, name in enumerate("abc")}
 X = models.normal(9, 256, 128)
+MEASURED = compat.temp_bytes_of
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
 
 
@@ -72,6 +74,23 @@ def test_what_checkpoints_by_hand_reach_in_a_step_is_held_in_it(name, engine):
     assert num_dots(plain) < num_dots(fitted) <= num_dots(by_hand)
     results = step(*arguments())
   assert_same(results, step_of(scanned)(*arguments()))
+
+
+@pytest.mark.parametrize("grown, is_held", [(1.02, True), (50, False)])
+def test_a_program_that_takes_more_than_when_it_was_planned_is_planned_for_less(grown, is_held, monkeypatch):
+  """As on a GPU, whose compiler tries kernels out at every compile."""
+  step = lambda budget: step_of(coopjax.remat(scanned, budget=budget, engine="policy"))
+  budget_bytes = temp_bytes(step(int(temp_bytes(compiled(BY_HAND)) * 1.2)).lower(*arguments()).compile())
+  monkeypatch.setattr(compiles.compat, "temp_bytes_of", lambda made: int(grown * MEASURED(made)))
+  with warnings.catch_warnings():
+    warnings.simplefilter("error")
+    if is_held:
+      assert temp_bytes(step(budget_bytes).lower(*arguments()).compile()) <= budget_bytes / grown
+      assert_same(step(budget_bytes)(*arguments()), step_of(scanned)(*arguments()))
+      return
+    with pytest.raises(coopjax.BudgetInfeasibleError, match="when it was planned: XLA makes another program") as caught:
+      step(budget_bytes).lower(*arguments()).compile()
+  assert caught.value.smallest_bytes > budget_bytes
 
 
 @pytest.mark.parametrize("engine", ["policy", "auto"])
