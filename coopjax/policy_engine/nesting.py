@@ -17,6 +17,7 @@ read until the end.
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -57,7 +58,12 @@ class Chain:
 
   def kept_bytes(self, start: int, stop: int) -> int:
     """Of segments [start, stop), once they have run forward."""
-    return int(self.out_bytes[start, stop] + np.maximum(self.plain_bytes[start:stop], 0).sum())
+    return self._kept_bytes[start][stop]
+
+  @functools.cached_property
+  def _kept_bytes(self) -> list[list[int]]:
+    plain = np.concatenate([[0], np.cumsum(np.maximum(self.plain_bytes, 0))])
+    return (self.out_bytes + (plain - plain[:, np.newaxis])).astype(np.int64).tolist()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,13 +97,13 @@ def nestings(chain: Chain) -> Iterator[Nesting]:
 class _Solver:
   def __init__(self, chain: Chain):
     self._chain = chain
+    self._number = {position: i for i, position in enumerate(chain.bounds)}
     num = chain.num_segments
-    flat = max(sum(chain.kept_bytes(i, i + 1) for i in range(j)) + int(chain.inside_bytes[j]) for j in range(num))
-    unit = max(flat / _GRID, 1.0)
+    kept_bytes = [[chain.kept_bytes(i, j) for j in range(num + 1)] for i in range(num)]
+    before_bytes = np.concatenate([[0], np.cumsum(np.diagonal(kept_bytes, 1))])[:num]
+    unit = max(float((before_bytes + chain.inside_bytes).max()) / _GRID, 1.0)
     self._inside = np.ceil(chain.inside_bytes / unit).astype(int)
-    self._kept = np.array(
-      [[int(np.ceil(chain.kept_bytes(i, j) / unit)) if i < j else 0 for j in range(num + 1)] for i in range(num)]
-    )
+    self._kept = np.triu(np.ceil(np.array(kept_bytes) / unit), 1).astype(int).tolist()
     self._before = np.concatenate([[0.0], np.cumsum(chain.forward_flops)])
     self._is_plain = chain.plain_bytes >= 0
     if chain.is_open:
@@ -118,7 +124,7 @@ class _Solver:
     for middle in range(start + 1, stop):
       again = self._before[middle] - self._before[start]
       _improve(
-        best, split, middle, again + self._cost[start, middle], self._cost[middle, stop], self._kept[start, middle]
+        best, split, middle, again + self._cost[start, middle], self._cost[middle, stop], self._kept[start][middle]
       )
     self._cost[start, stop], self._split[start, stop] = best, split
 
@@ -136,7 +142,7 @@ class _Solver:
       else:
         nodes = {stop: self._cost[start, stop] for stop in range(start + 1, end + 1) if (start, stop) in self._cost}
       for stop, cost in nodes.items():
-        _improve(top[start], first[start], stop, cost, top[stop], self._kept[start, stop] if stop < num else 0)
+        _improve(top[start], first[start], stop, cost, top[stop], self._kept[start][stop] if stop < num else 0)
     return top[0], first
 
   def _leaf(self, segment: int, flops: float) -> np.ndarray:
@@ -163,7 +169,7 @@ class _Solver:
     while start < self._chain.num_segments:
       stop = int(first[start][room])
       yield self._node(start, stop, room, is_wrapped=not self._is_plain[start] and start < end)
-      room -= self._kept[start, stop]
+      room -= self._kept[start][stop]
       start = stop
 
   def _node(self, start: int, stop: int, room: int, is_wrapped: bool = True) -> Segment:
@@ -176,7 +182,7 @@ class _Solver:
     while stop > start + 1:
       middle = int(self._split[start, stop][room])
       yield self._node(start, middle, room)
-      room -= self._kept[start, middle]
+      room -= self._kept[start][middle]
       start = middle
     yield self._node(start, stop, room, is_wrapped=False)
 
@@ -184,17 +190,14 @@ class _Solver:
     held, peak = 0, 0
     for segment in segments:
       own = (
-        self._peak_bytes(segment.inner) if segment.inner else int(self._chain.inside_bytes[self._index(segment.start)])
+        self._peak_bytes(segment.inner) if segment.inner else int(self._chain.inside_bytes[self._number[segment.start]])
       )
       peak = max(peak, held + own)
       held += self._kept_bytes(segment)
     return peak
 
   def _kept_bytes(self, segment: Segment) -> int:
-    return self._chain.kept_bytes(self._index(segment.start), self._index(segment.stop))
-
-  def _index(self, position: int) -> int:
-    return self._chain.bounds.index(position)
+    return self._chain.kept_bytes(self._number[segment.start], self._number[segment.stop])
 
 
 def _improve(best: np.ndarray, choice: np.ndarray, option: int, first: np.ndarray, then: np.ndarray, kept: int) -> None:

@@ -38,9 +38,11 @@ bool MinCut::FindLevels(int32_t source, int32_t sink) {
   return level_[sink] >= 0;
 }
 
-// Augments along the levels until no path is left. Iterative, and from where the last path was saturated: chains are
-// deep.
-void MinCut::Block(int32_t source, int32_t sink) {
+// Augments along edges that are on the way, none of them in a circle, until no path is left. Iterative, and from where
+// the last path was saturated: chains are deep.
+template <typename IsOnWay>
+void MinCut::Block(int32_t source, int32_t sink, const IsOnWay& is_on_way) {
+  current_ = first_;
   path_.clear();
   int32_t node = source;
   int64_t steps = 0;
@@ -54,7 +56,7 @@ void MinCut::Block(int32_t source, int32_t sink) {
       continue;
     }
     int32_t& e = current_[node];
-    while (e >= 0 && (edges_[e].capacity <= epsilon_ || level_[edges_[e].to] != level_[node] + 1)) e = edges_[e].next;
+    while (e >= 0 && (edges_[e].capacity <= epsilon_ || !is_on_way(node, e))) e = edges_[e].next;
     if (e >= 0) {
       path_.push_back(e);
       node = edges_[e].to;
@@ -83,17 +85,30 @@ int64_t MinCut::Augment() {
   return first;
 }
 
-void MinCut::Solve(int32_t source, int32_t sink) {
+void MinCut::FindEpsilon() {
   double largest = 0;
   for (const Edge& edge : edges_) {
     if (edge.capacity < std::numeric_limits<double>::infinity()) largest = std::max(largest, edge.capacity);
   }
   epsilon_ = 1e-12 * largest;
   CountSteps(2 * std::ssize(edges_));
+}
+
+void MinCut::AugmentByLevels(int32_t source, int32_t sink) {
   while (FindLevels(source, sink)) {
-    current_ = first_;
-    Block(source, sink);
+    Block(source, sink, [&](int32_t node, int32_t e) { return level_[edges_[e].to] == level_[node] + 1; });
   }
+}
+
+void MinCut::Solve(int32_t source, int32_t sink) {
+  FindEpsilon();
+  AugmentByLevels(source, sink);
+}
+
+void MinCut::SolveAcyclic(int32_t source, int32_t sink) {
+  FindEpsilon();
+  Block(source, sink, [](int32_t, int32_t e) { return e % 2 == 0; });
+  AugmentByLevels(source, sink);
 }
 
 void MinCut::TakeLargestSourceSide(int32_t sink) {

@@ -16,6 +16,9 @@ class MinCut {
   void SetCapacity(int32_t edge, double capacity);
   // Saturates the network; afterwards IsOnSourceSide tells the smallest source side of a minimum cut.
   void Solve(int32_t source, int32_t sink);
+  // The same for a network without cycles: much of the flow is found in one go, however long its paths are, which
+  // levels take one search for each length to.
+  void SolveAcyclic(int32_t source, int32_t sink);
   bool IsOnSourceSide(int32_t node) const { return level_[node] >= 0; }
   // After Solve: from now on IsOnSourceSide tells the largest source side of a minimum cut.
   void TakeLargestSourceSide(int32_t sink);
@@ -26,8 +29,11 @@ class MinCut {
     int32_t next;
     double capacity;
   };
+  void FindEpsilon();
+  void AugmentByLevels(int32_t source, int32_t sink);
   bool FindLevels(int32_t source, int32_t sink);
-  void Block(int32_t source, int32_t sink);
+  template <typename IsOnWay>
+  void Block(int32_t source, int32_t sink, const IsOnWay& is_on_way);
   int64_t Augment();
 
   std::vector<int32_t> first_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <random>
+#include <utility>
 
 #include "testing/expect.h"
 
@@ -58,6 +59,34 @@ TEST(AgreesWithExhaustiveSearch) {
     }
     cut.Solve(0, 1);
     EXPECT_TRUE(std::abs(cost_of([&](int node) { return cut.IsOnSourceSide(node); }) - best) < 1e-9);
+  }
+}
+
+// Edges lead from 0 up and to 1 from anywhere, so that long and short paths share edges.
+TEST(CutsAreTheSameWithoutLevelsFirst) {
+  std::mt19937 random(5);
+  for (int trial = 0; trial < 300; ++trial) {
+    const int num_nodes = 3 + static_cast<int>(random() % 9);
+    MinCut plain(num_nodes), acyclic(num_nodes);
+    for (int i = static_cast<int>(random() % 40); i > 0; --i) {
+      int from = static_cast<int>(random() % num_nodes), to = static_cast<int>(random() % num_nodes);
+      if (from > to) std::swap(from, to);
+      if (from == 1 || from == to) continue;
+      const double capacity = static_cast<double>(random() % 9);
+      plain.AddEdge(from, to, capacity);
+      acyclic.AddEdge(from, to, capacity);
+      if (from > 1 && random() % 2) plain.AddEdge(from, 1, capacity), acyclic.AddEdge(from, 1, capacity);
+    }
+    plain.Solve(0, 1);
+    acyclic.SolveAcyclic(0, 1);
+    for (int node = 0; node < num_nodes; ++node) {
+      EXPECT_TRUE(plain.IsOnSourceSide(node) == acyclic.IsOnSourceSide(node));
+    }
+    plain.TakeLargestSourceSide(1);
+    acyclic.TakeLargestSourceSide(1);
+    for (int node = 0; node < num_nodes; ++node) {
+      EXPECT_TRUE(plain.IsOnSourceSide(node) == acyclic.IsOnSourceSide(node));
+    }
   }
 }
 

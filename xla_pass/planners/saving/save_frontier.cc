@@ -219,9 +219,6 @@ class FrontierSearch {
       if (is_wanted_[value] && node_[value] >= 0) endless_.push_back(network_.AddEdge(source_, node_[value], 0));
     }
     for (int32_t value : savable_) save_edge_.push_back(network_.AddEdge(node_[value], group_[producer_[value]], 0));
-    for (int32_t group = 0; group < std::ssize(group_cost_); ++group) {
-      run_edge_.push_back(network_.AddEdge(group, sink_, 0));
-    }
     std::set<std::pair<int32_t, int32_t>> reads;
     for (int32_t op = 0; op < num_ops; ++op) {
       if (!may_run_[op]) continue;
@@ -230,6 +227,10 @@ class FrontierSearch {
         if (read.second < 0 || read.first == read.second || !reads.insert(read).second) continue;
         endless_.push_back(network_.AddEdge(read.first, read.second, 0));
       }
+    }
+    // Last, so that flow looks for the sink first.
+    for (int32_t group = 0; group < std::ssize(group_cost_); ++group) {
+      run_edge_.push_back(network_.AddEdge(group, sink_, 0));
     }
   }
 
@@ -248,7 +249,7 @@ class FrontierSearch {
       const double cost = group_cost_[group];
       network_.SetCapacity(run_edge_[group], cost < kInfinity ? cost_weight * cost : never);
     }
-    network_.Solve(source_, sink_);
+    network_.SolveAcyclic(source_, sink_);
     if (options_.is_early) network_.TakeLargestSourceSide(sink_);
     SavedSet set;
     for (int32_t op = 0; op < problem_.outputs.num_rows(); ++op) {
