@@ -34,7 +34,7 @@ def rewrite(
   mark: str | None = None,
   *,
   prevent_cse: bool = True,
-  shares_alike: bool = False,
+  alike: dict[Hashable, Callable] | None = None,
 ) -> Callable[..., list[Any]]:
   """The traced function with its decisions carried out, from the flat inputs of its jaxpr to its flat outputs.
 
@@ -45,8 +45,9 @@ def rewrite(
     decisions: made for this jaxpr.
     mark: set on every equation for the HLO engine, recomputed ones included.
     prevent_cse: as for `jax.checkpoint`, of the segments outside of loops.
-    shares_alike: segments that are alike, a model's layers, are one function, which JAX traces and differentiates once:
-      to the same program, but with the tags and source lines of the first of them.
+    alike: segments that are alike, a model's layers, are one function, which JAX traces and differentiates once: to the
+      same program, but with the tags and source lines of the first of them. So are those of other rewrites, with this
+      mark and this `prevent_cse`, that were given the same dictionary.
 
   Raises:
     PlanMismatchError: the decisions don't fit the jaxpr.
@@ -55,7 +56,7 @@ def rewrite(
     return _as_written(traced, decisions, mark, prevent_cse)
   jaxpr, _ = tag_jaxpr(traced.inlined, mark, traced.policy)
   jaxpr = apply_inside(jaxpr, decisions, traced.policy, prevent_cse)
-  return evaluator(jaxpr, decisions, traced.policy, prevent_cse, shares_alike)
+  return evaluator(jaxpr, decisions, traced.policy, prevent_cse, alike)
 
 
 def _as_written(
@@ -90,13 +91,13 @@ def evaluator(
   decisions: PolicyDecisions,
   policy: Callable | None = None,
   prevent_cse: bool = True,
-  shares_alike: bool = False,
+  alike: dict[Hashable, Callable] | None = None,
 ) -> Callable[..., list[Any]]:
   """Evaluates a jaxpr in the segments of the top region, whose checkpoints keep what `policy` saves, too."""
   top = decisions.top
   if top is None or decisions.home:
     return lambda *inputs: jax.core.eval_jaxpr(jaxpr, (), *inputs)
-  region = _Evaluator(jaxpr, top, _Checkpoints(decisions.digest(), policy), prevent_cse, shares_alike)
+  region = _Evaluator(jaxpr, top, _Checkpoints(decisions.digest(), policy), prevent_cse, alike)
   return lambda *inputs: region.evaluate(inputs)
 
 
@@ -215,7 +216,7 @@ class _Evaluator:
     region: Region,
     checkpoints: _Checkpoints,
     prevent_cse: bool,
-    shares_alike: bool = False,
+    alike: dict[Hashable, Callable] | None = None,
   ):
     bounds = [0, *(leaf.stop for leaf, _ in region.leaves)]
     if bounds[:-1] != [leaf.start for leaf, _ in region.leaves] or bounds[-1] != len(jaxpr.eqns):
@@ -232,7 +233,7 @@ class _Evaluator:
     # Copies to and from the host must not drift away from the segments that they belong to (`host_copies`).
     is_straight = region.equation_id is None and not region.is_looped
     self._is_paced = is_straight and any(segment.offloaded for segment in region.segments)
-    self._alike: dict[Hashable, Callable] | None = {} if shares_alike and not self._is_paced else None
+    self._alike = None if self._is_paced else alike
 
   def evaluate(self, inputs: Sequence[Any]) -> list[Any]:
     env = compat.environment(self._jaxpr, inputs)

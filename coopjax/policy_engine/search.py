@@ -95,8 +95,10 @@ def plan_policy(
   """
   fn_and_gradient(traced)  # raises here, with the function's name, rather than inside the planner
 
+  alike = dict[Hashable, Callable]()  # trials differ in few of their segments
+
   def rewritten(decisions: PolicyDecisions) -> tuple[Callable, Sequence[jax.ShapeDtypeStruct]]:
-    return fn_and_gradient(traced, rewrite(traced, decisions, mark, shares_alike=True))
+    return fn_and_gradient(traced, rewrite(traced, decisions, mark, alike=alike))
 
   known = {} if compiled is None else compiled
 
