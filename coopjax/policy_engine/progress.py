@@ -40,7 +40,8 @@ _NEAR_MISS = 0.01  # of the budget
 _LEAVES_ROOM = 0.9  # of the budget: what a plan takes that drafts of more bytes are made beyond
 _HAND_ROUNDS = 3  # of a search, its last: for what a person would pick
 _MAX_BOLD_MISSES = 10
-_TELLING = 3  # predictions that say how far others may be off
+_TOLD_BY = 3  # trials: predictions from fewer may be off by anything
+_TELLING = 2  # predictions from so many that say how far others may be off
 _MAX_BARE = 3  # tries at the least memory before the budget counts as out of reach
 _WITHIN_REACH = 1.1  # of the budget: worth more tries
 _AIDED_MARGIN = 0.25  # of what the best plan takes unaided: the HLO engine may help out with more
@@ -82,7 +83,7 @@ class Progress[Decisions: Hashable]:
     is_first = not self._holds
     if trial.candidate is self._twin:
       self._barriers_cost = trial.temp_bytes >= self._tried[-1].temp_bytes
-    if trial.candidate.has_loops and in_loops(self._tried):
+    if trial.candidate.has_loops and len(in_loops(self._tried)) >= _TOLD_BY:
       self._excess.append(self._predict(trial.candidate) - trial.temp_bytes)
     self._tried.append(trial)
     self._predicted.clear()
@@ -261,15 +262,14 @@ class Progress[Decisions: Hashable]:
     kin_tried = {trial.candidate.kin for trial in self._tried} - {None}
 
     def is_near(candidate: SearchCandidate[Decisions]) -> bool:
+      estimated_bytes, predicted_bytes = candidate.estimated_bytes / self._num_shards, self._predict(candidate)
+      if candidate.has_loops and predicted_bytes - self._most_excess > self._budget:
+        return False
       if candidate.is_plain_policy:
         hoped_bytes = ratio * min(candidate.estimated_bytes, self._space.baseline_bytes)
-        return min(self._predict(candidate), hoped_bytes) <= self._budget * reach
-      estimated_bytes, predicted_bytes = candidate.estimated_bytes / self._num_shards, self._predict(candidate)
-      if candidate.has_loops:
-        if predicted_bytes - self._most_excess > self._budget:
-          return False
-        if errors and estimated_bytes + min(errors) <= self._budget:
-          return True
+        return min(predicted_bytes, hoped_bytes) <= self._budget * reach
+      if candidate.has_loops and errors and estimated_bytes + min(errors) <= self._budget:
+        return True
       near_bytes = self._budget * (1 + (_NEARBY - 1) / max(1, num_tried))
       return (predicted_bytes if candidate.kin in kin_tried else min(predicted_bytes, estimated_bytes)) <= near_bytes
 
@@ -343,8 +343,8 @@ class Progress[Decisions: Hashable]:
 
   @property
   def _most_excess(self) -> float:
-    """That predictions were too high by at most, once there were enough of them to tell."""
-    return max(*self._excess, 0.0) if len(self._excess) >= _TELLING else math.inf
+    """That predictions were too high by at most, once there were enough of them to tell, and a little more."""
+    return max(*self._excess, 0.0) + _MARGIN * self._budget if len(self._excess) >= _TELLING else math.inf
 
   def _tolerance(self, candidate: SearchCandidate[Decisions], least_flops: float) -> float:
     """FLOPs that are no reason to prefer a candidate to one that repeats so many, or to compile once more."""
