@@ -181,7 +181,7 @@ class Progress[Decisions: Hashable]:
     """By how much less it repeats than the plan, or while there is none than all of these, times how likely it fits."""
     least = min(self._least_flops, max((candidate.flops for candidate in untried), default=0.0))
     spread = spread_of(self._tried, self._num_shards)
-    fits = statistics.NormalDist(self._budget, max(spread, _MARGIN * self._budget))
+    fits = statistics.NormalDist(self._budget, max(spread, _MARGIN * self._budget, 1.0))
     gain = lambda candidate: (least - candidate.flops) * (1 - fits.cdf(self._predict(candidate)))
     return self._first([c for c in untried if c.flops < least], lambda candidate: -gain(candidate))
 
@@ -203,9 +203,9 @@ class Progress[Decisions: Hashable]:
     if not self._tried or self._barriers_cost:
       return None
     last, best = self._tried[-1], self._best()
-    candidate, over = last.candidate, last.temp_bytes / self._budget - 1
+    candidate, just_misses = last.candidate, self._budget < last.temp_bytes <= (1 + _NEAR_MISS) * self._budget
     is_usual = candidate.is_by_hand or candidate.is_bare
-    is_wanted = is_usual and 0 < over <= _NEAR_MISS and (best is None or last.flops < best.flops)
+    is_wanted = is_usual and just_misses and (best is None or last.flops < best.flops)
     self._twin = self._first([candidate.twin], lambda _: 0) if is_wanted and candidate.twin else None
     return self._twin
 

@@ -341,6 +341,17 @@ def test_what_predictions_say_does_not_fit_is_not_tried(second, most):
   assert plan.recompute_flops == 70.0 and len(tried) <= most
 
 
+@pytest.mark.parametrize("drafted", [None, lambda compiled: compiled], ids=["compiled", "drafted"])
+def test_half_of_one_byte_is_out_of_reach(drafted):
+  """XLA:GPU leaves a gather and its gradient one temporary, a truth value: a budget of 50% is of 0 bytes."""
+  invented = [
+    Invented(8.0, 1, 1.0, True, has_loops=True, twin=1),
+    Invented(9.0, 1, 0.5, is_by_hand=True, has_loops=True),
+  ]
+  plan, _ = run(invented, 0, baseline=1, drafted=drafted)
+  assert not plan.is_feasible and plan.temp_bytes == 1
+
+
 def test_tries_that_beat_no_plan_at_hand_are_in_vain():
   """A residual net at a quarter: under each checkpoint the HLO engine repeats more than it does alone."""
   aided = [
