@@ -5,7 +5,6 @@ planned and rewritten, and the outcome is verified; on any doubt the module stay
 """
 
 import dataclasses
-import math
 from collections.abc import Collection
 
 import numpy as np
@@ -199,7 +198,6 @@ def _search(
   Every effort up to the mark's is made, and the best of what they find taken: more of it never gives less. A search
   that ended by itself would end the same with more. Where the budget is just missed, one greater effort is made, and
   one for the least that there is: what a budget out of reach was told can be reached, is reached when it is asked for.
-  A small module's budget that few steps miss gets more of them, and so does a planner that is asked for by name.
   A greater effort is not made either where what is repeated is next to nothing already.
   """
   found: list[RecomputeOrderResult] = []
@@ -213,21 +211,13 @@ def _search(
     is_done = within_bytes is not None and result.after.temp_bytes <= within_bytes and is_cheap
     return _core.num_cuts() > num_cuts and not is_done
 
-  def steps_of(*, in_full: bool) -> list[int]:
-    return [effort.steps_of(each, module.num_instructions, in_full=in_full) for each in effort.up_to(mark.effort)]
-
-  def is_missed(by: float = math.inf) -> bool:
-    least_bytes = min(result.after.temp_bytes for result in found)
-    return budget_bytes is not None and budget_bytes < least_bytes <= by * budget_bytes
+  steps = [effort.steps_of(each, module.num_instructions) for each in effort.up_to(mark.effort)]
+  is_open = all(search(max_steps) for max_steps in steps)
 
   def is_just_missed() -> bool:
-    return is_missed(_JUST_MISSED_BY_SKETCH if is_sketch else _JUST_MISSED)
-
-  steps = steps_of(in_full=mark.planner != "auto")
-  is_open = all(search(max_steps) for max_steps in steps)
-  if is_open and is_missed() and not is_sketch and steps != (in_full := steps_of(in_full=True)):
-    steps = in_full
-    is_open = all(search(max_steps) for max_steps in steps)
+    least_bytes = min(result.after.temp_bytes for result in found)
+    just_missed = _JUST_MISSED_BY_SKETCH if is_sketch else _JUST_MISSED
+    return budget_bytes is not None and budget_bytes < least_bytes <= just_missed * budget_bytes
 
   if is_open and is_just_missed():
     search(_ONCE_MORE * steps[-1])
