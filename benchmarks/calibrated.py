@@ -7,7 +7,7 @@ Spearman's rank correlation of the ten with what was measured, and by what facto
 Writes benchmarks/results/calibrated.json.
 
   python benchmarks/calibrated.py      # on the device that is here, a minute or two; let nothing else run
-  python benchmarks/calibrated.py --scale 64 --out benchmarks/results/calibrated_h100.json   # on a GPU
+  python benchmarks/calibrated.py --scale 32 --repeats 7 --out benchmarks/results/calibrated_h100.json  # on an H100
 """
 
 import argparse

@@ -383,8 +383,8 @@ def _excess(held: Collection[Mark], name: str, executable: Any) -> Excess | None
     f"the program {name} takes {format_bytes(temp_bytes)} of temporaries, over its budget of "
     f"{format_bytes(budget_bytes)}: it is not the program that the policy engine planned (there is more in it than a "
     "function and its gradient, a step was jitted after it was planned, with donation or shardings, or a GPU's kernels "
-    "were chosen anew). "
-    "coopjax.plan(step, *arguments, budget=...).apply(step) plans the whole step, jitted as it will run"
+    "were chosen anew). coopjax.plan(step, *arguments, budget=...).apply(step) plans the whole step, jitted as it will "
+    "run"
   )
   excess = Excess(message, budget_bytes, temp_bytes, is_refused=refuses)
   try:
