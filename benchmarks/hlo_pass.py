@@ -4,7 +4,8 @@
               outputs compared bit by bit with the program's own. Where a budget is out of reach, the smallest
               temporaries reached stand next to a lower bound: for an order what its buffers take however they are
               packed (live bytes, offsets aligned, tables of tuples), for both the bytes that no schedule avoids.
-  schedulers  order only against XLA:CPU's default scheduler and its memory-optimized one (predicted, which is exact)
+  schedulers  order only against XLA:CPU's default scheduler and its memory-optimized one (predicted, which is exact),
+              and the bytes of temporaries that no order goes below
   targets     order only against the schedulers of XLA:GPU (H100) and XLA:TPU (v5e), compiled ahead of time
   networks    ResNet-50, decoder, VGG-16, Inception V3 and DenseNet-121 at 50%, 25% and as small as it gets, next to the
               largest operands and results of one op (the last two need Keras: KERAS_BACKEND=jax)
@@ -35,6 +36,7 @@ import jax.numpy as jnp
 import models
 import numpy as np
 import tables
+import temp_bounds
 from hlo_capture import capture, post_scheduler
 from hlo_pass_corpus import corpus_rows
 
@@ -80,6 +82,7 @@ COLUMNS = {
     "ours": "{temp_kib:.0f}",
     "to default": "{saves:+.1%}",
     "to memory-\noptimized": "{saves_memory:+.1%}",
+    "over\nbound": "{over_bound:+.1%}",
     "order": "{order}",
     "s": "{seconds:.2f}",
   },
@@ -144,7 +147,7 @@ def scheduler_rows(names: list[str]) -> Iterator[tables.Row]:
     default_bytes, memory_bytes = result.before.temp_bytes, predict_memory(memory).temp_bytes
     if not default_bytes:
       continue
-    temp_bytes = result.after.temp_bytes
+    temp_bytes, bound_bytes = result.after.temp_bytes, temp_bounds.least_temp_bytes(default, temp_bounds.of_orders)
     yield {
       "part": "schedulers",
       "program": name,
@@ -155,6 +158,9 @@ def scheduler_rows(names: list[str]) -> Iterator[tables.Row]:
       "temp_kib": temp_bytes / 1024,
       "saves": 1 - temp_bytes / default_bytes,
       "saves_memory": 1 - temp_bytes / memory_bytes,
+      "bound_kib": bound_bytes / 1024,
+      "over_bound": temp_bytes / bound_bytes - 1 if bound_bytes else None,
+      "can_save": 1 - bound_bytes / default_bytes,
       "order": result.orders[0][0],
       "seconds": seconds,
     }
@@ -346,11 +352,11 @@ def summary(rows: list[tables.Row]) -> Iterator[str]:
       yield f"{changes}: {len(verdicts)} cells, {counts}"
     yield f"outputs differ in {sum(not row['same_bits'] for row in rows)} cells"
   if part in ("schedulers", "targets"):
-    for key in ("saves", "saves_memory"):
-      saves = [row[key] for row in rows if key in row]
+    for key in ("saves", "saves_memory", "can_save", "over_bound"):
+      saves = [row[key] for row in rows if row.get(key) is not None]
       if saves:
         mean, median = np.mean(saves), np.median(saves)
-        yield f"{key}: mean {mean:.1%}, median {median:.1%}, best {max(saves):.1%}, worst {min(saves):.1%}"
+        yield f"{key}: mean {mean:.1%}, median {median:.1%}, most {max(saves):.1%}, least {min(saves):.1%}"
 
 
 def merge(path: pathlib.Path, rows: list[tables.Row]) -> list[tables.Row]:

@@ -1,6 +1,5 @@
 """The part `corpus` of `hlo_pass.py`: programs compiled and run with and without the pass, at every budget."""
 
-import dataclasses
 import time
 from collections.abc import Iterator
 
@@ -8,19 +7,13 @@ import hlo_corpus
 import jax
 import numpy as np
 import tables
+import temp_bounds
 from hlo_capture import post_scheduler
 
-from coopjax import _core
 from coopjax.hlo_engine.recompute_order import Changes, RecomputeOrderResult, recompute_order
-from coopjax.xla.module import parse_module, read_step_program
+from coopjax.xla.module import read_step_program
 
 NEAR_BOUND = 1.02
-
-
-def least_live_bytes(module: _core.HloModule) -> int:
-  """Live bytes that no schedule avoids, whatever is reordered or recomputed inside loops, branches and calls."""
-  program, _ = read_step_program(module)
-  return _core.lower_bound(dataclasses.replace(program, op_workspace_bytes=_core.least_workspaces(module)).core)[0]
 
 
 class Corpus:
@@ -34,7 +27,7 @@ class Corpus:
     (self.module,) = modules
     self.temp_bytes = plain.memory_analysis().temp_size_in_bytes
     self.outputs = self._outputs(plain)
-    self.bound_bytes = least_live_bytes(parse_module(self.module))
+    self.bound_bytes = temp_bounds.least_temp_bytes(self.module, temp_bounds.of_schedules)
     self.cost_s = float(read_step_program(self.module)[0].op_cost_s.sum())
     self._runs: dict[bytes | None, tuple[int, bool]] = {None: (self.temp_bytes, True)}
 

@@ -18,7 +18,7 @@ def benchmark(monkeypatch):
   monkeypatch.setattr(module.hlo_corpus, "use_virtual_devices", lambda: None)
   monkeypatch.setattr(module, "BUDGETS", (0.9, 0.5))
   yield module
-  ours = {"hlo_pass", "hlo_pass_corpus", "hlo_capture", "hlo_corpus"}
+  ours = {"hlo_pass", "hlo_pass_corpus", "hlo_capture", "hlo_corpus", "temp_bounds"}
   for name in [name for name in sys.modules if name.split(".")[0] in ours]:
     sys.modules.pop(name)
 
@@ -37,7 +37,21 @@ def test_rows_are_kept_and_merged(benchmark, monkeypatch, tmp_path, capsys):
     assert (row["verdict"] == "holds") == (row["temp_kib"] <= row["budget_kib"])
   schedulers = [row for row in rows if row["part"] == "schedulers"]
   assert all(row["temp_kib"] < row["default_kib"] for row in schedulers)
+  assert all(0.99 * row["temp_kib"] < row["bound_kib"] <= row["temp_kib"] for row in schedulers)
   assert "outputs differ in 0 cells" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["branches", "mlp_step_donated", "multiple_outputs", "random_samples"])
+def test_bounds_are_below_what_is_reached(benchmark, name):
+  # Branches with scratch in their operands' buffers, and temporaries in those of results and of donated arguments.
+  module = benchmark.capture(benchmark.hlo_corpus.PROGRAMS[name]().lower())
+  reached = [benchmark.order_only(module), benchmark.recompute_order(module, 0)]
+  bounds = [
+    benchmark.temp_bounds.least_temp_bytes(module, of)
+    for of in (benchmark.temp_bounds.of_orders, benchmark.temp_bounds.of_schedules)
+  ]
+  assert bounds[1] <= bounds[0]
+  assert all(bound <= result.after.temp_bytes for bound, result in zip(bounds, reached, strict=True))
 
 
 def test_many_loops_are_all_planned(benchmark):
