@@ -147,7 +147,7 @@ def _rungs_of(
     rungs.append(
       Rung(
         member.num_kept * candidate.kept_bytes,
-        candidate.estimated_bytes - candidate.kept_bytes,
+        max(0.0, candidate.estimated_bytes - candidate.kept_bytes),
         member.num_runs * candidate.flops,
         candidate.is_bare,
         functools.partial(getattr, candidate, "decisions"),
