@@ -300,6 +300,10 @@ def _size(text: str) -> int:
     budget = Budget.parse(int(text) if text.isdigit() else text)
   except InvalidBudgetError as error:
     raise argparse.ArgumentTypeError(str(error)) from error
+  if budget.fits:
+    raise argparse.ArgumentTypeError(
+      f"{text} is what a device leaves a program, and a dump names none: bytes or a size"
+    )
   if budget.limit_bytes is None:
     raise argparse.ArgumentTypeError(f"{text} is a share, and there is nothing here to take it of: bytes or a size")
   return budget.limit_bytes

@@ -130,11 +130,17 @@ class Target:
     axis_names: Sequence[str],
     axis_types: Sequence[jax.sharding.AxisType] | None = None,
   ) -> jax.sharding.Mesh:
-    """A mesh of the target's devices, as `jax.make_mesh` makes one of those that are there; raises as `moved`.
+    """A mesh of the target's devices, as `jax.make_mesh` makes one of those that are there.
 
     A launch file that is written with it (``jax.set_mesh``, ``in_shardings``, ``shard_map``, shapes with shardings) is
     planned as it stands.
+
+    Raises:
+      UnknownTargetError: the target has fewer devices.
+      ValueError: two axes have one name, on which XLA would end the process.
     """
+    if len(set(axis_names)) < len(axis_names):
+      raise ValueError(f"a mesh with axes {', '.join(map(str, axis_names))}: each needs a name of its own")
     size = math.prod(shape)
     if size > len(self.devices):
       axes = dict(zip(axis_names, shape, strict=True))
@@ -146,7 +152,7 @@ class Target:
     return jax.make_mesh(tuple(shape), tuple(axis_names), types, devices=self.devices[:size])
 
   def mesh_like(self, like: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> jax.sharding.Mesh:
-    """A mesh of the target's devices with the shape and the axes of another; raises as `moved`."""
+    """A mesh of the target's devices with the shape and the axes of another; raises as `mesh`."""
     return self.mesh(like.axis_sizes, like.axis_names, like.axis_types)
 
 

@@ -109,6 +109,7 @@ def test_explain_and_diff_read_saved_plans(dumped, capsys, tmp_path):
     (("check", ".", "--budget", "12 bananas"), "12 bananas"),
     (("check", ".", "--budget", "0.5"), "0.5"),
     (("check", ".", "--budget", "50%"), "50% is a share"),
+    (("check", ".", "--budget", "fits"), "fits is what a device leaves a program, and a dump names none"),
     (("inspect", ".", "--top", "0"), "'0'"),
     (("inspect", ".", "--group-by", "mood"), "mood"),
   ],

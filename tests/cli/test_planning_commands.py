@@ -233,6 +233,8 @@ def test_what_a_mesh_is_asked_for_is_set_where_arguments_are_made(script, capsys
   assert run(capsys, *asked)[0] == 2  # there, the arguments ask for the mesh
   status, _, err = run(capsys, *asked, "--mesh", f"data={2 * jax.device_count()}")
   assert status == 2 and "name a larger topology" in err
+  told = "coopjax: a mesh with axes data, data: each needs a name of its own\n"
+  assert run(capsys, *asked, "--mesh", "data=1,data=1") == (2, "", told)  # XLA would end the process
   with pytest.raises(SystemExit):
     run(capsys, *asked, "--mesh", "data:4")
   assert "is no mesh" in capsys.readouterr().err
