@@ -9,6 +9,7 @@ from coopjax import display, progress
 from coopjax.budget import Budget, format_bytes
 from coopjax.errors import BudgetExceededWarning, CompileMemoryError, InvalidPlanError, RematNoEffectWarning
 from coopjax.memory_profile import MemoryProfile
+from coopjax.planning import files
 from coopjax.planning.by_hand import DOTS, NO_LAYERS, Checkpointed, per_layer
 from coopjax.planning.plannable import Plannable
 from coopjax.planning.remat_plan import RematPlan
@@ -122,6 +123,8 @@ class Frontier:
     try:
       if fields["coopjax_frontier"] != 1:
         raise InvalidPlanError(f"a frontier of format {fields['coopjax_frontier']}; this coopjax reads format 1")
+      if wrong := files.misfit(cls, fields):
+        raise InvalidPlanError(f"a coopjax frontier with a wrong field: {wrong}")
       points, references = (tuple(FrontierPoint(**point) for point in fields[key]) for key in ("points", "references"))
       omitted, is_drafted = tuple(map(tuple, fields["omitted"])), fields.get("is_drafted", False)
       return cls(fields["name"], fields["target"], points, references, omitted, is_drafted)

@@ -284,15 +284,15 @@ class RematPlan:
     """Reads a plan that :meth:`save` wrote.
 
     Raises:
-      coopjax.InvalidPlanError: not a plan, or one of another format version.
+      coopjax.InvalidPlanError: not a plan, or one of another format version, with the file and the field.
     """
     try:
-      return cls.from_json(pathlib.Path(path).read_text())
+      return cls.from_json(pathlib.Path(path).read_bytes())
     except InvalidPlanError as error:
       raise InvalidPlanError(f"{path}: {error}") from error
 
   @classmethod
-  def from_json(cls, text: str) -> "RematPlan":
+  def from_json(cls, text: str | bytes) -> "RematPlan":
     """Reads what :meth:`to_json` wrote; ``InvalidPlanError`` as for :meth:`load`."""
     try:
       fields = json.loads(text)
@@ -301,6 +301,8 @@ class RematPlan:
       raise InvalidPlanError("not a coopjax plan: expected JSON with a 'coopjax_plan' field") from error
     if version != FORMAT_VERSION:
       raise InvalidPlanError(f"a plan of format {version}; this coopjax reads format {FORMAT_VERSION}")
+    if wrong := files.misfit(cls, fields):
+      raise InvalidPlanError(f"a coopjax plan with a wrong field: {wrong}")
     try:
       return cls._from_fields(fields)
     except (TypeError, KeyError, AttributeError, ValueError) as error:
@@ -308,7 +310,7 @@ class RematPlan:
 
   @classmethod
   def _from_fields(cls, fields: dict) -> "RematPlan":
-    fields["budget"] = Budget(**fields["budget"])
+    fields["budget"] = Budget.parse(Budget(**fields["budget"]))
     for key in ("baseline", "predicted", "measured"):
       fields[key] = MemoryProfile.from_fields(fields[key])
     fields["decisions"] = tuple(Decision(**each) for each in fields["decisions"])

@@ -1,6 +1,7 @@
 """The public doors, end to end: gradients, compiled bytes, and the recomputed ops in the optimized HLO."""
 
 import functools
+import json
 import math
 
 import jax
@@ -255,6 +256,23 @@ def test_plans_are_saved_loaded_and_applied(tmp_path):
   ):
     (tmp_path / "bad.json").write_text(text)
     with pytest.raises(coopjax.InvalidPlanError, match=complaint):
+      coopjax.RematPlan.load(tmp_path / "bad.json")
+  fields = plan.to_dict()
+  for wrong, complaint in (
+    ({"budget_bytes": "x"}, "budget_bytes is 'x', not a whole number"),
+    ({"budget_bytes": True}, "budget_bytes is True, not a whole number"),
+    ({"overhead": None}, "overhead is None, not a number"),
+    ({"mesh": [1]}, r"mesh is \[1\], not text"),
+    ({"is_drafted": 1}, "is_drafted is 1, not true or false"),
+    ({"rounds": "one"}, "rounds is 'one', not a list"),
+    ({"budget": {}}, "one of the two"),
+    ({"measured": {**fields["measured"], "temp_bytes": 1.5}}, r"measured\.temp_bytes is 1.5, not a whole number"),
+    ({"decisions": [{**fields["decisions"][0], "op": 3}]}, r"decisions\[0\]\.op is 3, not text"),
+    ({"policy": {"regions": [], "home": "top"}}, r"policy\.home is 'top', not a whole number"),
+    ({"shards": [["x"]]}, r"shards\[0\] is \['x'\], not 2 values"),
+  ):
+    (tmp_path / "bad.json").write_text(json.dumps({**fields, **wrong}))
+    with pytest.raises(coopjax.InvalidPlanError, match=rf"bad\.json: a coopjax plan .*{complaint}"):
       coopjax.RematPlan.load(tmp_path / "bad.json")
 
 

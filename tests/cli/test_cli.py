@@ -240,6 +240,15 @@ def test_a_file_that_is_not_there_is_told_without_numbers(capsys):
   assert run(capsys, "explain", "nowhere.json") == (2, "", "coopjax: nowhere.json: No such file or directory\n")
 
 
+def test_a_file_that_is_no_text_is_named(dumped, capsys, tmp_path):
+  path, directory = tmp_path / "plan.json", dumped[0]
+  path.write_bytes(b"\xff\xfe\x00\x80")
+  asked = ("explain", path), ("diff", directory, path), ("report", directory, "--plan", path, "-o", tmp_path / "o.html")
+  for command in (*asked, ("run", "--plan", path, "train.py")):
+    status, out, err = run(capsys, *command)
+    assert status == 2 and not out and err.startswith(f"coopjax: {path}: not a coopjax plan") and err.count("\n") == 1
+
+
 def test_an_interrupt_while_jax_is_loaded_is_one_line(tmp_path):
   # In place of JAX something that is interrupted while it is imported.
   (tmp_path / "jax").mkdir()

@@ -164,7 +164,12 @@ def test_what_is_no_frontier_is_refused():
     coopjax.frontier(loss, WEIGHTS, X, budgets=[])
   with pytest.raises(coopjax.InvalidBudgetError):
     coopjax.frontier(loss, WEIGHTS, X, budgets=[2.0])
-  for fields, message in (({}, "not a coopjax frontier"), ({"coopjax_frontier": 9}, "format 9")):
+  damaged = {"coopjax_frontier": 1, "name": "loss", "target": None, "points": [{"name": "50%", "temp_bytes": "few"}]}
+  for fields, message in (
+    ({}, "not a coopjax frontier"),
+    ({"coopjax_frontier": 9}, "format 9"),
+    (damaged, r"points\[0\]\.temp_bytes is 'few', not a whole number"),
+  ):
     with pytest.raises(coopjax.InvalidPlanError, match=message):
       coopjax.Frontier.from_dict(fields)
 
