@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from coopjax.errors import MissingPackageError
+from coopjax.errors import MissingPackageError, printable
 
 MIB = 2**20
 _GAP = "  "  # between columns
@@ -26,7 +26,7 @@ _STYLE = "text-align:left;padding:2px 12px 2px 0;font-variant-numeric:tabular-nu
 
 
 def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int = 0, spare: Sequence[str] = ()) -> str:
-  """A table with aligned columns; the last one is not padded.
+  """A table with aligned columns, a line for each row; the last column is not padded.
 
   Args:
     columns: headings.
@@ -36,6 +36,7 @@ def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int
       of arguments too, and scopes keep their end, stacks of frames and other text their beginning.
     spare: headings of the columns that are left out for it, the first of them first.
   """
+  rows = [[printable(cell) for cell in row] for row in rows]
   kept, widths = list(columns), _widths(columns, rows)
   for simpler in (_from_here, _without_function):
     if width and sum(widths.values()) + len(_GAP) * (len(kept) - 1) > width:
@@ -54,7 +55,8 @@ def text_table(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int
 
 
 def wrapped(text: str, width: int = 0) -> str:
-  """Text whose lines have at most `width` characters, what is carried over indented; as it is for 0."""
+  """Text whose lines have at most `width` characters, what is carried over indented; of any length for 0."""
+  text = printable(text, keeps="\n")
   if not width:
     return text
   fill = lambda line: textwrap.wrap(
@@ -98,7 +100,7 @@ def html_table(headline: str, columns: Sequence[str], rows: Iterable[Sequence[An
     rows: cells.
     more: rows that are left out, for a last line that says so.
   """
-  cell = lambda tag, value: f'<{tag} style="{_STYLE}">{html.escape(str(value))}</{tag}>'
+  cell = lambda tag, value: f'<{tag} style="{_STYLE}">{html.escape(printable(str(value)))}</{tag}>'
   lines = ["".join(cell("th", column) for column in columns)]
   lines += ["".join(cell("td", value) for value in row) for row in rows]
   table = "".join(f"<tr>{line}</tr>" for line in lines)

@@ -1,4 +1,7 @@
-"""Errors and warnings, each with what was asked, what is reachable and what to try."""
+"""Errors and warnings, each with what was asked, what is reachable and what to try.
+
+Their text, and all that is shown besides, has names of the user's in it: `printable` is what makes these harmless.
+"""
 
 import contextlib
 import functools
@@ -14,7 +17,20 @@ _LIBRARIES = ("jax", "flax", "equinox", "haliax")  # through which users' calls 
 
 def warn(message: str, category: type[Warning]) -> None:
   """Warns in the name of the user's line: the innermost that is neither ours nor of a library in between."""
-  warnings.warn(message, category, skip_file_prefixes=_prefixes(*(name for name in _LIBRARIES if name in sys.modules)))
+  prefixes = _prefixes(*(name for name in _LIBRARIES if name in sys.modules))
+  warnings.warn(printable(message, keeps="\n"), category, skip_file_prefixes=prefixes)
+
+
+def printable(text: str, keeps: str = "") -> str:
+  """Text of which a terminal obeys nothing, in one line: other characters as Python's strings, and YAML's, escape them.
+
+  Args:
+    text: with names of the user's, paths, or what other libraries say.
+    keeps: characters that stay as they are.
+  """
+  if text.isprintable():
+    return text
+  return "".join(c if c.isprintable() or c in keeps else c.encode("unicode_escape").decode() for c in text)
 
 
 def log(logger: logging.Logger, level: int, message: str, *args: Any, **options: Any) -> None:
@@ -33,6 +49,9 @@ def _prefixes(*libraries: str) -> tuple[str, ...]:
 
 class CoopjaxError(Exception):
   """Base of every error that coopjax raises."""
+
+  def __str__(self) -> str:
+    return printable(super().__str__(), keeps="\n")
 
 
 class InvalidBudgetError(CoopjaxError, ValueError):

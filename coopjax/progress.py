@@ -10,6 +10,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
+from coopjax.errors import printable
+
 _AFTER_S = 2.0  # most plans are there before
 _lines: list[Callable[[str], object]] = []  # of the process at most one: what is planned inside takes part in it
 
@@ -29,11 +31,12 @@ def shown(title: str) -> Iterator[None]:
   from rich import console, markup, progress
 
   columns = progress.SpinnerColumn(), "{task.description}", progress.TimeElapsedColumn(), "{task.fields[note]}"
+  escape = lambda text: markup.escape(printable(text))
   line = progress.Progress(*columns, console=console.Console(stderr=True), transient=True)
-  task = line.add_task(markup.escape(title), total=None, note="")
+  task = line.add_task(escape(title), total=None, note="")
   timer = threading.Timer(_AFTER_S, line.start)
   timer.daemon = True
-  _lines.append(lambda text: line.update(task, note=markup.escape(text)))
+  _lines.append(lambda text: line.update(task, note=escape(text)))
   timer.start()
   try:
     yield

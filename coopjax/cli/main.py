@@ -21,7 +21,7 @@ from coopjax import __version__, display
 from coopjax.budget import Budget
 from coopjax.cli import files, planning_commands, run_command
 from coopjax.cli.interrupts import Interrupts
-from coopjax.errors import CoopjaxError, InvalidBudgetError, InvalidPlanError, MissingPackageError
+from coopjax.errors import CoopjaxError, InvalidBudgetError, InvalidPlanError, MissingPackageError, printable
 from coopjax.memory_profile import GROUP_KEYS, MemoryProfile
 from coopjax.planning.remat_plan import RematPlan
 from coopjax.report import tables
@@ -65,7 +65,7 @@ def _run(options: argparse.Namespace, interrupts: Interrupts) -> int:
       return 130
     if options.traceback:
       raise
-    print(f"coopjax: {_told(error)}", file=sys.stderr)
+    print(printable(f"coopjax: {_told(error)}", keeps="\n"), file=sys.stderr)
     return 2
   return status
 

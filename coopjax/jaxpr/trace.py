@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from coopjax import compat
-from coopjax.errors import CoopjaxError, LostUpdateWarning, NotDifferentiableError, OrderedEffectError, warn
+from coopjax.errors import CoopjaxError, LostUpdateWarning, NotDifferentiableError, OrderedEffectError, printable, warn
 from coopjax.jaxpr import non_arrays, user_policy
 from coopjax.jaxpr.arguments import SplitArguments, split_arguments
 from coopjax.jaxpr.batches import batched_avals, batched_fn, batches_of
@@ -145,7 +145,7 @@ def trace(
   split = args
   if not isinstance(split, SplitArguments):
     split = split_arguments(fn, split, kwargs or {}, static_argnums=static_argnums, static_argnames=static_argnames)
-  name = "".join(c if c.isprintable() else "?" for c in getattr(fn, "__name__", type(fn).__name__))
+  name = printable(getattr(fn, "__name__", type(fn).__name__))
 
   def flat_fn(*leaves):
     compat.keep_calls()

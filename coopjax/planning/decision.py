@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from coopjax import display
 from coopjax.budget import format_bytes
+from coopjax.errors import printable
 from coopjax.program.scopes import layer_of
 
 COLUMNS = ("decision", "bytes", "each", "to repeat", "op", "value", "type", "layer", "line")
@@ -153,7 +154,7 @@ def unsaved_names(decisions: Iterable[Decision], unused_bytes: int) -> str:
   )
   if num_bytes[least] <= unused_bytes:
     why += "; plans that keep more were predicted, or compiled, to take more than it all told"
-  return f"not saved by name: {', '.join(num_bytes)}: {why}"
+  return printable(f"not saved by name: {', '.join(num_bytes)}: {why}")
 
 
 def _rungs(groups: Sequence[Alike]) -> list[str]:
@@ -178,7 +179,7 @@ def _rungs(groups: Sequence[Alike]) -> list[str]:
 
 def _named(group: Alike) -> str:
   place = " of ".join(filter(None, (group.first.name or group.first.op or group.first.value, group.where)))
-  return f"{place} ({group.first.source})" if group.first.source else place
+  return printable(f"{place} ({group.first.source})" if group.first.source else place)
 
 
 def _by_number(text: str) -> list[tuple[bool, int, str]]:

@@ -4,9 +4,10 @@ Data and text alone: `region_names` reads the names off a plan's decisions while
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
 
-from coopjax.errors import PolicyNamesError
+from coopjax.errors import PolicyNamesError, printable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +39,8 @@ class RegionNames:
 
 HLO_ENGINE = "the HLO engine orders and repeats compiled instructions, which no policy asks for"
 NOT_KNOWN = RegionNames("")
+_PLAIN = re.compile(r"[^\W\d][\w./-]*")  # what YAML reads as it stands, but for its words
+_YAML_WORDS = frozenset("y yes n no on off true false null".split())  # in any case; booleans, and nothing
 
 
 def the_one(names: Sequence[RegionNames], region: str | None = None) -> RegionNames:
@@ -55,8 +58,8 @@ def the_one(names: Sequence[RegionNames], region: str | None = None) -> RegionNa
       for two in chosen:
         if both := set(getattr(one, kind)) & set(getattr(two, other)):
           raise PolicyNamesError(
-            f"{min(both)} is {kind} in {one.region} and {other} in {two.region}: no policy says both. Ask for one with "
-            "region=, or plan with names_only=True, which finds one policy for all"
+            f"{printable(min(both))} is {kind} in {one.region} and {other} in {two.region}: no policy says both. Ask "
+            "for one with region=, or plan with names_only=True, which finds one policy for all"
           )
   if len({each.keeps_all for each in chosen}) > 1:
     raise PolicyNamesError("some regions run without a checkpoint, others under one: ask for a policy with region=")
@@ -88,13 +91,14 @@ def to_jax(names: RegionNames) -> str:
   if names.keeps_all:
     return _with_comments(names, "policy = jax.checkpoint_policies.everything_saveable")
   if not names.offloaded:
-    listed = ", ".join(f'"{name}"' for name in names.saved)
-    return _with_comments(names, f"policy = jax.checkpoint_policies.save_only_these_names({listed})")
+    return _with_comments(
+      names, f"policy = jax.checkpoint_policies.save_only_these_names({_listed(names.saved, _quoted)})"
+    )
   return _with_comments(
     names,
     "policy = jax.checkpoint_policies.save_and_offload_only_these_names(",
-    f"  names_which_can_be_saved={list(names.saved)},",
-    f"  names_which_can_be_offloaded={list(names.offloaded)},",
+    f"  names_which_can_be_saved=[{_listed(names.saved, _quoted)}],",
+    f"  names_which_can_be_offloaded=[{_listed(names.offloaded, _quoted)}],",
     '  offload_src="device",',
     '  offload_dst="pinned_host",',
     ")",
@@ -106,7 +110,8 @@ def to_maxtext(names: RegionNames) -> str:
   if names.keeps_all:
     raise PolicyNamesError(f"{names.region} fits without a checkpoint, and MaxText has no remat_policy that says so")
   where = dict.fromkeys(names.saved, "device") | dict.fromkeys(names.offloaded, "offload")
-  lines = [f"{name}: '{where.get(name, 'remat')}'" for name in (*names.saved, *names.offloaded, *names.recomputed)]
+  everywhere = *names.saved, *names.offloaded, *names.recomputed
+  lines = [f"{_as_yaml(name)}: '{where.get(name, 'remat')}'" for name in everywhere]
   return _with_comments(names, "remat_policy: 'custom'", *lines)
 
 
@@ -115,11 +120,9 @@ def to_haliax(names: RegionNames) -> str:
   if names.keeps_all:
     return _with_comments(names, "gradient_checkpointing: false")
   lines = ["gradient_checkpointing:", "  save_carries: true"]
-  lines.append(
-    f"  save_block_internals: [{', '.join(names.saved)}]" if names.saved else "  save_block_internals: false"
-  )
+  lines.append(f"  save_block_internals: {f'[{_listed(names.saved, _as_yaml)}]' if names.saved else 'false'}")
   if names.offloaded:
-    lines.append(f"  offload_block_internals: [{', '.join(names.offloaded)}]")
+    lines.append(f"  offload_block_internals: [{_listed(names.offloaded, _as_yaml)}]")
   return _with_comments(names, *lines)
 
 
@@ -129,4 +132,19 @@ def _with_comments(names: RegionNames, *lines: str) -> str:
   told = [
     "# Names can't say all that the plan does; coopjax.plan(..., names_only=True) is the best that they can. Left:"
   ]
-  return "\n".join([*told, *(f"#   {line}" for line in names.beyond), *lines])
+  return "\n".join([*told, *(f"#   {printable(line)}" for line in names.beyond), *lines])
+
+
+def _listed(names: Sequence[str], written: Callable[[str], str]) -> str:
+  return ", ".join(map(written, names))
+
+
+def _quoted(name: str) -> str:
+  """As a string of Python's, and of YAML's: they have these escapes in common."""
+  escaped = name.replace("\\", "\\\\").replace('"', '\\"')
+  return f'"{printable(escaped)}"'
+
+
+def _as_yaml(name: str) -> str:
+  """As a key or an item of a list that YAML reads as this string."""
+  return name if _PLAIN.fullmatch(name) and name.lower() not in _YAML_WORDS else _quoted(name)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from coopjax.budget import format_bytes
+from coopjax.errors import printable
 from coopjax.memory_profile import Buffer, MemoryProfile
 
 UNITS = {"auto": 0, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -31,8 +32,9 @@ def in_units(num_bytes: int, units: str = "auto") -> str:
 def headline(profile: MemoryProfile, units: str = "auto") -> list[str]:
   """The totals, in two or three lines."""
   size = lambda num_bytes: in_units(num_bytes, units)
+  name, modelled = printable(profile.name) or "program", " (modelled)" if profile.is_predicted else ""
   lines = [
-    f"{profile.name or 'program'}: {size(profile.total_bytes)} in total{' (modelled)' if profile.is_predicted else ''}",
+    f"{name}: {size(profile.total_bytes)} in total{modelled}",
     f"  arguments {size(profile.argument_bytes)} + outputs {size(profile.output_bytes)} + temporaries "
     f"{size(profile.temp_bytes)} - aliased {size(profile.alias_bytes)}"
     + (f"; {size(profile.host_bytes)} in the host's memory" if profile.host_bytes else ""),

@@ -140,6 +140,15 @@ def test_errors_of_users_code_are_lines_and_a_traceback_on_demand(script):
     main.main(["--traceback", *asked])
 
 
+def test_an_error_with_control_characters_reaches_no_terminal(script, capsys):
+  loud = script.with_name("loud.py")
+  loud.write_text("def loss():\n  raise RuntimeError('\\x1b[31mred\\nor not')")
+  (none := script.with_name("none.json")).write_text("[]")
+  for asked in (f"{script}:loss", "--args", f"{loud}:loss"), (f"{loud}:loss", "--shapes", none):
+    status, _, err = run(capsys, "plan", *asked, "--budget", "0.5")
+    assert status == 2 and "RuntimeError: \\x1b[31mred\nor not" in err
+
+
 def test_files_of_one_name_are_two_modules(script, tmp_path, monkeypatch):
   for name, value in (("one", 1), ("two", 2)):
     (tmp_path / name).mkdir()

@@ -63,12 +63,12 @@ def test_a_budget_beyond_all_bounds(engine):
   assert_close(gradient(10**30, engine=engine), jax.grad(MLP)(WEIGHTS, X))
 
 
-def test_names_with_control_characters_are_not_told():
+def test_control_characters_in_names_are_told_escaped():
   def loss(x):
     return jnp.sin(x).astype(int)
 
   loss.__name__ = "\x1b[31mloss"
-  with pytest.raises(coopjax.NotDifferentiableError, match=re.escape("?[31mloss")) as caught:
+  with pytest.raises(coopjax.NotDifferentiableError, match=re.escape(r"\x1b[31mloss")) as caught:
     coopjax.plan(loss, jnp.ones(4), budget=0.5)
   assert "\x1b" not in str(caught.value)
 

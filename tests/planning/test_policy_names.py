@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import pytest
+import yaml
 from jax.ad_checkpoint import checkpoint_name
 
 import coopjax
@@ -95,6 +96,48 @@ def test_formats():
   equation = jax.make_jaxpr(lambda x: checkpoint_name(x, "context"))(1.0).eqns[0]
   for policy in (told, policy_names.checkpoint_policy(OFFLOADED)):
     assert policy(equation.primitive, **equation.params).dst == "pinned_host"
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    'a"b',
+    "it's",
+    r"c:\new",
+    "x: y",
+    "- d",
+    "up #c",
+    "a, b]",
+    "esc\x1b[31m",
+    "new\nline",
+    "\x85\ud800",
+    "null",
+    "On",
+    "1",
+    "",
+  ],
+)
+def test_any_name_is_read_back_from_what_is_written(name):
+  saved, offloaded = RegionNames("layer", saved=(name,)), RegionNames("layer", saved=("out",), offloaded=(name,))
+  assert yaml.safe_load(policy_names.to_maxtext(saved)) == {"remat_policy": "custom", name: "device"}
+  read = yaml.safe_load(policy_names.to_haliax(offloaded))["gradient_checkpointing"]
+  assert read == {"save_carries": True, "save_block_internals": ["out"], "offload_block_internals": [name]}
+  equation = jax.make_jaxpr(lambda x: checkpoint_name(x, name))(1.0).eqns[0]
+  for names in (saved, offloaded):
+    written = policy_names.to_jax(names)
+    policy = eval(written.removeprefix("policy = "), {"jax": jax})
+    assert policy(equation.primitive, **equation.params) and written.replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize("name", ["größe", "mlp/up.0", "attention-out", "_x1", "nothing"])
+def test_usual_names_stand_bare_in_yaml(name):
+  assert f"\n{name}: 'device'" in policy_names.to_maxtext(RegionNames("layer", saved=(name,)))
+  assert f"[{name}]" in policy_names.to_haliax(RegionNames("layer", saved=(name,)))
+
+
+def test_what_is_told_of_a_plan_stays_in_comments():
+  told = policy_names.to_jax(dataclasses.replace(SAVED, beyond=("saved without a name, of my\nfile.py",)))
+  assert r"#   saved without a name, of my\nfile.py" in told.splitlines()
 
 
 def test_regions_that_disagree_have_policies_of_their_own():

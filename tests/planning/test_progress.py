@@ -27,8 +27,10 @@ def test_a_line_on_a_terminal_tells_what_takes_long(monkeypatch):
   jax.jit(jax.grad(fitted)).lower(weights, x)
   assert f"planning {loss.__name__}" in screen.getvalue() and {"note": "compiling trial 1"} in told
   with progress.shown("outer"), progress.shown("inner"):
-    progress.note("[half] of it")
-  assert "outer" in screen.getvalue() and "inner" not in screen.getvalue() and told[-1] == {"note": r"\[half] of it"}
+    progress.note("[half] of\x1b it")
+  assert (
+    "outer" in screen.getvalue() and "inner" not in screen.getvalue() and told[-1] == {"note": r"\[half] of\x1b it"}
+  )
 
 
 def test_a_line_comes_late_goes_with_what_it_tells_of_and_is_for_terminals(monkeypatch):

@@ -7,6 +7,10 @@ import jax
 import pytest
 
 import coopjax
+from coopjax import display, errors
+from coopjax.planning.decision import Decision
+from coopjax.planning.remat_plan import RegionPlan
+from coopjax.report import tables
 from tests.support import models
 
 
@@ -59,3 +63,26 @@ def test_a_missing_package_is_named(monkeypatch, plan, package, show, brings):
   monkeypatch.setitem(sys.modules, package, None)
   with pytest.raises(coopjax.MissingPackageError, match=f"pip install {brings}"):
     getattr(plan, show)()
+
+
+def test_no_text_of_the_users_reaches_a_terminal_as_it_is(plan, profile):
+  ugly = "esc\x1b[31m\nnext\u202e"
+  decision = Decision(ugly, "f32[8]", ugly, ugly, 2**20, "recomputed", 1, 1e-3, "dot_general")
+  region = RegionPlan("", ugly, 1, None, 0, 0.0)
+  told = dataclasses.replace(plan, name=ugly, rounds=(ugly,), decisions=(decision,), regions=(region,))
+  escaped = r"esc\x1b[31m\nnext\u202e"
+  assert tables.headline(dataclasses.replace(profile, name=ugly))[0].startswith(f"{escaped}: ")
+  assert display.wrapped(ugly) == "esc\\x1b[31m\nnext\\u202e"  # whose lines are lines
+  assert told.explain().replace("\n", "").isprintable() and told.headline() in told.explain()
+  lines = told.explain().splitlines()
+  assert len(lines) == len(dataclasses.replace(told, name="", rounds=("",)).explain().splitlines())
+  assert sum(escaped in line for line in lines) == 6  # headline, region, round, row, rung, name that is not saved
+  assert escaped in told._repr_html_() and "\x1b" not in told._repr_html_()
+
+
+def test_errors_and_warnings_show_text_of_the_users_escaped():
+  with pytest.raises(coopjax.PolicyNamesError) as caught:
+    raise coopjax.PolicyNamesError("one line\nand\x1b[31m another")
+  assert str(caught.value) == "one line\nand\\x1b[31m another"
+  with pytest.warns(coopjax.CacheWarning, match=r"^a\\x07b$"):
+    errors.warn("a\x07b", coopjax.CacheWarning)
