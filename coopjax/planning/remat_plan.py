@@ -11,7 +11,7 @@ import numpy as np
 
 from coopjax import display
 from coopjax.budget import Budget, format_bytes
-from coopjax.errors import InvalidPlanError
+from coopjax.errors import InvalidPlanError, printable
 from coopjax.memory_profile import MemoryProfile
 from coopjax.planning import decision, files, policy_names
 from coopjax.planning.decision import Decision
@@ -213,7 +213,7 @@ class RematPlan:
       f"recomputes {region.recompute_flops:.3g} FLOPs"
       for region in self.regions
     ]
-    return "\n".join([*lines, *(f"  {line}" for line in self.rounds)])
+    return "\n".join(map(printable, [*lines, *(f"  {line}" for line in self.rounds)]))
 
   def explain(self, top: int = 20, width: int = 0) -> str:
     """The plan as text: the headline, then the decisions, what the next ones would give and cost, and why a name of the
