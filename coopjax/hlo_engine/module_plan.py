@@ -35,7 +35,7 @@ _ON_HOST = (
   "its results lie in the host's memory, and of a module that a hook changes XLA:CPU forgets that: use engine='policy'"
 )
 _WORTH_REORDERING = 1 << 16  # bytes of temporaries; most programs of a process are single ops with less
-_JUST_MISSED = 1.05  # of the budget; or
+_JUST_MISSED = 1.25  # of the budget; or
 _JUST_MISSED_BY_SKETCH = 1.01  # where there are other trials
 _ONCE_MORE = 2  # times the steps, then
 _NEXT_TO_NOTHING = 0.005  # of the program's cost

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from coopjax import compat
-from coopjax.budget import Budget, format_bytes
+from coopjax.budget import Budget
 from coopjax.errors import (
   BudgetExceededWarning,
   CompileMemoryError,
@@ -21,15 +21,15 @@ from coopjax.errors import (
   warn,
 )
 from coopjax.hlo_engine import hook
-from coopjax.hlo_engine.infeasible import why_infeasible
 from coopjax.hlo_engine.mark import Mark
 from coopjax.jaxpr import cost
 from coopjax.jaxpr.tags import marked_fn
 from coopjax.jaxpr.trace import TracedFn, fn_and_gradient
 from coopjax.memory_profile import MemoryProfile
-from coopjax.planning import host_offload
+from coopjax.planning import host_offload, resident
 from coopjax.planning.baseline import Baseline
 from coopjax.planning.choice import Choice
+from coopjax.planning.missed import missed
 from coopjax.planning.request import Request
 from coopjax.planning.trials import Trials
 from coopjax.policy_engine import search
@@ -38,8 +38,9 @@ from coopjax.policy_engine.compiled_profile import CompiledProfile, profile_of, 
 from coopjax.policy_engine.decisions import PolicyDecisions
 from coopjax.policy_engine.policy_plan import PolicyPlan
 from coopjax.policy_engine.predictions import HloEngineShare
+from coopjax.policy_engine.rewrite import rewrite
 from coopjax.policy_engine.shards import Shards, shards_of
-from coopjax.xla.compile import OversizedProgram, compile_abstract, module_of
+from coopjax.xla.compile import OversizedProgram, compile_abstract, module_of, temp_bytes_of
 from coopjax.xla.module import predict_memory
 
 _COMPILED_ROUNDS = 4  # each compiles for an accelerator
@@ -225,6 +226,14 @@ class Case:
           )
           found.append(dataclasses.replace(plan, is_feasible=plan.temp_bytes <= budget_bytes))
       best = found[-1] if found[-1].is_feasible else min(found, key=lambda plan: plan.smallest_bytes)
+      if mark != trial_mark and not best.is_feasible and best.rounds:  # once more, with all of the effort
+        temp_bytes = temp_bytes_of(
+          trials.compile(*fn_and_gradient(traced, rewrite(traced, best.decisions, mark)), mark)
+        )
+        if temp_bytes < best.temp_bytes:
+          shares = trials.hlo_share(), compiled[best.decisions][1]
+          more_flops, fewer_flops = (share.recompute_flops if share else 0.0 for share in shares)
+          best = best.compiled(temp_bytes, budget_bytes, more_flops - fewer_flops)
       if rival and not (best.is_feasible and best.recompute_flops < below_flops):
         return rival
       if trials.smallest is None and not best.is_feasible:
@@ -352,13 +361,14 @@ class Case:
     if self.request.budget.share is None and compat.is_on_one_device():
       return
     name, request = self.traced.name, self.request
-    error = why_infeasible(
+    error = missed(
+      f"{name} and its gradient",
+      request,
       module_bytes,
-      f"no plan brings {name} and its gradient within the budget of {request.budget.allows(budget_bytes)}; the "
-      f"smallest reached is {format_bytes(smallest_bytes)} (planner {request.planner}, engine {request.engine})",
-      schedule=schedule,
       budget_bytes=budget_bytes,
       smallest_bytes=smallest_bytes,
+      schedule=schedule,
+      arguments=resident.arguments_of(zip(self.traced.in_names, self.traced.in_avals, strict=True)),
     )
     if compat.is_in_differentiated_loop():
       error.add_note(

@@ -1,7 +1,6 @@
 """Plans whole steps: decides for all regions together, on compiles of the whole step, and reports what was compiled."""
 
 import copy
-import dataclasses
 import functools
 import math
 import warnings
@@ -21,7 +20,6 @@ from coopjax.errors import (
   warn,
 )
 from coopjax.hlo_engine import hook
-from coopjax.hlo_engine.infeasible import why_infeasible
 from coopjax.hlo_engine.mark import Mark
 from coopjax.jaxpr import cost
 from coopjax.memory_profile import MemoryProfile
@@ -29,11 +27,12 @@ from coopjax.planning import host_offload, regions, resident
 from coopjax.planning.assemble import assemble, schedules
 from coopjax.planning.baseline import Baseline
 from coopjax.planning.choice import Choice
+from coopjax.planning.missed import missed
 from coopjax.planning.policy_names import HLO_ENGINE, RegionNames
 from coopjax.planning.region_names import region_names
 from coopjax.planning.remat_plan import RegionPlan, RematPlan
 from coopjax.planning.request import Request
-from coopjax.planning.steps import Step, what_to_wrap
+from coopjax.planning.steps import Step, why_no_regions
 from coopjax.planning.trials import Trials, Tried
 from coopjax.policy_engine import search
 from coopjax.policy_engine.division import Division, Share
@@ -93,7 +92,8 @@ def plan_step(step: Step, request: Request, baseline: Baseline, tried: Tried | N
       return planning.plan(stopwatch.seconds)  # without its checkpoints, which repeat what need not be
     warn(
       f"the plan of {step.name} has no effect: it takes {format_bytes(planning.best.total_bytes)}, "
-      f"{format_bytes(planning.best.temp_bytes)} of them temporaries, within the budget of {request.budget} as it is",
+      f"{format_bytes(planning.best.temp_bytes)} of them temporaries, within the budget of "
+      f"{request.budget.in_words(planning.budget_bytes)} as it is",
       RematNoEffectWarning,
     )
     return planning.plan(stopwatch.seconds)
@@ -114,8 +114,7 @@ def _check_can_be_planned(step: Step, request: Request) -> None:
   elif compat.hook_platform(request.platform) is None:
     why = f"JAX {jax.__version__} has no HLO hook on {request.platform}, and the policy engine decides"
   if why:
-    left = " but those that existing='keep' leaves alone" if step.existing == "keep" else ""
-    raise NoRegionsError(f"{why} on remat regions, and {step.name} has none{left}: {what_to_wrap(step.jaxpr)}")
+    raise NoRegionsError(f"{why} on remat regions, and {why_no_regions(step)}")
 
 
 class _Planning:
@@ -241,8 +240,9 @@ class _Planning:
           self._choices, self._found = _choices(found.decisions, trial_mark), found
           self.best, self._outcome = tried[found.decisions]
           if is_feasible:
-            self._spend_all_effort(found, _choices(found.decisions, mark))
+            self._spend_all_effort(mark)
             return
+    self._spend_all_effort(mark)
 
   def _division(self, only_scans: bool) -> Division:
     """All candidates, of which a search may find more (`Division.deepen`), for itself."""
@@ -263,51 +263,38 @@ class _Planning:
       self._trials.partition(self._step.program(tuple(observed.values())), ())
     return {key: each.shards for key, each in observed.items()}
 
-  def _spend_all_effort(self, found: PolicyPlan[tuple[Share, ...]], choices: tuple[Choice, ...]) -> None:
-    """The trial that was taken, with all of the effort for the HLO engine, where that repeats less for it."""
-    if choices == self._choices or self._outcome is None:
+  def _spend_all_effort(self, mark: str | None) -> None:
+    """The trial that was taken with all of the effort for the HLO engine, where that repeats less, or takes less while
+    nothing holds the budget.
+    """
+    found, under_way = self._found, self._outcome
+    if found is None or under_way is None or (choices := _choices(found.decisions, mark)) == self._choices:
       return
     measured, outcome = self._measured(choices), self._trials.outcome
-    spared_flops = self._outcome.recompute_flops - outcome.recompute_flops if outcome else 0.0
-    if spared_flops > 0 and measured.temp_bytes <= self.budget_bytes:
+    more_flops = outcome.recompute_flops - under_way.recompute_flops if outcome else 0.0
+    is_better = measured.temp_bytes < self.best.temp_bytes
+    if self.holds:
+      is_better = more_flops < 0 and measured.temp_bytes <= self.budget_bytes
+    if is_better:
       self._choices, self.best, self._outcome = choices, measured, outcome
-      self._found = dataclasses.replace(
-        found, recompute_flops=found.recompute_flops - spared_flops, temp_bytes=measured.temp_bytes
-      )
+      self._found = found.compiled(measured.temp_bytes, self.budget_bytes, more_flops)
 
   def infeasible(self) -> BudgetInfeasibleError:
     """The error that a missed budget deserves: the smallest reached, and what forces it."""
-    request, best = self._request, self.best
-    reached = f"{format_bytes(best.temp_bytes)} of temporaries"
-    if request.budget.is_total:
-      reached = (
-        f"{format_bytes(best.total_bytes)} in total, {reached} and {format_bytes(best.resident_bytes)} of "
-        "arguments and outputs"
-      )
-    lines = [
-      (
-        f"no plan brings {self._step.name} within the budget of {request.budget}; the smallest reached is "
-        f"{reached} (planner {request.planner}, engine {request.engine})"
-      )
-    ]
-    arguments = self._step.arguments if self.budget_bytes <= 0 else ()
-    if arguments:
-      lines += resident.told(arguments, best, -self.budget_bytes, request.platform)
+    step = self._step
     assert self._trials.smallest is not None  # the step as it is to begin with
-    error = why_infeasible(
+    error = missed(
+      step.name,
+      self._request,
       module_of(self._trials.smallest),
-      "\n".join(lines),
-      budget_bytes=max(self.budget_bytes, 0),
-      smallest_bytes=best.temp_bytes,
+      budget_bytes=self.budget_bytes,
+      smallest_bytes=self.best.temp_bytes,
+      arguments=step.arguments,
+      ways=resident.ways_out(step.arguments, self.best, self._request.platform),
     )
-    if request.budget.is_total:
-      assert request.budget.limit_bytes is not None  # a total is bytes, not a share
-      error.budget_bytes, error.smallest_bytes = request.budget.limit_bytes, best.total_bytes
-    if arguments:
-      error.op, error.largest = "arguments and outputs", tuple(map(resident.Argument.entry, arguments[:3]))
-    if not self._step.members:
+    if not step.members:
       error.add_note(
-        f"the step has no remat region, so the HLO engine alone was asked: {what_to_wrap(self._step.jaxpr)}"
+        f"the HLO engine alone was asked: the policy engine decides on remat regions, and {why_no_regions(step)}"
       )
     error.add_note("try a larger budget, a smaller batch, donated arguments, or on_infeasible='best_effort'")
     return error

@@ -55,11 +55,14 @@ class PolicyPlan[Decisions]:
     """The program as it is."""
     return cls(space.undecided, (), temp_bytes, 0.0, space.forward_flops, is_feasible, temp_bytes, temp_bytes)
 
-  def compiled(self, temp_bytes: int, budget_bytes: int) -> "PolicyPlan[Decisions]":
-    """The same where it was found by drafts, and takes so much when it is compiled whole."""
+  def compiled(self, temp_bytes: int, budget_bytes: int, more_flops: float = 0.0) -> "PolicyPlan[Decisions]":
+    """The same where it was found by drafts, or with less effort of the HLO engine, which repeats so much more now,
+    and takes so many bytes when it is compiled whole.
+    """
     return dataclasses.replace(
       self,
       temp_bytes=temp_bytes,
+      recompute_flops=self.recompute_flops + more_flops,
       is_feasible=temp_bytes <= budget_bytes,
       smallest_bytes=self.smallest_bytes + temp_bytes - self.temp_bytes,
       unaided_bytes=self.unaided_bytes + temp_bytes - self.temp_bytes,

@@ -42,7 +42,7 @@ _HAND_ROUNDS = 3  # of a search, its last: for what a person would pick
 _MAX_BOLD_MISSES = 10
 _TOLD_BY = 3  # trials: predictions from fewer may be off by anything
 _TELLING = 2  # predictions from so many that say how far others may be off
-_MAX_BARE = 3  # tries at the least memory before the budget counts as out of reach
+_MAX_BARE = 3  # tries at the least memory, or at less, before the budget counts as out of reach
 _WITHIN_REACH = 1.1  # of the budget: worth more tries
 _AIDED_MARGIN = 0.25  # of what the best plan takes unaided: the HLO engine may help out with more
 _MAX_AIDED_MISSES = 2  # tries at that
@@ -165,10 +165,11 @@ class Progress[Decisions: Hashable]:
       bare = [c for c in bare if c.is_by_hand and c.estimated_bytes <= self._budget] or bare
     # Those that cut scans alike compile alike, and so do kin.
     seen = {(trial.candidate.scan_bodies, trial.candidate.kin) for trial in bare_tried}
-    return self._first(
+    found = self._first(
       bare,
       lambda candidate: ((candidate.scan_bodies, candidate.kin) in seen, candidate.estimated_bytes, candidate.flops),
     )
+    return found or self._smaller_than_all(untried)
 
   @property
   def _overshoots(self) -> bool:
@@ -184,6 +185,13 @@ class Progress[Decisions: Hashable]:
     fits = statistics.NormalDist(self._budget, max(spread, _MARGIN * self._budget, 1.0))
     gain = lambda candidate: (least - candidate.flops) * (1 - fits.cdf(self._predict(candidate)))
     return self._first([c for c in untried if c.flops < least], lambda candidate: -gain(candidate))
+
+  def _smaller_than_all(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
+    """What is predicted to take less than all that was tried, as long as such tries come to less."""
+    sizes = [trial.temp_bytes for trial in self._tried]
+    if not sizes or len(sizes) - sizes.index(min(sizes)) > _MAX_BARE:
+      return None
+    return self._first([c for c in untried if self._predict(c) < min(sizes)], self._predict)
 
   def _help_flops(self, candidate: SearchCandidate[Decisions]) -> float:
     """That the HLO engine repeats under a candidate without loops: at least what it did, twice or more, where it had

@@ -1,0 +1,55 @@
+"""The least bytes that an error names are reached when they are asked for, and so is every larger budget."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+
+import coopjax
+from tests.support.models import normal
+
+WIDTH, LENGTH, NUM_LAYERS = 32, 32, 4
+SHAPES = {"q": WIDTH, "k": WIDTH, "v": WIDTH, "o": WIDTH, "u": 4 * WIDTH}
+
+
+def layer(x, weights):
+  h = x * jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-6)
+  query, key, value = (checkpoint_name(h @ weights[name], name) for name in "qkv")
+  x += checkpoint_name(jax.nn.softmax(query @ key.mT / 6) @ value @ weights["o"], "o")
+  return x + checkpoint_name(jax.nn.gelu(checkpoint_name(x @ weights["u"], "u")) @ weights["u"].mT, "d")
+
+
+@functools.cache
+def step(batch_size):
+  """A jitted step of gradient descent on a scanned decoder, and its arguments."""
+  embedding = normal(1, 64, WIDTH)
+  stacks = {name: 0.1 * normal(i, NUM_LAYERS, WIDTH, width) for i, (name, width) in enumerate(SHAPES.items(), 2)}
+  body = jax.checkpoint(layer, prevent_cse=False)
+
+  def loss(params, tokens):
+    embedding, stacks = params
+    x = jax.lax.scan(lambda x, weights: (body(x, weights), None), embedding[tokens[:, :-1]], stacks)[0]
+    logits = jax.nn.log_softmax(x @ embedding.T)
+    return -jnp.mean(jnp.take_along_axis(logits, tokens[:, 1:, None], -1))
+
+  @jax.jit
+  def descend(params, tokens):
+    value, gradient = jax.value_and_grad(loss)(params, tokens)
+    return jax.tree.map(lambda leaf, change: leaf - 0.1 * change, params, gradient), value
+
+  return descend, ((embedding, stacks), jnp.arange(batch_size * (LENGTH + 1)).reshape(batch_size, -1) % 64)
+
+
+@pytest.mark.parametrize(
+  ("batch_size", "how"), [(8, {"names_only": True}), (56, {})], ids=["by names", "by both engines"]
+)
+def test_the_least_and_all_above_it_are_reached(batch_size, how):
+  fn, args = step(batch_size)
+  with pytest.raises(coopjax.BudgetInfeasibleError) as caught:
+    coopjax.plan(fn, *args, budget=0.05, effort="fast", **how)
+  least = caught.value.smallest_bytes
+  for share in (1, 1.02, 1.08):
+    plan = coopjax.plan(fn, *args, budget=int(share * least), effort="fast", **how)
+    assert plan.measured.temp_bytes <= share * least
