@@ -15,11 +15,12 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
-from jax._src import compiler
+from jax._src import checkify, compiler, config
 from jax._src.export import _export
-from jax._src.interpreters import pxla
+from jax._src.interpreters import mlir, pxla
 
 _POINTERS = re.compile(r'(@CustomSPMDPartitioning\([^\n]*?backend_config = )"[^"]*"')  # differ between processes
+_WITHOUT_CHECKS = mlir.LoweringParameters(override_lowering_rules=((checkify.check_p, lambda *_, **__: []),))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -72,6 +73,16 @@ class ProgramToCompile:
       return None
     _called_back.append(known["keepalive"])
     return dataclasses.replace(self, _module=module, _callbacks=known["host_callbacks"])
+
+
+def lower_unchecked(jitted: jax.stages.Wrapped, *avals: Any) -> jax.stages.Lowered:
+  """A jitted function, lowered to be looked at: without its `checkify.check`s, which only `checkify` around can lower.
+
+  They have no results, so nothing else is missing.
+  """
+  if config.xla_runtime_errors.value:  # they are lowered as they will be
+    return jitted.lower(*avals)
+  return jitted.trace(*avals).lower(_private_parameters=_WITHOUT_CHECKS)
 
 
 def _signature(module: Any) -> tuple[str, ...]:

@@ -283,8 +283,9 @@ def _lower(fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct], target: Target
       for aval, sharding in zip(avals, shardings, strict=True)
     ]
   with compat.no_trace():
-    lower = getattr(fn, "lower", None) or _jit(fn).lower
-    return lower(*avals)
+    if (lower := getattr(fn, "lower", None)) is not None:
+      return lower(*avals)
+    return compat.lower_unchecked(_jit(fn), *avals)
 
 
 def _compile(

@@ -6,7 +6,7 @@ import io
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import io_callback
+from jax.experimental import checkify, io_callback
 
 from tests.support.checkpoint_common import W, X, deep, program, scanned
 
@@ -79,6 +79,49 @@ def io_callback_eager(remat):
   seen = []
   g = remat(lambda x: (io_callback(lambda v: seen.append(1), None, x, ordered=True), jnp.sin(x @ W).sum())[1])
   return g(X), len(seen)
+
+
+def checked(x):
+  x = deep(x)
+  checkify.check(jnp.all(x < 0.2), "too large: {}", x[0, 0])
+  return jnp.sin(x).sum()
+
+
+def checked_turns(x):
+  def turn(x, w):
+    x = jnp.tanh(x @ w)
+    checkify.check(jnp.all(x < 0.3), "too large: {}", x[0, 0])
+    return x, None
+
+  return jnp.sin(scanned(turn, x)[0]).sum()
+
+
+def told(checked_fn, *xs):
+  """What each call says is wrong, and gives."""
+  return [(error.get() or "", result) for error, result in map(checked_fn, xs)]
+
+
+@program
+def check_inside(remat):
+  g = jax.value_and_grad(remat(checked))
+  return told(jax.jit(checkify.checkify(g)), X, X / 9), told(checkify.checkify(jax.jit(g)), X, X / 9)
+
+
+@program
+def check_inside_forward(remat):
+  return told(checkify.checkify(remat(checked)), X, X / 9), told(checkify.checkify(jax.jit(remat(checked))), X, X / 9)
+
+
+@program
+def check_inside_scan(remat):
+  """Where a gradient is taken of it, JAX loses the check of a loop, whatever is wrapped."""
+  g = remat(checked_turns)
+  return [told(jax.jit(checkify.checkify(h)), X, X / 9) for h in (g, jax.value_and_grad(g))]
+
+
+@program
+def check_inside_unchecked(remat):
+  return jax.jit(remat(checked))(X)
 
 
 @program
