@@ -125,12 +125,24 @@ class Budget:
     if self.limit_bytes is not None and self.limit_bytes < 0:
       raise InvalidBudgetError(f"Budget({self.limit_bytes}): a budget must not be negative; {_ASK}")
 
-  def allows(self, temp_bytes: int) -> str:
-    """What it leaves a program for which it resolves to so many bytes, in words."""
-    left = f"{format_bytes(temp_bytes)} of temporaries"
+  def in_words(self, allowed_bytes: int) -> str:
+    """It, for a program to which it leaves so many bytes of temporaries (see :meth:`resolve`); a share with them."""
+    return str(self) if self.share is None else f"{format_bytes(allowed_bytes)}, {self}"
+
+  def taken(self, temp_bytes: int, allowed_bytes: int) -> str:
+    """What such a program takes with so many temporaries, in words: as the budget counts it."""
+    told, resident_bytes = f"{format_bytes(temp_bytes)} of temporaries", self.counted_bytes(allowed_bytes)
     if not self.is_total:
-      return left
-    return f"{self}: arguments and outputs " + (f"leave {left}" if temp_bytes > 0 else "alone exceed it")
+      return told
+    total, resident = format_bytes(temp_bytes + resident_bytes), format_bytes(resident_bytes)
+    return f"{total} in total, {told} and {resident} of arguments and outputs"
+
+  def counted_bytes(self, allowed_bytes: int) -> int:
+    """What it counts besides the temporaries of such a program: arguments + outputs - aliased bytes, of a total."""
+    if not self.is_total:
+      return 0
+    assert self.limit_bytes is not None  # a total is bytes, not a share
+    return self.limit_bytes - allowed_bytes
 
   def resolve(self, temp_bytes: int, resident_bytes: int = 0) -> int:
     """Bytes of temporary memory that this budget leaves a program.

@@ -78,8 +78,8 @@ class BudgetInfeasibleError(CoopjaxError):
   """No plan reaches the budget.
 
   Attributes:
-    budget_bytes: what was asked.
-    smallest_bytes: the smallest reachable found.
+    budget_bytes: what was asked: of temporaries, or in total where the budget is one.
+    smallest_bytes: the smallest reachable found, as the budget counts.
     op: the op that forces it.
     largest: the three largest values live there, ``(bytes, type, source line)`` each.
   """
@@ -129,7 +129,7 @@ class PlanMismatchError(CoopjaxError):
 
 
 class NoRegionsError(CoopjaxError, ValueError):
-  """A step in which no function is under a remat, where one is needed; the message says what to wrap, and where."""
+  """A step without a remat that a plan may decide on, where one is needed; the message says what to wrap, and where."""
 
 
 class PolicyNamesError(CoopjaxError, ValueError):

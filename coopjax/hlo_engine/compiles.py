@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 
 from coopjax import _core, compat, contexts, errors, job
-from coopjax.budget import format_bytes
+from coopjax.budget import Budget, format_bytes
 from coopjax.errors import (
   BudgetExceededWarning,
   BudgetInfeasibleError,
@@ -59,14 +59,16 @@ class Excess(NamedTuple):
   budget_bytes: int
   smallest_bytes: int
   op: str = ""
+    counted_bytes: besides temporaries, in a budget that is a total.
   largest: tuple[tuple[int, str, str], ...] = ()
   is_refused: bool = False
 
   def error(self) -> BudgetInfeasibleError:
     return BudgetInfeasibleError(
       self.message,
-      budget_bytes=self.budget_bytes,
-      smallest_bytes=self.smallest_bytes,
+      budget_bytes=self.budget_bytes + self.counted_bytes,
+      smallest_bytes=self.smallest_bytes + self.counted_bytes,
+  counted_bytes: int = 0
       op=self.op,
       largest=tuple(map(tuple, self.largest)),
     )
@@ -166,7 +168,7 @@ class Compile:
     excess = _excess(held, name, executable)
     if excess is None:
       if around and all(each.is_left for each in around):
-        warn(without_effect(name, compat.temp_bytes_of(executable), _limit(held, executable)[0]), RematNoEffectWarning)
+        warn(without_effect(name, compat.temp_bytes_of(executable), _limit(held, executable)[1]), RematNoEffectWarning)
     elif excess.is_refused:
       self.refused = excess
     else:
@@ -260,9 +262,10 @@ class Watcher:
       if temp_bytes <= budget_bytes:
         return executable
       message = (
-        f"the program {program.name} takes {format_bytes(temp_bytes)} of temporaries, over its budget of "
-        f"{format_bytes(budget_bytes)}, and took {format_bytes(planned_bytes)} when it was planned: XLA makes another "
-        "program of it at every compile, as on a GPU, where it tries kernels out. Ask for less"
+        f"the program {program.name} takes {format_bytes(temp_bytes)} of temporaries, over the "
+        f"{format_bytes(budget_bytes)} that its budget leaves them, and took {format_bytes(planned_bytes)} when it was "
+        "planned: XLA makes another program of it at every compile, as on a GPU, where it tries kernels out. Ask for "
+        "less"
       )
       refused = refused._replace(message=message, smallest_bytes=temp_bytes)
       if limit_bytes is not None:
@@ -368,25 +371,26 @@ def without_effect(name: str, temp_bytes: int, budget_bytes: int) -> str:
   )
 
 
-def _limit(held: Collection[Mark], executable: Any) -> tuple[int, bool]:
-  """The temporaries that a compiled program is held to, and whether more are an error."""
+def _limit(held: Collection[Mark], executable: Any) -> tuple[Budget, int, bool]:
+  """What a compiled program is held to, the temporaries that this leaves it, and whether more are an error."""
   resident_bytes = compat.resident_bytes_of(executable)
-  return min((mark.budget.resolve(0, resident_bytes), mark.refuses) for mark in held if mark.budget is not None)
+  budgets = ((each.budget, each.budget.resolve(0, resident_bytes), each.refuses) for each in held if each.budget)
+  return min(budgets, key=lambda limit: limit[1:])
 
 
 def _excess(held: Collection[Mark], name: str, executable: Any) -> Excess | None:
   """What there is to say of a program that the policy engine alone has planned and that is over its budget."""
-  temp_bytes, (budget_bytes, refuses) = compat.temp_bytes_of(executable), _limit(held, executable)
+  temp_bytes, (budget, budget_bytes, refuses) = compat.temp_bytes_of(executable), _limit(held, executable)
   if temp_bytes <= budget_bytes or not has_both_passes(module_bytes := compat.module_bytes_of(executable)):
     return None
   message = (
-    f"the program {name} takes {format_bytes(temp_bytes)} of temporaries, over its budget of "
-    f"{format_bytes(budget_bytes)}: it is not the program that the policy engine planned (there is more in it than a "
+    f"the program {name} takes {budget.taken(temp_bytes, budget_bytes)}, over its budget of "
+    f"{budget}: it is not the program that the policy engine planned (there is more in it than a "
     "function and its gradient, a step was jitted after it was planned, with donation or shardings, or a GPU's kernels "
     "were chosen anew). coopjax.plan(step, *arguments, budget=...).apply(step) plans the whole step, jitted as it will "
     "run"
   )
-  excess = Excess(message, budget_bytes, temp_bytes, is_refused=refuses)
+  excess = Excess(message, budget_bytes, temp_bytes, budget.counted_bytes(budget_bytes), is_refused=refuses)
   try:
     error = why_infeasible(module_bytes, message, budget_bytes=budget_bytes, smallest_bytes=temp_bytes)
   except InvalidProgramError:  # XLA:TPU has instructions of its own

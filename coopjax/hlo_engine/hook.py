@@ -22,7 +22,7 @@ import jax
 from jax.extend import xla as jax_xla
 
 from coopjax import compat, progress
-from coopjax.budget import Budget, format_bytes
+from coopjax.budget import Budget
 from coopjax.errors import InvalidProgramError, RematNoEffectWarning, log
 from coopjax.hlo_engine import compiles
 from coopjax.hlo_engine.infeasible import why_infeasible
@@ -281,21 +281,22 @@ def _excess(outcome: Outcome, module_bytes: bytes) -> compiles.Excess | None:
   """
   if outcome.fits or (_is_share(outcome) and _BACKWARD not in module_bytes):
     return None
-  assert outcome.budget_bytes is not None  # without a budget, everything fits
-  budget_bytes, smallest_bytes = outcome.budget_bytes, outcome.predicted.temp_bytes
+  assert outcome.mark.budget is not None and outcome.budget_bytes is not None  # without a budget, everything fits
+  budget, budget_bytes, smallest_bytes = outcome.mark.budget, outcome.budget_bytes, outcome.predicted.temp_bytes
   message = (
-    f"the program {outcome.name} needs {format_bytes(smallest_bytes)} of temporaries, over its budget of "
-    f"{format_bytes(budget_bytes)}. {outcome.reason}"
+    f"the program {outcome.name} needs {budget.taken(smallest_bytes, budget_bytes)}, over its budget of "
+    f"{budget.in_words(budget_bytes)}. {outcome.reason}"
   ).rstrip()
   # A budget is of a function with its gradient: an evaluation, or a backward pass that is compiled by itself, is only
   # told of a share of what it takes alone.
+  excess = compiles.Excess(message, budget_bytes, smallest_bytes, budget.counted_bytes(budget_bytes))
   if not (outcome.mark.refuses and compiles.has_both_passes(module_bytes)):
-    return compiles.Excess(message, budget_bytes, smallest_bytes)
+    return excess
   schedule = None if outcome.result is None else outcome.result.schedule
   error = why_infeasible(
     module_bytes, message, schedule=schedule, budget_bytes=budget_bytes, smallest_bytes=smallest_bytes
   )
-  return compiles.Excess(str(error), budget_bytes, smallest_bytes, error.op, error.largest, is_refused=True)
+  return excess._replace(message=str(error), op=error.op, largest=error.largest, is_refused=True)
 
 
 def _schedule_key() -> str:

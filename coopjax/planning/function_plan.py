@@ -116,8 +116,8 @@ def plan_function(traced: TracedFn, request: Request, baseline: Baseline) -> Rem
     warn_no_effect(traced, before, budget_bytes, outcome)
   elif measured.temp_bytes > budget_bytes:
     warn(
-      f"the plan for {traced.name} compiles to {format_bytes(measured.temp_bytes)} of temporaries, over its budget of "
-      f"{format_bytes(budget_bytes)}: this backend's buffer assignment differs from the model",
+      f"the plan for {traced.name} compiles to {request.budget.taken(measured.temp_bytes, budget_bytes)}, over its "
+      f"budget of {request.budget.in_words(budget_bytes)}: this backend's buffer assignment differs from the model",
       BudgetExceededWarning,
     )
   return assemble(

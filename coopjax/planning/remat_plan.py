@@ -185,7 +185,7 @@ class RematPlan:
     lines = [
       f"{self.name}{' on each device of ' + self.mesh if self.mesh else ''}: "
       f"{format_bytes(self.baseline.temp_bytes)} of temporaries without remat, budget "
-      f"{format_bytes(self.budget_bytes)}, {self._how_far} {format_bytes(self.measured.temp_bytes)} "
+      f"{format_bytes(max(self.budget_bytes, 0))}, {self._how_far} {format_bytes(self.measured.temp_bytes)} "
       f"({'fits' if self.fits else 'OVER BUDGET'})"
       + (f", {format_bytes(self.measured.host_bytes)} in the host's memory" if self.measured.host_bytes else ""),
       f"  engine {self.engine}, planner {self.planner}: {self.overhead:+.2%} modelled cost"

@@ -18,12 +18,11 @@ from jax.extend import core
 from coopjax import compat
 from coopjax.budget import format_bytes
 from coopjax.jaxpr.inline import inline_jits
-from coopjax.jaxpr.placement import path_name
 from coopjax.memory_profile import MemoryProfile
 
 type Role = Literal["parameter", "state", "other"]
+SHOWN = 3  # arguments
 _WORTH_TELLING = 0.01  # of what is there
-_SHOWN = 3
 _HOST = "pinned_host"
 
 
@@ -79,16 +78,17 @@ def _is_of_gradient(equation: core.JaxprEqn, is_backward: Callable[[core.JaxprEq
   return is_forward or is_backward(equation) or any(_is_of_gradient(each, is_backward) for each in inside)
 
 
-def arguments_of(tree: Any, roles: Sequence[Role]) -> tuple[Argument, ...]:
-  """The arrays of a step's arguments, the largest first; where they are not one for each role, no role is known."""
-  leaves = [
-    (path, leaf)
-    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
-    if hasattr(leaf, "shape") and hasattr(leaf, "dtype")
-  ]
-  if len(leaves) != len(roles):
-    roles = ("other",) * len(leaves)
-  found = [_argument(path_name(path), leaf, role) for (path, leaf), role in zip(leaves, roles, strict=True)]
+def arguments_of(named: Iterable[tuple[str, Any]], roles: Sequence[Role] = ()) -> tuple[Argument, ...]:
+  """The arrays among a program's arguments, the largest first; where they are not one for each role, none is known.
+
+  Args:
+    named: the arguments, or their types, each with its path.
+    roles: of the arrays.
+  """
+  arrays = [(path, leaf) for path, leaf in named if hasattr(leaf, "shape") and hasattr(leaf, "dtype")]
+  if len(arrays) != len(roles):
+    roles = ("other",) * len(arrays)
+  found = [_argument(path, leaf, role) for (path, leaf), role in zip(arrays, roles, strict=True)]
   return tuple(sorted(found, key=lambda argument: -argument.num_bytes))
 
 
@@ -115,22 +115,33 @@ def _argument(path: str, leaf: Any, role: Role) -> Argument:
   )
 
 
-def told(arguments: Sequence[Argument], profile: MemoryProfile, excess_bytes: int, platform: str) -> list[str]:
+def told(
+  arguments: Sequence[Argument],
+  ways: Iterable[tuple[int, str]],
+  left_bytes: int,
+  missing_bytes: int,
+  resident_bytes: int,
+) -> list[str]:
   """Lines for an error: by how much arguments and results exceed a total, the largest, and what would make them less.
 
   Args:
-    arguments: of the step.
-    profile: of the step as compiled.
-    excess_bytes: above the budget, without any temporaries.
-    platform: that it is compiled for.
+    arguments: of the program.
+    ways: from `ways_out`.
+    left_bytes: of the budget for temporaries: none, or below zero.
+    missing_bytes: of the budget for arguments, results and the least temporaries that are known.
+    resident_bytes: arguments and results.
   """
-  lines = [f"arguments and outputs alone exceed it by {format_bytes(excess_bytes)}; the largest arguments are:"]
-  lines += [f"  {format_bytes(each.num_bytes):>10}  {each.type} {each.path}" for each in arguments[:_SHOWN]]
-  ways = [way for way in ways_out(arguments, profile, platform) if way[0] >= _WORTH_TELLING * profile.resident_bytes]
+  how_far = f"exceed it by {format_bytes(-left_bytes)}" if left_bytes else "take all of it"
+  lines = [f"arguments and outputs alone {how_far}{'; the largest arguments are:' if arguments else ''}"]
+  lines += [f"  {format_bytes(each.num_bytes):>10}  {each.type} {each.path}" for each in arguments[:SHOWN]]
+  ways = [way for way in ways if way[0] >= _WORTH_TELLING * resident_bytes]
   if ways:
-    lines.append("what would make them less, on each device:")
+    lines.append(
+      f"what would make them less, on each device ({format_bytes(missing_bytes)} are missing, with the least "
+      "temporaries reached):"
+    )
     lines += [
-      f"  {format_bytes(gain):>10}  {what}{', which is enough' if gain > excess_bytes else ''}" for gain, what in ways
+      f"  {format_bytes(gain):>10}  {what}{', which is enough' if gain >= missing_bytes else ''}" for gain, what in ways
     ]
   return lines
 

@@ -22,7 +22,7 @@ from coopjax import compat, contexts
 from coopjax.budget import format_bytes
 from coopjax.jaxpr import cost, non_arrays
 from coopjax.jaxpr.fingerprint import fingerprint_of_step
-from coopjax.jaxpr.placement import Spread
+from coopjax.jaxpr.placement import Spread, path_name
 from coopjax.jaxpr.tags import marked
 from coopjax.jaxpr.trace import explained
 from coopjax.planning import existing as existing_checkpoints
@@ -84,7 +84,9 @@ class Step:
   @functools.cached_property
   def arguments(self) -> tuple[resident.Argument, ...]:
     """Its arrays, the largest first."""
-    return resident.arguments_of((self.args, self.kwargs), resident.roles_of(self.jaxpr, _is_backward))
+    leaves = jax.tree_util.tree_flatten_with_path((self.args, self.kwargs))[0]
+    named = ((path_name(path), leaf) for path, leaf in leaves)
+    return resident.arguments_of(named, resident.roles_of(self.jaxpr, _is_backward))
 
   def program(self, choices: Sequence[Choice | Observed]) -> "Program":
     """The step with a choice per region, or with what watches it; without regions, with one for all of it."""
@@ -181,8 +183,15 @@ def _moved(target: Target, tree: Any) -> Any:
   )
 
 
-def what_to_wrap(jaxpr: core.Jaxpr) -> str:
-  """What in a step without regions to put under a remat, and where: the loop that keeps the most for its gradient."""
+def why_no_regions(step: Step) -> str:
+  """Of a step without regions, that it has none, and what to do about it."""
+  if step.existing == "keep" and holds_checkpoint(step.jaxpr):
+    return f"{step.name} has none but those that existing='keep' leaves alone: existing='replace' has them planned"
+  return f"{step.name} has none: {_what_to_wrap(step.jaxpr)}"
+
+
+def _what_to_wrap(jaxpr: core.Jaxpr) -> str:
+  """What to put under a remat, and where: the loop that keeps the most for its gradient."""
   scans = [equation for equation in _equations(jaxpr) if equation.primitive.name == "scan"]
   largest = max(scans, key=_stacked_bytes, default=None)
   if largest is None or not _stacked_bytes(largest):

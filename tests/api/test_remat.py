@@ -11,6 +11,7 @@ import pytest
 from jax import export
 
 import coopjax
+from coopjax.budget import format_bytes
 from coopjax.planning import choosing
 from coopjax.policy_engine import search
 from coopjax.policy_engine.decisions import PolicyDecisions
@@ -109,10 +110,28 @@ def test_a_share_may_be_in_percent():
     coopjax.Budget.total("50%")
 
 
-def test_a_total_that_arguments_exceed_says_so():
+@pytest.mark.parametrize("engine", ["auto", "hlo"])
+def test_a_total_that_is_missed_is_told_in_totals(engine):
   loss, params, x = models.mlp()
-  with pytest.raises(coopjax.BudgetInfeasibleError, match="1.00 KiB in total: arguments and outputs alone exceed it"):
-    coopjax.plan(loss, params, x, budget=coopjax.Budget.total("1 KiB"))
+  memory = jax.jit(jax.value_and_grad(loss, (0, 1))).lower(params, x).compile().memory_analysis()
+  resident_bytes = memory.argument_size_in_bytes + memory.output_size_in_bytes
+  budget = coopjax.Budget.total("1 KiB")
+  with pytest.raises(coopjax.BudgetInfeasibleError) as planned:
+    coopjax.plan(loss, params, x, budget=budget, engine=engine)
+  with pytest.raises(coopjax.BudgetInfeasibleError) as compiled:
+    jax.jit(jax.value_and_grad(coopjax.remat(loss, budget=budget, engine=engine), (0, 1))).lower(params, x).compile()
+  for caught in (planned, compiled):
+    error, told = caught.value, str(caught.value)
+    temp_bytes = error.smallest_bytes - resident_bytes
+    assert error.budget_bytes == 1024 and 0 < temp_bytes <= memory.temp_size_in_bytes
+    sizes = map(format_bytes, (error.smallest_bytes, temp_bytes, resident_bytes))
+    assert "{} in total, {} of temporaries and {} of arguments and outputs".format(*sizes) in told
+    assert "1.00 KiB in total" in told and "-" not in told.partition("\n")[0].partition("budget of ")[2]
+  lines = str(planned.value).splitlines()
+  assert lines[1] == (
+    f"arguments and outputs alone exceed it by {format_bytes(resident_bytes - 1024)}; the largest arguments are:"
+  )
+  assert planned.value.op == "arguments and outputs" and planned.value.largest[0][0] == x.nbytes
 
 
 def test_what_is_exported_for_any_size_is_planned_when_it_is_compiled():

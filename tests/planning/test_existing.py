@@ -14,6 +14,7 @@ from flax import linen, nnx
 from jax.ad_checkpoint import checkpoint_name
 
 import coopjax
+from coopjax.budget import format_bytes
 from coopjax.planning import steps
 from coopjax.planning.choice import Choice
 from coopjax.policy_engine.decisions import PolicyDecisions
@@ -95,8 +96,15 @@ def test_kept_checkpoints_are_the_users():
   with pytest.warns(coopjax.RematNoEffectWarning, match="within the budget of 4.77 MiB as it is"):
     plan = coopjax.plan(step, *arguments(), budget=5_000_000, existing="keep", effort="fast")
   assert plan.baseline.temp_bytes == plan.measured.temp_bytes == bytes_of(step) == bytes_of(plan.apply(step))
-  with pytest.raises(coopjax.NoRegionsError, match=r"train_step has none but those that existing='keep' leaves alone"):
+  advice = "train_step has none but those that existing='keep' leaves alone: existing='replace' has them planned"
+  with pytest.raises(coopjax.NoRegionsError, match=advice):
     plan_by_policy(step, *arguments(), budget=1_000_000, existing="keep")
+  with pytest.raises(coopjax.BudgetInfeasibleError) as caught:
+    coopjax.plan(step, *arguments(), budget=0.01, existing="keep", effort="fast")
+  (told,) = (note for note in caught.value.__notes__ if "HLO engine alone" in note)
+  assert told.endswith(advice) and caught.value.budget_bytes == int(0.01 * bytes_of(step))
+  asked = f"within the budget of {format_bytes(caught.value.budget_bytes)}, 0.01 of the un-rematerialized temporaries"
+  assert asked in str(caught.value)
 
 
 def test_at_least_what_a_policy_saves():
