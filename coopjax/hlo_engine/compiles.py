@@ -50,6 +50,7 @@ class Excess(NamedTuple):
     message: with all of it.
     budget_bytes: allowed temporaries.
     smallest_bytes: reached.
+    counted_bytes: besides temporaries, in a budget that is a total.
     op: the op that forces it.
     largest: the largest values live there.
     is_refused: it is an error.
@@ -58,8 +59,8 @@ class Excess(NamedTuple):
   message: str
   budget_bytes: int
   smallest_bytes: int
+  counted_bytes: int = 0
   op: str = ""
-    counted_bytes: besides temporaries, in a budget that is a total.
   largest: tuple[tuple[int, str, str], ...] = ()
   is_refused: bool = False
 
@@ -68,7 +69,6 @@ class Excess(NamedTuple):
       self.message,
       budget_bytes=self.budget_bytes + self.counted_bytes,
       smallest_bytes=self.smallest_bytes + self.counted_bytes,
-  counted_bytes: int = 0
       op=self.op,
       largest=tuple(map(tuple, self.largest)),
     )
