@@ -7,9 +7,10 @@ moments come in, are updated and go out, and its update takes the place of its g
 one after the other. What an update makes of gradients alone (a global norm, say) is made before, on the device.
 """
 
+import copy
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +18,13 @@ from jax.extend import core
 
 from coopjax import compat
 from coopjax.jaxpr.fusion import is_elementwise
-from coopjax.jaxpr.inline import inline_jits
+from coopjax.jaxpr.inline import inline_settled
 
 _HOST_KIND = "pinned_host"
 _STACKED_NDIM = 3  # matrices, one on the other: what a scan over layers makes of its parameters
 
 
-def offload_state[T: tuple](optimizer: T) -> T:
+def offload_state[T](optimizer: T) -> T:
   """An optimizer of optax whose state lies in the host's memory (``pinned_host``), on a CPU, GPU or TPU.
 
   The state goes in and out by layer where the update is elementwise and parameters are stacked (arrays of three or more
@@ -35,10 +36,14 @@ def offload_state[T: tuple](optimizer: T) -> T:
   it does: give it, and `jax.ShapeDtypeStruct`s that stand for the state, the shardings of :func:`state_on_host`.
 
   Args:
-    optimizer: what has ``init(params)`` and ``update(updates, state, params)``, such as ``optax.adamw(1e-3)``.
+    optimizer: what has ``init(params)`` and ``update(updates, state, params)``, such as ``optax.adamw(1e-3)`` or an
+      ``optax.MultiSteps`` of it.
 
   Returns:
     One of the same kind, whose ``init`` puts the state there and whose ``update`` leaves it there.
+
+  Raises:
+    AttributeError: it has not both of these, or others can't take their place (a class with ``__slots__``).
 
   Example:
     >>> import jax, jax.numpy as jnp, optax, coopjax
@@ -53,14 +58,20 @@ def offload_state[T: tuple](optimizer: T) -> T:
     'pinned_host'
   """
   made: Any = optimizer
+  init_on_device, update_on_device = made.init, made.update
 
   def init(params):
-    return state_on_host(made.init(params))
+    return state_on_host(init_on_device(params))
 
   def update(updates, state, params=None, **extra):
-    return _streamed(made.update, updates, state, params, extra)
+    return _streamed(update_on_device, updates, state, params, extra)
 
-  return made._replace(init=init, update=update)
+  if hasattr(optimizer, "_replace"):
+    return made._replace(init=init, update=update)
+  offloaded = copy.copy(optimizer)  # with all else that it has: `MultiSteps.has_updated` for one
+  for name, method in (("init", init), ("update", update)):
+    object.__setattr__(offloaded, name, method)  # a frozen dataclass refuses to have it set by itself
+  return offloaded
 
 
 def state_on_host[T](state: T) -> T:
@@ -118,10 +129,27 @@ def _streamed(update: Callable, updates: Any, state: Any, params: Any, extra: di
     return out
 
   arrays = [leaf for leaf, ok in zip(leaves, is_array, strict=True) if ok]
-  jaxpr = compat.dce(inline_jits(jax.make_jaxpr(flat)(*arrays).jaxpr))
+  jaxpr = compat.dce(inline_settled(jax.make_jaxpr(flat)(*arrays).jaxpr))
   places = {i: sum(is_array[:i]) for i in hosts}
-  values = _Update(jaxpr, arrays, frozenset(places.values()), num_updates).run()
+  num_new_updates = out_trees[0].children()[0].num_leaves  # fewer than gradients where some are None
+  values = _Update(jaxpr, arrays, frozenset(places.values()), num_new_updates).run()
   return jax.tree.unflatten(out_trees[0], values)
+
+
+class _Result(NamedTuple):
+  """What an update returns in one place. One value may be returned as an update and as a state.
+
+  Attributes:
+    atom: a variable of the jaxpr or a constant.
+    is_state: the place is a new state's, not an update's.
+  """
+
+  atom: Any
+  is_state: bool
+
+  def placed(self, value: Any) -> Any:
+    """A new state leaves the device at once; an update stays."""
+    return _to_host(value) if self.is_state and _moves(value) else value
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -129,14 +157,14 @@ class _Group:
   """Results that are made from the same states.
 
   Attributes:
-    outputs: of the update.
+    results: of the update.
     arrivals: states, on the device.
-    equations: positions of those that make the outputs.
+    equations: positions of those that make the results.
     whole: values that these read, made before.
     is_stacked: each layer of a stack is made from the same layer of all that is read.
   """
 
-  outputs: tuple[core.Var, ...]
+  results: tuple[_Result, ...]
   arrivals: tuple[core.Var, ...]
   equations: frozenset[int]
   whole: tuple[core.Var, ...]
@@ -150,17 +178,19 @@ class _Update:
     jaxpr: from all arrays that it takes to all that it returns, updates first.
     inputs: for it.
     hosts: of these, the states that come from the host; the jaxpr puts each on the device.
-    num_updates: how many outputs are updates; the first inputs are as many gradients.
+    num_updates: how many outputs are updates.
   """
 
   def __init__(self, jaxpr: core.Jaxpr, inputs: Sequence[Any], hosts: frozenset[int], num_updates: int):
-    self._jaxpr, self._inputs, self._num_updates = jaxpr, inputs, num_updates
+    self._jaxpr = jaxpr
+    self._results = [_Result(atom, place >= num_updates) for place, atom in enumerate(jaxpr.outvars)]
     self._env: dict[Any, Any] = dict(compat.environment(jaxpr, inputs))
     on_host = {jaxpr.invars[i] for i in hosts}
     self._state_of: dict[Any, Any] = {
-      equation.outvars[0]: equation.invars[0]
+      equation.outvars[0]: source
       for equation in jaxpr.eqns
-      if equation.primitive.name == "device_put" and equation.invars[0] in on_host
+      if equation.primitive.name == "device_put" and isinstance(source := equation.invars[0], core.Var)
+      if source in on_host
     }
     self._maker = {var: i for i, equation in enumerate(jaxpr.eqns) for var in equation.outvars}
     self._reads: dict[core.Var, frozenset[core.Var]] = {var: frozenset([var]) for var in self._state_of}
@@ -175,22 +205,25 @@ class _Update:
     needed = self._equations_for([*before, *(var for group in groups for var in group.whole)])
     for i in sorted(needed):
       self._evaluate(i, self._env)
+    made: dict[_Result, Any] = {}
     finished: Any = None
     for group in groups:
-      made = self._run_stacked(group) if group.is_stacked else self._run_whole(group, finished)
-      self._env |= made
-      finished = finished if group.is_stacked else next(iter(made.values()))
-    return [self._result(place, atom) for place, atom in enumerate(self._jaxpr.outvars)]
+      of_group = self._run_stacked(group) if group.is_stacked else self._run_whole(group, finished)
+      made |= of_group
+      finished = finished if group.is_stacked else next(iter(of_group.values()))
+    return [result.placed(self._value(result, made)) for result in self._results]
 
   def _states(self, atom: Any) -> frozenset[core.Var]:
     """That a value depends on."""
     return self._reads.get(atom, frozenset()) if isinstance(atom, core.Var) else frozenset()
 
-  def _result(self, place: int, atom: Any) -> Any:
-    if isinstance(atom, core.Literal):
-      return jnp.asarray(atom.val)
-    value = self._env[self._state_of.get(atom, atom)]
-    return _to_host(value) if place >= self._num_updates and _moves(value) else value
+  def _value(self, result: _Result, made: dict[_Result, Any]) -> Any:
+    if isinstance(result.atom, core.Literal):
+      return jnp.asarray(result.atom.val)
+    if result.atom in self._state_of:  # as it was: in a state's place it has not left the host
+      state = self._env[self._state_of[result.atom]]
+      return state if result.is_state else _to_device(state)
+    return made[result] if result in made else self._env[result.atom]
 
   def _evaluate(self, i: int, env: dict[core.Var, Any]) -> None:
     equation = self._jaxpr.eqns[i]
@@ -217,12 +250,11 @@ class _Update:
     return equations, outside
 
   def _groups(self) -> list[_Group]:
-    """The outputs that depend on states, split as finely as their states allow; in the order of the outputs."""
-    read = dict.fromkeys(self._jaxpr.outvars)
-    outputs: list[Any] = [atom for atom in read if self._states(atom) and atom not in self._state_of]
-    merged: list[tuple[set[core.Var], list[core.Var]]] = []
-    for var in outputs:
-      states, members = set(self._states(var)), [var]
+    """The results that depend on states, split as finely as their states allow; in the order of the results."""
+    made = [result for result in self._results if self._states(result.atom) and result.atom not in self._state_of]
+    merged: list[tuple[set[core.Var], list[_Result]]] = []
+    for result in dict.fromkeys(made):
+      states, members = set(self._states(result.atom)), [result]
       for other in [each for each in merged if each[0] & states]:
         merged.remove(other)
         states, members = states | other[0], other[1] + members
@@ -230,14 +262,15 @@ class _Update:
     order = {var: i for i, var in enumerate(self._state_of)}
     return [self._group(tuple(members), tuple(sorted(states, key=order.__getitem__))) for states, members in merged]
 
-  def _group(self, outputs: tuple[core.Var, ...], arrivals: tuple[core.Var, ...]) -> _Group:
+  def _group(self, results: tuple[_Result, ...], arrivals: tuple[core.Var, ...]) -> _Group:
     shape = _shape(arrivals[0])
+    outputs = [result.atom for result in results]
     if len(shape) >= _STACKED_NDIM and {_shape(var) for var in (*outputs, *arrivals)} == {shape}:
       equations, whole = self._reached(outputs, lambda i: self._is_elementwise(i, shape))
       if not any(map(self._states, whole)):
-        return _Group(outputs, arrivals, frozenset(equations), self._in_order(whole), True)
+        return _Group(results, arrivals, frozenset(equations), self._in_order(whole), True)
     equations, whole = self._reached(outputs, lambda i: any(map(self._states, self._jaxpr.eqns[i].invars)))
-    return _Group(outputs, arrivals, frozenset(equations), self._in_order(whole), False)
+    return _Group(results, arrivals, frozenset(equations), self._in_order(whole), False)
 
   def _in_order(self, variables: set[core.Var]) -> tuple[core.Var, ...]:
     inputs = {var: i - len(self._env) for i, var in enumerate(self._env)}
@@ -252,7 +285,7 @@ class _Update:
       and {_shape(var) for var in equation.outvars} == {shape}
     )
 
-  def _run_whole(self, group: _Group, finished: Any) -> dict[core.Var, Any]:
+  def _run_whole(self, group: _Group, finished: Any) -> dict[_Result, Any]:
     """The group's states come in together, once what was made before them is `finished`."""
     env = {var: self._env[var] for var in group.whole}
     states = [_to_host(self._env[self._state_of[var]]) for var in group.arrivals]
@@ -261,15 +294,15 @@ class _Update:
     env |= {var: _to_device(state) for var, state in zip(group.arrivals, states, strict=True)}
     for i in sorted(group.equations):
       self._evaluate(i, env)
-    return {var: env[var] for var in group.outputs}
+    return {result: env[result.atom] for result in group.results}
 
-  def _run_stacked(self, group: _Group) -> dict[core.Var, Any]:
+  def _run_stacked(self, group: _Group) -> dict[_Result, Any]:
     """The group's states come in layer by layer, and go back where they were; updates take the place of gradients."""
     shape = _shape(group.arrivals[0])
     sliced = [var for var in group.whole if _shape(var) == shape]
     numbers = {var: self._env[var] for var in group.whole if _shape(var) != shape}
     in_place = self._in_place(group, sliced)
-    stacked = [var for var in group.outputs if var not in in_place.values()]
+    stacked = [result for result in group.results if result not in in_place.values()]
     read = [var for var in (*sliced, *group.arrivals) if var not in in_place]
 
     def turn(carry, slices):
@@ -280,10 +313,10 @@ class _Update:
       for i in sorted(group.equations):
         self._evaluate(i, env)
       kept = [
-        jax.lax.dynamic_update_index_in_dim(array, self._outgoing(var, env[var]), layer, 0)
-        for array, var in zip(kept, in_place.values(), strict=True)
+        jax.lax.dynamic_update_index_in_dim(array, result.placed(env[result.atom]), layer, 0)
+        for array, result in zip(kept, in_place.values(), strict=True)
       ]
-      return (layer + 1, kept), [self._outgoing(var, env[var]) for var in stacked]
+      return (layer + 1, kept), [result.placed(env[result.atom]) for result in stacked]
 
     arrays = {var: self._env[var] for var in sliced}
     arrays |= {var: _to_host(self._env[self._state_of[var]]) for var in group.arrivals}
@@ -291,17 +324,13 @@ class _Update:
     (_, kept), rest = jax.lax.scan(turn, start, [arrays[var] for var in read], shape[0])
     return dict(zip(in_place.values(), kept, strict=True)) | dict(zip(stacked, rest, strict=True))
 
-  def _in_place(self, group: _Group, sliced: Sequence[core.Var]) -> dict[core.Var, core.Var]:
-    """Outputs by what they take the memory of: updates that of gradients, new states that of old ones."""
+  def _in_place(self, group: _Group, sliced: Sequence[core.Var]) -> dict[core.Var, _Result]:
+    """Results by what they take the memory of: updates that of gradients, new states that of old ones."""
     arrival_of = {state: var for var, state in self._state_of.items()}
     found = {}
-    for taken, output in zip(self._jaxpr.invars, self._jaxpr.outvars):
+    for taken, result in zip(self._jaxpr.invars, self._results):
       taken = arrival_of.get(taken, taken)
-      if output in group.outputs and (taken in sliced or taken in group.arrivals) and output.aval == taken.aval:
-        found[taken] = output
+      places = group.arrivals if result.is_state else sliced  # on the host, or on the device
+      if result in group.results and taken in places and result.atom.aval == taken.aval:
+        found[taken] = result
     return found
-
-  def _outgoing(self, var: core.Var, value: Any) -> Any:
-    """A new state leaves the device at once; an update stays."""
-    is_state = var in self._jaxpr.outvars[self._num_updates :]
-    return _to_host(value) if is_state and _moves(value) else value

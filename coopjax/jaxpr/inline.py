@@ -1,4 +1,4 @@
-"""A jaxpr with calls in it opened up: what JAX opens up itself, nested jits alone, or all of them."""
+"""A jaxpr with calls in it opened up: what JAX opens up itself, nested jits (and settled branches), or all."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +16,11 @@ def inline_jits(jaxpr: core.Jaxpr) -> core.Jaxpr:
   return _inline(jaxpr, lambda equation: equation.params["jaxpr"] if compat.is_plain_jit(equation) else None)
 
 
+def inline_settled(jaxpr: core.Jaxpr) -> core.Jaxpr:
+  """The jaxpr with nested jits opened up, and of each `cond` whose predicate is a constant the branch that runs."""
+  return _inline(jaxpr, _settled_body)
+
+
 def inline_as_jax_does(jaxpr: core.Jaxpr) -> core.Jaxpr:
   """The jaxpr with those calls opened up that JAX itself opens up where it traces (see `compat.keep_calls`)."""
   body_of = lambda equation: equation.params["jaxpr"] if compat.is_opened_by_jax(equation) else None
@@ -28,6 +33,14 @@ def inline_calls(jaxpr: core.Jaxpr) -> core.Jaxpr:
   For looking at, not for differentiating.
   """
   return _inline(jaxpr, compat.call_body)
+
+
+def _settled_body(equation: core.JaxprEqn) -> core.Jaxpr | None:
+  if equation.primitive.name != "cond" or not isinstance(equation.invars[0], core.Literal):
+    return equation.params["jaxpr"] if compat.is_plain_jit(equation) else None
+  branches = list(compat.sub_jaxprs(equation))
+  taken = branches[min(max(int(equation.invars[0].val), 0), len(branches) - 1)]  # as the primitive clamps it
+  return None if taken.consts or equation.effects else taken
 
 
 def _inline(
@@ -53,7 +66,8 @@ def _inline_call(
   call: core.JaxprEqn, body: core.Jaxpr, arguments: Sequence[Any], equations: list[core.JaxprEqn]
 ) -> list[Any]:
   """Appends the equations of a call's body, with fresh variables, and returns what stands for its outputs."""
-  substitute = dict(zip(body.invars, arguments, strict=True))
+  operands = arguments[len(arguments) - len(body.invars) :]  # behind the index of a `cond`
+  substitute = dict(zip(body.invars, operands, strict=True))
   read = lambda atom: atom if isinstance(atom, core.Literal) else substitute[atom]
   is_opened_by_jax = compat.is_opened_by_jax(call)
   for inner in body.eqns:

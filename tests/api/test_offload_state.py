@@ -1,6 +1,8 @@
 """Optimizer state in the host's memory: the same losses, where the state lies, and what that leaves on the device."""
 
+import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -13,14 +15,41 @@ from coopjax.xla import targets
 from tests.support import models
 
 LAYERS, WIDTH, BATCH = 4, 32, 8
-PARAMS = {"in": (16, WIDTH), "down": (LAYERS, WIDTH, WIDTH), "up": (LAYERS, WIDTH, WIDTH), "norm": (WIDTH,)}
+PARAMS = {
+  "in": (16, WIDTH),
+  "down": (LAYERS, WIDTH, WIDTH),
+  "up": (LAYERS, WIDTH, WIDTH),
+  "norm": (WIDTH,),
+  "scale": (),
+}
+FROZEN = ("up", "scale")
+SCHEDULE = optax.cosine_decay_schedule(1e-2, 20)
+
+
+def one_step_late():
+  """Its updates are its states as they were."""
+  zeros = lambda params: jax.tree.map(jnp.zeros_like, params)
+  return optax.GradientTransformation(zeros, lambda updates, state, params=None: (state, updates))
+
+
 OPTIMIZERS = {
   "adamw": optax.adamw(1e-2),
-  "clipped": optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(optax.cosine_decay_schedule(1e-2, 20))),
+  "clipped": optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(SCHEDULE)),
   "momentum": optax.sgd(1e-2, momentum=0.9),
   "mixed": optax.chain(optax.scale_by_adam(), optax.clip_by_global_norm(0.1), optax.scale(-1.0)),  # all states at once
   "lamb": optax.lamb(1e-2),
   "adafactor": optax.adafactor(1e-2, min_dim_size_to_factor=16),
+  "rmsprop": optax.rmsprop(1e-3, momentum=0.9),  # the momentum is the update
+  "frozen": optax.multi_transform(  # of a number, the update is a constant
+    {
+      True: optax.set_to_zero(),
+      False: optax.inject_hyperparams(optax.rmsprop)(optax.linear_schedule(1e-3, 0, 20), momentum=0.9),
+    },
+    {name: name in FROZEN for name in PARAMS},
+  ),
+  "late": optax.chain(optax.sgd(1e-2), one_step_late()),
+  "accumulated": optax.MultiSteps(optax.adamw(1e-2), 2),
+  "skipping": optax.MultiSteps(optax.rmsprop(1e-3, momentum=0.9), 2, should_skip_update_fn=optax.skip_not_finite),
 }
 
 
@@ -30,7 +59,7 @@ def loss(params, x):
     return h + jnp.tanh(h @ down) @ up, None
 
   h, _ = jax.lax.scan(jax.checkpoint(layer), x @ params["in"], (params["down"], params["up"]))
-  return jnp.mean((h * params["norm"] - 1) ** 2)
+  return jnp.mean((h * params["norm"] * params["scale"] - 1) ** 2)
 
 
 def step_of(optimizer):
@@ -43,9 +72,12 @@ def step_of(optimizer):
   return train_step
 
 
+def start_of(seed, *shape):
+  return models.normal(seed, *shape) * shape[0] ** -0.5 if shape else jnp.ones(())
+
+
 def start(optimizer, batch=BATCH):
-  params = {name: models.normal(i, *shape) * shape[0] ** -0.5 for i, (name, shape) in enumerate(PARAMS.items())}
-  params = jax.tree.map(jnp.asarray, params)
+  params = {name: start_of(i, *shape) for i, (name, shape) in enumerate(PARAMS.items())}
   return params, optimizer.init(params), models.normal(9, batch, 16)
 
 
@@ -59,7 +91,7 @@ def losses_of(optimizer, num_steps=20):
   return losses, state
 
 
-@pytest.mark.parametrize("name", ["adamw", "clipped", "mixed", "adafactor"])
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name not in ("momentum", "lamb")])
 def test_losses_are_the_same_and_the_state_stays_on_the_host(name):
   plain, _ = losses_of(OPTIMIZERS[name])
   offloaded, state = losses_of(coopjax.offload_state(OPTIMIZERS[name]))
@@ -85,6 +117,48 @@ def test_stacked_moments_go_in_and_out_by_layer():
   assert loops_with_layers(coopjax.offload_state(OPTIMIZERS["momentum"])) == [1, 1]
   assert loops_with_layers(coopjax.offload_state(OPTIMIZERS["lamb"])) == []  # a norm of each parameter's own update
   assert loops_with_layers(coopjax.offload_state(OPTIMIZERS["mixed"])) == []
+  assert loops_with_layers(coopjax.offload_state(OPTIMIZERS["rmsprop"])) == [2, 2]
+  assert loops_with_layers(coopjax.offload_state(OPTIMIZERS["frozen"])) == [2]
+  assert loops_with_layers(coopjax.offload_state(OPTIMIZERS["accumulated"])) == [3, 3]  # gradients, too
+  assert loops_with_layers(coopjax.offload_state(OPTIMIZERS["skipping"])) == []  # on a number made of all gradients
+
+
+def test_an_update_that_is_also_the_new_state_is_returned_in_both_places():
+  params = {"layers": jnp.ones((LAYERS, WIDTH, WIDTH))}
+  optimizer = coopjax.offload_state(optax.trace(0.5))
+  updates, state = jax.jit(optimizer.update)(params, optimizer.init(params))
+  kinds = [tree["layers"].sharding.memory_kind for tree in (updates, state.trace)]
+  assert kinds == ["device", "pinned_host"]
+  np.testing.assert_array_equal(updates["layers"], state.trace["layers"])
+
+
+def test_an_object_stays_what_it_is():
+  plain = optax.MultiSteps(optax.adamw(1e-2), 2)
+  offloaded = coopjax.offload_state(plain)
+  params = {"layers": jnp.ones((LAYERS, WIDTH, WIDTH))}
+  kind_of = lambda optimizer: optimizer.init(params).acc_grads["layers"].sharding.memory_kind
+  assert type(offloaded) is optax.MultiSteps and not offloaded.has_updated(offloaded.init(params))
+  assert kind_of(offloaded) == kind_of(offloaded.gradient_transformation()) == "pinned_host"
+  assert kind_of(plain) == "device"
+
+
+def test_an_optimizer_of_ones_own():
+  @dataclasses.dataclass(frozen=True)
+  class Optimizer:
+    init: Callable
+    decay: float = 0.5
+
+    def update(self, updates, state, params=None):
+      state = jax.tree.map(lambda update, old: update + self.decay * old, updates, state)
+      return jax.tree.map(jnp.negative, state), state
+
+  params = {"layers": jnp.ones((LAYERS, WIDTH, WIDTH))}
+  optimizer = coopjax.offload_state(Optimizer(lambda params: jax.tree.map(jnp.ones_like, params)))
+  updates, state = optimizer.update(params, optimizer.init(params))
+  assert state["layers"].sharding.memory_kind == "pinned_host" and optimizer.decay == 0.5
+  np.testing.assert_array_equal(updates["layers"], -1.5)
+  with pytest.raises(AttributeError, match="init"):
+    coopjax.offload_state(lambda updates: updates)
 
 
 def test_a_plan_of_such_a_step_holds_its_budget_and_leaves_the_state_there():
