@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from coopjax import display, progress
-from coopjax.budget import BudgetLike, format_bytes
+from coopjax.budget import Budget, BudgetLike, format_bytes
 from coopjax.errors import BudgetExceededWarning, BudgetInfeasibleError, CompileMemoryError, RematNoEffectWarning
 from coopjax.planning import following
 from coopjax.planning.plannable import Plannable
@@ -39,6 +39,11 @@ class BatchPoint:
   reason: str = ""
 
   @property
+  def name(self) -> str:
+    """The batch in words."""
+    return _named(self.batch, self.microbatches)
+
+  @property
   def seconds(self) -> float | None:
     """One step, modelled: what its instructions take one after the other. None without a plan, or where they can't be
     read.
@@ -56,9 +61,8 @@ class BatchPoint:
     return self.plan is not None and self.plan.is_drafted
 
   def row(self) -> tuple[str, ...]:
-    """Of the table."""
-    if self.plan is None:
-      return (f"{self.batch:,}", str(self.microbatches), "", "", "", "", self.reason)
+    """Of the table; of a batch that a plan holds."""
+    assert self.plan is not None
     measured, rate = self.plan.measured, self.examples_per_s
     return (
       f"{self.batch:,}",
@@ -78,11 +82,13 @@ class Fit:
   Attributes:
     name: of the step.
     target: planned for, None for the default backend.
+    budget: in bytes, unless it is a share; of "fits" what the device leaves.
     points: what was found.
   """
 
   name: str
   target: str | None
+  budget: Budget
   points: tuple[BatchPoint, ...]
 
   @property
@@ -97,16 +103,18 @@ class Fit:
     return max((point for point in self.points if point.examples_per_s), key=_rate, default=None)
 
   def table(self, width: int = 0) -> str:
-    """All points as aligned text, of `width` characters a line (0: as many as it takes), and which are the largest and
-    the fastest.
+    """What fits as aligned text, of `width` characters a line (0: as many as it takes), why the rest does not, and
+    which are the largest and the fastest.
     """
-    lines = [display.wrapped(f"{self.name}{f' on {self.target}' if self.target else ''}: what fits", width), ""]
-    lines.append(
-      display.text_table(COLUMNS, [point.row() for point in sorted(self.points, key=_size)], width, SPARE_COLUMNS)
-    )
+    on, points = f" on {self.target}" if self.target else "", sorted(self.points, key=_size)
+    of = "" if self.budget.is_total or self.budget.share is not None else " of temporaries"
+    lines = [f"{self.name}{on}: what fits in {self.budget}{of}", ""]
+    lines += [f"{point.name}: {point.reason}" for point in points if point.plan is None]
     for what, point in (("largest", self.largest), ("fastest, modelled", self.fastest)):
-      over = f" over {point.microbatches} microbatches" if point and point.microbatches > 1 else ""
-      lines.append(f"{what}: {f'a batch of {point.batch:,}{over}' if point else 'none'}")
+      lines.append(f"{what}: {point.name if point else 'none'}")
+    lines = [display.wrapped(line, width) for line in lines]
+    if rows := [point.row() for point in points if point.plan is not None]:
+      lines.insert(2, display.text_table(COLUMNS, rows, width, SPARE_COLUMNS))
     return "\n".join(lines)
 
   def to_dict(self) -> dict[str, Any]:
@@ -114,6 +122,7 @@ class Fit:
     return {
       "name": self.name,
       "target": self.target,
+      "budget": dataclasses.asdict(self.budget),
       "points": [
         {
           "batch": point.batch,
@@ -213,7 +222,7 @@ def fit(
     warnings.simplefilter("ignore", BudgetExceededWarning)  # such a batch is a point without a plan
     for batch in _doubled(tried, unit) if batches is None else batches:
       tried.holds(batch)
-    found = Fit(name, tried.target, tuple(tried.points))
+    found = Fit(name, tried.target, tried.budget or Budget.parse(budget), tuple(tried.points))
     while drafted := next((point for point in (found.largest, found.fastest) if point and point.is_drafted), None):
       compiled = tried.compiled(drafted)
       points = tuple(compiled if point is drafted else point for point in found.points)
@@ -239,6 +248,7 @@ class _Tried:
     self._made: dict[tuple[int, int], tuple[Plannable, Request]] = {}  # by batch and microbatches
     self.points: list[BatchPoint] = []
     self.target: str | None = None
+    self.budget: Budget | None = None
 
   def holds(self, batch: int) -> bool:
     """Whether a plan holds the batch, in some number of microbatches; planned once."""
@@ -252,19 +262,20 @@ class _Tried:
     return self._held[batch]
 
   def _planned(self, batch: int, count: int) -> BatchPoint:
-    progress.note(f"a batch of {batch:,}" + (f" over {count} microbatches" if count > 1 else ""))
+    progress.note(_named(batch, count))
     made = self._args_for_batch(batch) if self._microbatches == (1,) else self._args_for_batch(batch, count)
     arguments = tuple(made) if isinstance(made, tuple | list) else (made,)
     kind = jax.tree.structure(arguments), tuple(map(str, map(jax.typeof, jax.tree.leaves(arguments))))
     if (other := self._kinds.setdefault(kind, (batch, count))) != (batch, count):
       raise ValueError(f"the arguments for {(batch, count)}, batch and microbatches, are those for {other}")
     request = self._request_for(arguments)
-    self.target = request.target
+    self.target, self.budget = request.target, request.budget
     try:
       program = Plannable.of(self._step, arguments, {}, request.device, None, self._existing, drafts=request.drafts)
       plan = program.plan(request)
     except BudgetInfeasibleError as error:
-      return BatchPoint(batch, count, None, f"needs {format_bytes(error.smallest_bytes)} of temporaries")
+      counted = "in total" if request.budget.is_total else "of temporaries"
+      return BatchPoint(batch, count, None, f"needs {format_bytes(error.smallest_bytes)} {counted}")
     except CompileMemoryError as error:
       return BatchPoint(batch, count, None, str(error).partition("\n")[0])
     self._made[batch, count] = program, request
@@ -272,12 +283,16 @@ class _Tried:
 
   def compiled(self, point: BatchPoint) -> BatchPoint:
     """A point whose plan was drafted, with the plan compiled: that may show that it does not hold the batch."""
-    progress.note(f"compiling the plan for a batch of {point.batch:,}")
+    progress.note(f"compiling the plan for {point.name}")
     program, request = self._made[point.batch, point.microbatches]
     assert point.plan is not None  # which was drafted
     measured = request.measure(program.compile_with(following.choices_of(point.plan), whole=True))
     plan = dataclasses.replace(point.plan, measured=measured, is_drafted=False)
     return _point(point.batch, point.microbatches, plan)
+
+
+def _named(batch: int, microbatches: int) -> str:
+  return f"a batch of {batch:,}" + (f" over {microbatches} microbatches" if microbatches > 1 else "")
 
 
 def _point(batch: int, microbatches: int, plan: RematPlan) -> BatchPoint:

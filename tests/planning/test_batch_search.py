@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import coopjax
+from coopjax.budget import format_bytes
 from tests.support.checks import temp_bytes
 
 WEIGHTS = [jax.ShapeDtypeStruct((64, 64), "float32")] * 6
@@ -81,6 +82,22 @@ def test_nothing_fits_and_what_is_no_batch():
     coopjax.fit(loss, lambda batch: arguments(64), batches=[64, 128], budget=BUDGET)
   with pytest.raises(coopjax.InvalidBudgetError):
     fit(budget=-1, batches=[64])
+
+
+def test_a_total_is_told_in_totals_at_every_width():
+  budget = coopjax.Budget.total("1 MiB")
+  found = fit(batches=[256, 4096], budget=budget, engine="hlo")
+  with pytest.raises(coopjax.BudgetInfeasibleError) as caught:
+    coopjax.plan(loss, *arguments(4096), budget=budget, engine="hlo", effort="fast")
+  resident_bytes = 6 * 64 * 64 * 4 + 4096 * 64 * 4  # at least
+  assert caught.value.smallest_bytes > resident_bytes > 2**20 == caught.value.budget_bytes
+  reason = f"needs {format_bytes(caught.value.smallest_bytes)} in total"
+  assert [point.reason for point in found.points] == ["", reason]
+  for width in (0, 50):
+    lines = found.table(width).splitlines()
+    assert lines[0] == "loss: what fits in 1.00 MiB in total" and f"a batch of 4,096: {reason}" in lines
+    assert [line.split()[0] for line in lines[3:-3]] == ["256"]  # no row without its reason
+  assert found.to_dict()["budget"]["is_total"] and "600.00 KiB of temporaries" in fit(batches=[]).table()
 
 
 @pytest.mark.targets
