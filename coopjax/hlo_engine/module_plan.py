@@ -5,6 +5,7 @@ planned and rewritten, and the outcome is verified; on any doubt the module stay
 """
 
 import dataclasses
+import math
 from collections.abc import Collection
 
 import numpy as np
@@ -40,6 +41,7 @@ _JUST_MISSED_BY_SKETCH = 1.01  # where there are other trials
 _ONCE_MORE = 2  # times the steps, then
 _NEXT_TO_NOTHING = 0.005  # of the program's cost
 _OUT_OF_REACH = 1  # bytes
+_A_LITTLE_LESS = 0.93  # than the least: what is in reach may be found where what is out of it was not
 _NEAR_SMALLEST = (
   1.01  # temporaries that count as the smallest where the budget can't be reached: the last percent costs
 )
@@ -222,8 +224,16 @@ def _search(
   if is_open and is_just_missed():
     search(_ONCE_MORE * steps[-1])
   if is_just_missed():
+    # If all miss, the least is what is told: of whatever budget was asked, what it searches for is the same.
+    found, missed = [], found
     for max_steps in steps:
       search(max_steps, _OUT_OF_REACH)
+    least_bytes = math.inf
+    while not is_sketch and (reached_bytes := min(result.after.temp_bytes for result in found)) < least_bytes:
+      least_bytes = reached_bytes
+      search(steps[-1], int(_A_LITTLE_LESS * least_bytes))
+    if is_sketch or min(result.after.temp_bytes for result in found) <= (budget_bytes or 0):
+      found = [*missed, *found]
   near_bytes = int(_NEAR_SMALLEST * min(result.after.temp_bytes for result in found))
 
   def rank(result: RecomputeOrderResult) -> tuple[int, float, int]:

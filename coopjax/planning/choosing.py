@@ -192,9 +192,9 @@ class Case:
     on_trial = request.for_trials() if before is None else request  # elsewhere a trial's compile is the plan's
     under = None if request.platform == "tpu" else outcome
     mark, trial_mark = (under and each.mark(self.fingerprint, Budget(budget_bytes)) for each in (request, on_trial))
-    trials = Trials(request, trial_mark, resident_bytes=baseline.resident_bytes)
+    trials = Trials(request, resident_bytes=baseline.resident_bytes)
     found: list[PolicyPlan[PolicyDecisions]] = []
-    compiled: dict[PolicyDecisions, tuple[int, HloEngineShare | None]] = {}
+    best, found_with = None, trial_mark
     below_flops = rival.outcome.recompute_flops if rival and rival.outcome else math.inf
     link = host_offload.link(request.budget, request.device)
     with warnings.catch_warnings():
@@ -204,16 +204,21 @@ class Case:
       ways = (False,) if not mark else (True, False) if is_known or not is_spread else (True,)
       smallest_bytes = lambda: min(plan.smallest_bytes for plan in found) if rival is None else 0
       for within_bytes in search.limits(budget_bytes, smallest_bytes):
+        # The least is found, and told, the same whatever was asked.
+        of_ways, compiled = (
+          list[PolicyPlan[PolicyDecisions]](),
+          dict[PolicyDecisions, tuple[int, HloEngineShare | None]](),
+        )
+        found_with = under and on_trial.mark(self.fingerprint, Budget(within_bytes))
+        compile_trial = functools.partial(trials.compile, mark=found_with)
         for only_scans in ways:
-          if found and found[-1].is_feasible:
-            break
           plan = search.plan_policy(
             traced,
             within_bytes,
-            trials.compile,
+            compile_trial,
             baseline.temp_bytes,
             max_rounds=trials.max_rounds,
-            mark=trial_mark,
+            mark=found_with,
             only_scans=only_scans,
             profile=profile,
             link=link,
@@ -221,23 +226,28 @@ class Case:
             hlo_share_of=trials.hlo_share,
             below_flops=below_flops,
             shards=shards,
-            whole_fn=functools.partial(trials.compile, whole=True) if trials.are_drafts else None,
+            whole_fn=functools.partial(compile_trial, whole=True) if trials.are_drafts else None,
             compiled=compiled,
           )
-          found.append(dataclasses.replace(plan, is_feasible=plan.temp_bytes <= budget_bytes))
-      best = found[-1] if found[-1].is_feasible else min(found, key=lambda plan: plan.smallest_bytes)
-      if mark != trial_mark and not best.is_feasible and best.rounds:  # once more, with all of the effort
-        temp_bytes = temp_bytes_of(
-          trials.compile(*fn_and_gradient(traced, rewrite(traced, best.decisions, mark)), mark)
-        )
-        if temp_bytes < best.temp_bytes:
-          shares = trials.hlo_share(), compiled[best.decisions][1]
+          of_ways.append(dataclasses.replace(plan, is_feasible=plan.temp_bytes <= budget_bytes))
+          if of_ways[-1].is_feasible:
+            break
+        found += of_ways
+        best = min(of_ways, key=lambda plan: (not plan.is_feasible, plan.smallest_bytes))
+        if best.rounds and mark != found_with and not (best.is_feasible and found_with == trial_mark):
+          # With the mark that the program will have: of all of the effort, for the budget.
+          program = fn_and_gradient(traced, rewrite(traced, best.decisions, mark))
+          temp_bytes, share = temp_bytes_of(trials.compile(*program, mark)), compiled[best.decisions][1]
+          shares = trials.hlo_share(), share
           more_flops, fewer_flops = (share.recompute_flops if share else 0.0 for share in shares)
           best = best.compiled(temp_bytes, budget_bytes, more_flops - fewer_flops)
+        if best.is_feasible:
+          break
+      assert best is not None  # there is always a limit
       if rival and not (best.is_feasible and best.recompute_flops < below_flops):
         return rival
       if trials.smallest is None and not best.is_feasible:
-        trials.compile(*fn_and_gradient(traced, marked_fn(traced, trial_mark)))
+        trials.compile(*fn_and_gradient(traced, marked_fn(traced, trial_mark)), trial_mark)
     if not is_known and (mark or is_spread):
       is_known_best = best.is_feasible or traced.placement.batches or not is_spread
       return self._carry_over(outcome, best if is_known_best else found[0])
@@ -254,7 +264,7 @@ class Case:
       self._report_infeasible(budget_bytes, min(best.smallest_bytes, baseline.temp_bytes), module_of(trials.smallest))
       if best.smallest_bytes >= baseline.temp_bytes:  # no checkpoints are better than these
         return Chosen(Choice(), before=before)
-    measured = trials.measured(best.temp_bytes) if mark == trial_mark else None
+    measured = trials.measured(best.temp_bytes) if mark == found_with else None
     return Chosen(Choice(mark, best.decisions), outcome, best, before=before, measured=measured, shards=shards)
 
   def _tagged(self) -> jax.stages.Compiled | OversizedProgram:

@@ -212,37 +212,45 @@ class _Planning:
 
     If the HLO engine alone holds the budget, a division is taken that repeats less; else the first that holds it.
     """
-    tried: dict[Any, tuple[MemoryProfile, hook.Outcome | None]] = {}
     below_flops = self._outcome.recompute_flops if self.holds and self._outcome else math.inf
-    trial_mark = mark and self._request.for_trials().mark(self._step.fingerprint, Budget(self.budget_bytes))
+    at_first = self._choices, self.best, self._outcome, self._found
+    for within_bytes in search.limits(self.budget_bytes, lambda: self.best.temp_bytes):
+      # The least is found, and told, the same whatever was asked.
+      self._choices, self.best, self._outcome, self._found = at_first
+      trial_mark = mark and self._request.for_trials().mark(self._step.fingerprint, Budget(within_bytes))
+      for only_scans in (True, False) if mark else (False,):
+        if self._divide(within_bytes, trial_mark, below_flops, only_scans=only_scans):
+          break
+      self._spend_all_effort(mark)
+      if self.holds:
+        break
+
+  def _divide(self, within_bytes: int, trial_mark: str | None, below_flops: float, *, only_scans: bool) -> bool:
+    """Takes what is found within so many bytes if it is better; whether that holds the budget."""
+    tried: dict[Any, tuple[MemoryProfile, hook.Outcome | None]] = {}
 
     def temp_bytes_of(shares: tuple[Share, ...], *, whole: bool = False) -> int:
       tried[shares] = self._measured(_choices(shares, trial_mark), whole=whole), self._trials.outcome
       return tried[shares][0].temp_bytes
 
-    for within_bytes in search.limits(self.budget_bytes, lambda: self.best.temp_bytes):
-      for only_scans in (True, False) if mark else (False,):
-        found = search.search(
-          self._division(only_scans),
-          within_bytes,
-          temp_bytes_of,
-          self.before.temp_bytes,
-          self._trials.max_rounds,
-          whole_bytes_of=functools.partial(temp_bytes_of, whole=True) if self._trials.are_drafts else None,
-          hlo_share_of=lambda _: self._trials.hlo_share(),
-          below_flops=below_flops,
-        )
-        is_feasible = found.temp_bytes <= self.budget_bytes
-        is_better = found.temp_bytes < self.best.temp_bytes
-        if self.holds:
-          is_better = is_feasible and found.recompute_flops < below_flops
-        if found.rounds and is_better:
-          self._choices, self._found = _choices(found.decisions, trial_mark), found
-          self.best, self._outcome = tried[found.decisions]
-          if is_feasible:
-            self._spend_all_effort(mark)
-            return
-    self._spend_all_effort(mark)
+    found = search.search(
+      self._division(only_scans),
+      within_bytes,
+      temp_bytes_of,
+      self.before.temp_bytes,
+      self._trials.max_rounds,
+      whole_bytes_of=functools.partial(temp_bytes_of, whole=True) if self._trials.are_drafts else None,
+      hlo_share_of=lambda _: self._trials.hlo_share(),
+      below_flops=below_flops,
+    )
+    is_feasible = found.temp_bytes <= self.budget_bytes
+    is_better = found.temp_bytes < self.best.temp_bytes
+    if self.holds:
+      is_better = is_feasible and found.recompute_flops < below_flops
+    if found.rounds and is_better:
+      self._choices, self._found = _choices(found.decisions, trial_mark), found
+      self.best, self._outcome = tried[found.decisions]
+    return is_better and is_feasible
 
   def _division(self, only_scans: bool) -> Division:
     """All candidates, of which a search may find more (`Division.deepen`), for itself."""
@@ -264,20 +272,19 @@ class _Planning:
     return {key: each.shards for key, each in observed.items()}
 
   def _spend_all_effort(self, mark: str | None) -> None:
-    """The trial that was taken with all of the effort for the HLO engine, where that repeats less, or takes less while
-    nothing holds the budget.
+    """The trial that was taken with the mark that the step will have: of all of the effort, for the budget. One of less
+    effort for the same is left where that repeats less.
     """
     found, under_way = self._found, self._outcome
     if found is None or under_way is None or (choices := _choices(found.decisions, mark)) == self._choices:
       return
     measured, outcome = self._measured(choices), self._trials.outcome
     more_flops = outcome.recompute_flops - under_way.recompute_flops if outcome else 0.0
-    is_better = measured.temp_bytes < self.best.temp_bytes
-    if self.holds:
-      is_better = more_flops < 0 and measured.temp_bytes <= self.budget_bytes
-    if is_better:
-      self._choices, self.best, self._outcome = choices, measured, outcome
-      self._found = found.compiled(measured.temp_bytes, self.budget_bytes, more_flops)
+    is_for_budget = under_way.budget_bytes == self.budget_bytes
+    if is_for_budget and self.holds and (more_flops >= 0 or measured.temp_bytes > self.budget_bytes):
+      return
+    self._choices, self.best, self._outcome = choices, measured, outcome
+    self._found = found.compiled(measured.temp_bytes, self.budget_bytes, more_flops)
 
   def infeasible(self) -> BudgetInfeasibleError:
     """The error that a missed budget deserves: the smallest reached, and what forces it."""
