@@ -30,7 +30,7 @@ from coopjax.errors import (
   log,
 )
 from coopjax.hlo_engine.infeasible import why_infeasible
-from coopjax.hlo_engine.mark import Mark, held_in, is_chosen, is_marked, is_over_budget, marks_in, over_budget
+from coopjax.hlo_engine.mark import Mark, asked_in, held_in, is_chosen, is_marked, is_over_budget, marks_in, over_budget
 from coopjax.xla import standing
 from coopjax.xla.module import parse_module
 from coopjax.xla.module_fields import with_plan_of, without_labels
@@ -293,7 +293,9 @@ class Watcher:
       job.decline(f"{entered.about}/module", entered.story)
     log(_log, logging.INFO, "%s of processes %s: %s", program.name, list(entered.processes), entered.story)
     digest = digest_of(executable)
-    job.tell(entered.about, digest, entered.story)
+    of_all = standing.current()
+    asked = asked_in(program.bytecode) or (of_all and of_all.budget) or "no budget in bytes"
+    job.tell(entered.about, digest, f"{entered.story} {digest}: {program.name} {entered.about[-8:]} for {asked}")
     settle = lambda: job.agree(entered.about, entered.processes, digest, program.name)
     with self._lock:
       self._to_settle[id(executable)] = executable, settle

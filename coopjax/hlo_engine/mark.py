@@ -11,6 +11,7 @@ _TEXT = re.compile(rb"coopjax-(?:mark|over)\([^()]*\)")
 _MARK, _OVER = b"coopjax-mark(", b"coopjax-over("  # of one length: in a module, one can take the other's place
 # On programs that the policy engine alone has planned: with what they are held to, or for processes to agree on alone.
 CHOICE = "coopjax-choice()"
+_BUDGET = re.compile(rb"coopjax-(?:mark|over|choice)\((?:bytes=(\d+)(;total)?|share=([\d.]+));")
 _CHOICE, _HELD = b"coopjax-choice(", re.compile(rb"coopjax-choice\([^()]+\)")
 
 
@@ -81,6 +82,16 @@ def marks_in(module_bytes: bytes) -> set[Mark]:
 def held_in(program: bytes) -> set[Mark]:
   """What a program that the policy engine alone has planned, in any form, is held to."""
   return {Mark.from_text(match.decode()) for match in set(_HELD.findall(program))}
+
+
+def asked_in(program: bytes) -> str:
+  """The budgets that a program, in any form, asks for or is held to, in words; whichever version wrote its marks."""
+  return " and ".join(
+    sorted(
+      str(Budget(share=float(share)) if share else Budget(int(num_bytes), is_total=bool(total)))
+      for num_bytes, total, share in set(_BUDGET.findall(program))
+    )
+  )
 
 
 def is_marked(program: bytes) -> bool:

@@ -71,7 +71,7 @@ class Plannable:
   def plan(self, request: Request) -> RematPlan:
     """The plan for one request: the one that is kept on disk, if there is one. In a job, one process's for all."""
     if self.processes and (program := self._program_key):
-      return together.agreed_plan(program, request, self.processes, lambda: self._planned_here(request))
+      return together.agreed_plan(self.name, program, request, self.processes, lambda: self._planned_here(request))
     return self._planned_here(request)
 
   def _planned_here(self, request: Request) -> RematPlan:

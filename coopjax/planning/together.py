@@ -23,9 +23,12 @@ def agreed_choice(key: tuple[str, Request], processes: Sequence[int], choose: Ca
   return Choice.from_json(fields)
 
 
-def agreed_plan(program: str, request: Request, processes: Sequence[int], plan: Callable[[], RematPlan]) -> RematPlan:
-  """The plan that one of the processes has made for a program; `plan` makes it, and compiles."""
+def agreed_plan(
+  name: str, program: str, request: Request, processes: Sequence[int], plan: Callable[[], RematPlan]
+) -> RematPlan:
+  """The plan that one of the processes has made for a program of that name; `plan` makes it, and compiles."""
   about = job.topic("plan", program, repr(request))
+  job.come_to(about, processes, f"a plan of {name} {about[-8:]} for {request.budget}, engine {request.engine}")
   return RematPlan.from_json(json.dumps(_agreed(about, processes, lambda: plan().to_dict(), patience=1)))
 
 

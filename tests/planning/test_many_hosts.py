@@ -144,6 +144,68 @@ CACHED = (
 )
 
 
+# Programs that are nothing but what processes say of them.
+MEETINGS = """
+  import threading, time
+  from coopjax import job
+  from coopjax.errors import PlanMismatchError
+
+  def told(name):
+    about = job.topic("program", name)
+    job.tell(about, "digest", f"holds {name}")
+    return about
+
+  def agreed(about, name):
+    begun = time.monotonic()
+    try:
+      job.agree(about, range(num_processes), "digest", name)
+    except PlanMismatchError as error:
+      return str(error), time.monotonic() - begun < job.timeout_s()
+    return "agreed"
+
+  # Told of in time, two programs are run first in opposite orders, by threads.
+  names = ("a", "b") if rank else ("b", "a")
+  topics = {name: told(name) for name in names}
+  found = {}
+  for name in names:
+    thread = threading.Thread(target=lambda name: found.update({name: agreed(topics[name], name)}), args=(name,))
+    thread.start()
+    thread.join(3)  # more than processes wait for one that is elsewhere
+  while len(found) < 2: time.sleep(0.1)
+  story["other order"] = found
+
+  if rank == 1:
+    time.sleep(3)
+  story["late"] = agreed(told("c"), "c")
+
+  own = told("d" if rank == 0 else "e")
+  story["different"] = agreed(own, "step")
+  story["again"] = agreed(own, "step")
+
+  about = job.topic("plan", f"for {rank}")
+  job.come_to(about, range(num_processes), f"a plan for {rank}")
+  begun = time.monotonic()
+  job.one_decides(about, range(num_processes), lambda: b"", patience=1)
+  story["plan"] = time.monotonic() - begun < job.timeout_s()
+  if rank == 0:
+    story["absent"] = agreed(told("f"), "step")
+  else:
+    time.sleep(12)
+"""
+
+DIFFERENT = (
+  MODEL
+  + """
+  loss, weights, x = model(6)
+  shapes = [jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=each.sharding) for each in (*weights, x)]
+  plan = coopjax.plan(loss, shapes[:-1], shapes[-1], budget=0.9 if rank else 0.7, engine="hlo")
+  try:
+    step_of(plan.apply(loss))(weights, x)
+  except PlanMismatchError as error:
+    story["plan"] = str(error)
+"""
+)
+
 ALONE = (
   MODEL
   + """
@@ -186,6 +248,28 @@ def test_four_processes_one_starved_one_without_a_cache_one_that_cannot_plan(tmp
   assert all(story == alone["8"] for story in stories)
   (_, num_recomputed), is_same, _ = stories[0]["hlo"]
   assert num_recomputed and is_same
+
+
+def test_processes_that_come_to_different_programs_are_told_of_both(tmp_path):
+  stories = Job(tmp_path, MEETINGS, [{"COOPJAX_AGREEMENT_TIMEOUT_S": "10"}] * 3).stories(120)
+  absent = stories[0].pop("absent")
+  assert absent[0].count("has not come to this program within 10 s: it was asked for a plan for ") == 2
+  assert "process 1: has not come to this program within 10 s: it was asked for a plan for 1\n" in absent[0]
+  told = "\n  process 0: holds d\n  process 1: holds e\n  process 2: holds e\n"
+  for story in stories:
+    assert story["other order"] == {"a": "agreed", "b": "agreed"} and story["late"] == "agreed"
+    for message, is_soon in (story["different"], story["again"]):
+      assert told in message and is_soon
+    assert story["plan"]
+
+
+def test_processes_that_ask_for_different_budgets_are_told_of_both(tmp_path):
+  first, second = Job(tmp_path, DIFFERENT, [{"COOPJAX_AGREEMENT_TIMEOUT_S": "30"}] * 2).stories(300)
+  assert first == second
+  lines = [line for line in first["plan"].splitlines() if line.startswith("  process ")]
+  for rank, (line, share) in enumerate(zip(lines, (0.7, 0.9), strict=True)):
+    assert line.startswith(f"  process {rank}: planned by process {rank} ")
+    assert line.endswith(f" for {share} of the un-rematerialized temporaries")
 
 
 def test_a_process_that_finds_the_program_in_jaxs_cache(tmp_path):
