@@ -9,14 +9,15 @@ it to the others, which prove that it is a plan of theirs; before the first run 
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import logging
 import re
 import threading
 import zlib
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
 
 import jax
 
@@ -24,13 +25,13 @@ from coopjax import _core, compat, contexts, errors, job
 from coopjax.budget import Budget, format_bytes
 from coopjax.errors import (
   BudgetExceededWarning,
-  BudgetInfeasibleError,
   InvalidProgramError,
   RematNoEffectWarning,
   log,
 )
 from coopjax.hlo_engine.infeasible import why_infeasible
 from coopjax.hlo_engine.mark import Mark, asked_in, held_in, is_chosen, is_marked, is_over_budget, marks_in, over_budget
+from coopjax.hlo_engine.over_budget import Around, Excess, planned_anew
 from coopjax.xla import standing
 from coopjax.xla.module import parse_module
 from coopjax.xla.module_fields import with_plan_of, without_labels
@@ -41,61 +42,6 @@ _FORWARD = re.compile(rb"(?<!transpose\()jvp\(")  # in the names of instructions
 _KEYS = re.compile(rb";key=([0-9a-f]+)")  # of marks; nothing else is read here, where an error would fail a compile
 _KEPT_AROUND = 8
 _KEY = re.compile(r";key=[0-9a-f]*")  # differs between versions of coopjax, which may follow each other
-
-
-class Excess(NamedTuple):
-  """What there is to say of a program over its budget.
-
-  Attributes:
-    message: with all of it.
-    budget_bytes: allowed temporaries.
-    smallest_bytes: reached.
-    counted_bytes: besides temporaries, in a budget that is a total.
-    op: the op that forces it.
-    largest: the largest values live there.
-    is_refused: it is an error.
-  """
-
-  message: str
-  budget_bytes: int
-  smallest_bytes: int
-  counted_bytes: int = 0
-  op: str = ""
-  largest: tuple[tuple[int, str, str], ...] = ()
-  is_refused: bool = False
-
-  def error(self) -> BudgetInfeasibleError:
-    return BudgetInfeasibleError(
-      self.message,
-      budget_bytes=self.budget_bytes + self.counted_bytes,
-      smallest_bytes=self.smallest_bytes + self.counted_bytes,
-      op=self.op,
-      largest=tuple(map(tuple, self.largest)),
-    )
-
-
-class Around(Protocol):
-  """A program that a function with a mark is a part of.
-
-  Attributes:
-    request: what is asked of the function.
-    is_left: the function is left as it is.
-  """
-
-  @property
-  def request(self) -> Hashable: ...
-  @property
-  def is_left(self) -> bool: ...
-  def planned_anew(self, limit_bytes: int | None = None) -> tuple[jax.stages.Lowered, int, int] | None:
-    """It, planned as a whole and lowered, what temporaries it may take, and took; None where that can't be.
-
-    Args:
-      limit_bytes: of temporaries, in place of the budget that is asked for.
-
-    Raises:
-      BudgetInfeasibleError: no plan of it reaches the budget.
-    """
-    ...
 
 
 class Compile:
@@ -165,14 +111,14 @@ class Compile:
     """Refuses the compiled program, or warns of it, where it is over what it is held to, or within that as it is."""
     if self.is_trial or not held:
       return
-    excess = _excess(held, name, executable)
-    if excess is None:
-      if around and all(each.is_left for each in around):
-        warn(without_effect(name, compat.temp_bytes_of(executable), _limit(held, executable)[1]), RematNoEffectWarning)
-    elif excess.is_refused:
-      self.refused = excess
-    else:
-      warn(excess.message)
+    temp_bytes, (_, budget_bytes, _) = compat.temp_bytes_of(executable), _limit(held, executable)
+    if (excess := _excess(held, name, executable)) is not None:
+      if excess.is_refused:
+        self.refused = excess
+      else:
+        warn(excess.message)
+    elif temp_bytes <= budget_bytes and around and all(each.is_left for each in around):
+      warn(without_effect(name, temp_bytes, budget_bytes), RematNoEffectWarning)
 
   def fail(self, error: Exception, *, is_lasting: bool = False) -> None:
     """Planning failed: the program is compiled as it came, and kept only where it would fail again."""
@@ -231,7 +177,7 @@ class Watcher:
     if is_held:
       entered.hold(held_in(program.bytecode), program.name, executable, around)
     if entered.refused is not None:
-      return self._planned_anew(program, around, entered.refused)
+      return planned_anew(program, around, entered.refused, functools.partial(self.around, is_held=False))
     if not entered.is_planned and entered.keys:
       _warn_if_over_budget(program.name, executable)
     if entered.about:
@@ -242,50 +188,6 @@ class Watcher:
     """What was expected of a program with marks of these keys, which is there now."""
     with self._lock:
       return [self._around.pop(key) for key in sorted(keys) if key in self._around]
-
-  def _planned_anew(self, program: compat.ProgramToCompile, around: Sequence[Around], refused: Excess) -> Any:
-    """The executable of the program planned as a whole, where the plans of functions in it leave it over its budget.
-
-    What takes more than it did when it was planned (on a GPU, whose kernels are chosen by what they take, at every
-    compile) is planned once more, for as much less.
-
-    Raises:
-      BudgetInfeasibleError: there is none within the budget.
-    """
-    if len({each.request for each in around}) != 1:
-      raise refused.error()
-    budget_bytes = limit_bytes = None
-    while (planned := self._in_place(program, around[0], limit_bytes)) is not None:
-      executable, allowed_bytes, planned_bytes = planned
-      budget_bytes = allowed_bytes if budget_bytes is None else budget_bytes
-      temp_bytes = compat.temp_bytes_of(executable)
-      if temp_bytes <= budget_bytes:
-        return executable
-      message = (
-        f"the program {program.name} takes {format_bytes(temp_bytes)} of temporaries, over the "
-        f"{format_bytes(budget_bytes)} that its budget leaves them, and took {format_bytes(planned_bytes)} when it was "
-        "planned: XLA makes another program of it at every compile, as on a GPU, where it tries kernels out. Ask for "
-        "less"
-      )
-      refused = refused._replace(message=message, smallest_bytes=temp_bytes)
-      if limit_bytes is not None:
-        break
-      limit_bytes = budget_bytes * planned_bytes // temp_bytes
-    raise refused.error()
-
-  def _in_place(
-    self, program: compat.ProgramToCompile, around: Around, limit_bytes: int | None
-  ) -> tuple[Any, int, int] | None:
-    """Of a program planned as a whole its executable, what temporaries it may take and took; None if there is none."""
-    try:
-      planned = around.planned_anew(limit_bytes)
-    except BudgetInfeasibleError:
-      if limit_bytes is None:
-        raise
-      return None
-    if planned is None or (other := program.replaced(planned[0])) is None:
-      return None
-    return self.around(other, is_held=False), *planned[1:]
 
   def _tell(self, entered: Compile, program: compat.ProgramToCompile, executable: Any) -> None:
     """Says what this process holds, and has it compared before the first run."""
@@ -381,7 +283,9 @@ def _limit(held: Collection[Mark], executable: Any) -> tuple[Budget, int, bool]:
 
 
 def _excess(held: Collection[Mark], name: str, executable: Any) -> Excess | None:
-  """What there is to say of a program that the policy engine alone has planned and that is over its budget."""
+  """What there is to say of a program that the policy engine alone has planned and that is over its budget; None where
+  it is not, or has not both passes, and so is held to nothing.
+  """
   temp_bytes, (budget, budget_bytes, refuses) = compat.temp_bytes_of(executable), _limit(held, executable)
   if temp_bytes <= budget_bytes or not has_both_passes(module_bytes := compat.module_bytes_of(executable)):
     return None

@@ -43,6 +43,18 @@ def test_a_program_that_is_planned_after_all_is_not_said_to_be_left_alone(name):
   assert [category for category, _ in said] == [coopjax.RematNoEffectWarning] * (name == "gradient"), said
 
 
+@pytest.mark.parametrize("engine", ["policy", "auto", "hlo"])
+def test_a_program_over_its_budget_is_not_said_to_be_within_it(engine):
+  """One without a gradient, which a budget promises nothing of, with more beside the remat than the budget."""
+  fitted, large = coopjax.remat(MLP, budget="2 MiB", engine=engine), jnp.ones((1024, 1024))
+  with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    tangents = lambda x: jax.jvp(lambda x: fitted(WEIGHTS, x), (x,), (x,))
+    jax.block_until_ready(jax.jit(lambda x, large: (tangents(x), jnp.sin(large @ large) @ large))(X, large))
+  categories = [warning.category for warning in said]
+  assert categories == [coopjax.BudgetExceededWarning] * (engine != "policy"), list(map(str, said))
+
+
 @pytest.mark.parametrize("engine", ["policy", "hlo"])
 def test_a_gradient_within_its_budget_is_told_once(engine):
   ((category, message),) = warned("gradient", budget="1 GiB", engine=engine)

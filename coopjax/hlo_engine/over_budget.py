@@ -1,0 +1,122 @@
+"""Programs over their budget: what there is to say of them, and the plan of all of a program in place of a part's."""
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+
+from coopjax import compat
+from coopjax.budget import format_bytes
+from coopjax.errors import BudgetInfeasibleError
+
+
+class Excess(NamedTuple):
+  """What there is to say of a program over its budget.
+
+  Attributes:
+    message: with all of it.
+    budget_bytes: allowed temporaries.
+    smallest_bytes: reached.
+    counted_bytes: besides temporaries, in a budget that is a total.
+    op: the op that forces it.
+    largest: the largest values live there.
+    is_refused: it is an error.
+  """
+
+  message: str
+  budget_bytes: int
+  smallest_bytes: int
+  counted_bytes: int = 0
+  op: str = ""
+  largest: tuple[tuple[int, str, str], ...] = ()
+  is_refused: bool = False
+
+  def error(self) -> BudgetInfeasibleError:
+    return BudgetInfeasibleError(
+      self.message,
+      budget_bytes=self.budget_bytes + self.counted_bytes,
+      smallest_bytes=self.smallest_bytes + self.counted_bytes,
+      op=self.op,
+      largest=tuple(map(tuple, self.largest)),
+    )
+
+
+class Around(Protocol):
+  """A program that a function with a mark is a part of.
+
+  Attributes:
+    request: what is asked of the function.
+    is_left: the function is left as it is.
+  """
+
+  @property
+  def request(self) -> Hashable: ...
+  @property
+  def is_left(self) -> bool: ...
+  def planned_anew(self, limit_bytes: int | None = None) -> tuple[jax.stages.Lowered, int, int] | None:
+    """It, planned as a whole and lowered, what temporaries it may take, and took; None where that can't be.
+
+    Args:
+      limit_bytes: of temporaries, in place of the budget that is asked for.
+
+    Raises:
+      BudgetInfeasibleError: no plan of it reaches the budget.
+    """
+    ...
+
+
+def planned_anew(
+  program: compat.ProgramToCompile,
+  around: Sequence[Around],
+  refused: Excess,
+  compile_program: Callable[[compat.ProgramToCompile], Any],
+) -> Any:
+  """The executable of the program planned as a whole, where the plans of functions in it leave it over its budget.
+
+  What takes more than it did when it was planned (on a GPU, whose kernels are chosen by what they take, at every
+  compile) is planned once more, for as much less.
+
+  Args:
+    program: as it came.
+    around: what the functions know of it.
+    refused: what there is to say of it.
+    compile_program: compiles what takes its place.
+
+  Raises:
+    BudgetInfeasibleError: there is none within the budget.
+  """
+  if len({each.request for each in around}) != 1:
+    raise refused.error()
+  budget_bytes = limit_bytes = None
+  while (planned := _in_place(program, around[0], limit_bytes)) is not None:
+    other, allowed_bytes, planned_bytes = planned
+    executable = compile_program(other)
+    budget_bytes = allowed_bytes if budget_bytes is None else budget_bytes
+    temp_bytes = compat.temp_bytes_of(executable)
+    if temp_bytes <= budget_bytes:
+      return executable
+    message = (
+      f"the program {program.name} takes {format_bytes(temp_bytes)} of temporaries, over the "
+      f"{format_bytes(budget_bytes)} that its budget leaves them, and took {format_bytes(planned_bytes)} when it was "
+      "planned: XLA makes another program of it at every compile, as on a GPU, where it tries kernels out. Ask for less"
+    )
+    refused = refused._replace(message=message, smallest_bytes=temp_bytes)
+    if limit_bytes is not None:
+      break
+    limit_bytes = budget_bytes * planned_bytes // temp_bytes
+  raise refused.error()
+
+
+def _in_place(
+  program: compat.ProgramToCompile, around: Around, limit_bytes: int | None
+) -> tuple[compat.ProgramToCompile, int, int] | None:
+  """The program planned as a whole, what temporaries it may take and took; None where that can't be."""
+  try:
+    planned = around.planned_anew(limit_bytes)
+  except BudgetInfeasibleError:
+    if limit_bytes is None:
+      raise
+    return None
+  if planned is None or (other := program.replaced(planned[0])) is None:
+    return None
+  return other, *planned[1:]
