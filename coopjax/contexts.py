@@ -16,6 +16,7 @@ from coopjax import _core
 standing = jax.make_user_context(None)  # what is asked of every program: `coopjax.xla.standing`
 directions = jax.make_user_context(None)  # what a planned step wants of its regions: `coopjax.planning.regions`
 one_by_one = jax.make_user_context(False)  # whether what is being traced will run operation by operation
+in_region = jax.make_user_context(False)  # whether what is being traced is a part of a remat region
 
 
 @functools.cache

@@ -72,6 +72,7 @@ from coopjax.compat.platforms import (
   without_xla_remat,
 )
 from coopjax.compat.traces import (
+  has_backward,
   has_backward_outside,
   is_differentiated,
   is_eager,
@@ -103,6 +104,7 @@ __all__ = [
   "environment",
   "flatten",
   "folded_by_jax",
+  "has_backward",
   "has_backward_outside",
   "has_ordered_effects",
   "hear_checkpoints",

@@ -85,6 +85,11 @@ def has_backward_outside() -> bool:
   return any(isinstance(trace, ad.LinearizeTrace | partial_eval.JaxprTrace) for trace in outside)
 
 
+def has_backward() -> bool:
+  """Whether the traces in progress show that a reverse-mode gradient of what runs here is taken."""
+  return any(isinstance(trace, ad.LinearizeTrace | partial_eval.JaxprTrace) for trace in _traces())
+
+
 def is_in_differentiated_loop() -> bool:
   """Whether what runs here is a part of a loop's body, and a gradient is taken of the loop: it becomes two loops."""
   inside = itertools.dropwhile(lambda trace: not isinstance(trace, _GRADIENTS), _traces())

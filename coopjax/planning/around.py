@@ -8,13 +8,14 @@ shows. Where that is over the budget and would be refused, the program is traced
 
 import dataclasses
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.core
 import numpy as np
 
-from coopjax import compat
+from coopjax import compat, contexts
 from coopjax.budget import Budget
 from coopjax.errors import BudgetInfeasibleError, log
 from coopjax.hlo_engine import hook
@@ -22,12 +23,12 @@ from coopjax.hlo_engine.mark import Mark
 from coopjax.jaxpr.fingerprint import fingerprint_of
 from coopjax.jaxpr.placement import own_sharding
 from coopjax.jaxpr.trace import TracedFn
-from coopjax.planning import following, function_plan, regions
+from coopjax.planning import following, function_plan, regions, steps
 from coopjax.planning.choice import Choice
 from coopjax.planning.plannable import Plannable
 from coopjax.planning.remat_plan import RematPlan
 from coopjax.planning.request import Request
-from coopjax.planning.steps import Step
+from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
 
 _log = logging.getLogger("coopjax.planning")
 
@@ -35,7 +36,8 @@ _log = logging.getLogger("coopjax.planning")
 def choose(traced: TracedFn, request: Request) -> Choice:
   """As `function_plan.choose`; the program around is kept in mind for its compile.
 
-  A share that the function alone can't be brought to is of the program around, which may.
+  A share that the function alone can't be brought to is of the program around, which may, or of the region that the
+  function is a part of. A program without a gradient keeps nothing for it: any budget lets it run.
 
   Raises:
     BudgetInfeasibleError: no plan reaches the budget; where the program around is known, with what it takes at least.
@@ -44,17 +46,44 @@ def choose(traced: TracedFn, request: Request) -> Choice:
   try:
     choice = function_plan.choose(traced, request, says_unneeded=program is None)
   except BudgetInfeasibleError:
-    if program is None:
-      raise
-    with compat.no_trace():
-      choices = program.choices()
-    if (choice := choices.get(fingerprint_of(traced))) is None:
+    if (choice := _choice_around(traced, request, program)) is None:
       raise
     return choice
   if program is not None and (asked := choice.mark or choice.held):
     program = dataclasses.replace(program, is_left=choice.engine == "none" and compat.num_gradients() == 1)
     hook.expect(Mark.from_text(asked).key, program)
   return choice
+
+
+def _choice_around(traced: TracedFn, request: Request, program: "_Program | None") -> Choice | None:
+  """The choice for a function that alone can't be brought to its budget, from what is around; None where it has to be.
+
+  Raises:
+    BudgetInfeasibleError: no plan of the program around reaches the budget either.
+  """
+  is_share, fingerprint = request.budget.share is not None, fingerprint_of(traced)
+  if is_share and contexts.in_region.value:
+    return Choice()  # a part of the region, whose plan decides
+  if program is not None:
+    with compat.no_trace():
+      choices = program.choices()
+    if choices is not None:
+      return choices.get(fingerprint)
+  keeps_nothing = not (compat.has_backward() or steps.holds_backward(traced.jaxpr))
+  is_apart = is_share and compat.has_backward_outside()  # from its backward pass: no program holds what the share is of
+  return _as_checkpointed(traced, request, fingerprint) if keeps_nothing or is_apart else None
+
+
+def _as_checkpointed(traced: TracedFn, request: Request, fingerprint: str) -> Choice:
+  """As under `jax.checkpoint`, which repeats nothing where no gradient is taken.
+
+  JAX keeps traces, and may come upon this one where a gradient is taken after all.
+  """
+  if request.engine == "hlo":
+    return Choice(request.mark(fingerprint))
+  everything = Segment(0, len(traced.inlined.eqns), is_wrapped=True)
+  decisions = PolicyDecisions((Region(None, (everything,), policy=()),))
+  return Choice(decisions=decisions, held=request.held(fingerprint))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -86,27 +115,9 @@ class _Program:
     args, kwargs = jax.tree.map(_abstract, (args, kwargs))
     return cls(jitted, args, kwargs, request)
 
-  def _plan(self, request: Request) -> RematPlan | None:
-    """Of all of it; None where it is no step, or can't be traced as it was (its mesh is no longer set, for one).
-
-    Raises:
-      BudgetInfeasibleError: no plan of the step reaches the budget.
-    """
-    try:
-      step = Plannable.of(self.jitted, self.args, self.kwargs, request.device, existing="keep")
-      return step.plan(request) if isinstance(step.program, Step) and step.program.members else None
-    except BudgetInfeasibleError:
-      raise
-    except Exception as error:  # whatever it is, what is said of the function alone is true
-      log(_log, logging.INFO, "%s is not planned as a whole: %s", getattr(self.jitted, "__name__", "a program"), error)
-      return None
-
-  def choices(self) -> dict[str, Choice]:
-    """By fingerprint of its regions, what a plan of all of it decides; none where there is none."""
-    plan = self._plan(self.request)
-    if plan is None:
-      return {}
-    return dict(zip((region.fingerprint for region in plan.regions), following.choices_of(plan), strict=True))
+  def choices(self) -> dict[str, Choice] | None:
+    """By fingerprint of its regions, what a plan of all of it decides; None where there is none."""
+    return self._made(self._choices)
 
   def planned_anew(self, limit_bytes: int | None = None) -> tuple[jax.stages.Lowered, int, int] | None:
     """It with its plan carried out, lowered, its budget in bytes and its temporaries; None where there is none.
@@ -118,8 +129,35 @@ class _Program:
     if limit_bytes is not None:
       budget = Budget(limit_bytes, offload=request.budget.offload)
       request = dataclasses.replace(request, budget=budget)
-    plan = self._plan(request)
-    if plan is None:
+    return self._made(lambda: self._lowered(request))
+
+  def _made[Made](self, make: Callable[[], Made | None]) -> Made | None:
+    """What is made of a plan; None where it can't be traced as it was (its mesh is no longer set, for one).
+
+    Raises:
+      BudgetInfeasibleError: no plan of it reaches the budget.
+    """
+    try:
+      return make()
+    except BudgetInfeasibleError:
+      raise
+    except Exception as error:  # whatever it is, what is said of the function alone is true
+      name = getattr(self.jitted, "__name__", "a program")
+      log(_log, logging.WARNING, "%s is not planned as a whole: %s: %s", name, type(error).__name__, error)
+      return None
+
+  def _plan(self, request: Request) -> RematPlan | None:
+    """Of all of it; None where it is no step, or has no regions."""
+    step = Plannable.of_step(self.jitted, self.args, self.kwargs, request.device, existing="keep")
+    return step.plan(request) if step and step.functions else None
+
+  def _choices(self) -> dict[str, Choice] | None:
+    if (plan := self._plan(self.request)) is None:
+      return None
+    return dict(zip((region.fingerprint for region in plan.regions), following.choices_of(plan), strict=True))
+
+  def _lowered(self, request: Request) -> tuple[jax.stages.Lowered, int, int] | None:
+    if (plan := self._plan(request)) is None:
       return None
     fitted: Any = plan.apply(self.jitted)  # jitted, as that is
     return fitted.lower(*self.args, **self.kwargs), plan.budget_bytes, plan.measured.temp_bytes

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from coopjax import job
+from coopjax import contexts, job
 from coopjax.jaxpr.trace import TracedFn, differentiable, fn_and_gradient, trace, with_respect_to
 from coopjax.planning import following, kept, steps, together
 from coopjax.planning.baseline import Baseline
@@ -52,21 +52,37 @@ class Plannable:
     drafts: bool = False,
   ) -> "Plannable":
     """What `coopjax.plan` makes of a function and its arguments."""
-    compile_fn = compile_draft if drafts else compile_trial
-    processes = (
-      () if target else job.spanned_by(getattr(leaf, "sharding", None) for leaf in jax.tree.leaves((args, kwargs)))
-    )
-    step = steps.find_step(fn, args, kwargs, target, existing)
-    if step and (step.members or argnums is None):
+    step = cls.of_step(fn, args, kwargs, target, existing, drafts=drafts)
+    if step and (step.functions or argnums is None):
       if argnums is not None:
         raise ValueError(f"argnums={argnums}: {step.name} is a step, which takes the gradients that it takes")
-      return cls(step, baseline_of(step, target, compile_fn), target, drafts, processes)
-    traced = trace(fn, args, kwargs)
+      return step
+    with contexts.in_region(True):
+      traced = trace(fn, args, kwargs)
     traced.refuse_ordered_effects()
     traced = differentiable(traced if argnums is None else with_respect_to(traced, argnums))
     if traced.has_symbolic_sizes:
       raise ValueError(f"{traced.name} is traced for symbolic sizes: what it takes is known for sizes that are numbers")
-    return cls(traced, Baseline.of(traced, target, compile_fn), target, drafts, processes)
+    compile_fn = compile_draft if drafts else compile_trial
+    return cls(traced, Baseline.of(traced, target, compile_fn), target, drafts, _processes_of(args, kwargs, target))
+
+  @classmethod
+  def of_step(
+    cls,
+    fn: Callable,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    target: Target | None,
+    existing: str = "replace",
+    *,
+    drafts: bool = False,
+  ) -> "Plannable | None":
+    """The same, if it is a step, with regions or without; else None."""
+    step = steps.find_step(fn, args, kwargs, target, existing)
+    if step is None:
+      return None
+    baseline = baseline_of(step, target, compile_draft if drafts else compile_trial)
+    return cls(step, baseline, target, drafts, _processes_of(args, kwargs, target))
 
   def plan(self, request: Request) -> RematPlan:
     """The plan for one request: the one that is kept on disk, if there is one. In a job, one process's for all."""
@@ -128,3 +144,9 @@ class Plannable:
     if isinstance(self.program, steps.Step):
       return compile_fn(self.program.program(choices), (), self.target)
     return compile_fn(*fn_and_gradient(self.program, choices[0].flat_fn(self.program)), self.target)
+
+
+def _processes_of(args: Sequence[Any], kwargs: dict[str, Any], target: Target | None) -> tuple[int, ...]:
+  """`Plannable.processes`, by where the arguments lie."""
+  leaves = () if target else jax.tree.leaves((args, kwargs))
+  return job.spanned_by(getattr(leaf, "sharding", None) for leaf in leaves)

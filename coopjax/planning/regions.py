@@ -13,7 +13,7 @@ import functools
 import hashlib
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeGuard
 
 import jax
@@ -247,11 +247,17 @@ class _Inside:
 _INSIDE = {existing: _Inside(existing) for existing in EXISTING}  # these, so that jits inside regions are traced once
 
 
-def inside_region() -> contextlib.AbstractContextManager:
+@contextlib.contextmanager
+def inside_region() -> Iterator[None]:
   """For the time that a region is traced: what a planned step wants is asked of the outermost region."""
-  if not is_planned():
-    return contexts.one_by_one(True) if compat.is_eager() else contextlib.nullcontext()
-  return contexts.directions(_INSIDE[contexts.directions.value.existing])
+  with contextlib.ExitStack() as inside:
+    if is_planned():
+      inside.enter_context(contexts.directions(_INSIDE[contexts.directions.value.existing]))
+    else:
+      inside.enter_context(contexts.in_region(True))
+      if compat.is_eager():
+        inside.enter_context(contexts.one_by_one(True))
+    yield
 
 
 def is_planned() -> bool:

@@ -12,7 +12,7 @@ import pytest
 import coopjax
 from coopjax.planning.blocks import block_remat
 from tests.support import models
-from tests.support.checks import assert_same_bits
+from tests.support.checks import assert_close, assert_same_bits
 
 MLP, WEIGHTS, X = models.mlp(depth=6)
 REMAT = functools.partial(coopjax.remat, budget=0.8, engine="hlo")
@@ -68,6 +68,16 @@ def test_a_remat_has_its_effect_outside_of_jit(engine):
   assert_same_bits(jax.grad(fitted)(WEIGHTS, X), jax.grad(MLP)(WEIGHTS, X))
   kept = [sum(leaf.nbytes for leaf in jax.tree.leaves(jax.vjp(fn, WEIGHTS, X)[1])) for fn in (fitted, MLP)]
   assert kept[0] < 0.9 * kept[1]
+
+
+@pytest.mark.parametrize("engine", ["policy", "auto"])
+def test_a_share_that_can_not_be_reached_repeats_all_where_the_passes_are_compiled_apart(engine):
+  """No program holds both, so there is nothing that the share could be of."""
+  kept = lambda fn: sum(leaf.nbytes for leaf in jax.tree.leaves(jax.vjp(fn, WEIGHTS, X)[1]))
+  fitted = coopjax.remat(MLP, budget=0.01, engine=engine, effort="fast")
+  for fn, by_hand in ((fitted, jax.checkpoint(MLP)), (jax.jit(fitted), jax.jit(jax.checkpoint(MLP)))):
+    assert_close(jax.grad(fn)(WEIGHTS, X), jax.grad(MLP)(WEIGHTS, X))
+    assert kept(fn) == kept(by_hand) < kept(MLP)
 
 
 def test_a_jit_inside_the_gradient_keeps_its_mark_for_a_jit_around_it():

@@ -1,6 +1,7 @@
 """A remat in a step whose gradients weigh as much as what it keeps: the budget is the step's, held or refused so."""
 
 import functools
+import logging
 import warnings
 
 import jax
@@ -12,6 +13,7 @@ import coopjax
 from coopjax import compat
 from coopjax.hlo_engine import compiles
 from coopjax.jaxpr import cost
+from coopjax.planning.plannable import Plannable
 from tests.support import models
 from tests.support.checks import assert_same, num_dots, temp_bytes
 
@@ -142,6 +144,76 @@ def test_a_share_that_the_function_alone_can_not_be_brought_to_is_of_the_step():
   fitted = two_of(coopjax.remat(scanned, budget=share))
   assert bytes_of(fitted) <= share * bytes_of(two_of(scanned))
   assert_same(fitted(PARAMS, x), two_of(scanned)(PARAMS, x))
+
+
+SCALES = models.normal(3, 256, 96)
+WEIGHTS = list(models.normal(4, 3, 96, 96) / 10)
+
+
+def blocks(remat):
+  """Blocks that alone keep what they must, and together more."""
+  block = remat(lambda weight, x: jnp.tanh(x @ weight) + jnp.sin(SCALES) * x)
+
+  def loss(weights, x):
+    for weight in weights:
+      x = block(weight, x)
+    return jnp.mean(x**2)
+
+  return loss
+
+
+EVALUATIONS = {
+  "jit": lambda loss, x: jax.jit(loss)(WEIGHTS, x),
+  "vmap": lambda loss, x: jax.vmap(jax.jit(loss), (None, 0))(WEIGHTS, x[None]),
+  "jvp": lambda loss, x: jax.jit(lambda x: jax.jvp(lambda x: loss(WEIGHTS, x), (x,), (x,)))(x),
+  "scan": lambda loss, x: jax.lax.scan(lambda x, _: (loss(WEIGHTS, x) * x, None), x, None, 2),
+}
+
+
+@pytest.mark.parametrize("engine, budget", [("policy", 0.1), ("policy", 1), ("auto", 0.1)])
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_what_keeps_nothing_for_a_gradient_runs_at_any_budget(name, engine, budget):
+  x, evaluate = SCALES, EVALUATIONS[name]
+  remat = functools.partial(coopjax.remat, budget=budget, engine=engine, effort="fast")
+  with warnings.catch_warnings():
+    warnings.simplefilter("error")
+    assert_same(evaluate(blocks(remat), x), evaluate(blocks(lambda block: block), x))
+
+
+def test_a_kept_trace_of_an_evaluation_repeats_all_where_a_gradient_is_taken_of_it():
+  train = lambda loss: jax.jit(jax.value_and_grad(loss)).lower(WEIGHTS, SCALES).compile()
+  as_function = lambda loss: jax.jit(coopjax.remat(loss, budget=1, engine="policy", effort="fast"))
+  of_blocks = jax.jit(blocks(functools.partial(coopjax.remat, budget=0.1, engine="policy", effort="fast")))
+  of_function = as_function(blocks(lambda block: block))
+  jax.block_until_ready([of_blocks(WEIGHTS, SCALES), of_function(WEIGHTS, SCALES)])
+  assert temp_bytes(train(of_blocks)) <= temp_bytes(train(jax.jit(blocks(jax.checkpoint))))
+  with pytest.raises(coopjax.BudgetInfeasibleError):  # bytes hold what is compiled
+    train(of_function)
+
+
+def test_a_remat_in_a_remat_that_alone_can_not_be_brought_to_its_share_is_a_part_of_the_one_around():
+  remat = functools.partial(coopjax.remat, budget=0.6, engine="policy", effort="fast")
+  bytes_of = lambda loss: temp_bytes(jax.jit(jax.grad(loss)).lower(WEIGHTS, SCALES).compile())
+  plain = blocks(lambda block: block)
+  with pytest.raises(coopjax.BudgetInfeasibleError):
+    coopjax.plan(lambda weight, x: blocks(remat)([weight], x), WEIGHTS[0], SCALES, budget=0.1, engine="policy")
+  nested = remat(blocks(functools.partial(remat, budget=0.1)))
+  assert bytes_of(nested) <= 0.6 * bytes_of(plain)
+  assert_same(jax.jit(jax.grad(nested))(WEIGHTS, SCALES), jax.jit(jax.grad(plain))(WEIGHTS, SCALES))
+  plan = coopjax.plan(blocks(functools.partial(remat, budget=0.1)), WEIGHTS, SCALES, budget=0.6, engine="policy")
+  assert bytes_of(plan.apply(blocks(functools.partial(remat, budget=0.1)))) <= 0.6 * bytes_of(plain)
+
+
+def test_why_a_program_is_not_planned_as_a_whole_is_logged_where_people_look(monkeypatch, caplog):
+  def failing(*args, **kwargs):
+    raise RuntimeError("a defect")
+
+  by_hand = temp_bytes(compiled(BY_HAND))
+  monkeypatch.setattr(Plannable, "plan", failing)
+  with pytest.raises(coopjax.BudgetInfeasibleError, match="not the program that the policy engine planned"):
+    compiled(coopjax.remat(scanned, budget=by_hand, engine="policy"))
+  ((logger, level, message),) = caplog.record_tuples
+  assert (logger, level) == ("coopjax.planning", logging.WARNING) and "RuntimeError: a defect" in message
 
 
 def recurrent(params, x, block):
