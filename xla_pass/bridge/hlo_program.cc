@@ -85,8 +85,9 @@ class ProgramBuilder {
   void MarkOuterBuffers();
   void FindMadeOf();
   std::span<const int32_t> MadeOf(const int32_t& i) const {
-    return hlo::IsGlue(graph_.op(i)) ? std::span<const int32_t>(made_of_[i]) : std::span(&i, 1);
+    return IsNoOp(i) ? std::span<const int32_t>(made_of_[i]) : std::span(&i, 1);
   }
+  bool IsNoOp(int32_t i) const { return hlo::IsGlue(graph_.op(i)) || graph_.is_dropped(i); }
   void FindStarts();
   void AddGlue(int32_t i);
   void AddOp(int32_t i);
@@ -118,7 +119,7 @@ class ProgramBuilder {
   PerInstruction<OpId> op_of_;
   std::vector<int32_t> op_instruction_;            // [op]
   PerInstruction<std::vector<OpId>> dependences_;  // ops it must follow, other than by data
-  PerInstruction<std::vector<int32_t>> made_of_;   // of glue: the other instructions that it shows
+  PerInstruction<std::vector<int32_t>> made_of_;   // of what is no op: the ops that it shows or reads
   std::vector<OpId> feeds_;                        // [op]: the latest op that reads a value of it
   std::vector<ValueId> last_in_buffer_;            // [alias buffer]: its latest value
   OpId last_with_effects_ = kNoOp;
@@ -147,7 +148,7 @@ void ProgramBuilder::MarkOuterBuffers() {
 // an op that hands it on (an asynchronous done, a loop around it). The module's schedule must have those, too.
 void ProgramBuilder::FindMadeOf() {
   for (const int32_t i : own_.instructions) {  // operands come first
-    if (!hlo::IsGlue(graph_.op(i))) continue;
+    if (!IsNoOp(i)) continue;
     std::vector<int32_t>& made_of = made_of_[i];
     for (const int32_t operand : graph_.instruction(i).operands) {
       const auto shown = MadeOf(operand);

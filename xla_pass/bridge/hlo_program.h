@@ -2,9 +2,9 @@
 // conditional or a call.
 //
 // Ops are the computation's instructions that are not glue (parameter, constant, bitcast, tuple,
-// get-tuple-element, optimization barrier, add-dependency, after-all), numbered by their position in
-// the given sequence. Values are buffers: one per array that an op makes, however many tuples and
-// bitcasts show it.
+// get-tuple-element, optimization barrier, add-dependency, after-all) nor removed with the barriers
+// (hlo::Graph::is_dropped), numbered by their position in the given sequence. Values are buffers: one
+// per array that an op makes, however many tuples and bitcasts show it.
 //
 //  * A value whose buffer an output or a donated parameter owns is an OUTPUT: it takes nothing from
 //    the temporary budget. Inside a loop, a branch or a call so is a value in the caller's buffers: what

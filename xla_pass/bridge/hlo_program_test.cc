@@ -194,6 +194,22 @@ TEST(WhoReadsFromABarrierWaitsForAllOfIt) {
   EXPECT_TRUE(program.op_can_recompute == (std::vector<uint8_t>{1, 1, 1, 0}));  // waiting does not keep z from it
 }
 
+// Nobody reads the barrier's y, which reads x: no op, but z's read places the barrier, which x must come before.
+TEST(WhatOnlyABarrierKeepsIsNoOp) {
+  HloBuilder b;
+  b.Begin("main");
+  const int64_t p = b.Parameter(0, F32({8}));
+  const int64_t x = b.Add("reverse", F32({8}), {p}), w = b.Add("reverse", F32({8}), {p});
+  const int64_t y = b.Add("reverse", F32({8}), {x});
+  const int64_t pair = b.Add("tuple", TupleOf({F32({8}), F32({8})}), {w, y});
+  const int64_t barrier = b.Add("opt-barrier", TupleOf({F32({8}), F32({8})}), {pair});
+  const int64_t z = b.Add("reverse", F32({8}), {b.Element(barrier, 0)});
+  b.Add("add", F32({8}), {z, x});
+  const HloProgram hlo = Build(b);
+  EXPECT_TRUE(hlo.op_instruction_ids == (std::vector<int64_t>{x, w, z, b.last().id}));
+  EXPECT_TRUE(ToVector(hlo.program.op_control[2]) == (std::vector<int32_t>{0}));
+}
+
 TEST(EffectsKeepTheirOrder) {
   HloBuilder b;
   const int64_t sum = b.Begin("sum");

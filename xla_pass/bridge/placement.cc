@@ -19,19 +19,22 @@ class Placer {
 
  private:
   std::string MapOps(const std::vector<int64_t>& op_instruction_ids, const Schedule& schedule);
-  void FindDeadGlue();
+  void FindEager();
   void PlaceSources();
   std::string PlaceOp(int32_t local);
-  std::string PlaceDeadGlue();
+  std::string PlaceEager();
   std::string Resolve(int32_t local);
   void Place(int32_t local);
   std::vector<int32_t> CurrentOperands(int32_t local) const;
 
   const hlo::Instruction& at(int32_t local) const { return module_.instructions[computation_.instructions[local]]; }
   int32_t num_instructions() const { return static_cast<int32_t>(computation_.instructions.size()); }
+  // Does work, and is in no schedule: XLA will remove it. It is placed once, and read in whatever state it was then.
+  bool IsDeadWork(int32_t local) const { return !is_op_[local] && !hlo::IsGlue(at(local).info.op); }
   // Whether `current_` is the most recent production, glue over recomputed operands included.
   bool IsCurrent(int32_t local) const {
-    return is_placed_[local] && (is_op_[local] || at(local).operands.empty() || resolved_at_[local] == round_);
+    return is_placed_[local] &&
+           (is_op_[local] || IsDeadWork(local) || at(local).operands.empty() || resolved_at_[local] == round_);
   }
   // Of an instruction of this computation.
   int32_t LocalOf(int32_t i) const { return i - computation_.instructions.front(); }
@@ -46,11 +49,11 @@ class Placer {
   std::vector<uint8_t> is_op_, is_placed_;
   std::vector<int32_t> current_;            // the most recent production
   std::vector<int32_t> resolved_at_;        // glue: the round in which `current_` was last brought up to date
-  std::vector<int32_t> num_missing_;        // dead glue: operands and control predecessors not placed yet
-  std::vector<std::vector<int32_t>> dead_users_;
+  std::vector<int32_t> num_missing_;        // eager: operands and control predecessors not placed yet
+  std::vector<std::vector<int32_t>> eager_users_;
 
   std::vector<int32_t> op_locals_;          // per op
-  std::vector<int32_t> ready_dead_glue_;
+  std::vector<int32_t> ready_eager_;
   int32_t round_ = 0;                       // counts the ops placed; productions change only between rounds
   // The glue that exists for each combination of operands.
   std::map<std::pair<int32_t, std::vector<int32_t>>, int32_t> glue_versions_;
@@ -58,15 +61,15 @@ class Placer {
 
 std::string Placer::Run(const std::vector<int64_t>& op_instruction_ids, const Schedule& schedule) {
   if (std::string fault = MapOps(op_instruction_ids, schedule); !fault.empty()) return fault;
-  FindDeadGlue();
+  FindEager();
   PlaceSources();
   for (const OpId op : schedule) {
-    if (std::string fault = PlaceDeadGlue(); !fault.empty()) return fault;
     if (std::string fault = PlaceOp(op_locals_[op]); !fault.empty()) return fault;
   }
-  if (std::string fault = PlaceDeadGlue(); !fault.empty()) return fault;
+  if (std::string fault = PlaceEager(); !fault.empty()) return fault;
   if (std::string fault = Resolve(LocalOfRoot()); !fault.empty()) return fault;
-  // Nothing can be left over: ops occur at least once, live glue was resolved, dead glue was ready.
+  if (std::string fault = PlaceEager(); !fault.empty()) return fault;
+  // Nothing can be left over: ops occur at least once, live glue was resolved, all that is eager was ready.
   for (int32_t local = 0; local < num_instructions(); ++local) {
     if (!is_placed_[local]) return hlo::Quoted(at(local).name) + " was never placed";
   }
@@ -101,22 +104,24 @@ std::string Placer::MapOps(const std::vector<int64_t>& op_instruction_ids, const
   return missing == occurs.end() ? "" : "the schedule lacks op " + std::to_string(missing - occurs.begin());
 }
 
-// Glue from which neither an op nor the root can be reached.
-void Placer::FindDeadGlue() {
+// What is placed as soon as it can be: glue from which neither an op nor the root can be reached; and dead work with
+// the glue that it reads, while its operands' buffers hold what they should.
+void Placer::FindEager() {
   const int32_t n = num_instructions();
-  std::vector<uint8_t> is_live = is_op_;
-  is_live[LocalOfRoot()] = 1;
+  std::vector<uint8_t> is_reached = is_op_, feeds_dead_work(n, 0);
+  is_reached[LocalOfRoot()] = 1;
   num_missing_.assign(n, 0);
-  dead_users_.resize(n);
+  eager_users_.resize(n);
   for (int32_t local = n - 1; local >= 0; --local) {
+    const bool is_with_dead_work = !is_op_[local] && (feeds_dead_work[local] || IsDeadWork(local));
+    const bool is_eager = !is_reached[local] || is_with_dead_work;
     for (const auto list : {at(local).operands, at(local).control_predecessors}) {
       for (const int32_t i : list) {
-        if (is_live[local]) {
-          is_live[LocalOf(i)] = 1;
-        } else {
-          dead_users_[LocalOf(i)].push_back(local);
-          ++num_missing_[local];
-        }
+        is_reached[LocalOf(i)] |= is_reached[local];
+        feeds_dead_work[LocalOf(i)] |= is_with_dead_work;
+        if (!is_eager) continue;
+        eager_users_[LocalOf(i)].push_back(local);
+        ++num_missing_[local];
       }
     }
   }
@@ -144,16 +149,17 @@ std::string Placer::PlaceOp(int32_t local) {
       if (!fault.empty()) return fault + ", which must precede " + hlo::Quoted(original.name);
     }
   }
+  if (std::string fault = PlaceEager(); !fault.empty()) return fault;  // it may overwrite what that reads
   placed_.num_clones += is_placed_[local];
   Place(local);
   ++round_;
   return "";
 }
 
-std::string Placer::PlaceDeadGlue() {
-  while (!ready_dead_glue_.empty()) {
-    const int32_t local = ready_dead_glue_.back();
-    ready_dead_glue_.pop_back();
+std::string Placer::PlaceEager() {
+  while (!ready_eager_.empty()) {
+    const int32_t local = ready_eager_.back();
+    ready_eager_.pop_back();
     if (std::string fault = Resolve(local); !fault.empty()) return fault;
   }
   return "";
@@ -200,8 +206,8 @@ void Placer::Place(int32_t local) {
   placed_.instructions.push_back(computation_.instructions[local]);
   placed_.is_clone.push_back(is_placed_[local]);
   if (std::exchange(is_placed_[local], 1)) return;
-  for (const int32_t user : dead_users_[local]) {
-    if (--num_missing_[user] == 0) ready_dead_glue_.push_back(user);
+  for (const int32_t user : eager_users_[local]) {
+    if (--num_missing_[user] == 0) ready_eager_.push_back(user);
   }
 }
 

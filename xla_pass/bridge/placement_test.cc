@@ -134,5 +134,20 @@ TEST(WhatCannotBePlacedIsSaid) {
             "the schedule has nothing before that produces 'negate.1', which 'exponential.2' reads");
 }
 
+// 0 parameter, 1 negate a, 2 exponential b, 3 reverse of a bitcast (4) of a, which only the barrier has, 5 the
+// barrier's tuple of b and it, 6 the barrier, 7 its b, 8 the add of that and a.
+TEST(DeadWorkIsPlacedOnceAsSoonAsItCan) {
+  HloBuilder builder;
+  builder.Begin("main");
+  const hlo::Shape pair = TupleOf({F32({4}), F32({4})});
+  const int64_t p = builder.Parameter(0, F32({4}));
+  const int64_t a = builder.Add("negate", F32({4}), {p}), b = builder.Add("exponential", F32({4}), {p});
+  const int64_t dead = builder.Add("reverse", F32({4}), {builder.Add("bitcast", F32({4}), {a})});
+  const int64_t barrier = builder.Add("opt-barrier", pair, {builder.Add("tuple", pair, {b, dead})});
+  const int64_t c = builder.Add("add", F32({4}), {builder.Element(barrier, 0), a});
+  // Before b, though nothing reads it yet; a's second production brings no second one.
+  EXPECT_EQ(Text(Placed(builder, {a, b, c}, {0, 1, 0, 2})), "0 1(0) 3(1) 4(2) 2(0) 1'(0) 5(4 3) 6(6) 7(7) 8(8 5)");
+}
+
 }  // namespace
 }  // namespace coopjax

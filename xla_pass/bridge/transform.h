@@ -11,7 +11,8 @@
 //  * An operand refers to the most recent production. Where that is reached through glue over a
 //    clone, the glue is cloned too, once for each combination of productions.
 //  * Glue runs right before its first use, parameters and constants at the start. Glue that nobody
-//    uses runs as soon as its operands have, so that it prolongs no live range.
+//    uses runs as soon as its operands have, so that it prolongs no live range. So does what XLA
+//    removes with the barriers (hlo::Graph::is_dropped), once: it is neither an op nor cloned.
 //  * The root refers to the last productions.
 //  * Originals keep their control predecessors. Clones have none: a clone runs after its original in
 //    a total order, so whatever had to precede the one precedes the other.

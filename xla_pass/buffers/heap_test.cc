@@ -213,5 +213,17 @@ TEST(TpuCountsStacksTwice) {
   EXPECT_EQ(filled.temp_bytes - made.temp_bytes, 1024);
 }
 
+// x -> y; a kilobyte each. Behind the barrier nobody reads d, nor its kilobyte.
+TEST(WhatOnlyABarrierKeepsTakesNothing) {
+  HloBuilder b;
+  b.Begin("main");
+  const int64_t p = b.Parameter(0, kKilobyte);
+  const int64_t x = b.Add("reverse", kKilobyte, {p}), d = b.Add("reverse", kKilobyte, {p});
+  const hlo::Shape pair = TupleOf({kKilobyte, kKilobyte});
+  const int64_t barrier = b.Add("opt-barrier", pair, {b.Add("tuple", pair, {x, d})});
+  b.Add("bitcast-convert", F32({}), {b.Add("reverse", kKilobyte, {b.Element(barrier, 0)})});
+  EXPECT_EQ(Assign(b).temp_bytes, 2048);
+}
+
 }  // namespace
 }  // namespace coopjax

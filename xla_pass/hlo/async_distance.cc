@@ -1,8 +1,10 @@
 #include "hlo/async_distance.h"
 
+#include <optional>
 #include <string_view>
 #include <unordered_map>
 
+#include "hlo/graph.h"
 #include "hlo/opcode.h"
 
 namespace coopjax::hlo {
@@ -10,7 +12,9 @@ namespace {
 
 constexpr std::string_view kDone = "-done", kUpdate = "async-update";
 
-std::string CheckComputation(const Module& before, const Computation& computation, const Computation& now) {
+// `graph` is that of `before`, made for the first pair that is found.
+std::string CheckComputation(const Module& before, const Computation& computation, const Computation& now,
+                             std::optional<Graph>* graph) {
   std::unordered_map<int64_t, size_t> step;
   for (size_t k = 0; k < now.sequence.size(); ++k) step[now.sequence[k]] = k;
   std::unordered_map<int64_t, size_t> step_before;
@@ -19,9 +23,10 @@ std::string CheckComputation(const Module& before, const Computation& computatio
     step_before[done.id] = k;
     const Instruction* start = StartOf(before, done);
     if (start == nullptr) continue;
+    if (!*graph) graph->emplace(before);
     for (size_t between = step_before.at(start->id) + 1; between < k; ++between) {
       const Instruction& work = before.by_id(computation.sequence[between]);
-      if (IsGlue(work.info.op)) continue;
+      if (IsGlue(work.info.op) || (*graph)->is_dropped(before.instruction_index.Find(work.id))) continue;
       const auto found = step.find(work.id);
       const bool is_between =
           found != step.end() && step.at(start->id) < found->second && found->second < step.at(done.id);
@@ -41,12 +46,13 @@ const Instruction* StartOf(const Module& module, const Instruction& instruction)
 }
 
 std::string CheckAsyncDistance(const Module& before, const Module& after) {
+  std::optional<Graph> graph;
   for (const Computation& computation : before.computations) {
     const int32_t index = after.computation_index.Find(computation.id);
     if (index < 0) continue;
     const Computation& now = after.computations[index];
     if (computation.sequence == now.sequence) continue;
-    if (std::string fault = CheckComputation(before, computation, now); !fault.empty()) return fault;
+    if (std::string fault = CheckComputation(before, computation, now, &graph); !fault.empty()) return fault;
   }
   return "";
 }

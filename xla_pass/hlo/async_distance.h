@@ -14,7 +14,8 @@ namespace coopjax::hlo {
 const Instruction* StartOf(const Module& module, const Instruction& instruction);
 
 // Empty when all work that `before` does between the halves of a pair is between them in `after`, in every computation
-// that both have; otherwise one sentence on the first that is not. The originals count, clones do not.
+// that both have; otherwise one sentence on the first that is not. The originals count, clones do not, nor what XLA
+// removes with the barriers (Graph::is_dropped).
 std::string CheckAsyncDistance(const Module& before, const Module& after);
 
 }  // namespace coopjax::hlo

@@ -67,20 +67,43 @@ std::vector<int32_t> Graph::LookThroughBarriers() const {
   return resolved;
 }
 
+// What does nothing but make its result, in buffers of its own.
+std::vector<uint8_t> Graph::FindRemovable() const {
+  std::vector<uint8_t> is_removable(num_instructions(), 0);
+  std::vector<uint8_t> has_only_such(module_.computations.size(), 1);
+  for (int32_t i = 0; i < num_instructions(); ++i) {  // callees come first
+    const bool may_overwrite =
+        op(i) == Op::kDynamicUpdateSlice || op(i) == Op::kScatter || !instruction(i).output_operand_aliasing.empty();
+    const bool is_such = opcode(i).is_pure && !may_overwrite && !HasOwnEffects(instruction(i)) &&
+                         std::ranges::all_of(called(i), [&](int32_t callee) { return has_only_such[callee]; });
+    has_only_such[instruction(i).computation] &= is_such;
+    is_removable[i] = is_such && op(i) != Op::kParameter;
+  }
+  return is_removable;
+}
+
 void Graph::MarkDropped(const std::vector<int32_t>& resolved) {
   is_dropped_.assign(num_instructions(), 0);
+  const auto is_barrier = [](const Instruction& each) { return each.info.op == Op::kOptimizationBarrier; };
+  if (std::ranges::none_of(module_.instructions, is_barrier)) return;
+  const std::vector<uint8_t> is_removable = FindRemovable();
   std::vector<int32_t> num_uses(num_instructions(), 0), num_uses_before(num_instructions(), 0);
-  for (const Instruction& user : module_.instructions) {
-    for (const int32_t operand : user.operands) ++num_uses_before[operand];
+  std::vector<uint8_t> is_held(num_instructions(), 0);  // by control, its own or that of what is dropped and shows it
+  for (int32_t i = 0; i < num_instructions(); ++i) {
+    for (const int32_t operand : instruction(i).operands) ++num_uses_before[operand];
+    for (const int32_t predecessor : instruction(i).control_predecessors) is_held[predecessor] = is_held[i] = 1;
   }
   for (const Computation& computation : module_.computations) {
     ++num_uses[resolved[module_.instruction_index.Find(computation.root_id)]];
   }
   for (int32_t i = num_instructions() - 1; i >= 0; --i) {  // users come later
     const bool only_forwards = op(i) == Op::kTuple || op(i) == Op::kGetTupleElement;
-    is_dropped_[i] = resolved[i] != i || (only_forwards && num_uses[i] == 0 && num_uses_before[i] > 0);
-    if (is_dropped_[i]) continue;
-    for (const int32_t operand : instruction(i).operands) ++num_uses[resolved[operand]];
+    const bool can_go = only_forwards || (is_removable[i] && !is_held[i]);
+    is_dropped_[i] = resolved[i] != i || (can_go && num_uses[i] == 0 && num_uses_before[i] > 0);
+    for (const int32_t operand : instruction(i).operands) {
+      if (!is_dropped_[i]) ++num_uses[resolved[operand]];
+      if (is_dropped_[i] && is_held[i]) is_held[operand] = 1;
+    }
   }
 }
 
@@ -99,7 +122,8 @@ void Graph::AddEdges(const std::vector<int32_t>& resolved) {
   users_ = Transposed(num_instructions(), [this](int32_t i) { return operands(i); }, num_instructions());
   AddUses();
   callers_ = Transposed(
-      num_instructions(), [this](int32_t i) { return called(i); }, static_cast<int32_t>(module_.computations.size()));
+      num_instructions(), [this](int32_t i) { return is_dropped_[i] ? std::span<const int32_t>() : called(i); },
+      static_cast<int32_t>(module_.computations.size()));
   for (const Computation& computation : module_.computations) AddComputation(computation, resolved);
 }
 

@@ -5,7 +5,8 @@
 // node_base(instruction) + offset.
 //
 // Optimization barriers are looked through, because XLA:CPU removes them after this stage: a user of
-// get-tuple-element(barrier(tuple(a, b))) is a user of a or b, and barrier, tuple and element are gone.
+// get-tuple-element(barrier(tuple(a, b))) is a user of a or b, and barrier, tuple and element are gone. So is what only
+// barriers kept: where nobody reads element b, XLA (for CPU, GPU and TPU) removes b's maker and what that alone read.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +33,7 @@ class Graph {
   const OpcodeInfo& opcode(int32_t i) const { return instruction(i).info; }
 
   std::span<const int32_t> operands(int32_t i) const { return operands_[i]; }
-  std::span<const int32_t> users(int32_t i) const { return users_[i]; }   // each once
+  std::span<const int32_t> users(int32_t i) const { return users_[i]; }  // each once
   // Every operand that the instruction is, in the order of users and of their operands.
   struct Use {
     int32_t user = -1;
@@ -44,7 +45,8 @@ class Graph {
   std::span<const int32_t> control_predecessors(int32_t i) const { return control_predecessors_[i]; }
   std::span<const int32_t> called(int32_t i) const { return instruction(i).called; }  // computation indices
   bool is_user_of(int32_t user, int32_t operand) const;
-  // A barrier, or a tuple or element that only served one. Not in any sequence, has no edges.
+  // A barrier, a tuple or element that only served one, or what nobody reads without them and that does nothing else:
+  // no effects, no control edges, no writes into operands. Not in any sequence, has no edges, calls nothing.
   bool is_dropped(int32_t i) const { return is_dropped_[i]; }
 
   // Per computation.
@@ -79,6 +81,7 @@ class Graph {
 
  private:
   std::vector<int32_t> LookThroughBarriers() const;
+  std::vector<uint8_t> FindRemovable() const;
   void MarkDropped(const std::vector<int32_t>& resolved);
   void AddEdges(const std::vector<int32_t>& resolved);
   void AddUses();

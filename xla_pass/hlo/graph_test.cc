@@ -119,5 +119,53 @@ TEST(PostOrderIsDepthFirst) {
   EXPECT_TRUE((graph.ById(0) == Indices{0, 1, 2, 3, 4}));
 }
 
+// Behind a barrier around (x, d) only x is read: d goes, and what d alone reads. Not where d does more, is held by
+// control, or where somebody takes the barrier whole.
+TEST(WhatOnlyABarrierKeepsIsDropped) {
+  enum Reason { kNone, kEffects, kOverwrites, kControl, kBarrierControl, kTakenWhole, kParameter };
+  for (const Reason kept : {kNone, kEffects, kOverwrites, kControl, kBarrierControl, kTakenWhole, kParameter}) {
+    HloBuilder b;
+    b.Begin("main");
+    const Shape pair = TupleOf({F32({4}), F32({4})});
+    const int64_t p = b.Parameter(0, F32({4}));
+    const int64_t x = b.Add("sine", F32({4}), {p}), q = b.Add("negate", F32({4}), {p});
+    const int64_t d = kept == kEffects      ? b.Add("rng", F32({4}), {q})
+                      : kept == kOverwrites ? b.Add("dynamic-update-slice", F32({4}), {q, q})
+                                            : b.Add("reverse", F32({4}), {q});
+    if (kept == kControl) b.Follows({x});
+    const int64_t tuple = b.Add("tuple", pair, {x, kept == kParameter ? p : d});
+    const int64_t barrier = b.Add("opt-barrier", pair, {tuple});
+    if (kept == kBarrierControl) b.Follows({x});
+    const int64_t y = b.Add("cosine", F32({4}), {b.Element(barrier, 0)});
+    if (kept == kTakenWhole) b.Add("tuple", TupleOf({F32({4}), pair}), {y, barrier});
+    const Graph graph(b.Finish());
+    // With the parameter in its place d had no reader to lose.
+    EXPECT_EQ(graph.is_dropped(b.index(d)), kept == kNone);
+    EXPECT_EQ(graph.is_dropped(b.index(q)), kept == kNone);
+    EXPECT_TRUE(!graph.is_dropped(b.index(p)) && !graph.is_dropped(b.index(x)) && !graph.is_dropped(b.index(y)));
+    EXPECT_EQ(graph.users(b.index(p)).size(), kept == kNone ? 1u : 2u);
+  }
+}
+
+// d stands behind two barriers, the second one around it alone, and runs a fusion.
+TEST(WhatOnlyNestedBarriersKeepIsDropped) {
+  HloBuilder b;
+  const int64_t fused = b.Begin("fused");
+  b.Add("negate", F32({4}), {b.Parameter(0, F32({4}))});
+  b.EndEmbedded();
+  b.Begin("main");
+  const Shape pair = TupleOf({F32({4}), F32({4})});
+  const int64_t p = b.Parameter(0, F32({4}));
+  const int64_t d = b.LoopFusion(F32({4}), {p}, fused);
+  const int64_t outer = b.Add("opt-barrier", pair, {b.Add("tuple", pair, {p, d})});
+  const int64_t e = b.Add("reverse", F32({4}), {b.Add("opt-barrier", F32({4}), {b.Element(outer, 1)})});
+  const int64_t inner = b.Add("opt-barrier", pair, {b.Add("tuple", pair, {b.Element(outer, 0), e})});
+  const int64_t y = b.Add("cosine", F32({4}), {b.Element(inner, 0)});
+  const Graph graph(b.Finish());
+  EXPECT_TRUE(ListOf(graph.sequence(1)) == (Indices{b.index(p), b.index(y)}));
+  EXPECT_TRUE(graph.is_dropped(b.index(d)) && graph.is_dropped(b.index(e)));
+  EXPECT_TRUE(graph.callers(0).empty());
+}
+
 }  // namespace
 }  // namespace coopjax::hlo

@@ -1,6 +1,9 @@
 #include "pass/packed_module.h"
 
 #include <algorithm>
+#include <iterator>
+#include <span>
+#include <unordered_map>
 #include <utility>
 
 #include "bridge/transform.h"
@@ -27,6 +30,20 @@ OrderHeap HeapAbove(const HeapResult& heap, int64_t target_bytes) {
     result.height += static_cast<double>(buffer.bytes) * static_cast<double>(buffer.offset);
   }
   return result;
+}
+
+// The instructions of a sequence that do work.
+std::vector<int32_t> WorkOf(const hlo::Module& module, std::vector<int32_t> sequence) {
+  std::erase_if(sequence, [&](int32_t i) { return hlo::IsGlue(module.instructions[i].info.op); });
+  return sequence;
+}
+
+std::vector<int32_t> WorkOf(const hlo::Module& module, int32_t computation) {
+  std::vector<int32_t> sequence;
+  for (const int64_t id : module.computations[computation].sequence) {
+    sequence.push_back(module.instruction_index.Find(id));
+  }
+  return WorkOf(module, std::move(sequence));
 }
 
 // All uses of a run's results come before the next run of the same op. `op_of_run[k]` is the op that run k is of, and
@@ -63,6 +80,21 @@ HeapResult HeapInOrder(const HloAnalysis& analysis, const std::vector<int64_t>& 
   return AssignBuffers(*analysis.alias, ComputeHloLiveRanges(*analysis.alias, computation, sequence));
 }
 
+std::vector<int32_t> RunsOfOps(const hlo::Graph& graph, int32_t computation, const Schedule& schedule) {
+  const std::vector<int32_t> work = WorkOf(graph.module(), computation);
+  if (work.size() != schedule.size()) return {};
+  std::vector<int32_t> runs;
+  for (int32_t run = 0; run < std::ssize(work); ++run) {
+    if (!graph.is_dropped(work[run])) {
+      runs.push_back(run);
+      continue;
+    }
+    const auto before = std::span(schedule).first(run);
+    if (std::ranges::find(before, schedule[run]) != before.end()) return {};
+  }
+  return runs;
+}
+
 PackedOrder PackOrderOf(const HloAnalysis& analysis, const HloProgram& hlo, const Schedule& start,
                         PackedOrderOptions options, int32_t computation) {
   options.max_trials = std::min(options.max_trials, MaxTrials(analysis.graph.module()));
@@ -76,16 +108,28 @@ PackedSchedule PackScheduleOf(const hlo::Module& module, const Roofline& rooflin
                               const PackedOrderOptions& options, int32_t computation) {
   PackedSchedule result = {schedule, ""};
   if (MaxTrials(module) == 0) return result;
+  if (computation == hlo::kEntryComputation) computation = module.entry;
   HloProgram hlo;
   std::string error;
   const auto analysis = AnalyzeHlo(module, &error);
   if (analysis == nullptr || !BuildHloProgram(*analysis, roofline, &hlo, computation).empty()) return result;
-  if (hlo.program.num_ops() != std::ssize(schedule)) return result;
-  SeparateRuns(schedule, &hlo.program);
-  const Schedule runs = PackOrderOf(*analysis, hlo, hlo.program.schedule, options, computation).order;
-  if (runs == hlo.program.schedule) return result;
-  result.bytes = ApplySchedule(module, hlo.op_instruction_ids, runs, computation).bytes;
-  for (size_t k = 0; k < runs.size(); ++k) result.schedule[k] = schedule[runs[k]];
+  Schedule op_of_run;
+  for (const int32_t run : RunsOfOps(analysis->graph, computation, schedule)) {
+    op_of_run.push_back(schedule[run]);
+  }
+  if (hlo.program.num_ops() != std::ssize(op_of_run)) return result;
+  SeparateRuns(op_of_run, &hlo.program);
+  const Schedule order = PackOrderOf(*analysis, hlo, hlo.program.schedule, options, computation).order;
+  if (order == hlo.program.schedule) return result;
+  // Runs that are no ops move with what they read.
+  const std::vector<int32_t> work = WorkOf(module, computation);
+  std::unordered_map<int32_t, OpId> op_of;
+  for (size_t run = 0; run < work.size(); ++run) op_of[work[run]] = schedule[run];
+  result.schedule.clear();
+  for (const int32_t i : WorkOf(module, SequenceOf(module, hlo.op_instruction_ids, order, computation))) {
+    result.schedule.push_back(op_of.at(i));
+  }
+  result.bytes = ApplySchedule(module, hlo.op_instruction_ids, order, computation).bytes;
   return result;
 }
 

@@ -17,6 +17,11 @@ namespace coopjax {
 HeapResult HeapInOrder(const HloAnalysis& analysis, const std::vector<int64_t>& op_instruction_ids,
                        const Schedule& order, int32_t computation = hlo::kEntryComputation);
 
+// Which runs of `schedule` the ops of a computation are that carries it out: all but those that XLA removes, because a
+// barrier alone keeps them: first runs, whose readers all come after another one. Empty where others are removed, or
+// where the computation has work that is not of the schedule.
+std::vector<int32_t> RunsOfOps(const hlo::Graph& graph, int32_t computation, const Schedule& schedule);
+
 // As SearchPackedOrder, with fewer trials than `options` says in a module of many instructions, and none in a large
 // one.
 PackedOrder PackOrderOf(const HloAnalysis& analysis, const HloProgram& hlo, const Schedule& start,

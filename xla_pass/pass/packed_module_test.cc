@@ -83,5 +83,38 @@ TEST(WhatPacksWellStays) {
   EXPECT_TRUE(packed.schedule == schedule);
 }
 
+// As above, but b, and a, read wide behind a barrier that has come by then for what else is in it: the first of three
+// runs of wide (op 1) has no reader.
+TEST(RunsThatNobodyReadsAreNoOps) {
+  testing::HloProtoBuilder builder;
+  builder.Begin("main");
+  const std::string small = testing::F32({16}), large = testing::F32({64, 16});
+  const std::string pair = testing::TupleShape({small, large});
+  const int64_t p = builder.Parameter(0, small);
+  const int64_t x = builder.Add("negate", small, {p}), wide = builder.Add("broadcast", large, {p});
+  const int64_t barrier = builder.Add("opt-barrier", pair, {builder.Add("tuple", pair, {x, wide})});
+  const int64_t y = builder.Add("negate", small, {builder.Element(small, barrier, 0)});
+  const int64_t behind = builder.Element(large, barrier, 1);
+  const int64_t a = builder.Add("slice", small, {behind}), other = builder.Add("broadcast", large, {p});
+  const int64_t c = builder.Add("slice", small, {other}), b = builder.Add("slice", small, {behind});
+  const int64_t sum = builder.Add("add", small, {builder.Add("add", small, {a, c}), b});
+  builder.Add("add", small, {sum, y});
+  const Module given(builder.Build());
+  const Schedule schedule = {0, 1, 2, 1, 4, 3, 5, 1, 6, 7, 8, 9};
+  const Module cloned(ApplySchedule(*given.module, given.hlo.op_instruction_ids, schedule).bytes);
+  EXPECT_EQ(cloned.hlo.program.num_ops(), 11);
+  EXPECT_TRUE(RunsOfOps(cloned.analysis->graph, cloned.module->entry, schedule) ==
+              (std::vector<int32_t>{0, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}));
+  EXPECT_TRUE(RunsOfOps(cloned.analysis->graph, cloned.module->entry, given.hlo.program.schedule).empty());
+  EXPECT_EQ(verify::VerifyTransform(*given.module, *cloned.module), "");
+  EXPECT_TRUE(cloned.Heap().temp_bytes >= 2 * 4096);
+  const PackedSchedule packed = PackScheduleOf(*cloned.module, Roofline(), schedule, {.target_bytes = 4096});
+  const Module moved(packed.bytes);
+  EXPECT_TRUE(moved.Heap().temp_bytes < 2 * 4096);
+  EXPECT_EQ(verify::VerifyTransform(*given.module, *moved.module), "");
+  EXPECT_EQ(CheckSchedule(given.hlo.program, packed.schedule), "");
+  EXPECT_EQ(std::ssize(packed.schedule), std::ssize(schedule));
+}
+
 }  // namespace
 }  // namespace coopjax

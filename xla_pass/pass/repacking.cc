@@ -36,8 +36,10 @@ std::optional<CarriedOut> Repacked(const CarriedOut& loose, const StepProgram& e
   HloProgram runs;
   if (!moved || !reader.Read(*moved, &runs).empty()) return std::nullopt;
   const Schedule& schedule = result.plan.schedule;
-  for (size_t k = 0; k < schedule.size(); ++k) {
-    result.op_workspace_bytes[schedule[k]] = runs.program.op_workspace_bytes[k];
+  const std::vector<int32_t> run_of_op = RunsOfOps(moved->graph, result.module->entry, schedule);
+  if (std::ssize(run_of_op) != runs.program.num_ops()) return std::nullopt;
+  for (OpId op = 0; op < runs.program.num_ops(); ++op) {
+    result.op_workspace_bytes[schedule[run_of_op[op]]] = runs.program.op_workspace_bytes[op];
   }
   StepProgram program = entry;
   program.op_workspace_bytes = result.op_workspace_bytes;

@@ -297,5 +297,23 @@ TEST(GarbageIsRefused) {
   EXPECT_TRUE(num_accepted < 50);
 }
 
+// e, in place over a, comes before the barrier's reader: what only the barrier keeps must have read a by then.
+TEST(WhatOnlyABarrierKeepsReadsInTime) {
+  HloProtoBuilder builder;
+  builder.Begin("main");
+  const int64_t p = builder.Parameter(0, F32({4})), at = builder.Parameter(1, "\x10\x04");
+  const int64_t a = builder.Add("negate", F32({4}), {p}), x = builder.Add("sine", F32({4}), {p});
+  const int64_t dead = builder.Add("reverse", F32({4}), {a});
+  const std::string pair = TupleShape({F32({4}), F32({4})});
+  const int64_t barrier = builder.Add("opt-barrier", pair, {builder.Add("tuple", pair, {x, dead})});
+  const int64_t y = builder.Add("cosine", F32({4}), {builder.Element(F32({4}), barrier, 0)});
+  const int64_t e = builder.Add("dynamic-update-slice", F32({4}), {a, p, at});
+  const int64_t root = builder.Add("add", F32({4}), {y, e});
+  const auto before = Parsed(builder.Build());
+  // Without y's waiting for a: the verifier's is the last word.
+  EXPECT_EQ(VerifyBytes(*before, ApplySchedule(*before, {a, x, y, e, root}, {0, 3, 1, 2, 4}).bytes), "");
+  EXPECT_EQ(VerifyBytes(*before, ApplySchedule(*before, {a, x, y, e, root}, {0, 1, 1, 2, 3, 4}).bytes), "");
+}
+
 }  // namespace
 }  // namespace coopjax::verify
