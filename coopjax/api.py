@@ -97,7 +97,8 @@ def remat(
   Raises:
     InvalidBudgetError: the budget is not one; raised here, not when the function is called.
     BudgetInfeasibleError: when the function is traced, if no plan reaches the budget, with the least bytes of the
-      jitted program around it; when that is compiled, if no plan of it does.
+      jitted program around it; when that is compiled, if no plan of it does. Not where no gradient is taken, nor of a
+      share where the passes are compiled apart, or which the remat around has to hold.
     PlanMismatchError: when the function is traced, if ``plan`` was made for another program or another mesh.
 
   Example:
