@@ -68,6 +68,7 @@ class Progress[Decisions: Hashable]:
     self._below_flops = below_flops
     self._tried: list[Trial[Decisions]] = []
     self._misses = 0  # since a plan holds: tries that made nothing better
+    self._num_last = 0  # tries of what a person would pick, where the search would end
     self._passed: set[SearchCandidate[Decisions]] = set()
     self._twin: SearchCandidate[Decisions] | None = None  # under way, if the last candidate is one
     self._barriers_cost = False  # a twin took more than what it is one of
@@ -158,7 +159,7 @@ class Progress[Decisions: Hashable]:
         return found
       near = [c for c in untried if c.has_loops and c.is_bare and self._least(c, _NEARBY - 1) <= self._budget]
       found = self._first(near, lambda candidate: (self._predict(candidate), candidate.flops))
-      return found or (self._likeliest_gain([c for c in untried if c.is_by_hand]) if self._are_drafts else None)
+      return found or self._last_by_hand([c for c in untried if c.is_by_hand])
     if is_hopeless:  # but for what a person would do, whatever is estimated
       bare = [candidate for candidate in bare if candidate.is_by_hand]
     elif self._tried and not any(trial.candidate.is_by_hand for trial in bare_tried):  # before deeper cuts
@@ -180,11 +181,22 @@ class Progress[Decisions: Hashable]:
 
   def _likeliest_gain(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
     """By how much less it repeats than the plan, or while there is none than all of these, times how likely it fits."""
-    least = min(self._least_flops, max((candidate.flops for candidate in untried), default=0.0))
+    least = self._least_flops if self._holds else max((candidate.flops for candidate in untried), default=0.0)
     spread = spread_of(self._tried, self._num_shards)
     fits = statistics.NormalDist(self._budget, max(spread, _MARGIN * self._budget, 1.0))
     gain = lambda candidate: (least - candidate.flops) * (1 - fits.cdf(self._predict(candidate)))
     return self._first([c for c in untried if c.flops < least], lambda candidate: -gain(candidate))
+
+  def _last_by_hand(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
+    """Before the search ends, a few of what a person would pick that may fit if predictions are off by twice as much as
+    they were; of drafts all.
+    """
+    if not self._are_drafts:
+      off = 2 * max(map(abs, self._excess)) if self._excess else math.inf
+      reach = min(_MAYBE * self._budget, (1 + _MARGIN) * self._budget + off)
+      untried = [c for c in untried if self._predict(c) <= reach and self._num_last < _HAND_ROUNDS]
+    self._num_last += 1
+    return self._likeliest_gain(untried)
 
   def _smaller_than_all(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
     """What is predicted to take less than all that was tried, as long as such tries come to less."""
