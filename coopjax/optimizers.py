@@ -205,6 +205,7 @@ class _Update:
     needed = self._equations_for([*before, *(var for group in groups for var in group.whole)])
     for i in sorted(needed):
       self._evaluate(i, self._env)
+    self._run_effects(needed.union(*(group.equations for group in groups)))
     made: dict[_Result, Any] = {}
     finished: Any = None
     for group in groups:
@@ -212,6 +213,17 @@ class _Update:
       made |= of_group
       finished = finished if group.is_stacked else next(iter(of_group.values()))
     return [result.placed(self._value(result, made)) for result in self._results]
+
+  def _run_effects(self, others: set[int]) -> None:
+    """What nothing is made from, but somebody sees: prints and callbacks."""
+    for i, equation in enumerate(self._jaxpr.eqns):
+      if not equation.effects or i in others:
+        continue
+      read = [atom for atom in equation.invars if isinstance(atom, core.Var)]
+      states = frozenset[core.Var]().union(*map(self._states, read))
+      env = self._env | {var: _to_device(self._env[self._state_of[var]]) for var in states}
+      for each in sorted({*self._equations_for(read), i}):
+        self._evaluate(each, env)
 
   def _states(self, atom: Any) -> frozenset[core.Var]:
     """That a value depends on."""
@@ -231,7 +243,7 @@ class _Update:
     env.update(zip(equation.outvars, compat.bind(equation, values), strict=True))
 
   def _equations_for(self, variables: Sequence[core.Var]) -> set[int]:
-    """Those that these values take, none of which depends on a state."""
+    """Those that these values take, up to states."""
     return self._reached(variables, lambda _: True)[0]
 
   def _reached(self, variables: Sequence[core.Var], is_inside: Callable[[int], bool]) -> tuple[set[int], set[core.Var]]:

@@ -132,6 +132,27 @@ def test_an_update_that_is_also_the_new_state_is_returned_in_both_places():
   np.testing.assert_array_equal(updates["layers"], state.trace["layers"])
 
 
+def test_what_an_update_prints_is_printed_once():
+  seen = {"count": [], "largest": []}
+  note = lambda name, value: jax.debug.callback(lambda value: seen[name].append(float(value)), value)
+
+  def schedule(count):
+    note("count", count)
+    return 1e-2
+
+  def watched(updates, state, params=None):
+    note("largest", jnp.max(state.trace["layers"]))
+    return trace.update(updates, state, params)
+
+  params, trace = {"layers": jnp.ones((LAYERS, WIDTH, WIDTH))}, optax.trace(0.5)
+  watching = optax.chain(optax.GradientTransformation(trace.init, watched), optax.scale_by_schedule(schedule))
+  optimizer = coopjax.offload_state(watching)
+  _, state = jax.jit(optimizer.update)(params, optimizer.init(params))
+  jax.jit(optimizer.update)(params, state)
+  jax.effects_barrier()
+  assert seen == {"count": [0.0, 1.0], "largest": [0.0, 1.0]}
+
+
 def test_an_object_stays_what_it_is():
   plain = optax.MultiSteps(optax.adamw(1e-2), 2)
   offloaded = coopjax.offload_state(plain)
