@@ -15,7 +15,7 @@ import numpy as np
 from coopjax import _core
 from coopjax.planners.effort import DEFAULT_STEPS
 from coopjax.planners.model.planner import ModelPlanner
-from coopjax.program.step_program import OUTPUT, PARAMETER, TEMPORARY, StepProgram
+from coopjax.program.step_program import OUTPUT, PARAMETER, TEMPORARY, StepProgram, csr
 from coopjax.xla.module import parse_module, read_step_program
 
 
@@ -83,9 +83,9 @@ def _with_standing_buffers(program: StepProgram) -> tuple[StepProgram, list[int]
   }
   standing = dataclasses.replace(
     program,
-    op_inputs=_csr([*reads, [], [value for value in outputs if value not in overwritten]]),
-    op_outputs=_csr([*made, donated, []]),
-    op_control=_csr([*waited_for, [], []]),
+    op_inputs=csr([*reads, [], [value for value in outputs if value not in overwritten]]),
+    op_outputs=csr([*made, donated, []]),
+    op_control=csr([*waited_for, [], []]),
     value_producer=producer,
     value_kind=kind,
     value_in_place_of=place,
@@ -98,8 +98,3 @@ def _with_standing_buffers(program: StepProgram) -> tuple[StepProgram, list[int]
     **padded,
   )
   return standing, [int(program.value_bytes[value]) for value in roots]
-
-
-def _csr(rows: list) -> tuple[np.ndarray, np.ndarray]:
-  offsets = np.cumsum([0, *map(len, rows)])
-  return offsets.astype(np.int32), np.concatenate([np.asarray(row, np.int32) for row in rows])

@@ -31,7 +31,7 @@ from coopjax.jaxpr.fusion import Op, fuse, is_elementwise
 from coopjax.jaxpr.inline import inline_calls
 from coopjax.program import liveness
 from coopjax.program.cost import Roofline
-from coopjax.program.step_program import CONSTANT, OUTPUT, PARAMETER, TEMPORARY, StepProgram
+from coopjax.program.step_program import CONSTANT, OUTPUT, PARAMETER, TEMPORARY, StepProgram, csr
 
 # Pass values on, output by output.
 _GLUE = frozenset("copy name optimization_barrier stop_gradient".split())
@@ -225,9 +225,9 @@ def _assemble(ops: Sequence[Op], values: _Values, options: ProgramOptions) -> St
     for given, taker in _shareable(op, values)
   ]
   return StepProgram(
-    op_inputs=_csr([[new[value] for value in op.inputs] for op in ops]),
-    op_outputs=_csr([[new[value] for value in op.outputs] for op in ops]),
-    op_control=_csr([[op_ids[before] for before in op.control] for op in ops]),
+    op_inputs=csr([[new[value] for value in op.inputs] for op in ops]),
+    op_outputs=csr([[new[value] for value in op.outputs] for op in ops]),
+    op_control=csr([[op_ids[before] for before in op.control] for op in ops]),
     op_cost_s=np.array([_cost(op, values.num_bytes, options.roofline) for op in ops], np.float64),
     op_flops=np.array([op.flops for op in ops], np.float64),
     op_workspace_bytes=np.array([op.workspace_bytes for op in ops], np.int64),
@@ -276,11 +276,6 @@ def _cost(op: Op, value_bytes: np.ndarray, roofline: Roofline | None) -> float:
     return 1.0
   moved = cost.moved_bytes(op.kind, int(value_bytes[op.inputs].sum()), int(value_bytes[op.outputs].sum()))
   return roofline.seconds(op.arithmetic_s, moved)
-
-
-def _csr(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-  offsets = np.cumsum([0, *(len(row) for row in rows)], dtype=np.int32)
-  return offsets, np.array([item for row in rows for item in row], np.int32)
 
 
 def _may_repeat(equation: core.JaxprEqn) -> bool:

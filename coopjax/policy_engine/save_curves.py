@@ -16,6 +16,7 @@ from coopjax import _core
 from coopjax.policy_engine.decisions import Value, in_order
 from coopjax.policy_engine.forward_graph import ForwardGraph
 from coopjax.policy_engine.inside import parts
+from coopjax.program.step_program import csr
 
 _MANY_CURVES = 8
 _LEAST_STEP = 1 / 8  # of a curve's bytes
@@ -167,8 +168,8 @@ class SavingRegion:
     sizes = [graph.value_bytes[value] or -1 if graph.named[value] is not None else -1 for value in self._values]
     found = _core.save_frontier(
       np.where(self._is_product, self._flops, weight * self._flops),
-      *_csr(self._inputs),
-      *_csr(self._outputs),
+      *csr(self._inputs),
+      *csr(self._outputs),
       np.array(sizes, np.int64),
       np.array(self._wanted, np.int32),
       max_sets=max_points,
@@ -207,11 +208,6 @@ class SavingRegion:
         repeated.add(op)
         waiting += self._inputs[op]
     return is_saved, is_needed, sorted(repeated, reverse=True)
-
-
-def _csr(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-  offsets = np.cumsum([0, *map(len, rows)], dtype=np.int32)
-  return offsets, np.array([item for row in rows for item in row], np.int32)
 
 
 def _convex(points: Sequence[CurvePoint]) -> list[CurvePoint]:

@@ -7,6 +7,7 @@ lines that explanations need.
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +16,12 @@ if TYPE_CHECKING:
   from coopjax import _core
 
 TEMPORARY, PARAMETER, CONSTANT, OUTPUT = range(4)
+
+
+def csr(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+  """Lists of ids as one pair ``(offsets, items)``, int32: row ``r`` is ``items[offsets[r]:offsets[r + 1]]``."""
+  offsets = np.cumsum([0, *map(len, rows)], dtype=np.int32)
+  return offsets, np.array([item for row in rows for item in row], np.int32)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ import numpy as np
 
 from coopjax import _core
 from coopjax.program import liveness
-from coopjax.program.step_program import OUTPUT, PARAMETER, TEMPORARY, StepProgram
+from coopjax.program.step_program import OUTPUT, PARAMETER, TEMPORARY, StepProgram, csr
 
 
 @dataclasses.dataclass
@@ -68,9 +68,9 @@ class Builder:
   def build(self, schedule=None) -> StepProgram:
     """The program, in the order the ops were added unless another is given."""
     return StepProgram(
-      op_inputs=_csr(self.inputs),
-      op_outputs=_csr(self.outputs),
-      op_control=_csr(self.control),
+      op_inputs=csr(self.inputs),
+      op_outputs=csr(self.outputs),
+      op_control=csr(self.control),
       op_cost_s=np.array(self.cost_s, np.float64),
       op_flops=np.array(self.flops, np.float64),
       op_workspace_bytes=np.array(self.workspace, np.int64),
@@ -82,11 +82,6 @@ class Builder:
       may_share=np.array(self.may_share, np.int32).reshape(-1, 3),
       schedule=np.arange(len(self.cost_s), dtype=np.int32) if schedule is None else np.array(schedule, np.int32),
     )
-
-
-def _csr(rows) -> tuple[np.ndarray, np.ndarray]:
-  offsets = np.cumsum([0] + [len(row) for row in rows], dtype=np.int32)
-  return offsets, np.array([item for row in rows for item in row], np.int32)
 
 
 def chain() -> StepProgram:

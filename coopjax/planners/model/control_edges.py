@@ -10,7 +10,7 @@ import numpy as np
 
 from coopjax import _core
 from coopjax.planners.model.graph import OrderGraph, order_graph
-from coopjax.program.step_program import OUTPUT, PARAMETER, StepProgram
+from coopjax.program.step_program import OUTPUT, PARAMETER, StepProgram, csr
 
 
 def add_control_edges(program: StepProgram, *, updates_early: bool, generators_late: bool) -> StepProgram:
@@ -115,9 +115,7 @@ def with_edges(program: StepProgram, schedule: np.ndarray, edges: list[tuple[int
   rows = [program.control(op).tolist() for op in range(program.num_ops)]
   for before, after in edges:
     rows[after].append(before)
-  offsets = np.cumsum([0, *(len(row) for row in rows)], dtype=np.int32)
-  items = np.array([op for row in rows for op in row], np.int32)
-  return dataclasses.replace(program, op_control=(offsets, items), schedule=_stable_order(program, schedule, edges))
+  return dataclasses.replace(program, op_control=csr(rows), schedule=_stable_order(program, schedule, edges))
 
 
 def _stable_order(program: StepProgram, schedule: np.ndarray, edges: list[tuple[int, int]]) -> np.ndarray:
