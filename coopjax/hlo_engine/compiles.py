@@ -111,14 +111,14 @@ class Compile:
     """Refuses the compiled program, or warns of it, where it is over what it is held to, or within that as it is."""
     if self.is_trial or not held:
       return
-    temp_bytes, (_, budget_bytes, _) = compat.temp_bytes_of(executable), _limit(held, executable)
-    if (excess := _excess(held, name, executable)) is not None:
+    temp_bytes, limit = compat.temp_bytes_of(executable), _limit(held, executable)
+    if (excess := _excess(name, executable, temp_bytes, *limit)) is not None:
       if excess.is_refused:
         self.refused = excess
       else:
         warn(excess.message)
-    elif temp_bytes <= budget_bytes and around and all(each.is_left for each in around):
-      warn(without_effect(name, temp_bytes, budget_bytes), RematNoEffectWarning)
+    elif temp_bytes <= limit[1] and around and all(each.is_left for each in around):
+      warn(without_effect(name, temp_bytes, limit[1]), RematNoEffectWarning)
 
   def fail(self, error: Exception, *, is_lasting: bool = False) -> None:
     """Planning failed: the program is compiled as it came, and kept only where it would fail again."""
@@ -282,11 +282,12 @@ def _limit(held: Collection[Mark], executable: Any) -> tuple[Budget, int, bool]:
   return min(budgets, key=lambda limit: limit[1:])
 
 
-def _excess(held: Collection[Mark], name: str, executable: Any) -> Excess | None:
-  """What there is to say of a program that the policy engine alone has planned and that is over its budget; None where
-  it is not, or has not both passes, and so is held to nothing.
+def _excess(
+  name: str, executable: Any, temp_bytes: int, budget: Budget, budget_bytes: int, refuses: bool
+) -> Excess | None:
+  """What there is to say of a program that the policy engine alone has planned and that is over its budget, by what it
+  takes and its `_limit`; None where it is not, or has not both passes, and so is held to nothing.
   """
-  temp_bytes, (budget, budget_bytes, refuses) = compat.temp_bytes_of(executable), _limit(held, executable)
   if temp_bytes <= budget_bytes or not has_both_passes(module_bytes := compat.module_bytes_of(executable)):
     return None
   message = (

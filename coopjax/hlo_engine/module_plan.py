@@ -216,10 +216,12 @@ def _search(
   steps = [effort.steps_of(each, module.num_instructions) for each in effort.up_to(mark.effort)]
   is_open = all(search(max_steps) for max_steps in steps)
 
+  def reached_bytes() -> int:
+    return min(result.after.temp_bytes for result in found)
+
   def is_just_missed() -> bool:
-    least_bytes = min(result.after.temp_bytes for result in found)
     just_missed = _JUST_MISSED_BY_SKETCH if is_sketch else _JUST_MISSED
-    return budget_bytes is not None and budget_bytes < least_bytes <= just_missed * budget_bytes
+    return budget_bytes is not None and budget_bytes < reached_bytes() <= just_missed * budget_bytes
 
   if is_open and is_just_missed():
     search(_ONCE_MORE * steps[-1])
@@ -229,12 +231,12 @@ def _search(
     for max_steps in steps:
       search(max_steps, _OUT_OF_REACH)
     least_bytes = math.inf
-    while not is_sketch and (reached_bytes := min(result.after.temp_bytes for result in found)) < least_bytes:
-      least_bytes = reached_bytes
+    while not is_sketch and reached_bytes() < least_bytes:
+      least_bytes = reached_bytes()
       search(steps[-1], int(_A_LITTLE_LESS * least_bytes))
-    if is_sketch or min(result.after.temp_bytes for result in found) <= (budget_bytes or 0):
+    if is_sketch or reached_bytes() <= (budget_bytes or 0):
       found = [*missed, *found]
-  near_bytes = int(_NEAR_SMALLEST * min(result.after.temp_bytes for result in found))
+  near_bytes = int(_NEAR_SMALLEST * reached_bytes())
 
   def rank(result: RecomputeOrderResult) -> tuple[int, float, int]:
     """Within the budget, then cheap, then small; above it small before cheap, by the percent."""

@@ -237,10 +237,10 @@ class Case:
         if best.rounds and mark != found_with and not (best.is_feasible and found_with == trial_mark):
           # With the mark that the program will have: of all of the effort, for the budget.
           program = fn_and_gradient(traced, rewrite(traced, best.decisions, mark))
-          temp_bytes, share = temp_bytes_of(trials.compile(*program, mark)), compiled[best.decisions][1]
-          shares = trials.hlo_share(), share
-          more_flops, fewer_flops = (share.recompute_flops if share else 0.0 for share in shares)
-          best = best.compiled(temp_bytes, budget_bytes, more_flops - fewer_flops)
+          temp_bytes = temp_bytes_of(trials.compile(*program, mark))
+          shares = compiled[best.decisions][1], trials.hlo_share()
+          flops_before, flops = (share.recompute_flops if share else 0.0 for share in shares)
+          best = best.compiled(temp_bytes, budget_bytes, flops - flops_before)
         if best.is_feasible:
           break
       assert best is not None  # there is always a limit

@@ -191,12 +191,14 @@ class Progress[Decisions: Hashable]:
     """Before the search ends, a few of what a person would pick that may fit if predictions are off by twice as much as
     they were; of drafts all.
     """
-    if not self._are_drafts:
-      off = 2 * max(map(abs, self._excess)) if self._excess else math.inf
-      reach = min(_MAYBE * self._budget, (1 + _MARGIN) * self._budget + off)
-      untried = [c for c in untried if self._predict(c) <= reach and self._num_last < _HAND_ROUNDS]
+    if self._are_drafts:
+      return self._likeliest_gain(untried)
+    if self._num_last == _HAND_ROUNDS:
+      return None
     self._num_last += 1
-    return self._likeliest_gain(untried)
+    off = 2 * max(map(abs, self._excess)) if self._excess else math.inf
+    reach = min(_MAYBE * self._budget, (1 + _MARGIN) * self._budget + off)
+    return self._likeliest_gain([c for c in untried if self._predict(c) <= reach])
 
   def _smaller_than_all(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
     """What is predicted to take less than all that was tried, as long as such tries come to less."""
