@@ -54,6 +54,15 @@ class CoopjaxError(Exception):
     return printable(super().__str__(), keeps="\n")
 
 
+def copy_of[Raised: CoopjaxError](error: Raised) -> Raised:
+  """The error to be remembered and raised again: without the frames, and their values, that it was raised in."""
+  copied = type(error).__new__(type(error), *error.args)
+  vars(copied).update(vars(error))
+  if notes := getattr(error, "__notes__", None):
+    copied.__notes__ = list(notes)
+  return copied
+
+
 class InvalidBudgetError(CoopjaxError, ValueError):
   """A budget that is not a positive number of bytes, a size string or a share in (0, 1]."""
 

@@ -128,6 +128,11 @@ def outermost_jit() -> tuple[jax.stages.Wrapped, tuple[Any, ...], dict[str, Any]
   return pjit._cpp_pjit(known["fun"], known["ji"]), known["args"], known["kwargs"]
 
 
+def outermost_traced() -> Hashable | None:
+  """Stands for the outermost trace in progress of what is compiled, and is gone when that is; None outside of one."""
+  return next((trace for trace in _traces() if isinstance(trace, partial_eval.DynamicJaxprTrace)), None)
+
+
 def _traces() -> list[core_internals.Trace]:
   """The traces in progress here, the outermost first."""
   trace, found = core_internals.trace_ctx.trace, []

@@ -7,7 +7,9 @@ shows. Where that is over the budget and would be refused, the program is traced
 """
 
 import dataclasses
+import functools
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +19,7 @@ import numpy as np
 
 from coopjax import compat, contexts
 from coopjax.budget import Budget
-from coopjax.errors import BudgetInfeasibleError, log
+from coopjax.errors import BudgetInfeasibleError, copy_of, log
 from coopjax.hlo_engine import hook
 from coopjax.hlo_engine.mark import Mark
 from coopjax.jaxpr.fingerprint import fingerprint_of
@@ -31,6 +33,8 @@ from coopjax.planning.request import Request
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
 
 _log = logging.getLogger("coopjax.planning")
+# Of traces in progress, by request: all that are asked the same in one of them have one plan of what is around them.
+_programs: weakref.WeakKeyDictionary[Any, dict[Request, "_Program | None"]] = weakref.WeakKeyDictionary()
 
 
 def choose(traced: TracedFn, request: Request) -> Choice:
@@ -103,11 +107,21 @@ class _Program:
   kwargs: dict[str, Any]
   request: Request
   is_left: bool = False
+  _known: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)  # shared by those that differ in is_left
 
   @classmethod
   def here(cls, request: Request) -> "_Program | None":
     """The one whose trace this is; None outside of one, and where it is itself traced or differentiated."""
-    if regions.is_planned() or (found := compat.outermost_jit()) is None:
+    if regions.is_planned() or (traced := compat.outermost_traced()) is None:
+      return None
+    known = _programs.setdefault(traced, {})
+    if request not in known:
+      known[request] = cls._found(request)
+    return known[request]
+
+  @classmethod
+  def _found(cls, request: Request) -> "_Program | None":
+    if (found := compat.outermost_jit()) is None:
       return None
     jitted, args, kwargs = found
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
@@ -117,7 +131,7 @@ class _Program:
 
   def choices(self) -> dict[str, Choice] | None:
     """By fingerprint of its regions, what a plan of all of it decides; None where there is none."""
-    return self._made(self._choices)
+    return self._once("choices", lambda: self._made(self._choices))
 
   def planned_anew(self, limit_bytes: int | None = None) -> tuple[jax.stages.Lowered, int, int] | None:
     """It with its plan carried out, lowered, its budget in bytes and its temporaries; None where there is none.
@@ -130,6 +144,17 @@ class _Program:
       budget = Budget(limit_bytes, offload=request.budget.offload)
       request = dataclasses.replace(request, budget=budget)
     return self._made(lambda: self._lowered(request))
+
+  def _once(self, what: str, make: Callable[[], Any]) -> Any:
+    """What is made of it, or the error that is raised, once."""
+    if what not in self._known:
+      try:
+        self._known[what] = make()
+      except BudgetInfeasibleError as error:
+        self._known[what] = copy_of(error)
+    if isinstance(found := self._known[what], BudgetInfeasibleError):
+      raise copy_of(found)
+    return found
 
   def _made[Made](self, make: Callable[[], Made | None]) -> Made | None:
     """What is made of a plan; None where it can't be traced as it was (its mesh is no longer set, for one).
@@ -148,7 +173,8 @@ class _Program:
 
   def _plan(self, request: Request) -> RematPlan | None:
     """Of all of it; None where it is no step, or has no regions."""
-    step = Plannable.of_step(self.jitted, self.args, self.kwargs, request.device, existing="keep")
+    of_step = functools.partial(Plannable.of_step, self.jitted, self.args, self.kwargs, request.device)
+    step = self._once("step", lambda: of_step(existing="keep"))
     return step.plan(request) if step and step.functions else None
 
   def _choices(self) -> dict[str, Choice] | None:

@@ -67,17 +67,17 @@ def _choose_here(
 ) -> Choice:
   """The choice that this process remembers, has kept on disk or makes."""
   is_hooks = request.engine == "hlo" and compat.hook_platform(request.platform) == "cpu"
-  if not is_hooks and (choice := _choices.get(key)):
-    return choice
   if request.engine == "auto" and (device := request.device) and not device.is_running:
     request = dataclasses.replace(request, engine="policy")  # no hook of the running backend plans for another
   try:
+    if not is_hooks and (choice := _choices.get(key)):
+      return choice
     if is_hooks:
       # There the compiled program takes what the model predicts: the hook, which sees all of it, plans and refuses.
       # Where a gradient is being taken, JAX will say what has none.
       (fn_and_gradient if compat.num_gradients() else differentiable)(traced)
       return Choice(request.mark(fingerprint))
-    with progress.shown(f"planning {traced.name}"):
+    with _choices.of_errors(key, request), progress.shown(f"planning {traced.name}"):
       chosen = by_gradient(
         traced, lambda fn: choose_anew(fn, Baseline.of(fn, request.device), request, fingerprint, sketches=True)
       )

@@ -1,0 +1,124 @@
+"""What a budget is missed by is found once: for equal blocks, for all calls in a process, for the program around."""
+
+import functools
+import gc
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import coopjax
+from coopjax.errors import copy_of
+from coopjax.planning import around, function_plan, plannable
+from tests.support import models
+from tests.support.checks import assert_same, temp_bytes
+
+WEIGHTS = list(models.normal(4, 5, 64, 64) / 10)
+X = models.normal(3, 128, 64)
+
+
+def blocks(remat, traces=None):
+  """Blocks that alone keep what they must, and together more."""
+
+  @remat
+  def block(weight, x):
+    return jnp.tanh(x @ weight) + jnp.sin(x)
+
+  def loss(weights, x):
+    if traces is not None:
+      traces.append("loss")
+    for weight in weights:
+      x = block(weight, x)
+    return jnp.mean(x**2)
+
+  return loss
+
+
+@pytest.fixture
+def planned(monkeypatch):
+  """The names of what is planned, in turn."""
+  names = []
+
+  def noted(make):
+    def noting(program, *args, **kwargs):
+      names.append(program.name)
+      return make(program, *args, **kwargs)
+
+    return noting
+
+  monkeypatch.setattr(function_plan, "choose_anew", noted(function_plan.choose_anew))
+  monkeypatch.setattr(plannable, "plan_step", noted(plannable.plan_step))
+  monkeypatch.setattr(function_plan, "_choices", function_plan.KeptChoices())
+  monkeypatch.setenv("COOPJAX_CACHE_DIR", "")
+  return names
+
+
+def remat(share, **asked):
+  return functools.partial(coopjax.remat, budget=share, engine="policy", effort="fast", **asked)
+
+
+def test_blocks_that_miss_their_share_are_planned_once_and_the_program_around_them_once(planned):
+  traces = []
+  fitted = jax.jit(jax.grad(blocks(remat(0.7), traces)))
+  gradients = fitted(WEIGHTS, X)
+  assert planned == ["block", "loss"]
+  of_plan = len(traces)
+  assert_same(gradients, jax.jit(jax.grad(blocks(lambda block: block)))(WEIGHTS, X))
+  fitted(WEIGHTS, X)
+  assert planned == ["block", "loss"] and len(traces) == of_plan
+
+
+@pytest.mark.parametrize("kind", [jax.jit, jax.grad, jax.jacrev, lambda loss: jax.grad(jax.jit(loss))])
+def test_where_no_program_holds_them_they_are_planned_once(planned, kind):
+  for _ in range(2):
+    kind(blocks(remat(0.7)))(WEIGHTS, X)
+  assert set(planned) == {"block"}
+  assert len(planned) <= 2  # as differentiated in the first place, and in the others
+
+
+def test_a_program_that_misses_is_not_planned_again(planned):
+  fitted = jax.jit(jax.grad(blocks(remat(0.05))))
+  errors = []
+  for _ in range(2):
+    with pytest.raises(coopjax.BudgetInfeasibleError) as caught:
+      fitted(WEIGHTS, X)
+    errors.append(caught.value)
+  assert planned == ["block", "loss"]
+  assert str(errors[0]) == str(errors[1]) and errors[0].smallest_bytes == errors[1].smallest_bytes > 0
+  assert errors[0].__notes__ == errors[1].__notes__ and errors[0] is not errors[1]
+  least = errors[0].smallest_bytes
+  assert temp_bytes(jax.jit(jax.grad(blocks(remat(0.7)))).lower(WEIGHTS, X).compile()) >= least
+
+
+def test_a_plan_that_was_not_found_is_not_looked_for_again(planned):
+  loss = blocks(lambda block: block)
+  for _ in range(2):
+    with pytest.raises(coopjax.BudgetInfeasibleError):
+      coopjax.plan(jax.jit(jax.grad(blocks(remat(0.7)))), WEIGHTS, X, budget=0.05, engine="policy")
+  assert planned == ["loss"]
+  for _ in range(2):  # a fuse may have ended the search
+    with pytest.raises(coopjax.BudgetInfeasibleError):
+      coopjax.plan(jax.jit(jax.grad(blocks(remat(0.7)))), WEIGHTS, X, budget=0.06, engine="policy", time_limit_s=1000)
+  assert planned == ["loss"] * 3
+  assert coopjax.plan(loss, WEIGHTS, X, budget=0.9, engine="policy").fits
+
+
+def test_nothing_of_a_trace_is_kept_once_it_is_over():
+  jax.jit(jax.grad(blocks(remat(0.7))))(WEIGHTS, X)
+  with pytest.raises(coopjax.BudgetInfeasibleError) as caught:
+    jax.jit(jax.grad(blocks(remat(0.05))))(WEIGHTS, X)
+  del caught
+  gc.collect()
+  assert not len(around._programs)
+
+
+def test_an_error_raised_again_has_its_own_notes_and_place():
+  error = coopjax.BudgetInfeasibleError("no plan", budget_bytes=1, smallest_bytes=2, op="dot", largest=())
+  error.add_note("a note")
+  try:
+    raise error
+  except coopjax.BudgetInfeasibleError:
+    again = copy_of(error)
+  again.add_note("another")
+  assert str(again) == "no plan" and vars(again) | {"__notes__": error.__notes__} == vars(error)
+  assert again.__traceback__ is None and error.__notes__ == ["a note"]
