@@ -22,7 +22,7 @@ from coopjax import compat
 from coopjax.errors import CoopjaxError, LostUpdateWarning, NotDifferentiableError, OrderedEffectError, printable, warn
 from coopjax.jaxpr import non_arrays, user_policy
 from coopjax.jaxpr.arguments import SplitArguments, split_arguments
-from coopjax.jaxpr.batches import batched_avals, batched_fn, batches_of
+from coopjax.jaxpr.batches import batched_avals, batched_fn
 from coopjax.jaxpr.inline import inline_as_jax_does, inline_jits
 from coopjax.jaxpr.placement import Placement, path_name, place
 
@@ -45,8 +45,8 @@ class TracedFn:
     out_avals: of the flat outputs.
     out_tree: of the user's return value.
     is_differentiable: per input of `jaxpr`: floating or complex, and an argument or a tracer (a constant array
-      that nobody can differentiate has no gradient). Of a loss, whose first output is a scalar, and under a `vmap`,
-      where traces around show what a gradient is taken with respect to, that alone.
+      that nobody can differentiate has no gradient). Where traces around show what a gradient is taken with respect to,
+      that alone.
     placement: of the inputs on devices.
     policy: of `jax.checkpoint`: what it saves is not recomputed, nor what those of regions inside save.
     ordered_effect: where the function has an effect that must not happen twice, or in another order; "" for none.
@@ -93,10 +93,20 @@ class TracedFn:
 
   def called_with(self, leaves: Sequence[Any]) -> "TracedFn":
     """The function as it is differentiated where it is called with these leaves."""
-    is_differentiable = _differentiable(self.consts, leaves, self.in_avals, self.out_avals)
+    is_differentiable = _differentiable(self.consts, leaves, self.in_avals)
     if is_differentiable == self.is_differentiable:
       return self
     return dataclasses.replace(self, is_differentiable=is_differentiable)
+
+  def in_all_places(self) -> "TracedFn":
+    """A layer as it is differentiated where all of its arguments are, for one decision for the first place, whose
+    inputs may need no gradient, and all others. Not so a loss, or where each example of a `vmap` has its gradients,
+    which are large by weights that all examples share.
+    """
+    is_loss = any(aval.shape == () and is_floating(aval) for aval in self.out_avals[:1])
+    if is_loss or self.placement.batches:
+      return self
+    return dataclasses.replace(self, is_differentiable=_floating(self.consts, self.in_avals))
 
   def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
     """What is made of the function under a key, made once: its equations are found in JAX's caches again."""
@@ -182,27 +192,27 @@ def trace(
     in_tree=split.in_tree,
     out_avals=out_avals,
     out_tree=out_tree,
-    is_differentiable=_differentiable(consts, split.leaves, in_avals, out_avals),
+    is_differentiable=_differentiable(consts, split.leaves, in_avals),
     placement=placement,
     policy=user_policy.saving_names(jaxpr, policy),
     ordered_effect=ordered_effect,
   )
 
 
-def _differentiable(
-  consts: Sequence[Any], leaves: Sequence[Any], in_avals: Sequence[Any], out_avals: Sequence[Any]
-) -> tuple[bool, ...]:
+def _differentiable(consts: Sequence[Any], leaves: Sequence[Any], in_avals: Sequence[Any]) -> tuple[bool, ...]:
   """`TracedFn.is_differentiable` of a call.
 
-  A layer is called in many places, the first of them with inputs that need no gradient: it has one plan for all. Not so
-  where gradients are taken of each example of a `vmap`, which are large by weights that all examples share.
+  So a layer whose first place has inputs that need no gradient is planned for that place and for all others.
   """
-  values = *consts, *leaves
-  is_certain = any(aval.shape == () and is_floating(aval) for aval in out_avals[:1]) or bool(batches_of(values))
-  is_shown = [compat.is_differentiated(value) for value in values]
-  if not (is_certain and any(is_shown)):
-    is_shown = [isinstance(const, jax.core.Tracer) for const in consts] + [True] * len(leaves)
-  return tuple(ok and is_floating(aval) for ok, aval in zip(is_shown, in_avals, strict=True))
+  is_shown = [compat.is_differentiated(value) for value in (*consts, *leaves)]
+  of_all = _floating(consts, in_avals)
+  return tuple(map(min, of_all, is_shown)) if any(is_shown) else of_all
+
+
+def _floating(consts: Sequence[Any], in_avals: Sequence[Any]) -> tuple[bool, ...]:
+  """Of the inputs, those that anybody may differentiate by."""
+  is_hidden = [not isinstance(const, jax.core.Tracer) for const in consts]
+  return tuple(is_floating(aval) and not any(is_hidden[i : i + 1]) for i, aval in enumerate(in_avals))
 
 
 @contextlib.contextmanager

@@ -47,6 +47,8 @@ def choose(traced: TracedFn, request: Request) -> Choice:
     BudgetInfeasibleError: no plan reaches the budget; where the program around is known, with what it takes at least.
   """
   program = None if traced.placement.processes or request.engine == "hlo" else _Program.here(request)
+  if program is not None and (decided := program.decided(fingerprint_of(traced))) is not None:
+    return decided
   try:
     choice = function_plan.choose(traced, request, says_unneeded=program is None)
   except BudgetInfeasibleError:
@@ -128,6 +130,11 @@ class _Program:
       return None
     args, kwargs = jax.tree.map(_abstract, (args, kwargs))
     return cls(jitted, args, kwargs, request)
+
+  def decided(self, fingerprint: str) -> Choice | None:
+    """What a plan of all of it, made for a region before, decides on this one, too."""
+    found = self._known.get("choices")
+    return found.get(fingerprint) if isinstance(found, dict) else None
 
   def choices(self) -> dict[str, Choice] | None:
     """By fingerprint of its regions, what a plan of all of it decides; None where there is none."""

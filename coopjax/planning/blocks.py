@@ -83,6 +83,7 @@ def block_remat(
 
 def _choose(traced: TracedFn, request: Request) -> Choice:
   """The choice for this program and request, made once per process: equal blocks are planned once."""
+  traced = traced.in_all_places()
   key = f"block {program_key(traced)}", request
   if choice := _choices.get(key):
     return choice
