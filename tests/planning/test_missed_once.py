@@ -104,12 +104,13 @@ def test_a_plan_that_was_not_found_is_not_looked_for_again(planned):
 
 
 def test_nothing_of_a_trace_is_kept_once_it_is_over():
+  before = set(around._programs)  # of tests that hold theirs
   jax.jit(jax.grad(blocks(remat(0.7))))(WEIGHTS, X)
   with pytest.raises(coopjax.BudgetInfeasibleError) as caught:
     jax.jit(jax.grad(blocks(remat(0.05))))(WEIGHTS, X)
   del caught
   gc.collect()
-  assert not len(around._programs)
+  assert set(around._programs) <= before
 
 
 def test_an_error_raised_again_has_its_own_notes_and_place():
