@@ -115,17 +115,18 @@ class _Hook:
       return self.capture(program, compile_marked), compiled
     return watch.module, compiled
 
-  def schedule[Compiled](self, compile_program: Callable[[], Compiled]) -> bytes | Compiled:
+  def schedule[Compiled](self, compile_program: Callable[[], Compiled], *, is_sketch: bool = True) -> bytes | Compiled:
     """The module that a compile would assign buffers to, planned as its marks ask; code generation is skipped.
 
     Args:
       compile_program: compiles the program in this thread, for a platform whose hook is installed.
+      is_sketch: as of `plan_module`.
 
     Returns:
       The serialized module; what `compile_program` returns where no hook runs. None comes from JAX's compilation cache.
     """
     compat.add_to_cache_key("schedule", _schedule_key)
-    self._scheduling.module = None
+    self._scheduling.module, self._scheduling.is_sketch = None, is_sketch
     try:
       return compile_program()
     except jax.errors.JaxRuntimeError:
@@ -210,7 +211,7 @@ class _Hook:
     says_nothing_changed = asked_of_all is None and not standing.is_suspended()
 
     def plan() -> tuple[bytes | None, compiles.Excess | None]:
-      outcome = _plan(module_bytes, marks, asked_of_all, is_sketch=self.is_scheduling)
+      outcome = _plan(module_bytes, marks, asked_of_all, is_sketch=self.is_scheduling and self._scheduling.is_sketch)
       for key, made in self._recorders:
         if any(key == mark.key for mark in marks):
           made.append(outcome)

@@ -233,7 +233,8 @@ def _search(
     least_bytes = math.inf
     while not is_sketch and reached_bytes() < least_bytes:
       least_bytes = reached_bytes()
-      search(steps[-1], int(_A_LITTLE_LESS * least_bytes))
+      for within_bytes in (int(_A_LITTLE_LESS * least_bytes), least_bytes - 1):
+        search(steps[-1], within_bytes)
     if is_sketch or reached_bytes() <= (budget_bytes or 0):
       found = [*missed, *found]
   near_bytes = int(_NEAR_SMALLEST * reached_bytes())

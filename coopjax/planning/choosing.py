@@ -196,13 +196,14 @@ class Case:
     found: list[PolicyPlan[PolicyDecisions]] = []
     best, found_with = None, trial_mark
     below_flops = rival.outcome.recompute_flops if rival and rival.outcome else math.inf
+    least_bytes = math.inf
     link = host_offload.link(request.budget, request.device)
     with warnings.catch_warnings():
       warnings.simplefilter("ignore", BudgetExceededWarning)  # trials may miss the budget
       shards = shards_of(traced, trials.partition)
       # Straight-line code of a program that will be partitioned is left to the hook.
       ways = (False,) if not mark else (True, False) if is_known or not is_spread else (True,)
-      smallest_bytes = lambda: min(plan.smallest_bytes for plan in found) if rival is None else 0
+      smallest_bytes = lambda: int(least_bytes) if rival is None else 0
       for within_bytes in search.limits(budget_bytes, smallest_bytes):
         # The least is found, and told, the same whatever was asked.
         of_ways, compiled = (
@@ -233,11 +234,14 @@ class Case:
           if of_ways[-1].is_feasible:
             break
         found += of_ways
-        best = min(of_ways, key=lambda plan: (not plan.is_feasible, plan.smallest_bytes))
+        best_way = min(of_ways, key=lambda plan: (not plan.is_feasible, plan.smallest_bytes))
+        if best_way.smallest_bytes >= least_bytes and within_bytes != search.OUT_OF_REACH:
+          continue
+        best, least_bytes = best_way, min(plan.smallest_bytes for plan in of_ways)
         if best.rounds and mark != found_with and not (best.is_feasible and found_with == trial_mark):
           # With the mark that the program will have: of all of the effort, for the budget.
           program = fn_and_gradient(traced, rewrite(traced, best.decisions, mark))
-          temp_bytes = temp_bytes_of(trials.compile(*program, mark))
+          temp_bytes = temp_bytes_of(trials.compile(*program, mark, is_sketch=False))
           shares = compiled[best.decisions][1], trials.hlo_share()
           flops_before, flops = (share.recompute_flops if share else 0.0 for share in shares)
           best = best.compiled(temp_bytes, budget_bytes, flops - flops_before)

@@ -216,6 +216,7 @@ class _Planning:
     at_first = self._choices, self.best, self._outcome, self._found
     for within_bytes in search.limits(self.budget_bytes, lambda: self.best.temp_bytes):
       # The least is found, and told, the same whatever was asked.
+      before = self._choices, self.best, self._outcome, self._found
       self._choices, self.best, self._outcome, self._found = at_first
       trial_mark = mark and self._request.for_trials().mark(self._step.fingerprint, Budget(within_bytes))
       for only_scans in (True, False) if mark else (False,):
@@ -224,6 +225,8 @@ class _Planning:
       self._spend_all_effort(mark)
       if self.holds:
         break
+      if within_bytes not in (self.budget_bytes, search.OUT_OF_REACH) and self.best.temp_bytes >= before[1].temp_bytes:
+        self._choices, self.best, self._outcome, self._found = before
 
   def _divide(self, within_bytes: int, trial_mark: str | None, below_flops: float, *, only_scans: bool) -> bool:
     """Takes what is found within so many bytes if it is better; whether that holds the budget."""

@@ -96,6 +96,7 @@ class Trials:
     mark: str | None = None,
     *,
     whole: bool = False,
+    is_sketch: bool = True,
   ) -> jax.stages.Compiled | OversizedProgram:
     """The function compiled for the device, whether it fits or not, as far as its buffers are known.
 
@@ -107,6 +108,7 @@ class Trials:
       avals: their types.
       mark: that the program carries, if not that of all trials.
       whole: compiled to the end, unless the request is content with drafts.
+      is_sketch: as of `hook.schedule`.
     """
     self._num_compiles += 1
     progress.note(f"compiling trial {self._num_compiles}")
@@ -116,7 +118,7 @@ class Trials:
       elif makes_drafts(self._request.device):
         compiled = compile_trial(fn, avals, self._request.device, draft_above=self._resident_bytes)
       else:
-        compiled = self._scheduled(fn, avals)
+        compiled = self._scheduled(fn, avals, is_sketch)
       if isinstance(compiled, bytes):
         compiled = OversizedProgram.as_predicted(compiled)
     self.outcome = max(made, key=lambda outcome: outcome.baseline.temp_bytes, default=None)
@@ -133,7 +135,7 @@ class Trials:
     self._scheduled(fn, avals)
 
   def _scheduled(
-    self, fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct]
+    self, fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct], is_sketch: bool = True
   ) -> bytes | jax.stages.Compiled | OversizedProgram:
     """The function's scheduled module; where no hook runs, a draft, or the whole program."""
     device, platform = self._request.device, compat.hook_platform(self._request.platform)
@@ -142,7 +144,7 @@ class Trials:
     if device is not None:
       device.load()
     hook.install(platform)
-    return hook.schedule(lambda: compile_trial(fn, avals, device))
+    return hook.schedule(lambda: compile_trial(fn, avals, device), is_sketch=is_sketch)
 
   def measured(self, temp_bytes: int) -> MemoryProfile | None:
     """The profile of the trial with these temporaries; None if none of them fits the device."""

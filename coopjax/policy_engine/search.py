@@ -31,23 +31,29 @@ from coopjax.xla.compile import OversizedProgram, temp_bytes_of
 _MAX_COMPILES = 3  # of what drafts find
 _MORE_DRAFTS = 6  # where a compile showed that they are off
 _DRAFTS_ARE_OFF = 0.01  # of the budget: what leaves room for something better
-_OUT_OF_REACH = 1  # bytes: a budget that finds the least that there is
+OUT_OF_REACH = 1  # bytes: a budget that finds the least that there is
 _JUST_MISSED = 1.25  # of a budget
 
 CompileFn = Callable[[Callable, Sequence[jax.ShapeDtypeStruct]], jax.stages.Compiled | OversizedProgram]
 
 
 def limits(budget_bytes: int, smallest_bytes: Callable[[], int]) -> Iterator[int]:
-  """What to search within: the budget and, where it is just missed, the least that there is. So what a budget out of
-  reach was told can be reached, is found when it is asked for.
+  """What to search within: the budget and, where it is just missed, the least that there is: found out of reach, then
+  within what was found, where bolder tries may come to less, as long as they do. So what a budget out of reach was told
+  can be reached, and what came of that, is found when it is asked for.
 
   Args:
     budget_bytes: for the temporaries.
-    smallest_bytes: compiled so far.
+    smallest_bytes: that the first search came to; from `OUT_OF_REACH` on, that it and those after it did.
   """
   yield budget_bytes
-  if max(budget_bytes, _OUT_OF_REACH) < smallest_bytes() <= _JUST_MISSED * budget_bytes:
-    yield _OUT_OF_REACH
+  if not max(budget_bytes, OUT_OF_REACH) < smallest_bytes() <= _JUST_MISSED * budget_bytes:
+    return
+  yield OUT_OF_REACH
+  least_bytes = math.inf
+  while (found_bytes := smallest_bytes()) < least_bytes:
+    least_bytes = found_bytes
+    yield found_bytes
 
 
 def plan_policy(

@@ -53,3 +53,28 @@ def test_the_least_and_all_above_it_are_reached(batch_size, how):
   for share in (1, 1.02, 1.08):
     plan = coopjax.plan(fn, *args, budget=int(share * least), effort="fast", **how)
     assert plan.measured.temp_bytes <= share * least
+
+
+def dropped_out(params, tokens, key):
+  embedding, weights = params
+  x = embedding[tokens]
+  for weight in weights:
+    x = jnp.tanh(x @ weight)
+  x *= jax.random.bernoulli(key, 0.9, x.shape)
+  return jnp.mean((x @ embedding.T) ** 2)
+
+
+@pytest.mark.parametrize("effort", ["fast", "normal"])
+def test_what_came_of_the_least_is_reached_when_asked_for(effort):
+  params = 0.3 * normal(1, 50, 48), 0.3 * normal(2, 3, 48, 48)
+  arguments = params, jnp.arange(200).reshape(4, 50) % 50, jax.random.key(0)
+
+  def temp_bytes(budget):
+    fn = jax.jit(jax.value_and_grad(coopjax.remat(dropped_out, budget=budget, effort=effort)))
+    return fn.lower(*arguments).compile().memory_analysis().temp_size_in_bytes
+
+  with pytest.raises(coopjax.BudgetInfeasibleError) as caught:
+    temp_bytes(0.3)
+  taken = temp_bytes(caught.value.smallest_bytes)
+  assert taken <= caught.value.smallest_bytes
+  assert temp_bytes(taken) <= taken
