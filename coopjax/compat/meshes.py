@@ -148,6 +148,11 @@ def num_shards(equation: core.JaxprEqn) -> int:
   return math.prod(params["mesh"].shape[name] for name in params["newly_manual_axes"] if name in named)
 
 
+def num_manual_devices(equation: core.JaxprEqn) -> int:
+  """Devices along the axes that a `shard_map` makes manual."""
+  return math.prod(equation.params["mesh"].shape[name] for name in equation.params["newly_manual_axes"])
+
+
 _observe_shards_p = core.Primitive("coopjax_observe_shards")
 _observe_shards_p.multiple_results = True
 _observe_shards_p.def_effectful_abstract_eval(lambda *_, **__: ([], {debugging.debug_effect}))

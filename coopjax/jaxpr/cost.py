@@ -8,11 +8,15 @@ matter to the planner; reports show the sum as FLOPs.
 Everywhere the same way: a count is that of all devices together. Arrays outside of a `shard_map` are whole, so their
 ops are the work of all devices; the body of a `shard_map`, whose arrays are one device's, counts as often as there are
 devices that do different work. Inside a function that itself stands in a `shard_map`, all is one device's.
-`op_work` knows what one op does, `bodies` what stands inside of one.
+`op_work` knows what one op does, `bodies` what stands inside of one. `device_flops` counts what one device does of all.
 """
+
+import collections
+from collections.abc import Callable
 
 from jax.extend import core
 
+from coopjax import compat
 from coopjax.jaxpr import op_work
 from coopjax.jaxpr.bodies import bodies_of
 from coopjax.program.cost import FLOPS_PER_LINK_BYTE, Roofline
@@ -40,6 +44,33 @@ def equation_flops(equation: core.JaxprEqn, flops_per_link_byte: float = FLOPS_P
 def jaxpr_flops(jaxpr: core.Jaxpr, flops_per_link_byte: float = FLOPS_PER_LINK_BYTE) -> float:
   """FLOPs of one evaluation of a jaxpr, as `equation_flops` counts."""
   return sum(equation_flops(equation, flops_per_link_byte) for equation in jaxpr.eqns)
+
+
+def device_flops[Place](
+  jaxpr: core.Jaxpr, place_of: Callable[[str], Place | None], num_parts: int = 1, around: Place | None = None
+) -> dict[Place | None, float]:
+  """FLOPs of one evaluation on one device, by what an equation's name scopes, or those of one around it, say.
+
+  Args:
+    jaxpr: counted as it stands: `compat.dce` drops what nothing reads.
+    place_of: from name scopes to a place; None where they tell of none.
+    num_parts: that work on whole arrays is cut into.
+    around: the place that the jaxpr stands in.
+  """
+  flops = collections.defaultdict[Place | None, float](float)
+  for equation in jaxpr.eqns:
+    place = place_of(compat.name_scopes(equation)) if around is None else around
+    inside = bodies_of(equation)
+    if not inside.jaxprs:
+      flops[place] += equation_flops(equation) / num_parts
+      continue
+    parts_inside = num_parts
+    if equation.primitive.name == "shard_map":  # of which each device has its own part already
+      inside, parts_inside = inside._replace(times=1), max(num_parts // compat.num_manual_devices(equation), 1)
+    each = [device_flops(body, place_of, parts_inside, place) for body in inside.jaxprs]
+    for key in set().union(*each):
+      flops[key] += inside.total([counted.get(key, 0.0) for counted in each])
+  return flops
 
 
 def arithmetic_seconds(equation: core.JaxprEqn, roofline: Roofline) -> float:

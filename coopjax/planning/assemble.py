@@ -43,7 +43,8 @@ def assemble(
   measured: MemoryProfile,
   planning_s: float,
   existing: str = "replace",
-  runs: Sequence[tuple[int, int]] = ((1, 1),),
+  plain_flops: float | None = None,
+  runs: Sequence[tuple[float, float]] = ((1, 1),),
   shards: Sequence[Sharing] = ({},),
 ) -> RematPlan:
   """The plan of a function with its gradient, or of a whole step.
@@ -63,10 +64,11 @@ def assemble(
     measured: memory with it.
     planning_s: seconds spent planning.
     existing: of the step.
-    runs: of each of those functions in a step, and how many of them are kept at once.
+    plain_flops: of the program without the plan, where they were counted.
+    runs: of each of those functions in a step, and how many of them are kept at once; of each example.
     shards: how devices share the values of each of those functions; {} where that is not known.
   """
-  model = _model(outcome, found, baseline)
+  model = _model(outcome, found, baseline, plain_flops)
   return RematPlan(
     name=name,
     budget=request.budget,
@@ -110,13 +112,16 @@ class _Model:
   rounds: tuple[str, ...] = ()
 
 
-def _model(outcome: Outcome | None, found: PolicyPlan | None, baseline: MemoryProfile) -> _Model:
+def _model(
+  outcome: Outcome | None, found: PolicyPlan | None, baseline: MemoryProfile, plain_flops: float | None
+) -> _Model:
   if found is not None:
     extra_flops = found.recompute_flops + found.waiting_flops
+    plain_flops = plain_flops or _STEP_OVER_FORWARD * found.forward_flops
     return _Model(
       predicted=MemoryProfile(temp_bytes=found.temp_bytes),
       recompute_flops=found.recompute_flops,
-      overhead=extra_flops / (_STEP_OVER_FORWARD * max(found.forward_flops, 1.0)),
+      overhead=extra_flops / max(plain_flops, 1.0),
       rounds=tuple(map(str, found.rounds)),
     )
   if outcome is None:
@@ -134,7 +139,7 @@ def _decisions(
   choices: Sequence[tuple[TracedFn, Choice]],
   outcome: Outcome | None,
   target: Target,
-  runs: Sequence[tuple[int, int]],
+  runs: Sequence[tuple[float, float]],
   shards: Sequence[Sharing],
   *,
   is_step: bool,
@@ -164,8 +169,8 @@ def jaxpr_decisions(
   target: Target,
   shards: Sharing | None = None,
   scope: str = "",
-  num_runs: int = 1,
-  num_kept: int = 1,
+  num_runs: float = 1,
+  num_kept: float = 1,
 ) -> tuple[Decision, ...]:
   """What happens to each value of a function where the policy engine decided.
 
@@ -175,7 +180,7 @@ def jaxpr_decisions(
     target: whose speed gives seconds.
     shards: how devices share its values.
     scope: says which function it is.
-    num_runs: of the function.
+    num_runs: of the function, each over one example.
     num_kept: runs of which what is saved is kept at once.
   """
   return tuple(
@@ -184,7 +189,7 @@ def jaxpr_decisions(
       type=value.type,
       source=value.source,
       scope="/".join(filter(None, (scope, value.scope))),
-      num_bytes=num_kept * value.num_bytes,
+      num_bytes=round(num_kept * value.num_bytes),
       decision=value.decision,
       times=int(value.decision == "recomputed"),
       cost_s=num_runs * value.flops / target.flops_per_s,

@@ -19,13 +19,14 @@ from coopjax.policy_engine.scan import layer
 _EVERYTHING = "nothing is repeated: no checkpoint, or jax.checkpoint_policies.everything_saveable"
 
 
-def region_names(traced: TracedFn, choice: Choice, num_runs: int) -> RegionNames:
+def region_names(traced: TracedFn, choice: Choice, num_runs: int, num_examples: float = 1.0) -> RegionNames:
   """What a choice does to the names of a region.
 
   Args:
     traced: the region.
     choice: for it.
     num_runs: how often a step runs it.
+    num_examples: that each run is over.
   """
   jaxpr, table = tag_jaxpr(traced.inlined)
   everywhere = dict.fromkeys(_names_in(jaxpr))
@@ -40,7 +41,7 @@ def region_names(traced: TracedFn, choice: Choice, num_runs: int) -> RegionNames
   if traced.policy is not None and any(_keeps_unnamed(traced.policy, equation) for equation in jaxpr.eqns):
     beyond.append("what the step's own policy saves has names in part only")
   with traced.scope.entered():
-    beyond += _unnamed(traced, jaxpr, table, choice.decisions, num_runs)
+    beyond += _unnamed(traced, jaxpr, table, choice.decisions, num_runs, num_examples)
   beyond += (line for region in choice.decisions.regions if (line := _shape(region)))
   return RegionNames(
     traced.name,
@@ -90,7 +91,12 @@ def _name_of(equations: Sequence[EquationInfo], value: Value) -> str | None:
 
 
 def _unnamed(
-  traced: TracedFn, jaxpr: core.Jaxpr, table: tuple[EquationInfo, ...], decisions: PolicyDecisions, num_runs: int
+  traced: TracedFn,
+  jaxpr: core.Jaxpr,
+  table: tuple[EquationInfo, ...],
+  decisions: PolicyDecisions,
+  num_runs: int,
+  num_examples: float,
 ) -> Iterator[str]:
   """What is kept without a name, and what it spares where the whole region is in one piece."""
   unnamed = {region: _unnamed_in(equations_of(table, decisions, region), region) for region in decisions.regions}
@@ -105,7 +111,7 @@ def _unnamed(
   if whole is not None:
     equations, kept = equations_of(table, decisions, top), frozenset(_kept(top))
     named = frozenset(value for value in kept if _name_of(equations, value) is not None)
-    some_flops, all_flops = (whole.choice_of(values).flops for values in (kept, named))
+    some_flops, all_flops = (num_examples * whole.choice_of(values).flops for values in (kept, named))
     yield f"what has no name spares {all_flops - some_flops:.3g} of {all_flops:.3g} FLOPs repeated in a step"
 
 

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import math
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -19,23 +20,26 @@ from typing import Any, TypeGuard
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 
 from coopjax import compat, contexts
 from coopjax.errors import OrderedEffectError, PlanMismatchError, RematNoEffectWarning, warn
 from coopjax.jaxpr.fingerprint import fingerprint_of
 from coopjax.jaxpr.placement import Spread
-from coopjax.jaxpr.trace import TracedFn
+from coopjax.jaxpr.trace import TracedFn, is_floating
 from coopjax.jaxpr.traced_once import trace_once
 from coopjax.planning.choice import Choice
 from coopjax.policy_engine.shards import Observed
 
 _REGION = re.compile(r"\bcoopregion(\d+)(?:_(\d+))?\b")
+_RESULT = re.compile(r"coopregion(\d+)_(\d+) has (\d+)")
 _KEPT_DIGESTS = 4096
 _PYTHON = (bool, int, float, complex, np.ndarray, np.generic)  # what operations run one by one make arrays of
 
 EXISTING = ("replace", "keep", "at_least")
 
 FlatFn = Callable[..., Sequence[Any]]
+Call = tuple[int, str | None]  # a region, by its place among the step's, and the number of one trace of it
 
 
 def region(
@@ -204,7 +208,7 @@ class Directions:
 
 
 class Collector:
-  """Notes the regions that a step meets, and leaves them as they are; one for each trace.
+  """Notes the regions that a step meets, and leaves them as they are, their results named; one for each trace.
 
   Args:
     existing: as for `Directions`.
@@ -231,7 +235,8 @@ class Collector:
     self._num_calls += 1
     if policy is not None:
       self.policies[fingerprint] = policy
-    return _scoped(traced.evaluate, f"coopregion{list(self.regions).index(fingerprint)}_{self._num_calls}")
+    scope = f"coopregion{list(self.regions).index(fingerprint)}_{self._num_calls}"
+    return _scoped(lambda *inputs: _noted(traced.evaluate(*inputs), scope), scope)
 
 
 class _Inside:
@@ -289,7 +294,7 @@ def _scoped(flat_fn: FlatFn, name: str) -> FlatFn:
   return scoped
 
 
-def call_of(scope: str) -> tuple[int, str | None] | None:
+def call_of(scope: str) -> Call | None:
   """The region, by its place among the step's, that name scopes put an instruction in, and which call of it."""
   found = _REGION.search(scope)
   return (int(found[1]), found[2]) if found else None
@@ -299,6 +304,28 @@ def region_of(scope: str) -> int | None:
   """The region alone."""
   call = call_of(scope)
   return call and call[0]
+
+
+def is_transposed(scope: str) -> bool:
+  """Whether name scopes tell of the backward pass of a region; inside of loops and jits they tell nothing of it."""
+  around = scope.partition("coopregion")[0]
+  return around.rpartition("jvp(")[0].endswith("transpose(")
+
+
+def _noted(outputs: Sequence[Any], scope: str) -> list[Any]:
+  """The results of a call, each under a name that tells how large it is: under a `vmap` around, it will be larger."""
+  return [
+    checkpoint_name(output, f"{scope} has {math.prod(aval.shape)}")
+    if is_floating(aval := jax.typeof(output)) and all(isinstance(size, int) for size in aval.shape)
+    else output
+    for output in outputs
+  ]
+
+
+def result_of(name: str) -> tuple[Call, int] | None:
+  """The call that a name of `_noted` tells of, and the number of elements that one call's result has."""
+  found = _RESULT.fullmatch(name)
+  return ((int(found[1]), found[2]), int(found[3])) if found else None
 
 
 class DirectedStep:

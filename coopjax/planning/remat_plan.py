@@ -28,7 +28,8 @@ class RegionPlan:
   Attributes:
     fingerprint: of the region, by which :meth:`RematPlan.apply` knows it.
     name: of its function.
-    num_runs: how often the step runs it, a ``while`` counted as one turn.
+    num_runs: how often the step runs it for a gradient, a ``while`` counted as one turn; 0 for a region that nobody
+      differentiates, of which nothing is repeated.
     policy: the policy engine's decisions for each run, or None.
     saved_bytes: its share of the budget: what it keeps for the backward pass, modelled; of one device, where it is
       known how devices share it.
@@ -149,10 +150,10 @@ class RematPlan:
 
   @property
   def names(self) -> tuple[policy_names.RegionNames, ...]:
-    """Of a step, region by region: which names (`jax.ad_checkpoint.checkpoint_name`) are saved, offloaded, recomputed,
-    and what the plan does that names can't say.
+    """Of a step, region by region that is differentiated: which names (`jax.ad_checkpoint.checkpoint_name`) are saved,
+    offloaded, recomputed, and what the plan does that names can't say.
     """
-    return tuple(region.names for region in self.regions)
+    return tuple(region.names for region in self.regions if region.num_runs)
 
   def checkpoint_policy(self, region: str | None = None) -> Callable:
     """The plan as a policy of `jax.checkpoint`, for the step's own checkpoints: one for all regions, or for one.
@@ -211,6 +212,8 @@ class RematPlan:
     lines += [
       f"  region {region.name}, {region.num_runs} a step: keeps {format_bytes(region.saved_bytes)}{on_each}, "
       f"recomputes {region.recompute_flops:.3g} FLOPs"
+      if region.num_runs
+      else f"  region {region.name}: nobody differentiates it, nothing of it is recomputed"
       for region in self.regions
     ]
     return "\n".join(map(printable, [*lines, *(f"  {line}" for line in self.rounds)]))

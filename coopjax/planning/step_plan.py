@@ -1,10 +1,11 @@
 """Plans whole steps: decides for all regions together, on compiles of the whole step, and reports what was compiled."""
 
 import copy
+import dataclasses
 import functools
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -78,7 +79,7 @@ def plan_step(step: Step, request: Request, baseline: Baseline, tried: Tried | N
     NoRegionsError: the step has none, and the HLO engine is not asked or is not there.
     ValueError: the policy engine is asked for Coop's windows, which are of one function.
   """
-  if not step.members:
+  if not step.has_regions:
     _check_can_be_planned(step, request)
   if request.engine == "policy" and request.planner == "coop":
     raise ValueError(
@@ -150,7 +151,7 @@ class _Planning:
         outcome = self._outcome_of(platform)
         if outcome and (request.engine == "hlo" or outcome.fits or self._may_fit(outcome)):
           self._try_hlo(outcome)
-      if self._step.members and request.engine != "hlo" and not (self.holds and self._is_cheap):
+      if self._step.has_regions and request.engine != "hlo" and not (self.holds and self._is_cheap):
         self._try_policy(self._mark if outcome and platform != "tpu" else None)
       if not self.holds and outcome and request.engine != "hlo":
         self._try_hlo(outcome)
@@ -172,7 +173,9 @@ class _Planning:
   def _is_cheap(self) -> bool:
     """Whether what the HLO engine alone repeats is too little for the policy engine to be asked, too."""
     assert self._outcome is not None  # nothing else has held the budget so far
-    flops = sum(member.num_runs * cost.jaxpr_flops(member.traced.inlined) for member in self._step.members)
+    flops = sum(
+      member.num_runs * member.num_examples * cost.jaxpr_flops(member.traced.inlined) for member in self._step.members
+    )
     return self._outcome.recompute_flops <= _DIVIDES_ABOVE * flops / self._spread.num_devices
 
   def _measured(self, choices: tuple[Choice, ...], *, whole: bool = False) -> MemoryProfile:
@@ -246,6 +249,8 @@ class _Planning:
       hlo_share_of=lambda _: self._trials.hlo_share(),
       below_flops=below_flops,
     )
+    if found.rounds:
+      found = self._counted(found, _choices(found.decisions, trial_mark), tried[found.decisions][1])
     is_feasible = found.temp_bytes <= self.budget_bytes
     is_better = found.temp_bytes < self.best.temp_bytes
     if self.holds:
@@ -254,6 +259,24 @@ class _Planning:
       self._choices, self._found = _choices(found.decisions, trial_mark), found
       self.best, self._outcome = tried[found.decisions]
     return is_better and is_feasible
+
+  def _counted(
+    self, found: PolicyPlan[tuple[Share, ...]], choices: tuple[Choice, ...], outcome: hook.Outcome | None
+  ) -> PolicyPlan[tuple[Share, ...]]:
+    """What a search has found, with what it repeats as it is traced: candidates are told apart by models of that."""
+    flops = sum(self._repeated(choices).values()) + (outcome.recompute_flops if outcome else 0.0)
+    return dataclasses.replace(found, recompute_flops=flops)
+
+  def _repeated(self, choices: tuple[Choice, ...]) -> dict[int | None, float]:
+    """FLOPs that one device does beyond those of the step as it is, by region."""
+    planned, plain = self._flops(choices), self._flops(marked(self._step, None))
+    return {region: planned.get(region, 0.0) - plain.get(region, 0.0) for region in {**planned, **plain}}
+
+  def _flops(self, choices: tuple[Choice, ...]) -> Mapping[int | None, float]:
+    """As of `steps.Program`."""
+    if choices not in self._tried.flops:
+      self._tried.flops[choices] = self._step.program(choices).flops(self._tried.num_parts(self._spread.num_devices))
+    return self._tried.flops[choices]
 
   def _division(self, only_scans: bool) -> Division:
     """All candidates, of which a search may find more (`Division.deepen`), for itself."""
@@ -302,7 +325,7 @@ class _Planning:
       arguments=step.arguments,
       ways=resident.ways_out(step.arguments, self.best, self._request.platform),
     )
-    if not step.members:
+    if not step.has_regions:
       error.add_note(
         f"the HLO engine alone was asked: the policy engine decides on remat regions, and {why_no_regions(step)}"
       )
@@ -329,7 +352,8 @@ class _Planning:
       measured=self.best,
       planning_s=planning_s,
       existing=step.existing,
-      runs=[(member.num_runs, member.num_kept) for member in step.members],
+      plain_flops=self._found and sum(self._flops(marked(step, None)).values()),
+      runs=[(member.num_examples * member.num_runs, member.num_examples * member.num_kept) for member in step.members],
       shards=[(self._tried.shards or {}).get(member.key, {}) for member in step.members],
     )
 
@@ -340,7 +364,8 @@ class _Planning:
     members, found = self._step.members, self._found
     saved, flops = [0.0] * len(members), [0.0] * len(members)
     if found is not None:
-      saved, flops = [s.saved_bytes for s in found.decisions], [s.flops for s in found.decisions]
+      saved, repeated = [share.saved_bytes for share in found.decisions], self._repeated(self._choices)
+      flops = [repeated.get(i, 0.0) for i in range(len(members))]
     for program, schedule in schedules(self._outcome):
       times = explain.times_recomputed(program, schedule)
       at = [regions.region_of(scope) for scope in program.op_scopes]
@@ -360,7 +385,7 @@ class _Planning:
         choice.decisions,
         int(num_bytes),
         num_flops,
-        region_names(member.traced, choice, member.num_runs),
+        region_names(member.traced, choice, member.num_runs, member.num_examples),
       )
       for member, choice, num_bytes, num_flops in zip(members, self._choices, saved, flops, strict=True)
     )

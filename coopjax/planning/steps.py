@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 from jax.extend import core
+from jax.extend.core import primitives
 
 from coopjax import compat, contexts
 from coopjax.budget import format_bytes
@@ -24,7 +25,7 @@ from coopjax.jaxpr import cost, non_arrays
 from coopjax.jaxpr.fingerprint import fingerprint_of_step
 from coopjax.jaxpr.placement import Spread, path_name
 from coopjax.jaxpr.tags import marked
-from coopjax.jaxpr.trace import explained
+from coopjax.jaxpr.trace import TracedFn, explained
 from coopjax.planning import existing as existing_checkpoints
 from coopjax.planning import regions, resident
 from coopjax.planning.choice import Choice
@@ -60,6 +61,11 @@ class Step:
     return (choice,) * max(len(self.members), 1)
 
   @property
+  def has_regions(self) -> bool:
+    """Whether it has some that are differentiated: others have nothing to repeat."""
+    return any(member.num_runs for member in self.members)
+
+  @property
   def is_all_checkpoints(self) -> bool:
     """Whether it has regions, all of them under the user's own `jax.checkpoint`."""
     return bool(self.members) and all(member.policy is not None for member in self.members)
@@ -69,7 +75,7 @@ class Step:
     """A hash of the regions and how often they run, the same in every process; of the whole step if it has none."""
     if not self.members:
       return fingerprint_of_step(self.jaxpr)
-    text = repr([(member.key, member.num_runs, member.num_kept) for member in self.members])
+    text = repr([(member.key, member.num_runs, member.num_kept, member.num_examples) for member in self.members])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
   @property
@@ -120,6 +126,16 @@ class Program:
       lowered = self.step.jitted.lower(*self.step.args, **self.step.kwargs)
     return getattr(lowered, "lowered", lowered)  # of Flax, around JAX's
 
+  def flops(self, num_parts: int) -> dict[int | None, float]:
+    """Of one device, by region, and None for what stands in none; what nothing reads, XLA drops, and does not count.
+
+    Args:
+      num_parts: as for `cost.device_flops`.
+    """
+    with contexts.directions(self.directions), marked(self.mark):
+      jaxpr = _jaxpr_of(self.step.jitted.trace(*self.step.args, **self.step.kwargs))
+    return cost.device_flops(compat.dce(jaxpr), regions.region_of, num_parts)
+
 
 def find_step(
   fn: Callable,
@@ -145,27 +161,24 @@ def find_step(
   else:
     args, kwargs = non_arrays.hidden((tuple(args), kwargs))
     jitted = jax.jit(non_arrays.of_hidden(fn))
-  collector, runs = regions.Collector(existing), _Runs()
+  collector = regions.Collector(existing)
   with contexts.directions(collector), explained(getattr(fn, "__name__", type(fn).__name__)):
-    traced = jitted.trace(*args, **kwargs)
-    jaxpr = getattr(traced, "traced", traced).jaxpr  # of Flax, around JAX's
-    runs.visit(jaxpr, 1, 1)
+    jaxpr = _jaxpr_of(jitted.trace(*args, **kwargs))
+  runs = _Runs(jaxpr)
   if not runs.has_gradient:
     return None
   name = getattr(fn, "__name__", type(fn).__name__)
 
   members = tuple(
-    Member(
-      fingerprint,
-      traced,
-      max(runs.total[i], 1),
-      max(runs.kept[i], 1),
-      i in runs.looped,
-      collector.policies.get(fingerprint),
-    )
+    runs.member(i, fingerprint, traced, collector.policies.get(fingerprint))
     for i, (fingerprint, traced) in enumerate(collector.regions.items())
   )
   return Step(name, jitted, args, kwargs, members, jaxpr, existing)
+
+
+def _jaxpr_of(traced: Any) -> core.Jaxpr:
+  """Of a step that was traced."""
+  return getattr(traced, "traced", traced).jaxpr  # of Flax, around JAX's
 
 
 def _moved(target: Target, tree: Any) -> Any:
@@ -184,7 +197,9 @@ def _moved(target: Target, tree: Any) -> Any:
 
 
 def why_no_regions(step: Step) -> str:
-  """Of a step without regions, that it has none, and what to do about it."""
+  """Of a step without regions that are differentiated, that it has none, and what to do about it."""
+  if step.members:
+    return f"{step.name} has none that is differentiated: {_what_to_wrap(step.jaxpr)}"
   if step.existing == "keep" and holds_checkpoint(step.jaxpr):
     return f"{step.name} has none but those that existing='keep' leaves alone: existing='replace' has them planned"
   return f"{step.name} has none: {_what_to_wrap(step.jaxpr)}"
@@ -217,42 +232,91 @@ def _stacked_bytes(scan: core.JaxprEqn) -> int:
   return sum(cost.num_bytes(var.aval) for var in scan.outvars[num_carries:])
 
 
-class _Runs:
-  """How often a step runs its regions.
+@dataclasses.dataclass
+class _Call:
+  """One call of a region, wherever the step has it: a trace may stand for several places.
 
   Attributes:
-    total: per region, runs of the forward pass; a `while` counts as one turn.
-    kept: per region, how many are kept at once: not those of different turns of a loop that holds the gradient.
-    looped: the regions that a loop around runs which does not hold the gradient.
+    forward: how often the forward pass runs it, and how many of these runs are kept at once: not those of different
+      turns of a loop that holds the gradient. A `while` counts as one turn.
+    backward: the same of the backward pass.
+    is_looped: a loop around runs it which does not hold the gradient.
+    num_examples: that it is over, under a `vmap` around.
+  """
+
+  forward: tuple[int, int] = (0, 0)
+  backward: tuple[int, int] = (0, 0)
+  is_looped: bool = False
+  num_examples: float = 1.0
+
+  @property
+  def runs(self) -> tuple[int, int]:
+    """Those that are differentiated: of a teacher, or an evaluation, there is no backward pass. For second derivatives
+    there are several of one run.
+    """
+    return min(self.forward[0], self.backward[0]), min(self.forward[1], self.backward[1])
+
+
+class _Runs:
+  """How often a step runs its regions for a gradient.
+
+  Attributes:
     has_gradient: the step takes one.
   """
 
-  def __init__(self):
-    self.total, self.kept = collections.Counter(), collections.Counter()
-    self.looped: set[int] = set()
+  def __init__(self, jaxpr: core.Jaxpr):
     self.has_gradient = False
+    self._calls = collections.defaultdict[regions.Call, _Call](_Call)
+    self._visit(jaxpr, 1, 1)
 
-  def visit(self, jaxpr: core.Jaxpr, num_runs: int, num_kept: int, is_looped: bool = False) -> set[tuple]:
-    """Counts what stands in a jaxpr that itself runs, and is kept, this often; the calls of regions in it."""
-    calls, in_loops = set[tuple](), set[tuple]()
+  def member(self, region: int, key: str, traced: TracedFn, policy: Callable | None) -> Member:
+    """A region, by its place among the step's, with its runs."""
+    calls = [call for (at, _), call in self._calls.items() if at == region and call.runs[0]]
+    num_runs, num_kept = (sum(call.runs[i] for call in calls) for i in range(2))
+    num_examples = sum(call.runs[0] * call.num_examples for call in calls) / max(num_runs, 1)
+    is_looped = any(call.is_looped for call in calls)
+    return Member(key, traced, num_runs, num_kept, is_looped, policy, num_examples or 1.0)
+
+  def _visit(
+    self, jaxpr: core.Jaxpr, num_runs: int, num_kept: int, *, is_looped: bool = False, is_behind: bool = False
+  ) -> set[regions.Call]:
+    """Counts the calls in a jaxpr that itself runs, and is kept, this often, `is_behind` in the backward pass."""
+    forward, behind, backward, in_loops = (set[regions.Call]() for _ in range(4))
     for equation in jaxpr.eqns:
-      if _is_backward(equation):
-        self.has_gradient = True
-      elif call := regions.call_of(compat.name_scopes(equation)):
-        calls.add(call)
-      else:
-        length = equation.params["length"] if equation.primitive.name == "scan" else 1
-        for inner in compat.sub_jaxprs(equation):
-          is_outside = holds_backward(inner)
-          there = length > 1 and not is_outside
-          found = self.visit(inner, num_runs * length, num_kept * (1 if is_outside else length), is_looped or there)
-          in_loops |= found if there else set()
-    for region, _ in calls - in_loops:  # what a loop's gradient has moved out of it is a part of the call inside
-      self.total[region] += num_runs
-      self.kept[region] += num_kept
-      if is_looped:
-        self.looped.add(region)
-    return calls | in_loops
+      is_backward = is_behind or _is_backward(equation)
+      self.has_gradient |= is_backward
+      if result := _named_result(equation):
+        call, num_examples = result
+        self._calls[call].num_examples = max(num_examples, self._calls[call].num_examples)
+        forward.add(call)  # in a backward pass, too, by a rule of the user's
+      if call := regions.call_of(scopes := compat.name_scopes(equation)):
+        (backward if regions.is_transposed(scopes) else behind if is_backward else forward).add(call)
+        continue
+      length = equation.params["length"] if equation.primitive.name == "scan" else 1
+      for inner in compat.sub_jaxprs(equation):
+        is_outside = not is_backward and holds_backward(inner)
+        there, kept = length > 1 and not is_outside, num_kept * (1 if is_outside else length)
+        found = self._visit(inner, num_runs * length, kept, is_looped=is_looped or there, is_behind=is_backward)
+        in_loops |= found if there else set()
+    backward |= behind - forward
+    # What a loop's gradient has moved out of it is a part of the call inside.
+    for call in (forward | backward) - in_loops:
+      of_call = self._calls[call]
+      if call in forward:
+        of_call.forward = of_call.forward[0] + num_runs, of_call.forward[1] + num_kept
+      if call in backward:
+        of_call.backward = of_call.backward[0] + num_runs, of_call.backward[1] + num_kept
+        of_call.is_looped |= is_looped
+    return forward | backward | in_loops
+
+
+def _named_result(equation: core.JaxprEqn) -> tuple[regions.Call, float] | None:
+  """The call that an equation names a result of, and the examples that the result is of; None for other equations."""
+  primitive, params = compat.as_policies_see(equation)
+  if primitive is not primitives.name_p or (found := regions.result_of(params["name"])) is None:
+    return None
+  call, of_one = found
+  return call, cost.num_elements(equation.outvars[0].aval) / max(of_one, 1)
 
 
 def _is_backward(equation: core.JaxprEqn) -> bool:

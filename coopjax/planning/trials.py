@@ -1,7 +1,7 @@
 """The compiles that answering a request takes."""
 
 import dataclasses
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -34,12 +34,19 @@ class Tried:
     smallest: as of `Trials`, if anything was compiled.
     shards: how devices share values, once that was asked.
     spaces: candidates, by what they may do.
+    flops: of the programs that were counted, by region, by what was decided.
   """
 
   programs: dict[Hashable, tuple[MemoryProfile, hook.Outcome | None]] = dataclasses.field(default_factory=dict)
   smallest: jax.stages.Compiled | OversizedProgram | None = None
   shards: Any = None
   spaces: dict[Hashable, Any] = dataclasses.field(default_factory=dict)
+  flops: dict[Hashable, Mapping[int | None, float]] = dataclasses.field(default_factory=dict)
+
+  def num_parts(self, num_devices: int) -> int:
+    """That the work of a step on so many devices is cut into: as the partitioner told, else as many."""
+    told = [of_region.of_work for of_key in (self.shards or {}).values() for of_region in of_key.values()]
+    return max(told, default=num_devices)
 
 
 class Trials:

@@ -98,17 +98,21 @@ class JointCandidate:
 
   @property
   def twin(self) -> "JointCandidate | None":
-    """As of `candidates.Candidate` where there is one region; else None."""
-    twin = self._alone.twin if self._alone else None
+    """As of `candidates.Candidate` where one region is differentiated; else None."""
+    twin, alone = self._alone and self._alone.twin, _the_only(self.members)
     if twin is None:
       return None
-    (rung,) = self.rungs
-    there = dataclasses.replace(rung, make_decisions=lambda: twin.decisions, candidate=twin)
-    return dataclasses.replace(self, rungs=(there,))
+    rungs = tuple(
+      dataclasses.replace(rung, make_decisions=functools.partial(getattr, twin, "decisions"), candidate=twin)
+      if i == alone
+      else rung
+      for i, rung in enumerate(self.rungs)
+    )
+    return dataclasses.replace(self, rungs=rungs)
 
   @property
   def kin(self) -> Hashable:
-    """As of `candidates.Candidate` where there is one region; divisions are not told apart by it."""
+    """As of `candidates.Candidate` where one region is differentiated; divisions are not told apart by it."""
     return self._alone.kin if self._alone else None
 
   @property
@@ -118,13 +122,16 @@ class JointCandidate:
 
   @property
   def _alone(self) -> Candidate | None:
-    return self.rungs[0].candidate if len(self.rungs) == 1 else None
+    alone = _the_only(self.members)
+    return None if alone is None else self.rungs[alone].candidate
 
   @property
   def summary(self) -> str:
     """One line for the trace of rounds."""
     return "; ".join(
-      f"{member.traced.name}: {summary_of(share.decisions)}" for member, share in zip(self.members, self.decisions)
+      f"{member.traced.name}: {summary_of(share.decisions)}"
+      for member, share in zip(self.members, self.decisions, strict=True)
+      if member.num_runs
     )
 
 
@@ -165,11 +172,15 @@ class Division:
     self._find()
 
   def _ladder(self, member: Member) -> Rungs:
+    keeps_nothing = Rungs([Rung(0.0, 0.0, 0.0, True, PolicyDecisions)], {}, (), 0.0, 0.0)
+    if not member.num_runs:
+      return keeps_nothing
     try:
       member = dataclasses.replace(member, traced=differentiable(member.traced))
     except NotDifferentiableError:
-      return Rungs([Rung(0.0, 0.0, 0.0, True, PolicyDecisions)], {}, (), 0.0, 0.0)  # it keeps nothing
-    ends_forward = member.key == self._members[-1].key and member.num_kept == 1
+      return keeps_nothing
+    last = [each for each in self._members if each.num_runs][-1]
+    ends_forward = member.key == last.key and member.num_kept == 1
     shards = self._shards.get(member.key)
     return rungs_of(member, self._only_scans, self._link, shards, ends_forward, is_deep=self._is_deep)
 
@@ -189,8 +200,10 @@ class Division:
       of_way = [_first(ladder.by_hand_inside[way:]) or ladder.by_hand for ladder in ladders]
       for rungs, is_plain in _by_hand(ladders, of_way).items():
         by_hand[rungs] = by_hand.get(rungs, False) or is_plain
-    if len(members) == 1 and not members[0].is_looped:
-      others = [(rung,) for rung in ladders[0].found]  # as if the function was all there is
+    alone = _the_only(members)
+    if alone is not None and not members[alone].is_looped:  # as if the function was all there is
+      as_they_are = tuple(ladder.found[0] for ladder in ladders)
+      others = [(*as_they_are[:alone], rung, *as_they_are[alone + 1 :]) for rung in ladders[alone].found]
     else:
       useful = [_pareto(ladder.found) for ladder in ladders]
       divided = (_divide(useful, peak_bytes) for peak_bytes in _peaks(useful))
@@ -216,6 +229,12 @@ class Division:
     return JointCandidate(rungs, self._members, _peak(rungs), flops, is_bare, is_by_hand, bool(is_plain_policy))
 
 
+def _the_only(members: Sequence[Member]) -> int | None:
+  """The place of the region that is differentiated, if it is one alone."""
+  at = [i for i, member in enumerate(members) if member.num_runs]
+  return at[0] if len(at) == 1 else None
+
+
 def _first(ways: Sequence[Mapping[frozenset[str], Rung]]) -> Mapping[frozenset[str], Rung]:
   return ways[0] if ways else {}
 
@@ -223,6 +242,8 @@ def _first(ways: Sequence[Mapping[frozenset[str], Rung]]) -> Mapping[frozenset[s
 def _check_names(members: Sequence[Member], ladders: Sequence[Rungs]) -> None:
   """Raises PolicyNamesError for a region that takes no policy, or whose policy would be one for loops inside it."""
   for member, ladder in zip(members, ladders, strict=True):
+    if not member.num_runs:
+      continue
     if member.policy is None:
       raise PolicyNamesError(f"names_only=True: {member.traced.name} is under coopjax.remat, not under jax.checkpoint")
     if len(ladder.found) > 1 and not ladder.by_hand:

@@ -36,10 +36,11 @@ class Member:
   Attributes:
     key: names it in the decisions.
     traced: the region.
-    num_runs: how often a step runs it.
+    num_runs: how often a step runs it for a gradient; 0 if nobody differentiates it, and nothing of it is repeated.
     num_kept: how many of these runs are kept at once: in a loop that holds the backward pass, too, one per turn.
     is_looped: a loop around stacks what it keeps.
     policy: of the user's `jax.checkpoint` that it is, which does not bind; None if it is none.
+    num_examples: that a run is over, on average, where `traced` is one's: of a `vmap` around.
   """
 
   key: str
@@ -48,6 +49,7 @@ class Member:
   num_kept: int
   is_looped: bool = False
   policy: Callable | None = None
+  num_examples: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -92,6 +94,30 @@ class Rungs:
   forward_flops: float
   baseline_bytes: float
 
+  def of_examples(self, num_examples: float) -> "Rungs":
+    """The same for so many in place of one."""
+
+    @functools.cache  # what people do by hand is among those that are found
+    def of_all(rung: Rung) -> Rung:
+      return dataclasses.replace(
+        rung,
+        saved_bytes=num_examples * rung.saved_bytes,
+        inside_bytes=num_examples * rung.inside_bytes,
+        flops=num_examples * rung.flops,
+        waiting_flops=num_examples * rung.waiting_flops,
+      )
+
+    def by_names(rungs: Mapping[frozenset[str], Rung]) -> dict[frozenset[str], Rung]:
+      return {names: of_all(rung) for names, rung in rungs.items()}
+
+    return Rungs(
+      [of_all(rung) for rung in self.found],
+      by_names(self.by_hand),
+      [by_names(rungs) for rungs in self.by_hand_inside],
+      num_examples * self.forward_flops,
+      num_examples * self.baseline_bytes,
+    )
+
 
 def rungs_of(
   member: Member,
@@ -107,7 +133,8 @@ def rungs_of(
   With `is_deep` those that `candidates.Candidates.deepen` finds, too.
   """
   with member.traced.scope.entered():
-    return _rungs_of(member, only_scans, link, shards, ends_forward, is_deep)
+    found = _rungs_of(member, only_scans, link, shards, ends_forward, is_deep)
+  return found if member.num_examples == 1 else found.of_examples(member.num_examples)
 
 
 def _rungs_of(

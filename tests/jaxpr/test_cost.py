@@ -223,6 +223,23 @@ def test_bodies_of_shard_map_count_for_all_devices():
   assert flops(in_scan, x, y) == 7 * whole
 
 
+def test_what_one_device_does_of_each_place():
+  x, y = F32((64, 32)), F32((32, 48))
+  whole, place_of = product_flops(64, 32, 48), lambda scopes: scopes.split("/")[0] or None
+  on_one = lambda fn, num_parts: cost.device_flops(jaxpr_of(fn, x, y), place_of, num_parts)
+
+  def named(x, y):
+    with jax.named_scope("first"):
+      turns = lax.scan(lambda c, _: (c, x @ y), 0, None, 7)[1].sum(0)
+    with jax.named_scope("second"):
+      return turns, lax.cond(x[0, 0] > 0, lambda: x @ y, lambda: jnp.zeros((64, 48))), jax.checkpoint(jnp.matmul)(x, y)
+
+  assert on_one(named, 2) == {"first": 7 * (whole + 64 * 48) / 2, "second": (2 * whole + 1) / 2}
+  for specs, axes, of_whole in (((P("x"), P(None, "y"), P("x", "y")), "xy", 8), ((P("x"), P(), P("x")), "x", 8)):
+    fn = sharded(jnp.matmul, specs[:2], specs[2], axis_names=set(axes))
+    assert on_one(fn, 8) == {None: whole / of_whole} and sum(on_one(fn, 1).values()) in (whole / 8, whole / 4)
+
+
 def test_a_kernel_in_shard_map():
   x, y = F32((4 * 64, 32)), F32((32, 2 * 48))
   fn = sharded(blocked_product(), (P("x"), P(None, "y")), P("x", "y"))
