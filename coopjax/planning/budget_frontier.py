@@ -33,9 +33,9 @@ class FrontierPoint:
     temp_bytes: compiled temporaries.
     total_bytes: compiled arguments + outputs + temporaries - aliased.
     predicted_bytes: temporaries as the plan's model expects them.
-    extra_compute: modelled seconds of the compiled program over those without remat, less 1; where the compiled
-      modules can't be read, the plan's own overhead, or None.
-    recompute_flops: floating-point operations of the compiled program beyond those without remat; as `extra_compute`.
+    extra_compute: what is computed once more, over what the program computes without remat, modelled: the plan's
+      overhead, and as much of what was done by hand.
+    recompute_flops: floating-point operations that one device does once more: the plan's, and as much by hand.
     engine: what carries the plan out; "" for what was done by hand.
     plan: to be applied; None for what was done by hand, and after :meth:`Frontier.from_dict`.
   """
@@ -45,8 +45,8 @@ class FrontierPoint:
   temp_bytes: int
   total_bytes: int
   predicted_bytes: int
-  extra_compute: float | None
-  recompute_flops: float | None
+  extra_compute: float
+  recompute_flops: float
   engine: str = ""
   plan: RematPlan | None = dataclasses.field(default=None, repr=False, compare=False)
 
@@ -58,8 +58,8 @@ class Frontier:
   Attributes:
     name: of the function.
     target: planned for, None for the default backend.
-    points: a plan for each budget that is held, the largest budget first; temporaries only fall and extra compute only
-      rises.
+    points: a plan for each budget that is held, the largest budget first; temporaries only fall and what is computed
+      once more only rises.
     references: without remat, and under `jax.checkpoint` in the usual places.
     omitted: budgets out of reach and references that this program does not have, with the reason.
     is_drafted: bytes are those of drafts, see `RematPlan`.
@@ -88,13 +88,13 @@ class Frontier:
     """Temporaries against extra compute: the plans as a line, the references as marks. Returns matplotlib's axes."""
     ax = display.axes(ax, f"{self.name}: memory against recompute")
     at = lambda each: (each.temp_bytes / display.MIB, 100 * each.extra_compute)
-    points = [each for each in self.points if each.extra_compute is not None]
-    ax.plot(*zip(*map(at, points)), "o-", color="tab:blue", label="coopjax")
-    for place, name in {at(each): each.name for each in points}.items():  # one plan for several budgets: the tightest
+    ax.plot(*zip(*map(at, self.points)), "o-", color="tab:blue", label="coopjax")
+    for place, name in {
+      at(each): each.name for each in self.points
+    }.items():  # one plan for several budgets: the tightest
       ax.annotate(name, place, textcoords="offset points", xytext=(6, 6), fontsize=8)
     for each, marker in zip(self.references, "s^vD", strict=False):
-      if each.extra_compute is not None:
-        ax.plot(*at(each), marker, color="tab:orange", label=each.name)
+      ax.plot(*at(each), marker, color="tab:orange", label=each.name)
     ax.set(xlabel=f"{self._how_far} temporaries, MiB", ylabel="extra compute, % (modelled)", xlim=(0, None))
     ax.grid(alpha=0.3)
     ax.legend()
@@ -226,8 +226,10 @@ def frontier(
     baseline = program.baseline.profile
     requests.sort(key=lambda each: each.budget.resolve(baseline.temp_bytes, baseline.resident_bytes), reverse=True)
     points, unreached = _points(program, requests, stops=budgets is None)
-    references, omitted = _references(program, baseline)
-  return Frontier(program.name, requests[0].target, _undominated(points), references, unreached + omitted, drafts)
+    plain_flops = program.flops_with()
+    references, omitted = _references(program, baseline, plain_flops)
+  points = _undominated(points, plain_flops)
+  return Frontier(program.name, requests[0].target, points, references, unreached + omitted, drafts)
 
 
 def _points(
@@ -258,63 +260,64 @@ def _points(
 
 
 def _point(name: str, plan: RematPlan) -> FrontierPoint:
-  extra, flops = _extra(plan.measured, plan.baseline)
-  if extra is None:
-    extra, flops = plan.overhead, plan.recompute_flops
   return FrontierPoint(
     name,
     plan.budget_bytes,
     plan.measured.temp_bytes,
     plan.measured.total_bytes,
     plan.predicted.temp_bytes,
-    extra,
-    flops,
+    plan.overhead,
+    plan.recompute_flops,
     plan.engine,
     plan,
   )
 
 
 def _references(
-  program: Plannable,
-  baseline: MemoryProfile,
+  program: Plannable, baseline: MemoryProfile, plain_flops: float
 ) -> tuple[tuple[FrontierPoint, ...], tuple[tuple[str, str], ...]]:
-  """What is done by hand, and what of it this program does not have."""
-  found, omitted = [_reference("no remat", baseline, baseline)], []
-  for name, choose, absent in (
-    ("checkpoint", lambda traced: Checkpointed(), ""),
-    ("dots saveable", lambda traced: Checkpointed(DOTS), ""),
-    ("checkpoint per layer", per_layer, NO_LAYERS),
+  """What is done by hand, and what of it this program does not have, or has already by another name."""
+  plain = FrontierPoint("no remat", 0, baseline.temp_bytes, baseline.total_bytes, baseline.temp_bytes, 0.0, 0.0)
+  found, omitted, whole = [plain], [], [Checkpointed() for _ in program.functions]
+  layers = [
+    Checkpointed() if is_layer else per_layer(traced)
+    for traced, is_layer in zip(program.functions, program.are_layers, strict=True)
+  ]
+  for name, choices in (
+    ("checkpoint", whole),
+    ("dots saveable", [Checkpointed(DOTS) for _ in program.functions]),
+    ("checkpoint per layer", layers),
   ):
     progress.note(f"by hand: {name}")
-    choices = [choose(traced) for traced in program.functions]
-    if all(choice is None for choice in choices):
-      omitted.append((name, absent or "no remat region to put it on"))
-      continue
-    try:
-      found.append(_reference(name, measure(program.compile_with(choices), program.target), baseline))
-    except CompileMemoryError as error:
-      omitted.append((name, str(error)))
+    if not program.functions:
+      omitted.append((name, "no remat region to put it on"))
+    elif not any(choices):
+      omitted.append((name, NO_LAYERS))
+    elif name != "checkpoint" and choices == whole:
+      omitted.append((name, "as checkpoint: what stands under it are the layers"))
+    else:
+      try:
+        measured = measure(program.compile_with(choices), program.target)
+      except CompileMemoryError as error:
+        omitted.append((name, str(error)))
+        continue
+      flops = program.flops_with(choices) - plain_flops
+      bytes_of = measured.temp_bytes, measured.total_bytes, measured.temp_bytes
+      found.append(FrontierPoint(name, 0, *bytes_of, flops / max(plain_flops, 1.0), flops))
   return tuple(found), tuple(omitted)
 
 
-def _reference(name: str, measured: MemoryProfile, baseline: MemoryProfile) -> FrontierPoint:
-  temp_bytes = measured.temp_bytes
-  return FrontierPoint(name, 0, temp_bytes, measured.total_bytes, temp_bytes, *_extra(measured, baseline))
+def _undominated(points: list[FrontierPoint], plain_flops: float) -> tuple[FrontierPoint, ...]:
+  """For each budget the plan, of all, that holds it, or comes as near as its own, and computes the least once more."""
 
+  def extra(point: FrontierPoint) -> float:
+    # The HLO engine's overhead is of seconds, with memory traffic in them; the other's has waiting for the host in it.
+    return point.extra_compute if "policy" in point.engine else point.recompute_flops / max(plain_flops, 1.0)
 
-def _extra(measured: MemoryProfile, baseline: MemoryProfile) -> tuple[float | None, float | None]:
-  """Modelled seconds beyond the baseline's, over them, and FLOPs; None where one of the modules was not read."""
-  if not measured.modelled_s or not baseline.modelled_s:
-    return None, None
-  return measured.modelled_s / baseline.modelled_s - 1, measured.flops - baseline.flops
-
-
-def _undominated(points: list[FrontierPoint]) -> tuple[FrontierPoint, ...]:
-  """For each budget the plan, of all, that holds it, or comes as near as its own, at the least extra compute."""
   found = []
   for point in points:
     held = [other for other in points if other.temp_bytes <= max(point.budget_bytes, point.temp_bytes)]
-    best = min(held, key=lambda other: (other.extra_compute, other.temp_bytes))
+    best = min(held, key=lambda other: (extra(other), other.temp_bytes))
     found.append(dataclasses.replace(best, name=point.name, budget_bytes=point.budget_bytes))
   return tuple(found)
 
@@ -327,14 +330,13 @@ def _name(budget: Budget) -> str:
 
 
 def _row(point: FrontierPoint) -> tuple[str, ...]:
-  is_known = point.extra_compute is not None
   return (
     point.name,
     format_bytes(point.budget_bytes) if point.budget_bytes else "",
     format_bytes(point.temp_bytes),
     format_bytes(point.predicted_bytes),
     format_bytes(point.total_bytes),
-    f"{point.extra_compute:+.2%}" if is_known else "",
-    f"{point.recompute_flops:.3g} FLOP" if is_known else "",
+    f"{point.extra_compute:+.2%}",
+    f"{point.recompute_flops:.3g} FLOP",
     point.engine,
   )

@@ -7,7 +7,8 @@ from typing import Any
 
 import jax
 
-from coopjax import contexts, job
+from coopjax import compat, contexts, job
+from coopjax.jaxpr import cost
 from coopjax.jaxpr.trace import TracedFn, differentiable, fn_and_gradient, trace, with_respect_to
 from coopjax.planning import following, kept, steps, together
 from coopjax.planning.baseline import Baseline
@@ -17,7 +18,7 @@ from coopjax.planning.remat_plan import RematPlan
 from coopjax.planning.request import Request
 from coopjax.planning.step_plan import baseline_of, plan_step
 from coopjax.planning.trials import Tried
-from coopjax.xla.compile import OversizedProgram, compile_draft, compile_trial
+from coopjax.xla.compile import OversizedProgram, compile_draft, compile_trial, num_devices
 from coopjax.xla.targets import Target
 
 
@@ -119,6 +120,13 @@ class Plannable:
       return tuple(member.traced for member in self.program.members)
     return (self.program,)
 
+  @property
+  def are_layers(self) -> tuple[bool, ...]:
+    """Of each of these, whether the step runs it several times, as a layer."""
+    if isinstance(self.program, steps.Step):
+      return tuple(member.num_runs > 1 for member in self.program.members)
+    return (False,)
+
   @functools.cached_property
   def _key(self) -> str | None:
     """What plans are kept under; None where the compiled program is not the one that will run."""
@@ -139,11 +147,23 @@ class Plannable:
     Raises:
       CompileMemoryError: it does not fit the device, and its sizes are not known.
     """
-    choices = [choice or Choice() for choice in choices]
     compile_fn = compile_draft if self.drafts and not whole else compile_trial
+    return compile_fn(*self._carried_out(choices), self.target)
+
+  def flops_with(self, choices: Sequence[Any] = ()) -> float:
+    """What one device computes of that program, or of it as it is, as traced; what nothing reads does not count."""
+    program, avals = self._carried_out(choices)
     if isinstance(self.program, steps.Step):
-      return compile_fn(self.program.program(choices), (), self.target)
-    return compile_fn(*fn_and_gradient(self.program, choices[0].flat_fn(self.program)), self.target)
+      return sum(program.flops(self._tried.num_parts(num_devices(self.baseline.plain))).values())
+    num_parts = self.program.placement.num_devices
+    return sum(cost.device_flops(compat.dce(jax.make_jaxpr(program)(*avals)), lambda _: None, num_parts).values())
+
+  def _carried_out(self, choices: Sequence[Any]) -> tuple[Any, Sequence[jax.ShapeDtypeStruct]]:
+    """The program with these choices, and what it takes."""
+    choices = [choice or Choice() for choice in choices] or [Choice()]
+    if isinstance(self.program, steps.Step):
+      return self.program.program(choices if len(choices) > 1 else self.program.each(choices[0])), ()
+    return fn_and_gradient(self.program, choices[0].flat_fn(self.program))
 
 
 def _processes_of(args: Sequence[Any], kwargs: dict[str, Any], target: Target | None) -> tuple[int, ...]:

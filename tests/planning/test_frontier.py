@@ -9,6 +9,8 @@ import optax
 import pytest
 
 import coopjax
+from coopjax import compat
+from coopjax.jaxpr import cost
 from coopjax.jaxpr.trace import differentiable, fn_and_gradient, trace
 from coopjax.planning import baseline, by_hand
 from coopjax.planning.trials import Trials
@@ -125,6 +127,32 @@ def test_a_step_is_divided_between_its_regions_within_totals():
   fitted = point.plan.apply(step).lower(*arguments).compile()
   assert fitted.memory_analysis().temp_size_in_bytes == point.temp_bytes
   assert [reference.name for reference in plain.references][-1] == "checkpoint per layer"
+
+
+def test_a_point_is_what_plan_gives_and_repeats_no_more_than_what_is_done_by_hand():
+  def loss(stack, x):
+    layer = jax.checkpoint(lambda x, weight: x + jax.nn.gelu(x @ weight) @ weight.T, prevent_cse=False)
+    return jnp.mean(jax.lax.scan(lambda x, weight: (layer(x, weight), None), x, stack)[0] ** 2)
+
+  step, arguments = jax.jit(jax.value_and_grad(loss)), (models.normal(0, 4, 64, 256), X)
+  found = coopjax.frontier(step, *arguments, budgets=[1.0, 0.75, 0.5, 0.3], effort="fast")
+  whole = next(point for point in found.references if point.name == "checkpoint")
+  reason = "as checkpoint: what stands under it are the layers"
+  assert dict(found.omitted)["checkpoint per layer"] == reason and whole.recompute_flops > 0
+  assert whole.extra_compute == pytest.approx(
+    whole.recompute_flops / flops_of(found.points[0].plan.apply(step), arguments)
+  )
+  assert len({point.temp_bytes for point in found.points}) > 2
+  for point in found.points:
+    alone = coopjax.plan(step, *arguments, budget=point.budget_bytes, effort="fast")
+    assert point.recompute_flops <= alone.recompute_flops and point.extra_compute <= alone.overhead
+    assert (point.recompute_flops, point.extra_compute) == (point.plan.recompute_flops, point.plan.overhead)
+    for other in (*found.references, *found.points):
+      assert other.temp_bytes > point.budget_bytes or point.recompute_flops <= other.recompute_flops + 1
+
+
+def flops_of(step, arguments):
+  return cost.jaxpr_flops(compat.dce(jax.make_jaxpr(step)(*arguments)))
 
 
 def test_no_two_points_of_a_step_compile_the_same(monkeypatch):
