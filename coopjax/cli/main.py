@@ -8,13 +8,15 @@ early (``| head``) is none of these. docs/command_line.md says what each command
 """
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
 import sys
 import sysconfig
 import traceback
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from coopjax import __version__, display
@@ -48,8 +50,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
   parser = _parser()
   _complete(parser)
   options = parser.parse_args(arguments)
-  with Interrupts() as interrupts:
+  with Interrupts() as interrupts, _warnings_told():
     return _run(options, interrupts)
+
+
+@contextlib.contextmanager
+def _warnings_told() -> Iterator[None]:
+  """Warnings that no line of the user's has part in name none: the command's own script, or runpy's, is not theirs."""
+  script, format_warning = sys.argv[0], warnings.formatwarning
+
+  def told(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+    if filename != script and not filename.startswith("<"):
+      return format_warning(message, category, filename, lineno, line)
+    return f"coopjax: {category.__name__}: {message}\n"
+
+  warnings.formatwarning = told
+  try:
+    yield
+  finally:
+    warnings.formatwarning = format_warning
 
 
 def _run(options: argparse.Namespace, interrupts: Interrupts) -> int:

@@ -1,6 +1,7 @@
 """What fits: the largest batch that a device takes, and the one with the most examples a second, each with its plan."""
 
 import dataclasses
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -166,9 +167,9 @@ def fit(
     step: as for :func:`coopjax.plan`.
     args_for_batch: from a number of examples to the step's arguments, a tuple of arrays or ``jax.ShapeDtypeStruct``;
       with `microbatches`, from that and their number.
-    batches: to try; by default multiples of `unit`, twice as large each time until none fits, and between the last two
-      to an eighth.
-    microbatches: numbers of them, each of which divides a batch that it is tried with.
+    batches: to try; by default multiples of `unit` that some number of microbatches divides, twice as large each time
+      until none fits, and between the last two to an eighth.
+    microbatches: numbers of them, each tried with the batches that it divides.
     unit: that all batches are multiples of: what a mesh shares evenly.
     budget: as for :func:`coopjax.plan`; by default what fits the device.
     planner: as for :func:`coopjax.plan`.
@@ -182,7 +183,8 @@ def fit(
 
   Raises:
     InvalidBudgetError: the budget is none.
-    ValueError: a number is not positive, or the arguments do not depend on the batch.
+    ValueError: a number is not positive, a batch can't be cut into any of the numbers of microbatches, or the arguments
+      do not depend on the batch.
 
   Example:
     >>> import jax, jax.numpy as jnp, coopjax
@@ -196,10 +198,14 @@ def fit(
     512
     >>> fitted = found.largest.plan.apply(loss)
   """
-  counts = tuple(microbatches)
-  for number in (unit, *counts):
+  counts, asked = tuple(microbatches), None if batches is None else tuple(batches)
+  for number in (unit, *counts, *(asked or ())):
     if number < 1:
       raise ValueError(f"{number}: batches and microbatches are counted from 1")
+  if not counts:
+    raise ValueError("microbatches=[]: at least one number of them, 1 for none")
+  if uncut := [batch for batch in asked or () if all(batch % count for count in counts)]:
+    raise ValueError(f"batches={uncut}: none of microbatches={list(counts)} divides them, so there is nothing to try")
   tried = _Tried(
     step,
     args_for_batch,
@@ -220,7 +226,7 @@ def fit(
   with progress.shown(f"what fits of {name}"), warnings.catch_warnings():
     warnings.simplefilter("ignore", RematNoEffectWarning)
     warnings.simplefilter("ignore", BudgetExceededWarning)  # such a batch is a point without a plan
-    for batch in _doubled(tried, unit) if batches is None else batches:
+    for batch in _doubled(tried, min(math.lcm(unit, count) for count in counts)) if asked is None else asked:
       tried.holds(batch)
     found = Fit(name, tried.target, tried.budget or Budget.parse(budget), tuple(tried.points))
     while drafted := next((point for point in (found.largest, found.fastest) if point and point.is_drafted), None):
@@ -252,8 +258,6 @@ class _Tried:
 
   def holds(self, batch: int) -> bool:
     """Whether a plan holds the batch, in some number of microbatches; planned once."""
-    if batch < 1:
-      raise ValueError(f"a batch of {batch}: they are counted from 1")
     if batch not in self._held:
       counts = [count for count in self._microbatches if batch % count == 0]
       points = [self._planned(batch, count) for count in counts]

@@ -120,7 +120,7 @@ def load[T](key: Key, parse: Callable[[dict[str, Any]], T]) -> T | None:
     if entry["checksum"] != _checksum(entry["fields"]):
       raise ValueError("its checksum is wrong")
     found = parse(entry["fields"])
-  except FileNotFoundError:
+  except (FileNotFoundError, NotADirectoryError):  # of the latter, `store` tells
     return None
   except _UNREADABLE as error:
     warn(
@@ -183,8 +183,9 @@ def _warn_once(home: pathlib.Path, error: OSError) -> None:
     is_known = home in _warned
     _warned.add(home)
   if not is_known:
+    reason = "it is no directory" if isinstance(error, FileExistsError | NotADirectoryError) else error
     warn(
-      f"can't keep decisions in {home}: {error}. Every process plans anew; set COOPJAX_CACHE_DIR to a "
+      f"can't keep decisions in {home}: {reason}. Every process plans anew; set COOPJAX_CACHE_DIR to a "
       "directory that can be written, or to nothing",
       CacheWarning,
     )

@@ -87,6 +87,20 @@ def test_plan_takes_a_shapes_file_and_prints_json(script, capsys):
   assert status == 0 and plan.budget == coopjax.Budget.total("1MiB") and plan.measured.total_bytes <= 2**20
 
 
+def test_a_warning_that_is_of_no_line_of_the_users_names_none(script):
+  kept = script.with_name("shapes.json")  # a file
+  asked = "plan", f"{script}:loss", "--args", "make_args", "--budget", "50%", "--planner", "peak"
+  done = subprocess.run(
+    [sys.executable, "-m", "coopjax", *asked],
+    env={**os.environ, "COOPJAX_CACHE_DIR": str(kept)},
+    check=True,
+    text=True,
+    capture_output=True,
+  )
+  (warning,) = (line for line in done.stderr.splitlines() if "CacheWarning" in line)
+  assert warning.startswith(f"coopjax: CacheWarning: can't keep decisions in {kept}: it is no directory.")
+
+
 def test_a_budget_out_of_reach_is_one(script, capsys):
   common = "plan", f"{script}:loss", "--args", "make_args", "--engine", "hlo", "--planner", "peak", "--budget", "1KiB"
   status, out, _ = run(capsys, *common)

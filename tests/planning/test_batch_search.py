@@ -82,6 +82,16 @@ def test_nothing_fits_and_what_is_no_batch():
     coopjax.fit(loss, lambda batch: arguments(64), batches=[64, 128], budget=BUDGET)
   with pytest.raises(coopjax.InvalidBudgetError):
     fit(budget=-1, batches=[64])
+  with pytest.raises(ValueError, match=r"batches=\[1000, 512\]: none of microbatches=\[3, 7\] divides them"):
+    fit(step, batches=[1000, 512, 999], microbatches=[3, 7])
+  with pytest.raises(ValueError, match="at least one number"):
+    fit(microbatches=[])
+
+
+def test_batches_are_such_as_some_number_of_microbatches_divides():
+  found = fit(step, unit=64, microbatches=[3, 6], budget="200 KiB", engine="hlo")
+  tried = [(point.batch, point.microbatches) for point in found.points]
+  assert tried[:3] == [(192, 3), (192, 6), (384, 3)] and found.largest is not None
 
 
 def test_a_total_is_told_in_totals_at_every_width():

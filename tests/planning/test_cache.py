@@ -272,6 +272,10 @@ def test_a_directory_that_cannot_be_written_is_one_warning(tmp_path, monkeypatch
   with warnings.catch_warnings():
     warnings.simplefilter("error")
     cache.store(KEY, {})
+    assert cache.load(KEY, dict) is None
+  monkeypatch.setenv("COOPJAX_CACHE_DIR", str(tmp_path / "file"))
+  with pytest.warns(coopjax.CacheWarning, match="it is no directory"):
+    cache.store(KEY, {})
 
 
 def test_where_entries_lie(tmp_path, monkeypatch):
