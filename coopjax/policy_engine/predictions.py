@@ -119,6 +119,11 @@ def in_loops(trials: Sequence[Trial]) -> list[Trial]:
   return [trial for trial in trials if trial.candidate.has_loops]
 
 
+def kind_of(candidate: SearchCandidate) -> Hashable:
+  """Predictions for candidates of one kind go by each other."""
+  return candidate.has_loops, candidate.kin
+
+
 def say_little(trials: Sequence[Trial]) -> bool:
   """Whether all of them take a small part of their estimates: most lies elsewhere, in a TPU's vector memory."""
   return all(trial.temp_bytes < _SAYS_LITTLE * trial.candidate.estimated_bytes for trial in trials)

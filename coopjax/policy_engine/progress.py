@@ -26,6 +26,7 @@ from coopjax.policy_engine.predictions import (
   Trial,
   doubted_bytes,
   in_loops,
+  kind_of,
   predicted_bytes,
   say_little,
   spread_of,
@@ -79,13 +80,17 @@ class Progress[Decisions: Hashable]:
     self._num_shards = max(1, round(undone / max(self._baseline, 1.0))) if space.is_spread else 1
     self._predicted: dict[SearchCandidate[Decisions], float] = {}  # from the trials so far
     self._excess: list[float] = []  # by which predictions from other trials were too high
+    self._off: dict[Hashable, list[float]] = {}  # by kind (`kind_of`), what predictions from others of it were off by
 
   def record(self, trial: Trial[Decisions]) -> None:
     is_first = not self._holds
     if trial.candidate is self._twin:
       self._barriers_cost = trial.temp_bytes >= self._tried[-1].temp_bytes
+    off_bytes, kind = self._predict(trial.candidate) - trial.temp_bytes, kind_of(trial.candidate)
     if trial.candidate.has_loops and len(in_loops(self._tried)) >= _TOLD_BY:
-      self._excess.append(self._predict(trial.candidate) - trial.temp_bytes)
+      self._excess.append(off_bytes)
+    if any(kind_of(other.candidate) == kind for other in self._tried):
+      self._off.setdefault(kind, []).append(abs(off_bytes))
     self._tried.append(trial)
     self._predicted.clear()
     is_bold = not (is_first or trial.candidate.is_plain_policy)  # such a policy is tried whatever is predicted
@@ -109,6 +114,8 @@ class Progress[Decisions: Hashable]:
     """The cheapest candidate that should fit; before the first that does, and on the last try, the smallest."""
     if twin := self._twin_of_a_near_miss():
       return twin
+    if not self._holds and (found := self._usual()):
+      return found
     untried = [candidate for candidate in self._space.found if candidate not in self._passed]
     if (looped := in_loops(self._tried)) and say_little(looped):
       usual = [c for c in untried if c.is_by_hand]
@@ -172,6 +179,12 @@ class Progress[Decisions: Hashable]:
     )
     return found or self._smaller_than_all(untried)
 
+  def _usual(self) -> SearchCandidate[Decisions] | None:
+    """What most people have, in each of the ways to tell blocks: a start where estimates go by no compile."""
+    tried = {trial.candidate.kin for trial in self._tried if trial.candidate.is_by_hand}
+    usual = [c for c in self._space.found if c.is_bare and c.is_by_hand and c.kin is not None and c.kin not in tried]
+    return None if self._space.is_profiled else self._first(usual, lambda candidate: candidate.flops)
+
   @property
   def _overshoots(self) -> bool:
     """Two drafts in a row missed the budget, and the plan leaves much room: a hit is worth more than another miss."""
@@ -183,8 +196,13 @@ class Progress[Decisions: Hashable]:
     """By how much less it repeats than the plan, or while there is none than all of these, times how likely it fits."""
     least = self._least_flops if self._holds else max((candidate.flops for candidate in untried), default=0.0)
     spread = spread_of(self._tried, self._num_shards)
-    fits = statistics.NormalDist(self._budget, max(spread, _MARGIN * self._budget, 1.0))
-    gain = lambda candidate: (least - candidate.flops) * (1 - fits.cdf(self._predict(candidate)))
+
+    def gain(candidate: SearchCandidate[Decisions]) -> float:
+      off = self._off.get(kind_of(candidate), ())[-_TOLD_BY:]
+      off_bytes = statistics.median(off) if len(off) >= _TELLING else spread
+      fits = statistics.NormalDist(self._budget, max(off_bytes, _NEAR_MISS * self._budget, 1.0))
+      return (least - candidate.flops) * (1 - fits.cdf(self._predict(candidate)))
+
     return self._first([c for c in untried if c.flops < least], lambda candidate: -gain(candidate))
 
   def _last_by_hand(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
@@ -289,7 +307,8 @@ class Progress[Decisions: Hashable]:
         return False
       if candidate.is_plain_policy:
         hoped_bytes = ratio * min(candidate.estimated_bytes, self._space.baseline_bytes)
-        return min(predicted_bytes, hoped_bytes) <= self._budget * reach
+        is_told = candidate.kin in kin_tried
+        return (predicted_bytes if is_told else min(predicted_bytes, hoped_bytes)) <= self._budget * reach
       if candidate.has_loops and errors and estimated_bytes + min(errors) <= self._budget:
         return True
       near_bytes = self._budget * (1 + (_NEARBY - 1) / max(1, num_tried))

@@ -2,10 +2,10 @@
 
 Weights and batches are spread by the caller, everything between them by the partitioner: a product's columns lie apart,
 the sum over them whole on every device. What saving a value costs follows from that, so the partitioner is asked, with
-the forward pass. Values of derivative rules, which only the differentiated pass has, are taken to be shared as others
-of their shape are.
+the gradient, too: of a forward pass alone it may leave whole what it cuts where gradients must lie apart. Values of
+derivative rules, which only the differentiated pass has, are taken to be shared as others of their shape are.
 
-The partitioner may decide otherwise where it sees the backward pass, too: compiles say how far that is off.
+What is repeated it may cut otherwise: compiles say how far that is off.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from jax.extend import core
 from coopjax import compat
 from coopjax.jaxpr import cost
 from coopjax.jaxpr.tags import EquationInfo, tag_jaxpr
-from coopjax.jaxpr.trace import TracedFn
+from coopjax.jaxpr.trace import TracedFn, fn_and_gradient
 
 Shape = tuple[int, ...]
 Partition = Callable[[Callable[..., list[jax.Array]], Sequence[jax.ShapeDtypeStruct]], object]
@@ -57,12 +57,12 @@ def shards_of(traced: TracedFn, partition: Partition) -> dict[int | None, Shards
 
   Args:
     traced: the function.
-    partition: compiles a function of flat arrays until XLA has partitioned it, at least.
+    partition: compiles a function of flat arrays, this one's with its gradient, until XLA has partitioned it, at least.
   """
   if not (traced.placement.is_spread and traced.placement.is_known):
     return {}
   observed = Observed()
-  partition(observed.flat_fn(traced), traced.in_avals)
+  partition(*fn_and_gradient(traced, observed.flat_fn(traced)))
   return observed.shards
 
 

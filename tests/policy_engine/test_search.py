@@ -376,3 +376,20 @@ def test_tries_that_beat_no_plan_at_hand_are_in_vain():
   ]
   plan, tried = run(aided, 1000, baseline=1545, max_rounds=12, below_flops=198.0)
   assert len(tried) == 2 and plan.recompute_flops > 198.0
+
+
+def test_one_program_that_was_far_off_makes_drafts_of_loops_no_less_certain():
+  bare = Invented(4300.0, 830, 160.0, is_bare=True, is_plain=True, has_loops=True)
+  without_loops = Invented(4360.0, 7200, 1.0)  # said to fit, and takes all that there is
+  # Each 20 bytes more than the next, as they are estimated; what repeats more than 60 FLOPs fits.
+  names = [Invented(5000.0 - 20 * i, 1530 - 20 * i, 20.0 + 2 * i, is_by_hand=True, has_loops=True) for i in range(30)]
+  plan, _ = run([bare, without_loops, *names], 1130, baseline=7200, max_rounds=12, drafted=lambda num_bytes: num_bytes)
+  assert plan.is_feasible and plan.recompute_flops == 60.0
+
+
+def test_where_estimates_go_by_no_compile_nothing_saved_is_a_start_in_each_way_to_tell_blocks():
+  halves = Invented(310.0, 573, 150.0, is_bare=True, is_plain=True, kin="halves")
+  layers = Invented(380.0, 357, 160.0, is_bare=True, is_plain=True, kin="layers")
+  others = [Invented(1700.0 - 100 * i, 640, 2.0 + i) for i in range(12)]
+  _, compiled = run([*others, halves, layers], 366, baseline=614, is_profiled=False)
+  assert compiled[:2] == [573, 357]
