@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from coopjax.budget import format_bytes
-from coopjax.policy_engine.predictions import SearchSpace
+from coopjax.policy_engine.predictions import SearchSpace, Trial
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +54,38 @@ class PolicyPlan[Decisions]:
   def undecided(cls, space: SearchSpace[Decisions], temp_bytes: int, is_feasible: bool) -> "PolicyPlan[Decisions]":
     """The program as it is."""
     return cls(space.undecided, (), temp_bytes, 0.0, space.forward_flops, is_feasible, temp_bytes, temp_bytes)
+
+  @classmethod
+  def of_trials(
+    cls,
+    space: SearchSpace[Decisions],
+    tried: "Sequence[Trial[Decisions]]",
+    best: "Trial[Decisions] | None",
+    budget_bytes: int,
+    *,
+    are_drafts: bool,
+  ) -> "PolicyPlan[Decisions]":
+    """What was tried, at least once, and the best of what holds the budget; the smallest where nothing does."""
+    smallest = min(tried, key=lambda trial: trial.temp_bytes)
+    taken = best or smallest
+    net_flops = lambda trial: trial.flops - trial.candidate.waiting_flops
+    rounds = tuple(
+      PolicyRound(
+        trial.candidate.summary, int(trial.candidate.estimated_bytes), trial.temp_bytes, net_flops(trial), are_drafts
+      )
+      for trial in tried
+    )
+    return cls(
+      taken.candidate.decisions,
+      rounds,
+      taken.temp_bytes,
+      net_flops(taken),
+      space.forward_flops,
+      taken.temp_bytes <= budget_bytes,
+      smallest.temp_bytes,
+      taken.unaided_bytes,
+      taken.candidate.waiting_flops,
+    )
 
   def compiled(self, temp_bytes: int, budget_bytes: int, more_flops: float = 0.0) -> "PolicyPlan[Decisions]":
     """The same where it was found by drafts, or with less effort of the HLO engine, which repeats so much more now,

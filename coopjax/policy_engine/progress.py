@@ -19,7 +19,7 @@ import math
 import statistics
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
-from coopjax.policy_engine.policy_plan import PolicyPlan, PolicyRound
+from coopjax.policy_engine.policy_plan import PolicyPlan
 from coopjax.policy_engine.predictions import (
   SearchCandidate,
   SearchSpace,
@@ -45,6 +45,7 @@ _TOLD_BY = 3  # trials: predictions from fewer may be off by anything
 _TELLING = 2  # predictions from so many that say how far others may be off
 _MAX_BARE = 3  # tries at the least memory, or at less, before the budget counts as out of reach
 _WITHIN_REACH = 1.1  # of the budget: worth more tries
+_SPARED_BY_SAVING = 1.5  # of the budget: what is tried takes no more where something that saves more may fit
 _AIDED_MARGIN = 0.25  # of what the best plan takes unaided: the HLO engine may help out with more
 _MAX_AIDED_MISSES = 2  # tries at that
 _TOLERANCE = 0.03  # of the forward FLOPs: what is no reason to prefer a candidate, or to compile once more
@@ -177,7 +178,17 @@ class Progress[Decisions: Hashable]:
       bare,
       lambda candidate: ((candidate.scan_bodies, candidate.kin) in seen, candidate.estimated_bytes, candidate.flops),
     )
-    return found or self._smaller_than_all(untried)
+    return found or self._smaller_than_all(untried) or self._saving_for_less(untried)
+
+  def _saving_for_less(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
+    """Before a refusal: to save can take less than to repeat, where devices exchange anew what is repeated. Policies
+    without names show it, and then what else a person would pick may fit.
+    """
+    smallest = min((trial.temp_bytes for trial in self._tried), default=math.inf)
+    if smallest > _SPARED_BY_SAVING * self._budget:
+      return None
+    usual = [candidate for candidate in untried if candidate.is_by_hand]
+    return self._first([c for c in usual if c.is_plain_policy], self._predict) or self._likeliest_gain(usual)
 
   def _usual(self) -> SearchCandidate[Decisions] | None:
     """What most people have, in each of the ways to tell blocks: a start where estimates go by no compile."""
@@ -337,32 +348,9 @@ class Progress[Decisions: Hashable]:
 
   def result(self) -> PolicyPlan[Decisions]:
     """The best so far; the program as it is if there was nothing to try."""
-    rounds = tuple(
-      PolicyRound(
-        trial.candidate.summary,
-        int(trial.candidate.estimated_bytes),
-        trial.temp_bytes,
-        trial.flops - trial.candidate.waiting_flops,
-        self._are_drafts,
-      )
-      for trial in self._tried
-    )
     if not self._tried:
       return PolicyPlan.undecided(self._space, int(self._baseline), is_feasible=False)
-    smallest = min(self._tried, key=lambda trial: trial.temp_bytes)
-    taken = self._best() or smallest
-    waiting_flops = taken.candidate.waiting_flops
-    return PolicyPlan(
-      taken.candidate.decisions,
-      rounds,
-      taken.temp_bytes,
-      taken.flops - waiting_flops,
-      self._space.forward_flops,
-      taken.temp_bytes <= self._budget,
-      smallest.temp_bytes,
-      taken.unaided_bytes,
-      waiting_flops,
-    )
+    return PolicyPlan.of_trials(self._space, self._tried, self._best(), self._budget, are_drafts=self._are_drafts)
 
   def _best(self) -> Trial[Decisions] | None:
     return min(self._feasible(), key=lambda trial: trial.flops, default=None)

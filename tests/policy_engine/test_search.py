@@ -393,3 +393,14 @@ def test_where_estimates_go_by_no_compile_nothing_saved_is_a_start_in_each_way_t
   others = [Invented(1700.0 - 100 * i, 640, 2.0 + i) for i in range(12)]
   _, compiled = run([*others, halves, layers], 366, baseline=614, is_profiled=False)
   assert compiled[:2] == [573, 357]
+
+
+def test_before_a_refusal_policies_that_save_are_tried_which_may_take_less():
+  bare = [Invented(440.0 + i, 504 + i, 160.0 - i, is_bare=True, kin=f"nested {i}") for i in range(3)]
+  layers = Invented(481.0, 495, 78.0, is_bare=True, is_plain=True, kin="layers")
+  products = Invented(629.0, 377, 17.0, is_plain=True, kin="layers")
+  plan, _ = run([*bare, layers, products], 377, max_rounds=12)
+  assert plan.is_feasible and plan.recompute_flops == 17.0
+  # Where all that was tried is far from the budget, it is not asked.
+  plan, compiled = run([*bare, layers, products], 300, max_rounds=12)
+  assert not plan.is_feasible and 377 not in compiled
