@@ -120,8 +120,10 @@ class _GraphBuilder:
     self._carried: dict[int, int] = {}
     self._maker: dict[int, core.JaxprEqn] = {}
     self._makers: dict[Value, core.JaxprEqn] = {}
+    self._primal = set[int]()  # equations, by id
 
   def build(self, forward: core.Jaxpr, crossing: np.ndarray, cotangents: np.ndarray) -> ForwardGraph:
+    self._primal = _primal_equations(forward, set())
     ops: list[list[ForwardOp]] = [[] for _ in self._jaxpr.eqns]
     position = 0
     for equation in forward.eqns:
@@ -256,7 +258,11 @@ class _GraphBuilder:
     return ForwardOp(inputs, tuple(outputs), self._flops(equation, steps), made_bytes)
 
   def _flops(self, equation: core.JaxprEqn, steps: tuple[int, ...]) -> float:
-    """Of all steps, on one device; on all devices together where the shards are not known."""
+    """Of all steps, on one device; on all devices together where the shards are not known. What a derivative's rule
+    alone needs is not repeated: where all else is, the backward pass makes it in place of the forward pass.
+    """
+    if id(equation) not in self._primal:
+      return 0.0
     return cost.equation_flops(equation) * math.prod(steps) / self._shards.of_work
 
   def _known(self, atoms: Iterable[Any]) -> tuple[int, ...]:
@@ -332,6 +338,29 @@ class _GraphBuilder:
         break
       root = min(sources)
     return root
+
+
+def _primal_equations(jaxpr: core.Jaxpr, wanted: set[core.Var]) -> set[int]:
+  """Ids of the equations that make what has a name (`_evaluate_named`) or is `wanted`; what these read, comes to it."""
+  found = set[int]()
+  for equation in reversed(jaxpr.eqns):
+    if equation.primitive is not primitives.name_p and wanted.isdisjoint(equation.outvars):
+      continue
+    found.add(id(equation))
+    for body in compat.sub_jaxprs(equation):
+      is_alike = len(body.outvars) == len(equation.outvars)
+      results = zip(body.outvars, equation.outvars if is_alike else body.outvars, strict=True)
+      made = {atom for atom, var in results if isinstance(atom, core.Var) and (var in wanted or not is_alike)}
+      handed_on = dict(zip(compat.scan_carries(equation), body.outvars)) if equation.primitive.name == "scan" else {}
+      while made:  # by this turn, or by the one before
+        reached = set(made)
+        found |= _primal_equations(body, reached)
+        before = {out for var, out in handed_on.items() if var in reached and isinstance(out, core.Var)}
+        if before <= made:
+          break
+        made |= before
+    wanted.update(atom for atom in equation.invars if isinstance(atom, core.Var))
+  return found
 
 
 def _parse_name(name: str) -> Value | None:

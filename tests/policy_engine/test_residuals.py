@@ -2,13 +2,19 @@
 
 import itertools
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from coopjax.jaxpr.trace import trace
+from coopjax import compat
+from coopjax.jaxpr import cost
+from coopjax.jaxpr.trace import differentiable, fn_and_gradient, trace
+from coopjax.policy_engine.candidates import Candidates
 from coopjax.policy_engine.cuts import bytes_between, cut
 from coopjax.policy_engine.forward_graph import ForwardGraph
 from coopjax.policy_engine.residuals import forward_graph
+from coopjax.policy_engine.rewrite import rewrite
 from coopjax.policy_engine.save_curves import save_curve
 from tests.support import models
 from tests.support.policy_models import decoder
@@ -25,12 +31,43 @@ def test_residuals_of_an_mlp():
   # also serves the next dot; 1 - y^2 is made from it where it is read.
   graph = mlp_graph()
   assert graph.residual_bytes().tolist() == [0, 512] * 4 + [0, 0, 0]
-  # Layers 1 and 2 repeated from layer 0's output: two dots of 2*16*8*8 and two tanh of 8*16*8 FLOPs; the rule of
-  # tanh also makes 1 - y^2 (16*8 each).
-  assert repeated_flops(graph, 2, 6) == 2 * 2048 + 2 * 1024 + 2 * 128
+  # Layers 1 and 2 repeated from layer 0's output: two dots of 2*16*8*8 and two tanh of 8*16*8 FLOPs. That the rule of
+  # tanh also makes 1 - y^2 is no repeat: the backward pass makes it in place of the forward pass.
+  assert repeated_flops(graph, 2, 6) == 2 * 2048 + 2 * 1024
   # Keeping the first dot's output spares that dot alone: tanh reads its own result.
   saved = graph.named.index((2, 0))
-  assert repeated_flops(graph, 2, 6, [saved]) == 2048 + 2 * 1024 + 2 * 128
+  assert repeated_flops(graph, 2, 6, [saved]) == 2048 + 2 * 1024
+
+
+def gated(weights, x):
+  for weight in weights:
+    x = x + (jax.nn.gelu(x @ weight) * jax.nn.silu(x)) @ weight.T
+  return jnp.mean(x**2)
+
+
+def scanned(weights, x):
+  def turn(x, weight):
+    y = jax.lax.scan(lambda y, _: (jnp.tanh(y @ weight) ** 3, None), x, length=2)[0]
+    return x + jax.nn.softmax(y), None
+
+  return jnp.mean(jax.lax.scan(turn, x, jnp.stack(weights))[0])
+
+
+@pytest.mark.parametrize("loss", [gated, scanned])
+def test_what_a_checkpoint_repeats_is_what_is_traced_beyond_the_plain_gradient(loss):
+  _, weights, x = models.mlp(4, 16, 32)
+  traced = differentiable(trace(loss, (weights, x)))
+
+  def flops(flat_fn):
+    fn, avals = fn_and_gradient(traced, flat_fn)
+    return cost.jaxpr_flops(compat.dce(jax.make_jaxpr(fn)(*avals)))
+
+  plain = flops(traced.evaluate)
+  found = [candidate for candidate in Candidates(traced, False).found if candidate.flops]
+  found = sorted(found, key=lambda candidate: candidate.flops)[:: max(len(found) // 8, 1)]
+  assert len(found) > 3
+  for candidate in found:
+    assert candidate.flops == pytest.approx(flops(rewrite(traced, candidate.decisions)) - plain, rel=0.01)
 
 
 def repeated_flops(graph, start, stop, saved=()):
