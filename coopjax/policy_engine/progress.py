@@ -161,7 +161,9 @@ class Progress[Decisions: Hashable]:
       fitting = [candidate for candidate in fitting if candidate not in self._passed]
     bare = [candidate for candidate in untried if candidate.is_bare]
     bare_tried = [trial for trial in self._tried if trial.candidate.is_bare]
-    is_hopeless = len(bare_tried) >= _MAX_BARE and _are_over(bare_tried, self._budget)
+    # Where these are a start whatever they take, what people have tells nothing of what takes the least.
+    least_tried = [trial for trial in bare_tried if self._space.is_profiled or not trial.candidate.is_by_hand]
+    is_hopeless = len(least_tried) >= _MAX_BARE and _are_over(least_tried, self._budget)
     if self._feasible() or (self._holds and self._tried):
       if found := self._first_by_hand(by_hand):
         return found
@@ -191,10 +193,14 @@ class Progress[Decisions: Hashable]:
     return self._first([c for c in usual if c.is_plain_policy], self._predict) or self._likeliest_gain(usual)
 
   def _usual(self) -> SearchCandidate[Decisions] | None:
-    """What most people have, in each of the ways to tell blocks: a start where estimates go by no compile."""
+    """What most people have, in each of the ways to tell blocks: a start where estimates go by no compile. One is enough
+    where the HLO engine helps, by which others may come to less.
+    """
+    if self._space.is_profiled or any(trial.hlo_share for trial in self._tried):
+      return None
     tried = {trial.candidate.kin for trial in self._tried if trial.candidate.is_by_hand}
     usual = [c for c in self._space.found if c.is_bare and c.is_by_hand and c.kin is not None and c.kin not in tried]
-    return None if self._space.is_profiled else self._first(usual, lambda candidate: candidate.flops)
+    return self._first(usual, lambda candidate: candidate.flops)
 
   @property
   def _overshoots(self) -> bool:
