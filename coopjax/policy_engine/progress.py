@@ -193,8 +193,8 @@ class Progress[Decisions: Hashable]:
     return self._first([c for c in usual if c.is_plain_policy], self._predict) or self._likeliest_gain(usual)
 
   def _usual(self) -> SearchCandidate[Decisions] | None:
-    """What most people have, in each of the ways to tell blocks: a start where estimates go by no compile. One is enough
-    where the HLO engine helps, by which others may come to less.
+    """What most people have, in each of the ways to tell blocks: a start where estimates go by no compile. One is
+    enough where the HLO engine helps, by which others may come to less.
     """
     if self._space.is_profiled or any(trial.hlo_share for trial in self._tried):
       return None
