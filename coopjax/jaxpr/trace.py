@@ -206,13 +206,13 @@ def _differentiable(consts: Sequence[Any], leaves: Sequence[Any], in_avals: Sequ
   """
   is_shown = [compat.is_differentiated(value) for value in (*consts, *leaves)]
   of_all = _floating(consts, in_avals)
-  return tuple(map(min, of_all, is_shown)) if any(is_shown) else of_all
+  return tuple(ok and shown for ok, shown in zip(of_all, is_shown, strict=True)) if any(is_shown) else of_all
 
 
 def _floating(consts: Sequence[Any], in_avals: Sequence[Any]) -> tuple[bool, ...]:
   """Of the inputs, those that anybody may differentiate by."""
-  is_hidden = [not isinstance(const, jax.core.Tracer) for const in consts]
-  return tuple(is_floating(aval) and not any(is_hidden[i : i + 1]) for i, aval in enumerate(in_avals))
+  may = [isinstance(const, jax.core.Tracer) for const in consts] + [True] * (len(in_avals) - len(consts))
+  return tuple(ok and is_floating(aval) for ok, aval in zip(may, in_avals, strict=True))
 
 
 @contextlib.contextmanager

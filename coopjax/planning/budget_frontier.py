@@ -89,9 +89,8 @@ class Frontier:
     ax = display.axes(ax, f"{self.name}: memory against recompute")
     at = lambda each: (each.temp_bytes / display.MIB, 100 * each.extra_compute)
     ax.plot(*zip(*map(at, self.points)), "o-", color="tab:blue", label="coopjax")
-    for place, name in {
-      at(each): each.name for each in self.points
-    }.items():  # one plan for several budgets: the tightest
+    names = {at(each): each.name for each in self.points}  # one plan for several budgets: the tightest
+    for place, name in names.items():
       ax.annotate(name, place, textcoords="offset points", xytext=(6, 6), fontsize=8)
     for each, marker in zip(self.references, "s^vD", strict=False):
       ax.plot(*at(each), marker, color="tab:orange", label=each.name)

@@ -249,23 +249,19 @@ class _Planning:
       hlo_share_of=lambda _: self._trials.hlo_share(),
       below_flops=below_flops,
     )
-    if found.rounds:
-      found = self._counted(found, _choices(found.decisions, trial_mark), tried[found.decisions][1])
+    if not found.rounds:
+      return False
+    choices, (measured, outcome) = _choices(found.decisions, trial_mark), tried[found.decisions]
+    # With what it repeats as it is traced: candidates are told apart by models of that.
+    flops = sum(self._repeated(choices).values()) + (outcome.recompute_flops if outcome else 0.0)
+    found = dataclasses.replace(found, recompute_flops=flops)
     is_feasible = found.temp_bytes <= self.budget_bytes
     is_better = found.temp_bytes < self.best.temp_bytes
     if self.holds:
       is_better = is_feasible and found.recompute_flops < below_flops
-    if found.rounds and is_better:
-      self._choices, self._found = _choices(found.decisions, trial_mark), found
-      self.best, self._outcome = tried[found.decisions]
+    if is_better:
+      self._choices, self.best, self._outcome, self._found = choices, measured, outcome, found
     return is_better and is_feasible
-
-  def _counted(
-    self, found: PolicyPlan[tuple[Share, ...]], choices: tuple[Choice, ...], outcome: hook.Outcome | None
-  ) -> PolicyPlan[tuple[Share, ...]]:
-    """What a search has found, with what it repeats as it is traced: candidates are told apart by models of that."""
-    flops = sum(self._repeated(choices).values()) + (outcome.recompute_flops if outcome else 0.0)
-    return dataclasses.replace(found, recompute_flops=flops)
 
   def _repeated(self, choices: tuple[Choice, ...]) -> dict[int | None, float]:
     """FLOPs that one device does beyond those of the step as it is, by region."""

@@ -59,8 +59,8 @@ class PolicyPlan[Decisions]:
   def of_trials(
     cls,
     space: SearchSpace[Decisions],
-    tried: "Sequence[Trial[Decisions]]",
-    best: "Trial[Decisions] | None",
+    tried: Sequence[Trial[Decisions]],
+    best: Trial[Decisions] | None,
     budget_bytes: int,
     *,
     are_drafts: bool,
