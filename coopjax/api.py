@@ -48,7 +48,9 @@ def remat(
   is rewritten into ``jax.checkpoint`` segments when it is traced; results agree within rounding. ``"auto"`` uses the
   HLO engine, and the policy engine under it where that can't reach the budget alone (the residuals of a ``scan``).
   Where the compiled program is over its budget all the same, since it holds more than the function's gradient needs
-  (all gradients at once, for clipping), it is traced again and planned as a whole, as :func:`plan` does, once.
+  (all gradients at once, for clipping), it is traced again and planned as a whole, as :func:`plan` does, once. A share
+  for the policy engine is of that program, too: where it takes more than the share of the function alone, what it takes
+  without remats is looked at, once.
 
   On a mesh the budget is each device's. The HLO engine plans what one device runs, after partitioning, whatever the
   shardings. The policy engine plans in the trace, which shows them inside a ``shard_map`` and over Explicit mesh axes.

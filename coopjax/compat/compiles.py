@@ -54,6 +54,11 @@ class ProgramToCompile:
     """Of its devices: "cpu", "gpu" or "tpu"."""
     return self._devices.flat[0].platform
 
+  @property
+  def num_devices(self) -> int:
+    """That it is for."""
+    return self._devices.size
+
   def processes(self) -> tuple[int, ...]:
     """Of its devices, ascending."""
     return tuple(sorted({device.process_index for device in self._devices.flat}))
@@ -173,5 +178,10 @@ def temp_bytes_of(executable: Any) -> int:
 
 def resident_bytes_of(executable: Any) -> int:
   """Arguments + outputs - aliased bytes of a loaded executable."""
+  return executable.get_compiled_memory_stats().argument_size_in_bytes + results_bytes_of(executable)
+
+
+def results_bytes_of(executable: Any) -> int:
+  """Outputs - aliased bytes of a loaded executable."""
   stats = executable.get_compiled_memory_stats()
-  return stats.argument_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
+  return stats.output_size_in_bytes - stats.alias_size_in_bytes

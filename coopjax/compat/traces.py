@@ -90,6 +90,12 @@ def has_backward() -> bool:
   return any(isinstance(trace, ad.LinearizeTrace | partial_eval.JaxprTrace) for trace in _traces())
 
 
+def shows_gradient() -> bool:
+  """Whether a gradient is taken within all that is traced to be compiled here: values show with respect to what."""
+  inside = itertools.takewhile(lambda trace: not isinstance(trace, partial_eval.DynamicJaxprTrace), _traces()[::-1])
+  return any(isinstance(trace, _GRADIENTS) for trace in inside)
+
+
 def is_in_differentiated_loop() -> bool:
   """Whether what runs here is a part of a loop's body, and a gradient is taken of the loop: it becomes two loops."""
   inside = itertools.dropwhile(lambda trace: not isinstance(trace, _GRADIENTS), _traces())

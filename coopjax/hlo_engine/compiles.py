@@ -16,7 +16,7 @@ import logging
 import re
 import threading
 import zlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -30,7 +30,17 @@ from coopjax.errors import (
   log,
 )
 from coopjax.hlo_engine.infeasible import why_infeasible
-from coopjax.hlo_engine.mark import Mark, asked_in, held_in, is_chosen, is_marked, is_over_budget, marks_in, over_budget
+from coopjax.hlo_engine.mark import (
+  Mark,
+  Whole,
+  asked_in,
+  held_in,
+  is_chosen,
+  is_marked,
+  is_over_budget,
+  marks_in,
+  over_budget,
+)
 from coopjax.hlo_engine.over_budget import Around, Excess, planned_anew
 from coopjax.xla import standing
 from coopjax.xla.module import parse_module
@@ -107,18 +117,33 @@ class Compile:
       return planned
     return over_budget(planned or module_bytes)
 
-  def hold(self, held: Collection[Mark], name: str, executable: Any, around: Collection[Around]) -> None:
-    """Refuses the compiled program, or warns of it, where it is over what it is held to, or within that as it is."""
+  def hold(self, program: compat.ProgramToCompile, executable: Any, around: Mapping[str, Around]) -> None:
+    """Refuses the compiled program, or warns of it, where it is over what it is held to, or within that as it is.
+
+    Args:
+      program: as it came.
+      executable: of it.
+      around: what functions in it know of it, by key of their marks.
+    """
+    held = held_in(program.bytecode)
     if self.is_trial or not held:
       return
-    temp_bytes, limit = compat.temp_bytes_of(executable), _limit(held, executable)
-    if (excess := _excess(name, executable, temp_bytes, *limit)) is not None:
+    temp_bytes = compat.temp_bytes_of(executable)
+    of_bytes = [mark for mark in held if mark.whole is None]
+    of_share = {mark: mark.whole for mark in held if mark.whole is not None}
+    limits = [_limit(of_bytes, executable)] if of_bytes else []
+    if of_share and (found := _limit_of_share(of_share, program, executable, around)):
+      limits.append(found)
+    if not limits:
+      return
+    limit = min(limits, key=lambda limit: limit[1:])
+    if (excess := _excess(program.name, executable, temp_bytes, *limit)) is not None:
       if excess.is_refused:
         self.refused = excess
       else:
         warn(excess.message)
-    elif temp_bytes <= limit[1] and around and all(each.is_left for each in around):
-      warn(without_effect(name, temp_bytes, limit[1]), RematNoEffectWarning)
+    elif of_bytes and temp_bytes <= limit[1] and around and all(each.is_left for each in around.values()):
+      warn(without_effect(program.name, temp_bytes, limit[1]), RematNoEffectWarning)
 
   def fail(self, error: Exception, *, is_lasting: bool = False) -> None:
     """Planning failed: the program is compiled as it came, and kept only where it would fail again."""
@@ -173,21 +198,22 @@ class Watcher:
         if entered.interrupt is not None:
           raise entered.interrupt from None
         raise
-    around = () if entered.is_trial else self._taken(entered.keys)
-    if is_held:
-      entered.hold(held_in(program.bytecode), program.name, executable, around)
+    around = {} if entered.is_trial else self._taken(entered.keys)
+    if is_held and entered.refused is None:
+      entered.hold(program, executable, around)
     if entered.refused is not None:
-      return planned_anew(program, around, entered.refused, functools.partial(self.around, is_held=False))
+      compile_program = functools.partial(self.around, is_held=False)
+      return planned_anew(program, list(around.values()), entered.refused, compile_program)
     if not entered.is_planned and entered.keys:
       _warn_if_over_budget(program.name, executable)
     if entered.about:
       self._tell(entered, program, executable)
     return executable
 
-  def _taken(self, keys: Collection[str]) -> list[Around]:
+  def _taken(self, keys: Collection[str]) -> dict[str, Around]:
     """What was expected of a program with marks of these keys, which is there now."""
     with self._lock:
-      return [self._around.pop(key) for key in sorted(keys) if key in self._around]
+      return {key: self._around.pop(key) for key in sorted(keys) if key in self._around}
 
   def _tell(self, entered: Compile, program: compat.ProgramToCompile, executable: Any) -> None:
     """Says what this process holds, and has it compared before the first run."""
@@ -282,6 +308,34 @@ def _limit(held: Collection[Mark], executable: Any) -> tuple[Budget, int, bool]:
   return min(budgets, key=lambda limit: limit[1:])
 
 
+def _limit_of_share(
+  held: Mapping[Mark, Whole], program: compat.ProgramToCompile, executable: Any, around: Mapping[str, Around]
+) -> tuple[Budget, int, bool] | None:
+  """As `_limit`, for what holds a program to a share of what it takes without remats; None where it holds that, or has
+  nothing to hold.
+
+  Where it is within the share of what a function in it takes alone, nothing is asked of what is around. Else it is
+  compiled without remats, as far as its buffers are known.
+  """
+  temp_bytes, results_bytes = compat.temp_bytes_of(executable), compat.results_bytes_of(executable)
+  least_bytes = min(whole.at_least(results_bytes, program.num_devices) for whole in held.values())
+  is_held = temp_bytes <= min(whole.share for whole in held.values()) * least_bytes
+  if is_held or not has_both_passes(compat.module_bytes_of(executable)):
+    return None
+  asked = {
+    mark: whole for mark, whole in held.items() if mark.key not in around or around[mark.key].is_differentiated()
+  }
+  if not asked:
+    return None
+  known = (each.unaided_bytes(program) for each in around.values())
+  unaided_bytes = next((num_bytes for num_bytes in known if num_bytes is not None), None)
+  budget = Budget(share=min(whole.share for whole in asked.values()))
+  if unaided_bytes is None:
+    warn(_unknown(program.name, temp_bytes, budget))
+    return None
+  return budget, budget.resolve(unaided_bytes), any(mark.refuses for mark in asked)
+
+
 def _excess(
   name: str, executable: Any, temp_bytes: int, budget: Budget, budget_bytes: int, refuses: bool
 ) -> Excess | None:
@@ -292,10 +346,10 @@ def _excess(
     return None
   message = (
     f"the program {name} takes {budget.taken(temp_bytes, budget_bytes)}, over its budget of "
-    f"{budget}: it is not the program that the policy engine planned (there is more in it than a "
-    "function and its gradient, a step was jitted after it was planned, with donation or shardings, or a GPU's kernels "
-    "were chosen anew). coopjax.plan(step, *arguments, budget=...).apply(step) plans the whole step, jitted as it will "
-    "run"
+    f"{budget.in_words(budget_bytes)}: it is not the program that the policy engine planned (there is more in it than "
+    "a function and its gradient, a step was jitted after it was planned, with donation or shardings, or a GPU's "
+    "kernels were chosen anew). coopjax.plan(step, *arguments, budget=...).apply(step) plans the whole step, jitted as "
+    "it will run"
   )
   excess = Excess(message, budget_bytes, temp_bytes, budget.counted_bytes(budget_bytes), is_refused=refuses)
   try:
@@ -303,6 +357,15 @@ def _excess(
   except InvalidProgramError:  # XLA:TPU has instructions of its own
     return excess
   return excess._replace(message=str(error), op=error.op, largest=error.largest)
+
+
+def _unknown(name: str, temp_bytes: int, budget: Budget) -> str:
+  """What to say of a program that may be over its share."""
+  return (
+    f"the program {name} takes {format_bytes(temp_bytes)} of temporaries, which may be over its budget of {budget}: "
+    "what it takes without its remats is not known here (JAX had traced a part of it before, or traces around are a "
+    "part of it). coopjax.plan(step, *arguments, budget=...) tells, and plans the whole step"
+  )
 
 
 def _warn_if_over_budget(name: str, executable: Any) -> None:

@@ -16,6 +16,45 @@ _CHOICE, _HELD = b"coopjax-choice(", re.compile(rb"coopjax-choice\([^()]+\)")
 
 
 @dataclasses.dataclass(frozen=True)
+class Whole:
+  """What a share is of where the hook does not see that: the program around a function, without what remats do in it.
+
+  Attributes:
+    share: of its temporaries.
+    temp_bytes: of the function with its gradient, compiled alone as it is; 0 where that says nothing of the program.
+    output_bytes: of the same.
+    is_of_all: both are of all devices together.
+  """
+
+  share: float
+  temp_bytes: int = 0
+  output_bytes: int = 0
+  is_of_all: bool = False
+
+  def at_least(self, results_bytes: int, num_devices: int) -> int:
+    """Temporaries that the program takes in any case.
+
+    Results lend their memory to temporaries until they are there: those of the function, and any that the program has
+    beyond them.
+
+    Args:
+      results_bytes: of the program on one device, without those that lie where arguments lay.
+      num_devices: that it runs on.
+    """
+    num_parts = num_devices if self.is_of_all else 1
+    lent_bytes = max(num_parts * results_bytes - self.output_bytes, 0)
+    return max(self.temp_bytes - lent_bytes, 0) // num_parts
+
+  def to_text(self) -> str:
+    return f"{self.share!r},{self.temp_bytes},{self.output_bytes},{int(self.is_of_all)}"
+
+  @classmethod
+  def from_text(cls, text: str) -> "Whole":
+    share, temp_bytes, output_bytes, is_of_all = text.split(",")
+    return cls(float(share), int(temp_bytes), int(output_bytes), is_of_all == "1")
+
+
+@dataclasses.dataclass(frozen=True)
 class Mark:
   """What a mark, or `coopjax.enable`, asks of the hook.
 
@@ -28,6 +67,7 @@ class Mark:
     key: identifies program and request, so that compilation caches tell them apart.
     target: whose speeds give ops their modelled seconds (`coopjax.xla.targets`); a CPU's by default.
     refuses: whether a program that stays over the budget is an error, not a warning.
+    whole: what the compiled program is held to besides, where the budget is of a part of it.
   """
 
   budget: Budget | None
@@ -37,6 +77,7 @@ class Mark:
   key: str = ""
   target: str = "cpu"
   refuses: bool = False
+  whole: Whole | None = None
 
   def to_text(self) -> str:
     """The value of a frontend attribute; a function of the mark alone, so caches may key on it."""
@@ -47,7 +88,8 @@ class Mark:
     fuse = "" if self.time_limit_s is None else f";fuse={self.time_limit_s!r}"
     refuses = ";refuses" if self.refuses else ""
     asked = f"planner={self.planner};effort={self.effort}{fuse}{refuses}"
-    return f"coopjax-mark({limit}{total};{asked};key={self.key}{target})"
+    whole = "" if self.whole is None else f";whole={self.whole.to_text()}"
+    return f"coopjax-mark({limit}{total};{asked};key={self.key}{target}{whole})"
 
   def to_choice(self) -> str:
     """As :meth:`to_text`, for a program that the HLO engine leaves alone: once it is compiled, it is held to this."""
@@ -62,7 +104,8 @@ class Mark:
     budget = Budget(int(limit_bytes) if limit_bytes else None, float(share) if share else None, "total" in fields)
     fuse_s = float(fields["fuse"]) if "fuse" in fields else None
     target, refuses = fields.get("target", "cpu"), "refuses" in fields
-    return cls(budget, fields["planner"], fields["effort"], fuse_s, fields["key"], target, refuses)
+    whole = Whole.from_text(fields["whole"]) if "whole" in fields else None
+    return cls(budget, fields["planner"], fields["effort"], fuse_s, fields["key"], target, refuses, whole)
 
 
 def keyed(mark: Mark, *program: str) -> Mark:
@@ -80,8 +123,9 @@ def marks_in(module_bytes: bytes) -> set[Mark]:
 
 
 def held_in(program: bytes) -> set[Mark]:
-  """What a program that the policy engine alone has planned, in any form, is held to."""
-  return {Mark.from_text(match.decode()) for match in set(_HELD.findall(program))}
+  """What a program, in any form, is held to once it is compiled: where the policy engine has planned, alone or not."""
+  held = {Mark.from_text(match.decode()) for match in set(_HELD.findall(program))}
+  return held | {mark for mark in marks_in(program) if mark.whole is not None}
 
 
 def asked_in(program: bytes) -> str:

@@ -53,6 +53,14 @@ class Around(Protocol):
   def request(self) -> Hashable: ...
   @property
   def is_left(self) -> bool: ...
+  def is_differentiated(self) -> bool:
+    """Whether the program takes a gradient of the function, as far as is known."""
+    ...
+
+  def unaided_bytes(self, program: compat.ProgramToCompile) -> int | None:
+    """Temporaries of what is compiled, if it is this, without what remats do in it; None where they are not known."""
+    ...
+
   def planned_anew(self, limit_bytes: int | None = None) -> tuple[jax.stages.Lowered, int, int] | None:
     """It, planned as a whole and lowered, what temporaries it may take, and took; None where that can't be.
 
@@ -85,6 +93,7 @@ def planned_anew(
   Raises:
     BudgetInfeasibleError: there is none within the budget.
   """
+  around = [each for each in around if each.is_differentiated()]
   if len({each.request for each in around}) != 1:
     raise refused.error()
   budget_bytes = limit_bytes = None

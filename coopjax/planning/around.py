@@ -30,7 +30,9 @@ from coopjax.planning.choice import Choice
 from coopjax.planning.plannable import Plannable
 from coopjax.planning.remat_plan import RematPlan
 from coopjax.planning.request import Request
+from coopjax.planning.trials import Trials
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
+from coopjax.xla.compile import temp_bytes_of
 
 _log = logging.getLogger("coopjax.planning")
 # Of traces in progress, by request: all that are asked the same in one of them have one plan of what is around them.
@@ -56,7 +58,8 @@ def choose(traced: TracedFn, request: Request) -> Choice:
       raise
     return choice
   if program is not None and (asked := choice.mark or choice.held):
-    program = dataclasses.replace(program, is_left=choice.engine == "none" and compat.num_gradients() == 1)
+    is_left = choice.engine == "none" and compat.num_gradients() == 1
+    program = dataclasses.replace(program, fingerprint=fingerprint_of(traced), is_left=is_left)
     hook.expect(Mark.from_text(asked).key, program)
   return choice
 
@@ -89,7 +92,7 @@ def _as_checkpointed(traced: TracedFn, request: Request, fingerprint: str) -> Ch
     return Choice(request.mark(fingerprint))
   everything = Segment(0, len(traced.inlined.eqns), is_wrapped=True)
   decisions = PolicyDecisions((Region(None, (everything,), policy=()),))
-  return Choice(decisions=decisions, held=request.held(fingerprint))
+  return Choice(decisions=decisions, held=request.held(fingerprint, request.whole()))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -101,6 +104,7 @@ class _Program:
     args: types of its arguments; what is no array, as it is.
     kwargs: same.
     request: what a remat in it asks.
+    fingerprint: of the function under that remat.
     is_left: that remat leaves its function as it is, which takes no more alone with its gradient.
   """
 
@@ -108,8 +112,9 @@ class _Program:
   args: tuple[Any, ...]
   kwargs: dict[str, Any]
   request: Request
+  fingerprint: str = ""
   is_left: bool = False
-  _known: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)  # shared by those that differ in is_left
+  _known: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)  # shared by all remats in it
 
   @classmethod
   def here(cls, request: Request) -> "_Program | None":
@@ -152,6 +157,16 @@ class _Program:
       request = dataclasses.replace(request, budget=budget)
     return self._made(lambda: self._lowered(request))
 
+  def is_differentiated(self) -> bool:
+    """Whether it takes a gradient of the function, as far as is known."""
+    step = self._made(self._step)
+    members = step.program.members if step and isinstance(step.program, steps.Step) else ()
+    return all(member.num_runs for member in members if member.key == self.fingerprint)
+
+  def unaided_bytes(self, program: compat.ProgramToCompile) -> int | None:
+    """Temporaries of what is compiled, if it is this, without what remats do in it; None where they are not known."""
+    return self._made(lambda: self._once("unaided", lambda: self._unaided_bytes(program)))
+
   def _once(self, what: str, make: Callable[[], Any]) -> Any:
     """What is made of it, or the error that is raised, once."""
     if what not in self._known:
@@ -178,10 +193,23 @@ class _Program:
       log(_log, logging.WARNING, "%s is not planned as a whole: %s: %s", name, type(error).__name__, error)
       return None
 
+  def _step(self) -> Plannable | None:
+    of_step = functools.partial(Plannable.of_step, self.jitted, self.args, self.kwargs, self.request.device)
+    return self._once("step", lambda: of_step(existing="keep"))
+
+  def _unaided_bytes(self, program: compat.ProgramToCompile) -> int | None:
+    step = self._step()
+    if step is None or not isinstance(step.program, steps.Step):
+      return None
+    as_it_is = step.program.program(step.program.each(Choice()))
+    if program.replaced(as_it_is.lower()) is None:  # JAX had a trace of a part of it, from another program
+      return None
+    trials = Trials(self.request, resident_bytes=0)
+    return temp_bytes_of(trials.compile(as_it_is, (), whole=self.request.platform != "cpu"))
+
   def _plan(self, request: Request) -> RematPlan | None:
     """Of all of it; None where it is no step, or has no regions."""
-    of_step = functools.partial(Plannable.of_step, self.jitted, self.args, self.kwargs, request.device)
-    step = self._once("step", lambda: of_step(existing="keep"))
+    step = self._step()
     return step.plan(request) if step and step.functions else None
 
   def _choices(self) -> dict[str, Choice] | None:

@@ -10,7 +10,7 @@ import jax.core
 from coopjax import compat, contexts
 from coopjax.errors import RematNoEffectWarning, warn
 from coopjax.hlo_engine import hook
-from coopjax.hlo_engine.mark import CHOICE
+from coopjax.hlo_engine.mark import CHOICE, Mark, Whole
 from coopjax.jaxpr.tags import marked_fn
 from coopjax.jaxpr.trace import TracedFn
 from coopjax.policy_engine import rewrite
@@ -49,6 +49,17 @@ class Choice:
     if not (isinstance(mark, str | None) and isinstance(held, str | None)):
       raise TypeError(f"marks are text, not {mark!r} and {held!r}")
     return cls(mark, None if decisions is None else PolicyDecisions.from_json(decisions), held)
+
+  def held_to(self, whole: Callable[[Whole], Whole | None]) -> "Choice":
+    """It, where its program is held to a share, with that changed; to none where that is changed to None."""
+    text = self.mark or self.held
+    mark = None if text is None else Mark.from_text(text)
+    if mark is None or mark.whole is None:
+      return self
+    changed = dataclasses.replace(mark, whole=whole(mark.whole))
+    if self.mark is not None:
+      return dataclasses.replace(self, mark=changed.to_text())
+    return dataclasses.replace(self, held=None if changed.whole is None else changed.to_choice())
 
   def flat_fn(self, traced: TracedFn, prevent_cse: bool = True) -> Callable[..., list[Any]]:
     """The function carried out this way, in place of ``traced.evaluate``; `prevent_cse` as for `jax.checkpoint`."""

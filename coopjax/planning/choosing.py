@@ -254,7 +254,7 @@ class Case:
         trials.compile(*fn_and_gradient(traced, marked_fn(traced, trial_mark)), trial_mark)
     if not is_known and (mark or is_spread):
       is_known_best = best.is_feasible or traced.placement.batches or not is_spread
-      return self._carry_over(outcome, best if is_known_best else found[0])
+      return self._carry_over(outcome, best if is_known_best else found[0], before)
     if not best.is_feasible:
       if before is None and outcome and outcome.predicted.temp_bytes <= _NEARER * best.smallest_bytes:
         if self.sketches:
@@ -281,7 +281,9 @@ class Case:
         pass
     return self.baseline.tagged
 
-  def _carry_over(self, outcome: hook.Outcome | None, found: PolicyPlan[PolicyDecisions]) -> Chosen:
+  def _carry_over(
+    self, outcome: hook.Outcome | None, found: PolicyPlan[PolicyDecisions], before: MemoryProfile | None
+  ) -> Chosen:
     """The choice for a program whose partitioning the trace does not show, from a plan for all devices together.
 
     One device's program is no larger, so bytes that all hold together each one holds, and what can't be reached here
@@ -300,7 +302,7 @@ class Case:
         "step for shapes with shardings (coopjax.plan(step, *shapes, budget=...).apply(step)), or use Explicit axes",
         ShardingUnknownWarning,
       )
-    return Chosen(Choice(mark, decisions), outcome, found, is_certain)
+    return Chosen(Choice(mark, decisions), outcome, found, is_certain, before)
 
   def _planned_module(self, module: bytes, budget: Budget, *, is_sketch: bool = False) -> hook.Outcome:
     """What the HLO engine makes of the module: by the first planner whose plan fits and is not dear, or by the last."""

@@ -4,7 +4,7 @@ import dataclasses
 
 import jax
 
-from coopjax import compat, progress
+from coopjax import compat, contexts, progress
 from coopjax.budget import format_bytes
 from coopjax.errors import (
   BudgetExceededWarning,
@@ -13,6 +13,7 @@ from coopjax.errors import (
   warn,
 )
 from coopjax.hlo_engine import hook
+from coopjax.hlo_engine.mark import Mark, Whole
 from coopjax.jaxpr.fingerprint import fingerprint_of
 from coopjax.jaxpr.placement import Spread
 from coopjax.jaxpr.trace import TracedFn, by_gradient, differentiable, fn_and_gradient
@@ -59,7 +60,16 @@ def choose(traced: TracedFn, request: Request, *, says_unneeded: bool = True) ->
     platform = compat.hook_platform(request.platform)
     assert platform is not None  # else there would be no mark
     hook.install(platform)
-  return choice
+  return choice.held_to(_as_shown)
+
+
+def _as_shown(whole: Whole) -> Whole | None:
+  """What a share is of, for a call in the traces around: the region that it is a part of has to hold that; and where
+  they don't show by what the function is differentiated, the program may take less than it does alone by all.
+  """
+  if contexts.in_region.value:
+    return None
+  return whole if compat.shows_gradient() else Whole(whole.share)
 
 
 def _choose_here(
@@ -92,10 +102,26 @@ def _choose_here(
     warn_no_effect(traced, before, request.budget.resolve(before.temp_bytes, before.resident_bytes), None)
   is_cut_short = outcome is not None and outcome.is_cut_short
   choice = chosen.choice
-  if choice.mark is None:
-    choice = dataclasses.replace(choice, held=request.held(fingerprint))
+  if choice.mark is None or choice.decisions is not None:
+    choice = _held(choice, request, fingerprint, _whole_of(chosen, request, is_of_all=not traced.placement.is_known))
   _choices.put(key, choice, chosen.holds_budget and not is_cut_short)
   return choice
+
+
+def _whole_of(chosen: Chosen, request: Request, *, is_of_all: bool) -> Whole | None:
+  """What a share is of for which something was chosen."""
+  unaided = chosen.before or (chosen.outcome and chosen.outcome.baseline)
+  if unaided is None or chosen.choice == Choice():
+    return None
+  return request.whole(unaided.temp_bytes, unaided.output_bytes, is_of_all=is_of_all)
+
+
+def _held(choice: Choice, request: Request, fingerprint: str, whole: Whole | None) -> Choice:
+  """The choice, with what its program is held to once it is compiled; with a mark, the hook sees to bytes."""
+  if choice.mark is None:
+    return dataclasses.replace(choice, held=request.held(fingerprint, whole))
+  mark = dataclasses.replace(Mark.from_text(choice.mark), whole=whole)
+  return dataclasses.replace(choice, mark=mark.to_text())
 
 
 def plan_function(traced: TracedFn, request: Request, baseline: Baseline) -> RematPlan:

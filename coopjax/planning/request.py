@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from coopjax.budget import Budget
-from coopjax.hlo_engine.mark import Mark, keyed
+from coopjax.hlo_engine.mark import Mark, Whole, keyed
 from coopjax.memory_profile import MemoryProfile
 from coopjax.planners import base
 from coopjax.planners import effort as efforts
@@ -71,13 +71,18 @@ class Request:
     """The mark of a traced program, with a budget in place of the user's if one is given."""
     return self._mark(fingerprint, budget or self.budget).to_text()
 
-  def held(self, fingerprint: str) -> str | None:
-    """What a program without a mark is held to. A share is of the function alone, and so is not for its program; what
-    does not fit a TPU, XLA refuses.
-    """
-    return (
-      None if self.budget.share is not None or self.as_allocated else self._mark(fingerprint, self.budget).to_choice()
-    )
+  def held(self, fingerprint: str, whole: Whole | None) -> str | None:
+    """What a program without a mark is held to, a share as `whole` has it; what does not fit a TPU, XLA refuses."""
+    if self.as_allocated or (self.budget.share is not None and whole is None):
+      return None
+    return dataclasses.replace(self._mark(fingerprint, self.budget), whole=whole).to_choice()
+
+  def whole(self, temp_bytes: int = 0, output_bytes: int = 0, *, is_of_all: bool = False) -> Whole | None:
+    """What a share is of, by what a function takes alone; None where the budget is none, or is another device's."""
+    share, device = self.budget.share, self.device
+    if share is None or share >= 1 or (device is not None and not device.is_running):
+      return None
+    return Whole(share, temp_bytes, output_bytes, is_of_all)
 
   def _mark(self, fingerprint: str, budget: Budget) -> Mark:
     refuses = self.on_infeasible == "error"
