@@ -23,7 +23,7 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -85,6 +85,7 @@ class Case:
     arguments: the program's arguments, made anew.
     advance: the next step's arguments from this step's arguments and outputs.
     engines: of coopjax.
+    rivals: those by hand whose bytes are budgets, too, by what the rows call them.
   """
 
   name: str
@@ -94,6 +95,7 @@ class Case:
   arguments: Callable[[], tuple]
   advance: Callable[[tuple, tuple], tuple] = lambda arguments, outputs: arguments
   engines: tuple[str, ...] = ("hlo", "policy")
+  rivals: Mapping[str, str] = dataclasses.field(default_factory=lambda: {"per-block": PER_BLOCK})
 
 
 def gpt_case() -> Case:
@@ -145,7 +147,8 @@ def llama_case() -> Case:
     )
 
   rungs = {PER_BLOCK if name == "full" else name: program.loss(rung) for name, rung in ladder_programs.RUNGS.items()}
-  return Case("scanned Llama", program.loss(), rungs, _gradient, arguments, engines=("auto", "policy"))
+  rivals = {"per-block": PER_BLOCK} | {name: name for name in ("save_qkv_proj", "minimal")}
+  return Case("scanned Llama", program.loss(), rungs, _gradient, arguments, engines=("auto", "policy"), rivals=rivals)
 
 
 CASES = {
@@ -201,11 +204,11 @@ def variants(case: Case) -> Iterator[Variant]:
   """What is compared; the first is the unbudgeted program. Each is compiled before the next is asked for."""
   yield Variant(case, "plain", "no remat", case.loss)
   yield Variant(case, "xla", "XLA memory scheduler", case.loss, compiler_options=MEMORY_SCHEDULER)
-  by_hand = [Variant(case, "hand", name, loss) for name, loss in case.hand.items()]
-  yield from by_hand
+  by_hand = {name: Variant(case, "hand", name, loss) for name, loss in case.hand.items()}
+  yield from by_hand.values()
+  at_bytes = {f"at {name} bytes": by_hand[rival].temp_bytes for name, rival in case.rivals.items()}
   for engine in case.engines:
-    budgets = {f"{budget:.0%}": budget for budget in BUDGETS} | {"at per-block bytes": by_hand[0].temp_bytes}
-    for name, budget in budgets.items():
+    for name, budget in ({f"{budget:.0%}": budget for budget in BUDGETS} | at_bytes).items():
       loss = coopjax.remat(case.loss, budget=budget, engine=engine, on_infeasible="best_effort")
       yield Variant(case, engine, f"coopjax {engine} {name}", loss, budget)
 

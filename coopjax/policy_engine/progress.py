@@ -184,13 +184,15 @@ class Progress[Decisions: Hashable]:
 
   def _saving_for_less(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
     """Before a refusal: to save can take less than to repeat, where devices exchange anew what is repeated. Policies
-    without names show it, and then what else a person would pick may fit.
+    without names show it; then what fits of what people pick, as far as estimates tell it from the least so far.
     """
-    smallest = min((trial.temp_bytes for trial in self._tried), default=math.inf)
-    if smallest > _SPARED_BY_SAVING * self._budget:
+    least = min(self._tried, key=lambda trial: trial.temp_bytes, default=None)
+    if least is None or least.temp_bytes > _SPARED_BY_SAVING * self._budget:
       return None
-    usual = [candidate for candidate in untried if candidate.is_by_hand]
-    return self._first([c for c in usual if c.is_plain_policy], self._predict) or self._likeliest_gain(usual)
+    usual, reach = [c for c in untried if c.is_by_hand], self._budget - least.error_bytes(self._num_shards)
+    fitting = [c for c in usual if c.estimated_bytes / self._num_shards <= reach]
+    found = self._first([c for c in usual if c.is_plain_policy], self._predict)
+    return found or self._first(fitting, lambda c: c.flops) or self._likeliest_gain(usual)
 
   def _usual(self) -> SearchCandidate[Decisions] | None:
     """What most people have, in each of the ways to tell blocks: a start where estimates go by no compile. One is

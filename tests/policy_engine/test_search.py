@@ -404,3 +404,12 @@ def test_before_a_refusal_policies_that_save_are_tried_which_may_take_less():
   # Where all that was tried is far from the budget, it is not asked.
   plan, compiled = run([*bare, layers, products], 300, max_rounds=12)
   assert not plan.is_feasible and 377 not in compiled
+
+
+def test_before_a_refusal_what_is_tried_saves_as_much_less_as_is_missing():
+  bare = [Invented(440.0 + i, 504 + i, 160.0 - i, is_bare=True, kin=f"nested {i}") for i in range(3)]
+  layers = Invented(481.0, 495, 78.0, is_bare=True, is_plain=True, kin="layers")
+  products = Invented(629.0, 377, 17.0, is_plain=True, kin="layers")
+  names = [Invented(629.0 - 7 * i, 377 - 7 * i, 16.0 + 3 * i, is_by_hand=True, kin="layers") for i in range(12)]
+  plan, _ = run([*bare, layers, products, *names], 342, max_rounds=7)
+  assert plan.is_feasible and plan.recompute_flops == names[5].flops
