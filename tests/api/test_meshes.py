@@ -20,7 +20,7 @@ GROUPS = {
     "keys",
   ),
   "plans": ("plans_of_shapes", "plans_of_steps", "plans_of_steps_elsewhere", "plans_of_other_meshes"),
-  "scans": ("scan_over_auto_axes", "scan_over_explicit_axes", "rungs_by_hand"),
+  "scans": ("scan_over_auto_axes", "shares_of_steps", "scan_over_explicit_axes", "rungs_by_hand"),
 }
 
 

@@ -256,6 +256,27 @@ def scan_over_auto_axes():
     assert_close(fitted(*put("data")), on_one_device(scanned_loss))
 
 
+def shares_of_steps():
+  """No trace knows what one device takes, nor that all gradients are there at once: the program that runs holds it."""
+  weights = tuple(np.asarray(models.normal(i, 6, *shape)) for i, shape in ((1, (32, 512)), (2, (512, 32))))
+  placed = lambda: jax.device_put((weights, ARGUMENTS[1][:512]), shardings("data"))  # the step is given them for good
+
+  def make(loss):
+    def step(weights, x):
+      value, grads = jax.value_and_grad(loss)(weights, x)
+      norm = jnp.sqrt(sum(jnp.sum(grad**2) for grad in grads))
+      return tuple(weight - 0.1 * grad / norm for weight, grad in zip(weights, grads, strict=True)), value
+
+    return jax.jit(step, donate_argnums=0).lower(*placed()).compile()
+
+  plain = make(scanned_loss)
+  for engine in ("policy", "auto"):
+    fitted = make(coopjax.remat(scanned_loss, budget=0.6, engine=engine, effort="fast"))
+    print(f"{engine}: {temp_bytes(plain)} -> {temp_bytes(fitted)} bytes")
+    assert temp_bytes(fitted) <= 0.6 * temp_bytes(plain) and "rematted_computation" in fitted.as_text()
+    assert_close(fitted(*placed()), plain(*placed()))
+
+
 def scan_over_explicit_axes():
   """Here the trace knows: one device's bytes are held, and an infeasible budget is an error."""
   step = lambda fn: jax.jit(jax.value_and_grad(fn, argnums=(0, 1))).lower(*put("data", EXPLICIT)).compile()
@@ -360,6 +381,7 @@ CASES = {f"hlo_engine {place}": functools.partial(hlo_engine, place) for place i
     plans_of_steps_elsewhere,
     plans_of_other_meshes,
     scan_over_auto_axes,
+    shares_of_steps,
     scan_over_explicit_axes,
     rungs_by_hand,
     infeasible_over_auto_axes,
