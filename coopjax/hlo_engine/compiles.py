@@ -327,9 +327,10 @@ def _limit_of_share(
   }
   if not asked:
     return None
-  known = (each.unaided_bytes(program) for each in around.values())
+  share = min(whole.share for whole in asked.values())
+  known = (each.unaided_bytes(program, temp_bytes / share) for each in around.values())
   unaided_bytes = next((num_bytes for num_bytes in known if num_bytes is not None), None)
-  budget = Budget(share=min(whole.share for whole in asked.values()))
+  budget = Budget(share=share)
   if unaided_bytes is None:
     warn(_unknown(program.name, temp_bytes, budget))
     return None

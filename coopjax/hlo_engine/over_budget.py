@@ -57,8 +57,13 @@ class Around(Protocol):
     """Whether the program takes a gradient of the function, as far as is known."""
     ...
 
-  def unaided_bytes(self, program: compat.ProgramToCompile) -> int | None:
-    """Temporaries of what is compiled, if it is this, without what remats do in it; None where they are not known."""
+  def unaided_bytes(self, program: compat.ProgramToCompile, enough_bytes: float) -> int | None:
+    """Temporaries of what is compiled, if it is this, without what remats do in it; None where they are not known.
+
+    Args:
+      program: what is compiled.
+      enough_bytes: about so many, or more, need not be known any closer.
+    """
     ...
 
   def planned_anew(self, limit_bytes: int | None = None) -> tuple[jax.stages.Lowered, int, int] | None:

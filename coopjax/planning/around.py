@@ -35,6 +35,8 @@ from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
 from coopjax.xla.compile import temp_bytes_of
 
 _log = logging.getLogger("coopjax.planning")
+# Whether a trial is whole, in turn: on a CPU its schedule tells what it takes, and for a TPU a draft does to a percent.
+_HOW_FAR = {"cpu": (False,), "tpu": (False, True)}
 # Of traces in progress, by request: all that are asked the same in one of them have one plan of what is around them.
 _programs: weakref.WeakKeyDictionary[Any, dict[Request, "_Program | None"]] = weakref.WeakKeyDictionary()
 
@@ -163,9 +165,14 @@ class _Program:
     members = step.program.members if step and isinstance(step.program, steps.Step) else ()
     return all(member.num_runs for member in members if member.key == self.fingerprint)
 
-  def unaided_bytes(self, program: compat.ProgramToCompile) -> int | None:
-    """Temporaries of what is compiled, if it is this, without what remats do in it; None where they are not known."""
-    return self._made(lambda: self._once("unaided", lambda: self._unaided_bytes(program)))
+  def unaided_bytes(self, program: compat.ProgramToCompile, enough_bytes: float) -> int | None:
+    """Temporaries of what is compiled, if it is this, without what remats do in it; None where they are not known.
+
+    Args:
+      program: what is compiled.
+      enough_bytes: about so many, or more, need not be known any closer.
+    """
+    return self._made(lambda: self._once("unaided", lambda: self._unaided_bytes(program, enough_bytes)))
 
   def _once(self, what: str, make: Callable[[], Any]) -> Any:
     """What is made of it, or the error that is raised, once."""
@@ -197,15 +204,19 @@ class _Program:
     of_step = functools.partial(Plannable.of_step, self.jitted, self.args, self.kwargs, self.request.device)
     return self._once("step", lambda: of_step(existing="keep"))
 
-  def _unaided_bytes(self, program: compat.ProgramToCompile) -> int | None:
+  def _unaided_bytes(self, program: compat.ProgramToCompile, enough_bytes: float) -> int | None:
     step = self._step()
     if step is None or not isinstance(step.program, steps.Step):
       return None
     as_it_is = step.program.program(step.program.each(Choice()))
     if program.replaced(as_it_is.lower()) is None:  # JAX had a trace of a part of it, from another program
       return None
-    trials = Trials(self.request, resident_bytes=0)
-    return temp_bytes_of(trials.compile(as_it_is, (), whole=self.request.platform != "cpu"))
+    trials, temp_bytes = Trials(self.request, resident_bytes=0), None
+    for whole in _HOW_FAR.get(self.request.platform, (True,)):
+      temp_bytes = temp_bytes_of(trials.compile(as_it_is, (), whole=whole))
+      if temp_bytes >= enough_bytes:
+        break
+    return temp_bytes
 
   def _plan(self, request: Request) -> RematPlan | None:
     """Of all of it; None where it is no step, or has no regions."""
