@@ -53,6 +53,7 @@ from coopjax.compat.jaxprs import (
 from coopjax.compat.jobs import is_job, put_value, value_of
 from coopjax.compat.meshes import (
   AxisScope,
+  SetMeshes,
   axes_in_scope,
   axes_size,
   bind_axes,
@@ -94,6 +95,7 @@ __all__ = [
   "CompileWatcher",
   "Listener",
   "ProgramToCompile",
+  "SetMeshes",
   "SourceLine",
   "add_to_cache_key",
   "as_policies_see",

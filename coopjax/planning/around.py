@@ -105,6 +105,7 @@ class _Program:
     jitted: the function.
     args: types of its arguments; what is no array, as it is.
     kwargs: same.
+    meshes: that are set around it.
     request: what a remat in it asks.
     fingerprint: of the function under that remat.
     is_left: that remat leaves its function as it is, which takes no more alone with its gradient.
@@ -113,6 +114,7 @@ class _Program:
   jitted: jax.stages.Wrapped
   args: tuple[Any, ...]
   kwargs: dict[str, Any]
+  meshes: compat.SetMeshes
   request: Request
   fingerprint: str = ""
   is_left: bool = False
@@ -136,7 +138,7 @@ class _Program:
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
       return None
     args, kwargs = jax.tree.map(_abstract, (args, kwargs))
-    return cls(jitted, args, kwargs, request)
+    return cls(jitted, args, kwargs, compat.SetMeshes.here(), request)
 
   def decided(self, fingerprint: str) -> Choice | None:
     """What a plan of all of it, made for a region before, decides on this one, too."""
@@ -186,13 +188,14 @@ class _Program:
     return found
 
   def _made[Made](self, make: Callable[[], Made | None]) -> Made | None:
-    """What is made of a plan; None where it can't be traced as it was (its mesh is no longer set, for one).
+    """What is made of a plan; None where it can't be traced as it was.
 
     Raises:
       BudgetInfeasibleError: no plan of it reaches the budget.
     """
     try:
-      return make()
+      with self.meshes.entered():
+        return make()
     except BudgetInfeasibleError:
       raise
     except Exception as error:  # whatever it is, what is said of the function alone is true

@@ -204,6 +204,26 @@ def test_a_remat_in_a_remat_that_alone_can_not_be_brought_to_its_share_is_a_part
   assert bytes_of(plan.apply(blocks(functools.partial(remat, budget=0.1)))) <= 0.6 * bytes_of(plain)
 
 
+@pytest.mark.parametrize("setting", [jax.set_mesh, lambda mesh: mesh])
+def test_a_step_that_is_lowered_under_a_mesh_is_planned_as_a_whole_when_it_is_compiled_outside(setting):
+  mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+
+  def split(params, x):
+    return scanned(params, jax.lax.with_sharding_constraint(x, jax.sharding.PartitionSpec("data")))
+
+  def compiled_outside(loss):
+    with warnings.catch_warnings():
+      warnings.simplefilter("ignore", DeprecationWarning)  # of a mesh as a context
+      with setting(mesh):
+        lowered = step_of(loss).lower(*arguments())
+    return lowered.compile()
+
+  budget_bytes = temp_bytes(compiled(BY_HAND))
+  fitted, plain = map(compiled_outside, (coopjax.remat(split, budget=budget_bytes, engine="policy"), split))
+  assert temp_bytes(fitted) <= budget_bytes < temp_bytes(plain)
+  assert num_dots(fitted) > num_dots(plain)
+
+
 def test_why_a_program_is_not_planned_as_a_whole_is_logged_where_people_look(monkeypatch, caplog):
   def failing(*args, **kwargs):
     raise RuntimeError("a defect")
