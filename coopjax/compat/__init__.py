@@ -53,7 +53,6 @@ from coopjax.compat.jaxprs import (
 from coopjax.compat.jobs import is_job, put_value, value_of
 from coopjax.compat.meshes import (
   AxisScope,
-  SetMeshes,
   axes_in_scope,
   axes_size,
   bind_axes,
@@ -75,6 +74,7 @@ from coopjax.compat.platforms import (
   without_xla_remat,
 )
 from coopjax.compat.traces import (
+  Surroundings,
   has_backward,
   has_backward_outside,
   is_differentiated,
@@ -95,8 +95,8 @@ __all__ = [
   "CompileWatcher",
   "Listener",
   "ProgramToCompile",
-  "SetMeshes",
   "SourceLine",
+  "Surroundings",
   "add_to_cache_key",
   "as_policies_see",
   "at_call_site",

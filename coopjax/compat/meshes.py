@@ -5,7 +5,6 @@
 
 import contextlib
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -55,30 +54,6 @@ class AxisScope(NamedTuple):
         yield
       finally:
         core_internals.trace_ctx.set_axis_env(before)
-
-
-class SetMeshes(NamedTuple):
-  """The meshes that the user has set around a program, with `jax.set_mesh` and as a context."""
-
-  current: jax.sharding.Mesh
-  physical: jax.sharding.Mesh
-
-  @classmethod
-  def here(cls) -> "SetMeshes":
-    return cls(mesh_lib.get_concrete_mesh(), mesh_lib.thread_resources.env.physical_mesh)
-
-  @contextlib.contextmanager
-  def entered(self) -> Iterator[None]:
-    """What is traced inside is traced as under them: set where none is, outside of every trace."""
-    here = SetMeshes.here()
-    with contextlib.ExitStack() as stack:
-      if here.current.empty and not self.current.empty:
-        stack.enter_context(jax.set_mesh(self.current))
-      if here.physical.empty and not self.physical.empty:
-        with warnings.catch_warnings():
-          warnings.simplefilter("ignore", DeprecationWarning)  # which the user has had
-          stack.enter_context(self.physical)
-      yield
 
 
 def bind_axes(

@@ -3,13 +3,15 @@
 import contextlib
 import itertools
 import sys
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.core
 from jax._src import config, pjit
 from jax._src import core as core_internals
+from jax._src import mesh as mesh_lib
 from jax._src.interpreters import ad, batching, partial_eval
 
 from coopjax.compat.meshes import without_manual_axes
@@ -34,6 +36,44 @@ def no_trace() -> Iterator[None]:
       yield
     finally:
       core_internals.trace_ctx.set_axis_env(axes)
+
+
+class Surroundings(NamedTuple):
+  """What the user has set around a program that is traced.
+
+  Attributes:
+    mesh: with `jax.set_mesh`.
+    physical: a mesh as a context.
+    settings: JAX's, meshes aside.
+  """
+
+  mesh: jax.sharding.Mesh
+  physical: jax.sharding.Mesh
+  settings: Hashable
+
+  @classmethod
+  def here(cls) -> "Surroundings":
+    with no_trace(), jax.sharding.use_abstract_mesh(mesh_lib.empty_abstract_mesh):
+      return cls(mesh_lib.get_concrete_mesh(), mesh_lib.thread_resources.env.physical_mesh, trace_context())
+
+  @contextlib.contextmanager
+  def entered(self) -> Iterator[None]:
+    """What is traced inside is traced as in them: their meshes are set where none is, outside of every trace.
+
+    Raises:
+      RuntimeError: JAX's settings are others here.
+    """
+    here = Surroundings.here()
+    with contextlib.ExitStack() as stack:
+      if here.mesh.empty and not self.mesh.empty:
+        stack.enter_context(jax.set_mesh(self.mesh))
+      if here.physical.empty and not self.physical.empty:
+        with warnings.catch_warnings():
+          warnings.simplefilter("ignore", DeprecationWarning)  # which the user has had
+          stack.enter_context(self.physical)
+      if Surroundings.here().settings != self.settings:
+        raise RuntimeError("it was traced under other settings of JAX than are set where it is compiled")
+      yield
 
 
 def vmaps_around(values: Sequence[Any]) -> list[tuple[int, tuple[bool, ...], bool, Hashable]]:

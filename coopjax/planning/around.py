@@ -105,7 +105,7 @@ class _Program:
     jitted: the function.
     args: types of its arguments; what is no array, as it is.
     kwargs: same.
-    meshes: that are set around it.
+    surroundings: of its trace.
     request: what a remat in it asks.
     fingerprint: of the function under that remat.
     is_left: that remat leaves its function as it is, which takes no more alone with its gradient.
@@ -114,7 +114,7 @@ class _Program:
   jitted: jax.stages.Wrapped
   args: tuple[Any, ...]
   kwargs: dict[str, Any]
-  meshes: compat.SetMeshes
+  surroundings: compat.Surroundings
   request: Request
   fingerprint: str = ""
   is_left: bool = False
@@ -138,7 +138,7 @@ class _Program:
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
       return None
     args, kwargs = jax.tree.map(_abstract, (args, kwargs))
-    return cls(jitted, args, kwargs, compat.SetMeshes.here(), request)
+    return cls(jitted, args, kwargs, compat.Surroundings.here(), request)
 
   def decided(self, fingerprint: str) -> Choice | None:
     """What a plan of all of it, made for a region before, decides on this one, too."""
@@ -194,7 +194,7 @@ class _Program:
       BudgetInfeasibleError: no plan of it reaches the budget.
     """
     try:
-      with self.meshes.entered():
+      with self.surroundings.entered():
         return make()
     except BudgetInfeasibleError:
       raise

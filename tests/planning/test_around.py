@@ -224,6 +224,15 @@ def test_a_step_that_is_lowered_under_a_mesh_is_planned_as_a_whole_when_it_is_co
   assert num_dots(fitted) > num_dots(plain)
 
 
+def test_a_step_that_was_traced_under_other_settings_is_not_planned_as_another_program(caplog):
+  by_hand = temp_bytes(compiled(BY_HAND))
+  with jax.default_matmul_precision("bfloat16"):
+    lowered = step_of(coopjax.remat(scanned, budget=by_hand, engine="policy")).lower(*arguments())
+  with pytest.raises(coopjax.BudgetInfeasibleError):
+    lowered.compile()
+  assert "it was traced under other settings of JAX" in caplog.text
+
+
 def test_why_a_program_is_not_planned_as_a_whole_is_logged_where_people_look(monkeypatch, caplog):
   def failing(*args, **kwargs):
     raise RuntimeError("a defect")
