@@ -5,86 +5,12 @@ budget; the search may be dearer than that by what it doesn't count as a reason 
 """
 
 import dataclasses
-import math
-import types
 
 import numpy as np
 import pytest
 
-from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
-from coopjax.policy_engine.ladders import Candidate
 from coopjax.policy_engine.predictions import HloEngineShare
-from coopjax.policy_engine.search import search
-
-FORWARD = 200.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Invented:
-  """A candidate's estimated and compiled bytes, what it repeats, and what the HLO engine does to it, if it is there."""
-
-  estimated: float
-  compiled: int
-  flops: float
-  is_bare: bool = False
-  hlo_share: HloEngineShare | None = None
-  kin: str | None = None
-  is_by_hand: bool = False
-  is_plain: bool = False  # by hand, without any name
-  has_loops: bool = False
-  twin: int | None = None  # compiled bytes of the same behind a barrier
-
-
-def run(invented, budget, baseline=1650, max_rounds=6, below_flops=math.inf, drafted=None, is_profiled=True):
-  """The plan, and the bytes compiled in turn.
-
-  With `drafted` the trials are drafts: bytes that they show, by those compiled.
-  """
-  compiled = {}
-  found = []
-  for i, each in enumerate(invented):
-    # Of what a loop repeats, each saves something else.
-    saved = ((0, i),) if each.has_loops and not each.is_bare else ()
-    decisions = PolicyDecisions((Region(7 if each.has_loops else None, (Segment(0, i + 1, True, saved=saved),)),))
-    compiled[decisions] = each
-    if each.twin is not None:
-      (region,) = decisions.regions
-      behind = PolicyDecisions((dataclasses.replace(region, has_barrier=True),))
-      compiled[behind] = dataclasses.replace(each, compiled=each.twin)
-    rungs = (frozenset[str](() if each.is_plain else {"name"}),) if each.is_by_hand or each.is_plain else ()
-    found.append(
-      Candidate(
-        lambda decisions=decisions: decisions, each.estimated, 0.0, each.flops, each.is_bare, kin=each.kin, rungs=rungs
-      )
-    )
-  space = types.SimpleNamespace(
-    found=found,
-    forward_flops=FORWARD,
-    baseline_bytes=1545.0,
-    undecided=PolicyDecisions(),
-    is_spread=False,
-    is_profiled=is_profiled,
-    deepen=lambda: False,
-  )
-  whole = []
-
-  def temp_bytes_of(decisions):
-    whole.append(compiled[decisions].compiled)
-    return whole[-1]
-
-  plan = search(
-    space,
-    budget,
-    (lambda decisions: drafted(compiled[decisions].compiled)) if drafted else temp_bytes_of,
-    baseline,
-    max_rounds,
-    whole_bytes_of=drafted and temp_bytes_of,
-    hlo_share_of=lambda decisions: compiled[decisions].hlo_share,
-    below_flops=below_flops,
-  )
-  assert drafted or sorted(whole) == sorted(entry.temp_bytes for entry in plan.rounds)
-  return plan, whole if drafted else [entry.temp_bytes for entry in plan.rounds]
-
+from tests.support.invented import FORWARD, Invented, run
 
 # A decoder's scan under XLA for an H100: two pieces, one, and a checkpoint around two.
 PIECES = Invented(136.0, 2375, 159.0, True)
