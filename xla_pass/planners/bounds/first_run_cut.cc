@@ -160,7 +160,7 @@ FirstRunCut::Line FirstRunCut::Cut(double price, double cost_weight) const {
     network.AddEdge(remake.node, kSink, capacity);
     if (capacity < kNever) largest = std::max(largest, capacity);
   }
-  network.Solve(kSource, kSink);
+  network.SolveAcyclic(kSource, kSink);
   // The flow stops at 1e-12 of the largest capacity an edge, so the cut may be above the least by this much.
   Line line = {0, base_bytes_, 2e-12 * largest * static_cast<double>(num_edges())};
   for (const Remake& remake : remakes_) {

@@ -18,6 +18,7 @@ DropMoves::DropMoves(EditableSchedule* schedule, const ExcessCurve* curve)
       curve_(*curve),
       guards_order_(program_.num_ops(), 0),
       in_chain_(program_.num_ops(), 0),
+      is_held_(program_.num_values(), 0),
       is_hopeless_(program_.num_ops(), 0) {
   for (OpId before : program_.op_control.items) guards_order_[before] = 1;
 }
@@ -29,7 +30,7 @@ bool DropMoves::NeedOp(OpId op, Key key) {
   if (chain_s_ > most_s_) return false;
   chain_s_ += program_.op_cost_s[op];
   in_chain_[op] = 1;
-  CountSteps(2 + 2 * std::ssize(program_.op_inputs[op]));
+  CountSteps(4 + 4 * std::ssize(program_.op_inputs[op]));
   marked_.push_back(op);
   for (ValueId v : program_.op_inputs[op]) {
     if (NeedValue(v, key)) continue;
@@ -48,11 +49,10 @@ bool DropMoves::NeedValue(ValueId v, Key key) {
   if (made >= 0) {
     if (!program_.takes_budget(v) || schedule_.made(v)[made].last_read >= key) return true;
     has_dead_operand_ = true;
-    if (dead_ == DeadOperands::kHold) return true;
+    if (dead_ == DeadOperands::kHold) return Hold(v, HoldPrice(v, made, key));
     if (dead_ == DeadOperands::kAtRate) {
-      const double price = curve_.PricePerByte(schedule_.made(v)[made].end, key);
-      if (price * static_cast<double>(program_.value_bytes[v]) <= going_rate_ * program_.op_cost_s[producer])
-        return true;
+      const double price = HoldPrice(v, made, key);
+      if (price <= going_rate_ * program_.op_cost_s[producer]) return Hold(v, price);
     }
   }
   if (producer == kNoOp) return false;
@@ -66,24 +66,78 @@ bool DropMoves::NeedValue(ValueId v, Key key) {
     in_chain_[marked_.back()] = 0;
     marked_.pop_back();
   }
-  return made >= 0;
+  return made >= 0 && Hold(v, HoldPrice(v, made, key));
 }
 
-DropMoves::Outcome DropMoves::Drop(const Gap& gap, DeadOperands dead, bool merges_repeats) {
-  Outcome outcome;
+// The slope of holding v on from a production until `key`: no more than what that adds to the potential.
+double DropMoves::HoldPrice(ValueId v, int32_t made, Key key) const {
+  return curve_.PricePerByte(schedule_.made(v)[made].end, key) * static_cast<double>(program_.value_bytes[v]);
+}
+
+bool DropMoves::Hold(ValueId v, double price) {
+  if (is_held_[v]) return true;
+  is_held_[v] = 1;
+  held_.push_back(v);
+  held_price_ += price;
+  return true;
+}
+
+DropMoves::Chain DropMoves::Follow(const Gap& gap, DeadOperands dead, bool merges_repeats) {
   dead_ = dead;
   has_dead_operand_ = false;
   chain_.clear();
-  chain_s_ = 0;
-  const OpId producer = program_.value_producer[gap.value];
-  const bool is_chain = NeedOp(producer, gap.next);
+  chain_s_ = held_price_ = 0;
+  const bool is_chain = NeedOp(program_.value_producer[gap.value], gap.next);
   for (OpId op : marked_) in_chain_[op] = 0;
   marked_.clear();
   for (OpId op : hopeless_) is_hopeless_[op] = 0;
   hopeless_.clear();
-  outcome.met_dead_operand = has_dead_operand_;
-  outcome.is_too_dear = chain_s_ > most_s_;
-  if (!is_chain || outcome.is_too_dear) return outcome;
+  for (ValueId v : held_) is_held_[v] = 0;
+  held_.clear();
+  Chain chain;
+  chain.met_dead_operand = has_dead_operand_;
+  chain.is_too_dear = chain_s_ > most_s_;
+  chain.is_possible = is_chain && !chain.is_too_dear;
+  chain.cost_s = chain_s_;
+  chain.held_price = held_price_;
+  chain.may_delay = gap.last == gap.made;
+  if (chain.is_possible && merges_repeats) ForeseeMerges(gap, &chain);
+  return chain;
+}
+
+// The later repeats of ops in the chain that MergeLater would take out.
+void DropMoves::ForeseeMerges(const Gap& gap, Chain* chain) const {
+  for (OpId op : chain_) {
+    const auto outputs = program_.op_outputs[op];
+    const int32_t first = schedule_.MadeBefore(outputs[0], gap.next);
+    const int32_t num_made = static_cast<int32_t>(schedule_.made(outputs[0]).size());
+    for (int32_t later = first + 1; later < num_made; ++later) {
+      double price = 0;
+      for (ValueId w : outputs) {
+        const auto& made = schedule_.made(w);
+        const Key key = made[later].key;
+        if (made[later].last_read == key) continue;
+        const Key end = later > 0 ? std::max(made[later - 1].end, gap.next) : gap.next;
+        price += curve_.PricePerByte(end, key) * static_cast<double>(program_.value_bytes[w]);
+      }
+      if (price > going_rate_ * program_.op_cost_s[op]) break;
+      chain->may_merge = true;
+      chain->merged_s += program_.op_cost_s[op];
+      chain->merged_price += price;
+    }
+  }
+}
+
+DropMoves::Outcome DropMoves::Drop(const Gap& gap, DeadOperands dead, bool merges_repeats) {
+  return Drop(gap, Follow(gap, dead, /*merges_repeats=*/false), merges_repeats);
+}
+
+DropMoves::Outcome DropMoves::Drop(const Gap& gap, const Chain& chain, bool merges_repeats) {
+  Outcome outcome;
+  outcome.met_dead_operand = chain.met_dead_operand;
+  outcome.is_too_dear = chain.is_too_dear;
+  if (!chain.is_possible) return outcome;
+  const OpId producer = program_.value_producer[gap.value];
   const FreeKeys keys = schedule_.KeysBefore(gap.next, chain_.size());
   for (size_t i = 0; i < chain_.size(); ++i) {
     if (!schedule_.CanInsert(chain_[i], keys[i])) return outcome;

@@ -310,25 +310,20 @@ std::vector<EditableSchedule::Edit> EditableSchedule::NetInserts(std::vector<Ste
 
 // New steps find what is live between their neighbours; what the edits change of that is still to come.
 void EditableSchedule::MergeIn(std::span<const Edit> inserts) {
-  Step end = static_cast<Step>(schedule_.size());   // of the steps not yet moved up
-  Step at = end + static_cast<Step>(inserts.size());
-  for (auto* per_step : {&live_bytes_, &live_before_}) per_step->resize(at);
-  schedule_.resize(at);
-  std::vector<Key> keys(inserts.size());
-  for (size_t i = inserts.size(); i-- > 0;) {
-    for (const Step after = StepAtOrAfter(inserts[i].key); end > after; --end) {
-      --at;
-      schedule_[at] = schedule_[end - 1];
-      live_bytes_[at] = live_bytes_[end - 1];
-      live_before_[at] = live_before_[end - 1];
-    }
-    const int64_t live = live_before_[at];   // of the step after it
-    --at;
-    schedule_[at] = inserts[i].op;
-    live_before_[at] = live;
-    live_bytes_[at] = live + program_.op_workspace_bytes[inserts[i].op];
-    keys[i] = inserts[i].key;
+  std::vector<Key> keys;
+  std::vector<Step> at;
+  std::vector<OpId> ops;
+  std::vector<int64_t> live, before;
+  for (const Edit& insert : inserts) {
+    keys.push_back(insert.key);
+    ops.push_back(insert.op);
+    at.push_back(StepAtOrAfter(insert.key));
+    before.push_back(at.back() < keys_.num_steps() ? live_before_[at.back()] : 0);
+    live.push_back(before.back() + program_.op_workspace_bytes[insert.op]);
   }
+  MergeSteps<OpId>(at, ops, &schedule_);
+  MergeSteps<int64_t>(at, live, &live_bytes_);
+  MergeSteps<int64_t>(at, before, &live_before_);
   keys_.Settle(keys);
 }
 

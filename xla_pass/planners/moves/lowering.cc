@@ -24,6 +24,7 @@ constexpr double kLeastCost = 1e-2, kLeastCostOfAll = 1e-6;
 // Relative gains and potentials below this are rounding.
 constexpr double kLeastGain = 1e-6;
 constexpr double kLeastDelta = 1e-12;
+constexpr double kUnforeseen = std::numeric_limits<double>::infinity();
 
 }  // namespace
 
@@ -95,51 +96,69 @@ void Lowering::ForEachGap(ValueId v, const Visitor& visit) const {
   }
 }
 
-// The best move for a value over its gaps and the ways to treat dead operands. The slope overestimates what a drop
-// gains, so that a chain's cost bounds its score: chains that can't score `least_per_second` or cost more than
-// `most_s` are not followed to their ends, which may be far.
-Lowering::Move Lowering::BestMove(ValueId v, double least_per_second, double most_s) {
-  std::vector<Gap> gaps;
+// The best move for a value over its gaps and the ways to treat dead operands, where others score `rival`. The slope
+// overestimates what a drop gains, so that a chain's cost bounds its score: chains that can't come near or cost more
+// than `most_s` are not followed to their ends, which may be far.
+Lowering::Move Lowering::BestMove(ValueId v, double rival, double most_s) {
+  gaps_.clear();
   ForEachGap(v, [&](const Gap& gap) {
-    if (curve_.PricePerByte(gap.last + 1, gap.next) > 0) gaps.push_back(gap);
+    const double gain = curve_.PricePerByte(gap.last + 1, gap.next) * static_cast<double>(program_.value_bytes[v]);
+    if (gain > 0) gaps_.push_back({gap, gain * Luck(v)});
   });
   Move best;
-  for (const Gap& gap : gaps) {
-    const double gain = curve_.PricePerByte(gap.last + 1, gap.next) * static_cast<double>(program_.value_bytes[v]);
-    const double scoring_s = gain * Luck(v) / std::max(least_per_second, kDearerTolerance * best.per_second);
+  for (const auto& [gap, gain] : gaps_) {
+    const double scoring_s = gain / (kDearerTolerance * std::max(rival, best.per_second));
     moves_.set_most_cost(std::min(most_s, scoring_s));
-    if (TryGap(gap, &best)) best.may_score_later |= scoring_s < most_s;
+    const bool is_too_dear = TryGap(gap, gain, rival, &best);
+    if (is_too_dear && scoring_s < most_s) best.later = std::max(best.later, kDearerTolerance * rival);
   }
   moves_.set_most_cost(std::numeric_limits<double>::infinity());
   return best;
 }
 
-// True when a chain was too dear to be followed.
-bool Lowering::TryGap(const Gap& gap, Move* best) {
+// True when a chain was too dear to be followed. The slopes of what is dropped and held, and what the chain and the
+// repeats that it replaces cost, tell without an edit what a move may score: most are tried no further. Not foreseen is
+// what goes with a later repeat, or with a first run that is put off; moves that may put one off are tried in any case.
+bool Lowering::TryGap(const Gap& gap, double slope, double rival, Move* best) {
   bool is_too_dear = false;
   for (DeadOperands dead : {DeadOperands::kRemake, DeadOperands::kAtRate, DeadOperands::kHold}) {
-    const auto outcome = TryMove({gap, dead, merges_repeats_}, best);
-    if (outcome.has_merged) TryMove({gap, dead, /*merges_repeats=*/false}, best);
-    is_too_dear |= outcome.is_too_dear;
-    if (!outcome.met_dead_operand && !outcome.is_too_dear) break;
+    ++counters_.trials;
+    CountSteps(10);
+    const auto chain = moves_.Follow(gap, dead, merges_repeats_);
+    if (chain.is_possible) {
+      const double luck = Luck(gap.value), most_gain = slope - chain.held_price * luck;
+      const auto may_score = [&](double gain, double cost_s) {
+        const double most = chain.may_delay ? kUnforeseen : gain / std::max(cost_s, least_cost_s_);
+        if (most >= std::max(kStaleTolerance * rival, best->per_second)) return true;
+        best->later = std::max(best->later, most);
+        return false;
+      };
+      bool has_merged = true;
+      if (chain.may_merge && may_score(most_gain - chain.merged_price * luck, chain.cost_s - chain.merged_s)) {
+        has_merged = TryMove({gap, dead, /*merges_repeats=*/true}, chain, best);
+      }
+      if (has_merged && may_score(most_gain, chain.cost_s)) TryMove({gap, dead, /*merges_repeats=*/false}, chain, best);
+    }
+    is_too_dear |= chain.is_too_dear;
+    if (!chain.met_dead_operand && !chain.is_too_dear) break;
   }
   return is_too_dear;
 }
 
-// Tries a move and takes it back; `*best` becomes it if it scores higher.
-DropMoves::Outcome Lowering::TryMove(Move move, Move* best) {
-  ++counters_.trials;
-  CountSteps(5);
-  const auto outcome = moves_.Drop(move.gap, move.dead, move.merges_repeats);
+// Tries a move whose chain was followed last and takes it back; `*best` becomes it if it scores higher. True when
+// repeats were merged.
+bool Lowering::TryMove(Move move, const DropMoves::Chain& chain, Move* best) {
+  const auto outcome = moves_.Drop(move.gap, chain, move.merges_repeats);
   if (outcome.is_possible) {
     const double delta = curve_.Delta(schedule_);
     move.cost_s = outcome.cost_s;
     move.delta = delta;
     move.per_second = -delta / std::max(outcome.cost_s, least_cost_s_) * Luck(move.gap.value);
+    move.later = best->later;
     if (delta < -kLeastDelta * curve_.total() && move.per_second > best->per_second) *best = move;
   }
   schedule_.UndoTo(0);
-  return outcome;
+  return outcome.has_merged;
 }
 
 // Queues a value by an upper bound of its score: the potential is convex, so its slope overestimates
@@ -186,9 +205,9 @@ void Lowering::Lower(double cost_limit_s) {
     queue_.pop();
     if (top.version != version_[top.value]) continue;
     const double next = queue_.empty() ? 0 : queue_.top().per_second;
-    const Move move = BestMove(top.value, kDearerTolerance * next, (cost_limit_s - spent_s) / kDearerTolerance);
+    const Move move = BestMove(top.value, next, (cost_limit_s - spent_s) / kDearerTolerance);
     ++version_[top.value];
-    const double per_second = std::max(move.per_second, move.may_score_later ? kDearerTolerance * next : 0);
+    const double per_second = std::max(move.per_second, move.later);
     if (per_second <= 0) continue;
     if (per_second < kStaleTolerance * next) {
       queue_.push({per_second, top.value, version_[top.value]});

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <queue>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "planners/moves/drop_moves.h"
@@ -49,7 +50,7 @@ class Lowering {
     double delta = 0;        // of the potential
     double per_second = 0;   // potential lowered per modelled second; 0: no gain
     double cost_s = 0;
-    bool may_score_later = false;   // chains were too dear to be followed as long as others score more
+    double later = 0;        // what moves may score that were not tried as long as others score more
   };
   struct Candidate {
     double per_second;
@@ -72,9 +73,9 @@ class Lowering {
   bool TrySwap(OpId op, Key key);
   template <typename Visitor>
   void ForEachGap(ValueId v, const Visitor& visit) const;
-  Move BestMove(ValueId v, double least_per_second, double most_s);
-  bool TryGap(const Gap& gap, Move* best);
-  DropMoves::Outcome TryMove(Move move, Move* best);
+  Move BestMove(ValueId v, double rival, double most_s);
+  bool TryGap(const Gap& gap, double slope, double rival, Move* best);
+  bool TryMove(Move move, const DropMoves::Chain& chain, Move* best);
   void Push(ValueId v);
   void Take(const Move& move);
 
@@ -90,6 +91,7 @@ class Lowering {
   OpId shunned_ = kNoOp;                 // the op that a swap is trying to do without
   uint64_t luck_seed_ = 0;
   double luck_spread_ = 0;
+  std::vector<std::pair<Gap, double>> gaps_;   // scratch of BestMove: with the slope of what dropping gains
   std::priority_queue<Candidate> queue_;
   std::vector<int32_t> version_;
 };

@@ -23,10 +23,10 @@ void StepKeys::Reset(Step num_steps) {
 }
 
 Step StepKeys::AtOrAfter(Key key) const {
-  if (key <= 0) return 0;
-  const size_t r = static_cast<size_t>(key >> kKeyBits);
-  if (r + 1 >= first_at_.size()) return num_steps();
-  const auto begin = keys_.begin() + first_at_[r], end = keys_.begin() + first_at_[r + 1];
+  const Key r = key >> kKeyBits;
+  if (r + 1 >= std::ssize(first_at_)) return num_steps();
+  const auto begin = keys_.begin() + (r >= 0 ? first_at_[r] : 0);
+  const auto end = keys_.begin() + first_at_[std::max<Key>(r + 1, 0)];
   return static_cast<Step>(std::lower_bound(begin, end, key) - keys_.begin());
 }
 
@@ -58,24 +58,25 @@ void StepKeys::Reserve(Key key) {
 void StepKeys::Settle(std::span<const Key> inserted) {
   reserved_.clear();
   is_tight_ = false;
-  if (inserted.empty()) return;
-  const auto middle = static_cast<int64_t>(keys_.size());
-  keys_.insert(keys_.end(), inserted.begin(), inserted.end());
-  std::inplace_merge(keys_.begin(), keys_.begin() + middle, keys_.end());
-  Index();
+  std::vector<Step> at(inserted.size());
+  std::ranges::transform(inserted, at.begin(), [this](Key key) { return AtOrAfter(key); });
+  MergeSteps(at, inserted, &keys_);
+  Shift(inserted, +1);
 }
 
 void StepKeys::TakeOut(std::span<const Step> steps) {
-  if (steps.empty()) return;
+  std::vector<Key> taken(steps.size());
+  for (size_t i = 0; i < steps.size(); ++i) taken[i] = keys_[steps[i]];
   EraseSteps(steps, &keys_);
-  Index();
+  Shift(taken, -1);
 }
 
-void StepKeys::Index() {
-  Step t = 0;
-  for (size_t r = 0; r < first_at_.size(); ++r) {
-    while (t < num_steps() && keys_[t] < StepKey(static_cast<Step>(r))) ++t;
-    first_at_[r] = t;
+// After `keys`, ascending, came, or went.
+void StepKeys::Shift(std::span<const Key> keys, Step sign) {
+  const auto end_of = [this](Key key) { return std::min(static_cast<size_t>(key >> kKeyBits) + 1, first_at_.size()); };
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const size_t begin = end_of(keys[i]), end = i + 1 < keys.size() ? end_of(keys[i + 1]) : first_at_.size();
+    for (size_t r = begin; r < end; ++r) first_at_[r] += sign * static_cast<Step>(i + 1);
   }
 }
 

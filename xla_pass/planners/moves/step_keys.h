@@ -50,7 +50,7 @@ class StepKeys {
   void TakeOut(std::span<const Step> steps);
 
  private:
-  void Index();
+  void Shift(std::span<const Key> keys, Step sign);
   Key KeyBefore(Key key) const;
   Key KeyAfter(Key key) const;
 
@@ -59,6 +59,19 @@ class StepKeys {
   std::vector<Key> reserved_;   // ascending
   bool is_tight_ = false;
 };
+
+// Puts items[i] before the step at[i], ascending, of a vector with one per step.
+template <typename T>
+void MergeSteps(std::span<const Step> at, std::span<const T> items, std::vector<T>* per_step) {
+  Step end = static_cast<Step>(per_step->size());   // of the steps not yet moved up
+  per_step->resize(per_step->size() + items.size());
+  const auto begin = per_step->begin();
+  for (size_t i = items.size(); i-- > 0;) {
+    std::move_backward(begin + at[i], begin + end, begin + end + static_cast<Step>(i) + 1);
+    end = at[i];
+    begin[end + static_cast<Step>(i)] = items[i];
+  }
+}
 
 // Takes the entries of `steps`, ascending, out of a vector with one per step.
 template <typename T>

@@ -83,7 +83,7 @@ class SegmentPlanner {
     for (Step segment_steps : kSegmentSteps) {
       if (segment_steps > std::max(num_steps, kShortest)) continue;
       const bool is_first = best_length_ == 0;
-      if (!is_first && IsOver()) break;
+      if (!is_first && (IsOver() || IsTooDear(proposal))) break;
       Plan plan = Lowered(budget_bytes_, segment_steps);
       if (is_first || plan.Rank(budget_bytes_) < proposal.Rank(budget_bytes_)) {
         proposal = std::move(plan);
@@ -93,8 +93,9 @@ class SegmentPlanner {
       // A first plan is there; what bare moves make of the order tells what of the others is worth a look.
       if (is_first && is_polished) Keep(Polished(order_, /*is_squared=*/false));
     }
+    const bool has_segments = !IsTooDear(proposal);
     Keep(CleanedUp(std::move(proposal), budget_bytes_));
-    if (is_polished) Polish();
+    if (is_polished) Polish(has_segments);
   }
 
   // Level by level, in shorter and shorter segments, as long as the peak falls.
@@ -130,9 +131,11 @@ class SegmentPlanner {
     return Judged(std::move(fewer.schedule));
   }
 
-  void Polish() {
+  // Where segments have little to offer, the bare order is the one proposal.
+  void Polish(bool has_segments) {
     int32_t num_failures = 0;
     for (double margin : kMargins) {
+      if (!has_segments && margin != kBare) continue;
       if (num_failures == kPatience || effort_.IsSpent()) return;
       const Plan plan = margin == kBare ? order_ : Proposal(margin);
       num_failures = Keep(Polished(plan, /*is_squared=*/true)) ? 0 : num_failures + 1;
