@@ -23,6 +23,7 @@ from coopjax.errors import CoopjaxError, LostUpdateWarning, NotDifferentiableErr
 from coopjax.jaxpr import non_arrays, user_policy
 from coopjax.jaxpr.arguments import SplitArguments, split_arguments
 from coopjax.jaxpr.batches import batched_avals, batched_fn
+from coopjax.jaxpr.constants import with_constants
 from coopjax.jaxpr.inline import inline_as_jax_does, inline_jits
 from coopjax.jaxpr.placement import Placement, path_name, place
 
@@ -357,8 +358,8 @@ def fn_and_gradient(
     flat_fn: a rewritten or tagged form of `traced.jaxpr`; the jaxpr itself by default.
 
   Returns:
-    ``(fn, avals)``. `fn` takes the inputs of `traced.jaxpr`, then one cotangent per floating output of rank 1 or
-    more (a scalar's cotangent is a one made inside, as in `jax.value_and_grad`), and returns
+    ``(fn, avals)``. `fn` takes the inputs of `traced.jaxpr` but for constants, then one cotangent per floating output
+    of rank 1 or more (a scalar's cotangent is a one made inside, as in `jax.value_and_grad`), and returns
     ``(flat outputs, gradients of the differentiable inputs)``. `avals` are the types of its inputs.
 
   Raises:
@@ -395,4 +396,4 @@ def fn_and_gradient(
 
   with_gradient.__name__ = f"{traced.name}_and_gradient"
   in_avals, cotangents = batched_avals(in_avals, [out_avals[i] for i in array_out], of_each)
-  return batched_fn(with_gradient, of_each), (*in_avals, *cotangents)
+  return with_constants(batched_fn(with_gradient, of_each), (*in_avals, *cotangents), traced.consts)

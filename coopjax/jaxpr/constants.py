@@ -1,0 +1,40 @@
+"""Arrays that a function closes over, as they stand in the program that runs: constants, which XLA folds."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+
+_MOST_BYTES = 2**28  # of all: what is larger is not written into every compile
+
+
+def with_constants(
+  fn: Callable[..., Any], avals: Sequence[jax.ShapeDtypeStruct], consts: Sequence[Any]
+) -> tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]:
+  """A function without those of its inputs that are constants, and the types of the others.
+
+  Args:
+    fn: of flat inputs.
+    avals: their types.
+    consts: of its first inputs; tracers of an outer trace, keys and arrays on several devices stay inputs.
+  """
+  known = {i: const for i, const in enumerate(consts) if _is_constant(const)}
+  if not known or sum(const.nbytes for const in known.values()) > _MOST_BYTES:
+    return fn, tuple(avals)
+
+  def of_others(*others):
+    left = iter(others)
+    return fn(*(np.asarray(known[i]) if i in known else next(left) for i in range(len(avals))))
+
+  of_others.__name__ = fn.__name__
+  return of_others, tuple(aval for i, aval in enumerate(avals) if i not in known)
+
+
+def _is_constant(const: Any) -> bool:
+  if isinstance(const, jax.core.Tracer) or not isinstance(const, jax.Array | np.ndarray):
+    return False
+  is_whole = not isinstance(const, jax.Array) or len(const.sharding.device_set) == 1
+  return is_whole and not jnp.issubdtype(const.dtype, jax.dtypes.extended)
