@@ -1,7 +1,7 @@
 """Arrays that a function closes over, as they stand in the program that runs: constants, which XLA folds.
 
-Weakness: more than 32 MiB of them are inputs where plans are tried, and bytes are off by what XLA makes of them once:
-that much is no more folded, mostly, and would be written and read at every trial.
+Weakness: more than 32 MiB of them are inputs where plans are tried, since every trial would write and read them; bytes
+are off, then, by what XLA makes of them when it compiles.
 """
 
 from collections.abc import Callable, Sequence
