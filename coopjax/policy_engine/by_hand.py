@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Protocol
 
@@ -52,21 +52,23 @@ class Layer(Protocol):
 
   Attributes:
     position: in the region: of the scan, or where the block starts.
-    names: that the user gave to values in it, and what a policy may name besides, with the values.
+    names: that the user gave to values in it, and what a policy may name besides.
   """
 
   @property
   def position(self) -> int: ...
   @property
-  def names(self) -> dict[str, frozenset[Value]]: ...
-  def choice_of(self, saved: frozenset[Value], /) -> CurvePoint:
-    """The layer under a checkpoint that saves these."""
+  def names(self) -> Collection[str]: ...
+  def saving(self, names: Iterable[str], /) -> CurvePoint:
+    """The layer under a checkpoint that saves the values of these names."""
     ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Block:
-  """A layer of straight-line code, ``[position, stop)`` of the region; `Layer` has the other words."""
+  """A layer of straight-line code, ``[position, stop)`` of the region; `Layer` has the other words. Its names come with
+  the values.
+  """
 
   position: int
   stop: int
@@ -75,9 +77,10 @@ class Block:
   kind: int  # blocks that are alike have the same, and choose alike
   known: dict[tuple[int, frozenset[Value]], CurvePoint]  # of all blocks of the graph
 
-  def choice_of(self, saved: frozenset[Value], /) -> CurvePoint:
+  def saving(self, names: Iterable[str], /) -> CurvePoint:
     """As of `Layer`."""
-    here = frozenset((at - self.position, index) for at, index in saved if self.position <= at < self.stop)
+    saved = values_of(self.names, names)
+    here = frozenset((at - self.position, index) for at, index in saved)
     key = self.kind, here
     if key not in self.known:
       self.known[key] = shifted(self._region.choice(saved), -self.position)
@@ -110,7 +113,7 @@ def ways_to_tell_blocks(
       ways.append(blocks)
   for blocks in ways:
     if apart := [block for block in blocks if alone.isdisjoint(range(*block))]:
-      yield _blocks(jaxpr, graph, apart)
+      yield blocks_of(jaxpr, graph, apart)
 
 
 def _are_much_the_same(blocks: Sequence[tuple[int, int]], calls: Sequence[tuple[int, int]]) -> bool:
@@ -120,7 +123,8 @@ def _are_much_the_same(blocks: Sequence[tuple[int, int]], calls: Sequence[tuple[
   return len(blocks) == len(calls) and all(map(is_like, blocks, calls))
 
 
-def _blocks(jaxpr: core.Jaxpr, graph: ForwardGraph, spans: Sequence[tuple[int, int]]) -> list[Block]:
+def blocks_of(jaxpr: core.Jaxpr, graph: ForwardGraph, spans: Sequence[tuple[int, int]]) -> list[Block]:
+  """These positions ``[start, stop)`` of a region as blocks."""
   named = named_values(jaxpr, graph)
   kinds, known = dict[tuple, int](), dict[tuple[int, frozenset[Value]], CurvePoint]()
   return [
@@ -226,7 +230,7 @@ def rungs(layers: Sequence[Layer]) -> Iterator[HandRung]:
   found: dict[tuple, tuple[list[CurvePoint], list[frozenset[str]]]] = {}
   for chosen in name_sets(layers):
     points = saving(layers, chosen)
-    found.setdefault(tuple(point.saved for point in points), (points, []))[1].append(chosen)
+    found.setdefault(tuple(points), (points, []))[1].append(chosen)
   for points, same in found.values():
     yield HandRung(tuple(same), {layer.position: point for layer, point in zip(layers, points, strict=True)})
 
@@ -234,7 +238,8 @@ def rungs(layers: Sequence[Layer]) -> Iterator[HandRung]:
 def name_sets(layers: Sequence[Layer]) -> list[frozenset[str]]:
   """What a person would save: each set of the names in layers, or of many a few; the products; nothing."""
   names = sorted({name for layer in layers for name in layer.names} - {DOTS, DOTS_WITHOUT_BATCH})
-  names = [name for name in names if any(point.saved for point in saving(layers, [name]))]  # the others spare nothing
+  # The others spare nothing.
+  names = [name for name in names if any(point.saves_values for point in saving(layers, [name]))]
   if len(names) <= _MAX_NAMES:
     sets = [chosen for size in range(1, len(names) + 1) for chosen in itertools.combinations(names, size)]
   else:
@@ -244,8 +249,8 @@ def name_sets(layers: Sequence[Layer]) -> list[frozenset[str]]:
 
 def saving(layers: Sequence[Layer], names: Iterable[str]) -> list[CurvePoint]:
   """Each layer under a checkpoint that saves the values of these names."""
-  saved = [frozenset().union(*(layer.names.get(name, frozenset()) for name in names)) for layer in layers]
-  return [layer.choice_of(values) for layer, values in zip(layers, saved, strict=True)]
+  names = frozenset(names)
+  return [layer.saving(names) for layer in layers]
 
 
 def _best_first(names: Sequence[str], layers: Sequence[Layer]) -> list[Sequence[str]]:
@@ -261,6 +266,11 @@ def _best_first(names: Sequence[str], layers: Sequence[Layer]) -> list[Sequence[
     chosen = [*chosen, max((name for name in names if name not in chosen), key=rate)]
     sets.append(chosen)
   return sets
+
+
+def values_of(names: Mapping[str, frozenset[Value]], chosen: Iterable[str]) -> frozenset[Value]:
+  """The values of the chosen names."""
+  return frozenset[Value]().union(*(names.get(name, ()) for name in chosen))
 
 
 def named_values(body: core.Jaxpr, graph: ForwardGraph) -> dict[str, frozenset[Value]]:

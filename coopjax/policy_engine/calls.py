@@ -7,6 +7,7 @@ starts where the function is entered: from elsewhere than the one before, or ane
 
 import collections
 import dataclasses
+import itertools
 import types
 
 import numpy as np
@@ -85,6 +86,14 @@ def repeated_calls(jaxpr: core.Jaxpr, graph: ForwardGraph) -> list[list[tuple[in
     if held(together) >= _MOST * residuals[-1] and len(ways) < _MAX_WAYS:
       ways[tuple(sorted((call.start, call.stop) for call in together))] = None
   return list(map(list, ways))
+
+
+def calls_from(jaxpr: core.Jaxpr) -> list[tuple[int, int]]:
+  """Positions ``[start, stop)`` of what a region calls directly: of a body with one layer of each kind, the layers."""
+  callers = [[code for code, _ in frames] for equation in jaxpr.eqns if (frames := compat.user_calls(equation))]
+  depth = sum(1 for _ in itertools.takewhile(lambda codes: len({*codes}) == 1, zip(*callers, strict=False)))
+  found = [call for calls in _calls(jaxpr).values() for call in calls if len(call.callers) == depth]
+  return sorted((call.start, call.stop) for call in found if all(call is each or call.is_apart(each) for each in found))
 
 
 def _calls(jaxpr: core.Jaxpr) -> dict[types.CodeType, list[_Call]]:

@@ -16,6 +16,8 @@ from coopjax import compat
 from coopjax.jaxpr import cost
 from coopjax.jaxpr.tags import EquationInfo, tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn
+from coopjax.policy_engine.apart import ways_to_open
+from coopjax.policy_engine.bodies import Loop
 from coopjax.policy_engine.by_hand import Block, rungs, ways_to_tell_blocks
 from coopjax.policy_engine.compiled_profile import CompiledProfile
 from coopjax.policy_engine.cuts import cut
@@ -132,9 +134,10 @@ class Candidates:
     self.baseline_bytes = float(everything.inside_bytes(0, original.num_positions) - everything.slack_bytes)
     self._effects = frozenset(i for i, equation in enumerate(jaxpr.eqns) if not compat.may_repeat(equation))
     scans = find_scans(jaxpr, table, home.equation_id, home.first_id, link, shards)
+    at_scans = {scan.position for scan in scans}
     graphs: dict[tuple[Region, ...], ForwardGraph] = {}  # bodies that are cut alike have the same
 
-    def looped(scans: Sequence[Scan], level: int) -> ForwardGraph:
+    def looped(scans: Sequence[Loop], level: int) -> ForwardGraph:
       """The region, with the barest decisions of its scans carried out, as far as they show outside of a turn."""
       barest = tuple(region for scan in scans for region in scan.barest(scan.same_outside(level)))
       if barest not in graphs:
@@ -149,21 +152,24 @@ class Candidates:
       if not only_scans:
         self._add_ladders(graph, ScanLevel(scans, level, are_alone=False))
       if level == 0:
-        alone = self._effects | {scan.position for scan in scans}
         self._add_rungs(graph, scans, ())
         if keeping := {scan.equation_id for scan in scans if has_invariants(jaxpr.eqns[scan.position])}:
           self.found += [each.behind_barriers(keeping) for each in self.found if frozenset() in each.rungs]
         if len(scans) > 1:  # the layers alone, without the loops of a loss or of an embedding
           layers = [max(scans, key=kept_bytes)]
           self._add_rungs(looped(layers, 0), layers, ())
-        for blocks in () if only_scans else ways_to_tell_blocks(jaxpr, graph, alone):
+        for blocks in () if only_scans else ways_to_tell_blocks(jaxpr, graph, self._effects | at_scans):
           self._add_rungs(graph, scans, blocks)
-    inner = scans
-    while any(scan.opened for scan in inner):
-      inner = [scan.opened or scan for scan in inner]
-      for level in range(_num_levels(inner)):
-        self._add_ladders(looped(inner, level), ScanLevel(inner, level, are_alone=True), is_cut=not only_scans)
-      self._add_rungs(looped(inner, 0), inner, ())
+    inner: Sequence[Loop] = scans
+    while any(loop.opened for loop in inner):
+      ways = list(ways_to_open(inner))
+      for opened in ways:
+        for level in range(_num_levels(opened)):
+          self._add_ladders(looped(opened, level), ScanLevel(opened, level, are_alone=True), is_cut=not only_scans)
+        self._add_rungs(looped(opened, 0), opened, ())
+        for blocks in () if only_scans else ways_to_tell_blocks(jaxpr, looped(opened, 0), self._effects | at_scans):
+          self._add_rungs(looped(opened, 0), opened, blocks)
+      inner = ways[0]
     if not only_scans:
       for blocks in () if scans else ways_to_tell_blocks(jaxpr, original, self._effects, not self._ends_forward):
         self._add_rungs(original, (), blocks)
@@ -185,7 +191,7 @@ class Candidates:
     if not home.is_top:
       self.found[since:] = [dataclasses.replace(candidate, home=home.first_id) for candidate in self.found[since:]]
 
-  def _add_rungs(self, graph: ForwardGraph, scans: Sequence[Scan], blocks: Sequence[Block]) -> None:
+  def _add_rungs(self, graph: ForwardGraph, scans: Sequence[Loop], blocks: Sequence[Block]) -> None:
     """What a person would pick, whatever else is found (`rungs`)."""
     together = ScanLevel(scans, 0, are_alone=True)
     alone = self._effects | together.alone
@@ -231,7 +237,7 @@ def _in_groups(scans: Sequence[Scan]) -> Iterator[list[Scan]]:
     ]
 
 
-def _num_levels(scans: Sequence[Scan]) -> int:
+def _num_levels(scans: Sequence[Loop]) -> int:
   return max((len(scan.bodies) for scan in scans), default=0)
 
 

@@ -6,7 +6,7 @@ Found by `search`, carried out by `rewrite`, kept as JSON. Nothing here needs JA
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 # (position of the equation, index of its output), or the user's name for what its derivative's rule makes inside.
@@ -48,6 +48,17 @@ class Segment:
     for piece in self.inner:
       for leaf, is_repeated in piece.leaves:
         yield leaf, self.is_wrapped or is_repeated
+
+
+def merged(segments: Sequence[Segment]) -> tuple[Segment, ...]:
+  """Neighbours that are not wrapped become one."""
+  found: list[Segment] = []
+  for segment in segments:
+    if found and not found[-1].is_wrapped and not segment.is_wrapped:
+      found[-1] = Segment(found[-1].start, segment.stop)
+    else:
+      found.append(segment)
+  return tuple(found)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,13 +7,13 @@ from collections.abc import Callable, Container, Hashable, Iterable, Iterator, S
 
 import numpy as np
 
+from coopjax.policy_engine.bodies import Loop
 from coopjax.policy_engine.by_hand import PRODUCTS, HandRung
 from coopjax.policy_engine.cuts import bytes_between, kept_between, out_bytes
-from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
+from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment, merged
 from coopjax.policy_engine.forward_graph import ForwardGraph
 from coopjax.policy_engine.nesting import Chain, Nesting, nestings
 from coopjax.policy_engine.save_curves import CurvePoint, climb
-from coopjax.policy_engine.scan import Scan
 from coopjax.policy_engine.segment_curves import SegmentCurves
 
 CUT_WEIGHT = 3  # saved values that a cut more in a body makes as much of a difference as
@@ -166,7 +166,7 @@ class ScanLevel:
     may_offload: the curves are those with values offloaded.
   """
 
-  scans: Sequence[Scan] = ()
+  scans: Sequence[Loop] = ()
   level: int = 0
   are_alone: bool = False
   may_offload: bool = False
@@ -175,7 +175,7 @@ class ScanLevel:
   def alone(self) -> frozenset[int]:
     return frozenset(scan.position for scan in self.scans if self.are_alone)
 
-  def curve(self, scan: Scan) -> Sequence[CurvePoint]:
+  def curve(self, scan: Loop) -> Sequence[CurvePoint]:
     """Of a scan between segments."""
     body = scan.body(self.level)
     return body.offload_curve if self.may_offload else body.curve
@@ -289,7 +289,7 @@ class Ladder:
     )
 
   def _nested(self, nesting: Nesting) -> Candidate:
-    regions = (*self._scans.inside_regions, Region(None, _merged(nesting.segments)))
+    regions = (*self._scans.inside_regions, Region(None, merged(nesting.segments)))
     return Candidate(
       lambda: PolicyDecisions(regions),
       nesting.peak_bytes - self._slack,
@@ -329,16 +329,5 @@ class Ladder:
       else:
         segments.append(Segment(start, stop, point.is_wrapped, point.saved, point.offloaded))
     if any(segment.is_wrapped for segment in segments):
-      regions.append(Region(None, _merged(segments)))
+      regions.append(Region(None, merged(segments)))
     return PolicyDecisions(tuple(regions))
-
-
-def _merged(segments: Sequence[Segment]) -> tuple[Segment, ...]:
-  """Neighbours that are not wrapped become one."""
-  merged: list[Segment] = []
-  for segment in segments:
-    if merged and not merged[-1].is_wrapped and not segment.is_wrapped:
-      merged[-1] = Segment(merged[-1].start, segment.stop)
-    else:
-      merged.append(segment)
-  return tuple(merged)

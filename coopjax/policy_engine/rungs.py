@@ -7,7 +7,7 @@ pick by hand: each set of the names that the user gave, the products, and what t
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from jax.extend import core
 from jax.extend.core import primitives
@@ -15,14 +15,15 @@ from jax.extend.core import primitives
 from coopjax.jaxpr import cost, user_policy
 from coopjax.jaxpr.tags import tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn
-from coopjax.policy_engine.by_hand import PRODUCTS, name_sets, saving
+from coopjax.policy_engine.bodies import Body, Loop
+from coopjax.policy_engine.by_hand import PRODUCTS, name_sets
 from coopjax.policy_engine.candidates import Candidates
 from coopjax.policy_engine.decisions import PolicyDecisions, Value
 from coopjax.policy_engine.description import RESHAPES
 from coopjax.policy_engine.ladders import Candidate
 from coopjax.policy_engine.offload import HostLink
 from coopjax.policy_engine.save_curves import CurvePoint
-from coopjax.policy_engine.scan import Body, Scan, layer
+from coopjax.policy_engine.scan import Scan, layer
 from coopjax.policy_engine.shards import Shards
 
 _OWN_POLICY = ""
@@ -199,22 +200,32 @@ def _of_layer(
     return Rungs([Rung(0.0, 0.0, 0.0, True, PolicyDecisions)], by_hand, (), forward_flops, 0.0)
   kept_bytes = float(as_layer.body(0).curve[-1].saved_bytes)
   rungs = [Rung(kept_bytes, 0.0, 0.0, False, PolicyDecisions)]
-  for body in as_layer.bodies:
-    for curve in (body.curve, body.offload_curve):
-      for i, point in enumerate(curve[:-1]):
-        rungs.append(_rung(member, jaxpr, as_layer, body, point, is_bare=i == 0))
+  opened = list(_opened(as_layer))
+  for loop in (as_layer, *opened):
+    for body in loop.bodies:
+      for curve in (body.curve, body.offload_curve):
+        for i, point in enumerate(curve[:-1]):
+          rungs.append(_rung(member, jaxpr, loop, body, point, is_bare=i == 0))
   # What a turn gets from the one before is kept by all alike, but where it goes to the host.
   carried_bytes = max(0.0, -min(rung.saved_bytes for rung in rungs))
   with_carries = lambda rung: dataclasses.replace(rung, saved_bytes=rung.saved_bytes + carried_bytes)
-  by_hand = {names: with_carries(rung) for names, rung in by_hand.items()}
-  found = [*map(with_carries, rungs), *by_hand.values()]
-  return Rungs(found, by_hand, (), forward_flops, kept_bytes + carried_bytes)
+  ways = (by_hand, *(_by_hand(member, jaxpr, loop) for loop in opened))
+  by_hand, *inside = ({names: with_carries(rung) for names, rung in way.items()} for way in ways)
+  found = [*map(with_carries, rungs), *by_hand.values(), *(rung for way in inside for rung in way.values())]
+  return Rungs(found, by_hand, inside, forward_flops, kept_bytes + carried_bytes)
+
+
+def _opened(loop: Loop) -> Iterator[Loop]:
+  """All ways to decide on what stands inside."""
+  for opened in loop.opened:
+    yield opened
+    yield from _opened(opened)
 
 
 def _rung(
   member: Member,
   jaxpr: core.Jaxpr,
-  as_layer: Scan,
+  loop: Loop,
   body: Body,
   point: CurvePoint,
   *,
@@ -222,12 +233,14 @@ def _rung(
   policy: tuple[str, ...] | None = None,
 ) -> Rung:
   def decisions() -> PolicyDecisions:
-    told = _by_name(jaxpr, as_layer, point) if len(body.bounds) == 2 and not point.offloaded else point
+    told = point
+    if isinstance(loop, Scan) and len(body.bounds) == 2 and not point.offloaded:
+      told = _by_name(jaxpr, loop, point)
     top = {"is_looped": member.is_looped, "policy": policy}
     return PolicyDecisions(
       tuple(
         dataclasses.replace(region, **top) if region.equation_id is None else region
-        for region in as_layer.regions(body, told)
+        for region in loop.regions(body, told)
       )
     )
 
@@ -242,22 +255,22 @@ def _rung(
   )
 
 
-def _by_hand(member: Member, jaxpr: core.Jaxpr, as_layer: Scan) -> dict[frozenset[str], Rung]:
+def _by_hand(member: Member, jaxpr: core.Jaxpr, loop: Loop) -> dict[frozenset[str], Rung]:
   """By the set of names: a rung for each that saves something else."""
-  found: dict[tuple[Value, ...], frozenset[str]] = {}
+  found: dict[CurvePoint, frozenset[str]] = {}
   points: dict[frozenset[str], CurvePoint] = {}
-  sets = {chosen: saving([as_layer], chosen)[0] for chosen in sorted(name_sets([as_layer]), key=len)}
-  if member.policy is not None:
-    sets[frozenset({_OWN_POLICY})] = as_layer.choice_of(_kept_by(member.policy, jaxpr))
+  sets = {chosen: loop.saving(chosen) for chosen in sorted(name_sets([loop]), key=len)}
+  if member.policy is not None and isinstance(loop, Scan):
+    sets[frozenset({_OWN_POLICY})] = loop.choice_of(_kept_by(member.policy, jaxpr))
   for chosen, point in sets.items():
-    if found.setdefault(point.saved, chosen) is chosen:
+    if found.setdefault(point, chosen) is chosen:
       points[chosen] = point
-  whole = as_layer.body(0)
+  whole = loop.body(0)
 
   def rung(chosen: frozenset[str], point: CurvePoint) -> Rung:
     # What loops inside do is not said by a policy around them.
-    policy = None if as_layer.has_scans or _OWN_POLICY in chosen else tuple(sorted(chosen))
-    return _rung(member, jaxpr, as_layer, whole, point, is_bare=not point.saved, policy=policy)
+    policy = None if loop.has_scans or _OWN_POLICY in chosen else tuple(sorted(chosen))
+    return _rung(member, jaxpr, loop, whole, point, is_bare=not point.saves_values, policy=policy)
 
   return {chosen: rung(chosen, point) for chosen, point in points.items()}
 

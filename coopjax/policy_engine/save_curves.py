@@ -37,6 +37,7 @@ class CurvePoint:
     offloaded: as in `decisions.Segment`.
     waiting_flops: the part of `flops` that is waiting.
     inside_bytes: of a scan's body, held while one turn is repeated and differentiated.
+    pieces: what each piece of a body does, of one turn, where these choose apart (`apart`); all else is empty then.
   """
 
   saved_bytes: int
@@ -46,6 +47,12 @@ class CurvePoint:
   offloaded: tuple[Value, ...] = ()
   waiting_flops: float = 0.0
   inside_bytes: int = 0
+  pieces: tuple["CurvePoint", ...] = ()
+
+  @property
+  def saves_values(self) -> bool:
+    """Something is saved by name."""
+    return bool(self.saved) or any(piece.saves_values for piece in self.pieces)
 
 
 def shifted(point: CurvePoint, offset: int) -> CurvePoint:

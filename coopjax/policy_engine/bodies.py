@@ -1,0 +1,167 @@
+"""Ways to carry out what a loop runs turn by turn: cuttings of its body, with what each saves, in curves.
+
+What is kept inside counts once for each turn, in bytes and in FLOPs spared.
+"""
+
+import abc
+import dataclasses
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+from coopjax.policy_engine.cuts import bytes_between
+from coopjax.policy_engine.decisions import Region, in_order
+from coopjax.policy_engine.forward_graph import ForwardGraph
+from coopjax.policy_engine.save_curves import CurvePoint, Form, climb, save_curve
+from coopjax.policy_engine.working_set import WorkingSets
+
+MAX_CUTTINGS = 4
+MAX_POINTS = 64  # of a curve: steps are taken once for each layer
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Body:
+  """One cutting of a loop's body.
+
+  Attributes:
+    bounds: of its segments.
+    stacked_bytes: passed between the segments, of all steps.
+    curve: bytes and FLOPs of all steps; the first point keeps nothing but the segments' inputs, the last may leave
+      the loop as the user wrote it.
+    offload_curve: the same with values offloaded; empty where nothing can be.
+    is_nested: what passes between the segments is repeated, too, step by step: they lie in one more (`Segment.inner`).
+    inner: decisions for scans inside the body, carried out whenever the body is wrapped.
+    group_size: as of `Region`.
+    loops: those inside that choose apart, each with a cutting of its own body, by position: then so do all pieces.
+  """
+
+  bounds: tuple[int, ...]
+  stacked_bytes: int
+  curve: tuple[CurvePoint, ...]
+  offload_curve: tuple[CurvePoint, ...] = ()
+  is_nested: bool = False
+  inner: tuple[Region, ...] = ()
+  group_size: int = 1
+  loops: Mapping[int, tuple["Loop", "Body"]] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Loop(abc.ABC):
+  """A loop that is decided on.
+
+  Attributes:
+    equation_id: its tag; None for a region that loops and calls around run many times, as if it were a scan's body.
+    position: in the region that holds it.
+    bodies: cuttings of its body, the first as people decide on it.
+    names: that the user gave to values of the body, and what a policy may name besides.
+    saving: the first cutting under checkpoints that save the values of these names.
+    opened: what is decided on where this one stays as it is, in several ways (`apart`); none where no scan is inside.
+  """
+
+  equation_id: int | None
+  position: int
+  bodies: tuple[Body, ...]
+  names: Collection[str]
+  saving: Callable[[Iterable[str]], CurvePoint]
+  opened: tuple["Loop", ...]
+
+  def body(self, level: int) -> Body:
+    """The cutting at this level of fineness, or the finest."""
+    return self.bodies[min(level, len(self.bodies) - 1)]
+
+  def same_outside(self, level: int) -> int:
+    """The coarsest level at which the loop keeps what it does at this one, turn by turn."""
+    return level
+
+  @abc.abstractmethod
+  def regions(self, body: Body, choice: CurvePoint) -> tuple[Region, ...]:
+    """The decisions that carry a choice out; none for a loop left as it is."""
+
+  @property
+  @abc.abstractmethod
+  def has_scans(self) -> bool:
+    """There is more to decide on than what a policy around the body says: scans inside, or blocks."""
+
+  def barest(self, level: int = 0) -> tuple[Region, ...]:
+    """The decisions that keep nothing but inputs of the body's segments."""
+    return self.regions(self.body(level), self.body(level).curve[0])
+
+
+def of_pieces(turns: WorkingSets, bounds: tuple[int, ...], length: int, form: Form) -> Body:
+  """Cut at these bounds, each piece under a checkpoint."""
+  graph = turns.graph
+  curves = [save_curve(graph, start, stop, form, MAX_POINTS) for start, stop in itertools.pairwise(bounds)]
+  return Body(
+    bounds,
+    int(length * bytes_between(graph, bounds).sum()),
+    joint_curve(turns, bounds, curves, length),
+  )
+
+
+def nested(graph: ForwardGraph, body: Body, length: int) -> Body:
+  """A cutting with a checkpoint around it: each step keeps its carry, and is run twice more, first as far as the last
+  piece's inputs, then by pieces.
+  """
+  between_bytes = body.stacked_bytes // length
+  flops = body.curve[0].flops + length * sum(graph.flops[: body.bounds[-2]])
+  bare = CurvePoint(0, flops, True, (), inside_bytes=between_bytes + body.curve[0].inside_bytes)
+  curve = (bare, body.curve[-1])
+  return Body(body.bounds, 0, curve, curve, is_nested=True)
+
+
+def in_groups(graph: ForwardGraph, body: Body, length: int, size: int, carried_bytes: int) -> Body:
+  """A body whose turns lie in groups: all but the last of a group save what a point says, until the group is done."""
+  bare, early = body.curve[0], (size - 1) / size
+  again = early * length * sum(graph.flops) + bare.flops / size
+  curve = [
+    dataclasses.replace(
+      point,
+      saved_bytes=(size - 1) * point.saved_bytes // length,
+      flops=again + early * point.flops,
+      inside_bytes=(size - 1) * carried_bytes + max(bare.inside_bytes, point.inside_bytes),
+    )
+    for point in body.curve
+    if point.is_wrapped
+  ]
+  return dataclasses.replace(body, curve=tuple(curve), offload_curve=(), group_size=size)
+
+
+def dearer(body: Body, inner_flops: float) -> Body:
+  """With what checkpoints inside of the body repeat once more."""
+
+  def curve(points: tuple[CurvePoint, ...]) -> tuple[CurvePoint, ...]:
+    return tuple(
+      dataclasses.replace(point, flops=point.flops + inner_flops) if point.is_wrapped else point for point in points
+    )
+
+  return dataclasses.replace(body, curve=curve(body.curve), offload_curve=curve(body.offload_curve))
+
+
+def joint_curve(
+  turns: WorkingSets, bounds: Sequence[int], curves: Sequence[Sequence[CurvePoint]], length: int
+) -> tuple[CurvePoint, ...]:
+  """The choices for all pieces of a body together, of all steps; the last leaves the scan as it is."""
+  wrapped = [[point for point in points if point.is_wrapped] for points in curves]
+  pieces = list(itertools.pairwise(bounds))
+  as_it_is = CurvePoint(length * turns.graph.stacked_bytes(), 0.0, False, ())
+  return ladder((joined(turns, pieces, points, length) for points in climb(wrapped)), as_it_is)
+
+
+def ladder(rungs: Iterable[CurvePoint], as_it_is: CurvePoint) -> tuple[CurvePoint, ...]:
+  """A curve of these, by rising bytes, and of the loop as it is."""
+  by_bytes = {rung.saved_bytes: rung for rung in rungs}
+  return (*(by_bytes[saved] for saved in sorted(by_bytes) if saved < as_it_is.saved_bytes), as_it_is)
+
+
+def joined(
+  turns: WorkingSets, pieces: Sequence[tuple[int, int]], points: Sequence[CurvePoint], length: int
+) -> CurvePoint:
+  """The choices for the pieces of one turn, as one for all turns."""
+  return CurvePoint(
+    length * sum(point.saved_bytes for point in points),
+    length * sum(point.flops for point in points),
+    True,
+    in_order(value for point in points for value in point.saved),
+    in_order(value for point in points for value in point.offloaded),
+    length * sum(point.waiting_flops for point in points),
+    max(turns.peak_bytes(*piece, point.saved) for piece, point in zip(pieces, points, strict=True)),
+  )

@@ -1,0 +1,152 @@
+"""Layers of several kinds in the body of a loop, some in loops inside: a checkpoint around each, none around all."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+import coopjax
+from coopjax import compat
+from coopjax.jaxpr import cost
+from coopjax.jaxpr.trace import differentiable, trace
+from coopjax.policy_engine.candidates import BY_HAND, Candidates
+from tests.support import hand_rungs
+from tests.support.checks import assert_close, temp_bytes
+from tests.support.models import normal
+
+WIDTH, ROWS = 32, 256
+
+
+def norm(x):
+  return x * lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-6)
+
+
+def narrow(x, weight):
+  return x + jnp.tanh(checkpoint_name(norm(x) @ weight, "narrow"))
+
+
+def wide(x, weights):
+  return x + jax.nn.gelu(checkpoint_name(norm(x) @ weights[0], "wide")) @ weights[1]
+
+
+def gated(x, weights):
+  return x + (jax.nn.sigmoid(norm(x) @ weights[0]) * jnp.sin(x @ weights[0])) @ weights[1]
+
+
+def scanned(layer, x, stack):
+  return lax.scan(lambda x, weights: (layer(x, weights), None), x, stack)[0]
+
+
+def of_wide(*dims, hidden=4 * WIDTH):
+  return normal(len(dims), *dims, WIDTH, hidden, scale=0.2), normal(9 + len(dims), *dims, hidden, WIDTH, scale=0.2)
+
+
+def of_narrow(*dims):
+  return normal(20 + len(dims), *dims, WIDTH, WIDTH, scale=0.2)
+
+
+def same(layer):
+  return layer
+
+
+def before(wrap, wrap_all=same):
+  """A loop before a block, and a mean on the side."""
+  layer, block = wrap(narrow), wrap(wide)
+
+  @wrap_all
+  def group(x, weights):
+    x = block(scanned(layer, x, weights[0]), weights[1])
+    return x, x.mean()
+
+  def loss(weights, x):
+    x, means = lax.scan(group, x, weights)
+    return jnp.mean(x**2) + means.sum()
+
+  return loss, (of_narrow(3, 4), of_wide(3))
+
+
+def between(wrap):
+  """Loops before and behind two blocks of unlike kinds, and blocks at the top."""
+  layer, block, gate = map(wrap, (narrow, wide, gated))
+
+  def group(x, weights):
+    x = gate(block(scanned(layer, x, weights[0]), weights[1]), weights[1])
+    return scanned(layer, x, weights[0]), None
+
+  def loss(weights, x):
+    x, _ = lax.scan(group, x, weights)
+    return jnp.mean(functools.reduce(layer, weights[0][:, 0], x) ** 2)
+
+  return loss, (of_narrow(3, 4), of_wide(3))
+
+
+def repeated(wrap):
+  """A loop and then blocks that are alike."""
+  layer, block = wrap(narrow), wrap(wide)
+
+  def group(x, weights):
+    x = scanned(layer, x, weights[0])
+    return functools.reduce(block, [jax.tree.map(lambda w, i=i: w[i], weights[1]) for i in range(3)], x), None
+
+  return lambda weights, x: jnp.mean(lax.scan(group, x, weights)[0] ** 2), (of_narrow(2, 4), of_wide(2, 3))
+
+
+def thrice(wrap):
+  """Loops in loops in a loop, with blocks in both of the outer ones."""
+  layer, block, gate = map(wrap, (narrow, wide, gated))
+  group = lambda x, weights: block(scanned(layer, x, weights[0]), weights[1])
+  outer = lambda x, weights: gate(scanned(group, x, weights[:2]), weights[2])
+  weights = of_narrow(2, 2, 3), of_wide(2, 2), of_wide(2)
+  return lambda weights, x: jnp.mean(scanned(outer, x, weights) ** 2), weights
+
+
+def arguments(weights):
+  return weights, normal(99, ROWS, WIDTH, scale=1.0)
+
+
+def saving(*names):
+  return functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(*names))
+
+
+@pytest.mark.parametrize(
+  ("program", "names"), [(before, ()), (before, ("wide",)), (between, ()), (repeated, ("narrow",)), (thrice, ("wide",))]
+)
+def test_a_checkpoint_around_each_layer_is_a_candidate(program, names):
+  plain, weights = program(same)
+  args = arguments(weights)
+  theirs = hand_rungs.flops(program(saving(*names))[0], args) - hand_rungs.flops(plain, args)
+  found = Candidates(differentiable(trace(plain, args)), only_scans=False, planner=BY_HAND).found
+  repeated = [candidate.flops for candidate in found if frozenset(names) in candidate.rungs]
+  assert any(flops == pytest.approx(theirs, rel=0.01) for flops in repeated)
+
+
+@pytest.mark.parametrize(("program", "names"), [(before, ()), (repeated, ("wide",)), (thrice, ())])
+def test_a_plan_repeats_no_more_than_a_checkpoint_around_each_layer(program, names):
+  plain, weights = program(same)
+  by_hand, _ = program(saving(*names))
+  args = arguments(weights)
+  hand_bytes = temp_bytes(hand_rungs.compiled(by_hand, args))
+  plan = coopjax.plan(plain, *args, budget=hand_bytes, engine="policy")
+  ours = coopjax.RematPlan.from_json(plan.to_json()).apply(plain)
+  hand_rungs.check_no_more(plain, by_hand, ours, args)
+
+
+def test_a_step_with_one_checkpoint_around_all_layers_of_a_turn():
+  def step_of(wrap, wrap_all):
+    loss, weights = before(wrap, wrap_all)
+    return lambda *args: jax.grad(loss)(*args), arguments(weights)
+
+  plain, args = step_of(same, same)
+  by_hand, step = (step_of(*wraps)[0] for wraps in ((jax.checkpoint, same), (same, jax.checkpoint)))
+  compiled = lambda fn: jax.jit(fn).lower(*args).compile()
+  flops = lambda fn: cost.jaxpr_flops(compat.dce(jax.make_jaxpr(fn)(*args)))
+  hand_bytes = temp_bytes(compiled(by_hand))
+  ours = coopjax.plan(step, *args, budget=hand_bytes, engine="policy").apply(step)
+  planned, as_it_is = compiled(ours), compiled(plain)
+  assert temp_bytes(planned) <= hand_bytes < temp_bytes(as_it_is)
+  assert flops(plain) < flops(ours) <= flops(by_hand)
+  assert "rematted_computation" in planned.as_text()
+  assert_close(planned(*args), as_it_is(*args), rtol=1e-4, atol=1e-6)
