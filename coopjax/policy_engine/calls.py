@@ -28,6 +28,7 @@ class _Call:
   """A call of a user's function.
 
   Attributes:
+    code: of the function.
     callers: who was calling whom, outermost first.
     first: offset in its code where the first equation was made.
     last: of the equations so far.
@@ -36,12 +37,18 @@ class _Call:
     ran: how often each offset was at work.
   """
 
+  code: types.CodeType
   callers: tuple[Frame, ...]
   first: int
   last: int
   start: int
   stop: int
   ran: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
+
+  @property
+  def place(self) -> Frame | types.CodeType:
+    """Where it stands in the code; of what nobody calls, the function itself, whose loop goes round."""
+    return self.callers[-1] if self.callers else self.code
 
   def is_left(self, callers: tuple[Frame, ...], at: int) -> bool:
     """Whether an equation that the same function makes next is of another call."""
@@ -78,8 +85,8 @@ def repeated_calls(jaxpr: core.Jaxpr, graph: ForwardGraph) -> list[list[tuple[in
   ways = dict[tuple[tuple[int, int], ...], None]()
   for first in functions:
     together = list(first)
-    places = {call.callers[-1] for call in first if call.callers}
-    beside = [[call] for call in single if call.callers and call.callers[-1] in places]
+    places = {call.place for call in first}
+    beside = [[call] for call in single if call.place in places]
     for others in (*functions, *beside):
       if all(one.is_apart(other) for one in others for other in together):
         together += others
@@ -110,7 +117,7 @@ def _calls(jaxpr: core.Jaxpr) -> dict[types.CodeType, list[_Call]]:
       now.add(code)
       callers, of_code = tuple(frames[:depth]), calls.setdefault(code, [])
       if code not in current or of_code[-1].is_left(callers, at):
-        of_code.append(_Call(callers, at, at, position, position))
+        of_code.append(_Call(code, callers, at, at, position, position))
       call = of_code[-1]
       call.last, call.stop = at, position + 1
       call.ran[at] += 1

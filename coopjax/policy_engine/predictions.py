@@ -15,6 +15,7 @@ _SLOPE_DOUBT = 0.1  # of the estimates: nearer to each other, their errors show 
 _FLAT = 0.25  # of what estimates fall by: compiled bytes that fall by less have come to what is always there
 _APART = 0.05  # of the larger of two estimates: nearer to each other, they show nothing of it
 _SAYS_LITTLE = 0.1  # of an estimate: what takes less lies elsewhere, in a TPU's vector memory for one
+_MAX_LIKE_THE_LEAST = 3  # tries at what estimates don't tell from what took the least
 _LEAST_SLOPE = -0.95  # of errors: more estimated bytes are more bytes
 
 
@@ -168,6 +169,23 @@ def predicted_bytes(
   nearest = 0 if num_bytes <= estimated[0] else -1
   slope = 1.0 if kin and candidate.kin else min(1.0, compiled[nearest] / max(estimated[nearest], 1.0))
   return max(compiled[nearest] + slope * (num_bytes - estimated[nearest]), _floor_bytes(candidate, trials))
+
+
+def like_the_least[Decisions: Hashable](
+  candidates: Sequence[SearchCandidate[Decisions]], trials: Sequence[Trial[Decisions]], reach_bytes: float
+) -> Sequence[SearchCandidate[Decisions]]:
+  """Before a refusal, other ways to save nothing that estimates don't tell from what took the least, if that is within
+  reach, the most finely cut first: XLA's bytes tell whether the last segment had better be under a checkpoint, and
+  where blocks end. A few of them, whatever they take.
+  """
+  least = min(trials, key=lambda trial: trial.temp_bytes, default=None)
+  if least is None or least.temp_bytes > reach_bytes:
+    return ()
+  is_like = lambda each: each.is_bare and abs(each.estimated_bytes - like_bytes) <= _APART * like_bytes
+  like_bytes = least.candidate.estimated_bytes
+  if sum(is_like(trial.candidate) for trial in trials) > _MAX_LIKE_THE_LEAST:
+    return ()
+  return sorted(filter(is_like, candidates), key=lambda each: (-each.num_segments, each.flops))
 
 
 def _floor_bytes(candidate: SearchCandidate, trials: Sequence[Trial]) -> float:

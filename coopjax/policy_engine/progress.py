@@ -27,6 +27,7 @@ from coopjax.policy_engine.predictions import (
   doubted_bytes,
   in_loops,
   kind_of,
+  like_the_least,
   predicted_bytes,
   say_little,
   spread_of,
@@ -180,7 +181,9 @@ class Progress[Decisions: Hashable]:
       bare,
       lambda candidate: ((candidate.scan_bodies, candidate.kin) in seen, candidate.estimated_bytes, candidate.flops),
     )
-    return found or self._smaller_than_all(untried) or self._saving_for_less(untried)
+    found = found or self._smaller_than_all(untried)
+    near = like_the_least(untried, self._tried, _SPARED_BY_SAVING * self._budget)
+    return found or self._first(near, lambda _: 0) or self._saving_for_less(untried)
 
   def _saving_for_less(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
     """Before a refusal: to save can take less than to repeat, where devices exchange anew what is repeated. Policies
