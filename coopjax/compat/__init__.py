@@ -4,6 +4,7 @@ This is the list of all that is taken from there. The rest of the project says `
 over ``jax.extend.core`` types. Supported: JAX 0.11.2 and newer.
 """
 
+from coopjax.compat.asked import Asked, traced_here
 from coopjax.compat.calls import folded_by_jax, is_opened_by_jax, keep_calls
 from coopjax.compat.checkpoints import Listener, hear_checkpoints, plain_checkpoints
 from coopjax.compat.compiles import (
@@ -82,7 +83,6 @@ from coopjax.compat.traces import (
   is_in_differentiated_loop,
   no_trace,
   num_gradients,
-  outermost_jit,
   outermost_traced,
   pinned_checkpoint,
   shows_gradient,
@@ -91,6 +91,7 @@ from coopjax.compat.traces import (
 )
 
 __all__ = [
+  "Asked",
   "AxisScope",
   "CompileWatcher",
   "Listener",
@@ -143,7 +144,6 @@ __all__ = [
   "num_shards",
   "observe_shards",
   "open_constants",
-  "outermost_jit",
   "outermost_traced",
   "pinned_checkpoint",
   "plain_checkpoints",
@@ -163,6 +163,7 @@ __all__ = [
   "sub_jaxprs",
   "temp_bytes_of",
   "trace_context",
+  "traced_here",
   "user_calls",
   "value_of",
   "vary",

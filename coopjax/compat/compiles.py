@@ -19,6 +19,8 @@ from jax._src import checkify, compiler, config
 from jax._src.export import _export
 from jax._src.interpreters import mlir, pxla
 
+from coopjax.compat.asked import Asked, compiled_here, watch_stages
+
 _POINTERS = re.compile(r'(@CustomSPMDPartitioning\([^\n]*?backend_config = )"[^"]*"')  # differ between processes
 _WITHOUT_CHECKS = mlir.LoweringParameters(override_lowering_rules=((checkify.check_p, lambda *_, **__: []),))
 
@@ -46,8 +48,7 @@ class ProgramToCompile:
 
   def text(self) -> str:
     """The program and the devices that it is for: the same in every process that compiles it."""
-    program = _POINTERS.sub(r'\1""', self._module.operation.get_asm(enable_debug_info=False))
-    return f"{program}\n{[device.id for device in self._devices.flat]}"
+    return f"{_text_of(self._module)}\n{[device.id for device in self._devices.flat]}"
 
   @property
   def platform(self) -> str:
@@ -62,6 +63,16 @@ class ProgramToCompile:
   def processes(self) -> tuple[int, ...]:
     """Of its devices, ascending."""
     return tuple(sorted({device.process_index for device in self._devices.flat}))
+
+  @functools.cached_property
+  def asked(self) -> Asked | None:
+    """What JAX may have been asked for it, where it is compiled; None where that is not known."""
+    return compiled_here()
+
+  def is_of(self, lowered: jax.stages.Lowered) -> bool:
+    """Whether it is what was lowered: the same module, or another that reads the same."""
+    module = lowered.compiler_ir("stablehlo")
+    return module is self._module or _text_of(module) == _text_of(self._module)
 
   def compile(self) -> Any:
     """The executable, from the cache or made by XLA."""
@@ -88,6 +99,10 @@ def lower_unchecked(jitted: jax.stages.Wrapped, *avals: Any) -> jax.stages.Lower
   if config.xla_runtime_errors.value:  # they are lowered as they will be
     return jitted.lower(*avals)
   return jitted.trace(*avals).lower(_private_parameters=_WITHOUT_CHECKS)
+
+
+def _text_of(module: Any) -> str:
+  return _POINTERS.sub(r'\1""', module.operation.get_asm(enable_debug_info=False))
 
 
 def _signature(module: Any) -> tuple[str, ...]:
@@ -127,6 +142,7 @@ def watch_compiles(watcher: CompileWatcher) -> None:
   if _watchers:
     return
   _watchers.append(watcher)
+  watch_stages()
   compile_it, write, run = compiler.compile_or_get_cached, compiler._cache_write, pxla.ExecuteReplicated.__call__
   export = _export._export_lowered
 

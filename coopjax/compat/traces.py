@@ -2,14 +2,13 @@
 
 import contextlib
 import itertools
-import sys
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.core
-from jax._src import config, pjit
+from jax._src import config
 from jax._src import core as core_internals
 from jax._src import mesh as mesh_lib
 from jax._src.interpreters import ad, batching, partial_eval
@@ -155,23 +154,6 @@ def trace_context() -> Hashable:
 def num_gradients() -> int:
   """How many derivatives are being taken of what is traced here."""
   return sum(isinstance(trace, _GRADIENTS) for trace in _traces())
-
-
-def outermost_jit() -> tuple[jax.stages.Wrapped, tuple[Any, ...], dict[str, Any]] | None:
-  """The outermost jitted function in whose trace this is called, with its arguments; None outside of one.
-
-  JAX's traces know nothing of the function, so it is read off the frame that traces it; None where a JAX has none that
-  is made like those of 0.11.2 to 0.12.
-  """
-  traces = getattr(getattr(pjit, "_trace_for_jit", None), "__code__", None)
-  frame, known = sys._getframe(), {}
-  while frame is not None:
-    if frame.f_code is traces:
-      known = frame.f_locals
-    frame = frame.f_back
-  if not all(name in known for name in ("fun", "ji", "args", "kwargs")):
-    return None
-  return pjit._cpp_pjit(known["fun"], known["ji"]), known["args"], known["kwargs"]
 
 
 def outermost_traced() -> Hashable | None:

@@ -8,6 +8,7 @@ Where a program's devices are those of several processes, these agree (`coopjax.
 it to the others, which prove that it is a plan of theirs; before the first run all compare what they hold.
 """
 
+import collections
 import contextlib
 import functools
 import hashlib
@@ -41,7 +42,7 @@ from coopjax.hlo_engine.mark import (
   marks_in,
   over_budget,
 )
-from coopjax.hlo_engine.over_budget import Around, Excess, planned_anew
+from coopjax.hlo_engine.over_budget import Excess, Inside, planned_anew
 from coopjax.xla import standing
 from coopjax.xla.module import parse_module
 from coopjax.xla.module_fields import with_plan_of, without_labels
@@ -50,7 +51,7 @@ _log = logging.getLogger("coopjax.hook")
 _ATTRIBUTES = re.compile(r', frontend_attributes=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}')
 _FORWARD = re.compile(rb"(?<!transpose\()jvp\(")  # in the names of instructions
 _KEYS = re.compile(rb";key=([0-9a-f]+)")  # of marks; nothing else is read here, where an error would fail a compile
-_KEPT_AROUND = 8
+_KEPT_FUNCTIONS = 4096
 _KEY = re.compile(r";key=[0-9a-f]*")  # differs between versions of coopjax, which may follow each other
 
 
@@ -117,13 +118,13 @@ class Compile:
       return planned
     return over_budget(planned or module_bytes)
 
-  def hold(self, program: compat.ProgramToCompile, executable: Any, around: Mapping[str, Around]) -> None:
+  def hold(self, program: compat.ProgramToCompile, executable: Any, inside: Mapping[str, Inside]) -> None:
     """Refuses the compiled program, or warns of it, where it is over what it is held to, or within that as it is.
 
     Args:
       program: as it came.
       executable: of it.
-      around: what functions in it know of it, by key of their marks.
+      inside: functions in it, by key of their marks.
     """
     held = held_in(program.bytecode)
     if self.is_trial or not held:
@@ -132,7 +133,7 @@ class Compile:
     of_bytes = [mark for mark in held if mark.whole is None]
     of_share = {mark: mark.whole for mark in held if mark.whole is not None}
     limits = [_limit(of_bytes, executable)] if of_bytes else []
-    if of_share and (found := _limit_of_share(of_share, program, executable, around)):
+    if of_share and (found := _limit_of_share(of_share, program, executable, inside)):
       limits.append(found)
     if not limits:
       return
@@ -142,7 +143,7 @@ class Compile:
         self.refused = excess
       else:
         warn(excess.message)
-    elif of_bytes and temp_bytes <= limit[1] and around and all(each.is_left for each in around.values()):
+    elif of_bytes and temp_bytes <= limit[1] and _are_left(inside, executable):
       warn(without_effect(program.name, temp_bytes, limit[1]), RematNoEffectWarning)
 
   def fail(self, error: Exception, *, is_lasting: bool = False) -> None:
@@ -163,7 +164,8 @@ class Watcher:
     self._lock = threading.Lock()
     self._thread = threading.local()  # .compile: that is in progress in it
     self._active: list[Compile] = []
-    self._around: dict[str, Around] = {}  # by key, the last that was traced, until it is compiled
+    # By key, as long as may be: JAX keeps traces, and compiles them for other arguments and under other options.
+    self._inside: collections.OrderedDict[str, Inside] = collections.OrderedDict()
     # By address: programs that several processes run and that have not run yet. An executable is held until it has.
     self._to_settle: dict[int, tuple[Any, Callable[[], None]]] = {}
 
@@ -172,18 +174,18 @@ class Watcher:
     compat.add_to_cache_key("hook", self.cache_key)
     compat.watch_compiles(self)
 
-  def expect(self, key: str, around: Around) -> None:
-    """Has a program planned as a whole if its compile shows that it is over its budget.
+  def expect(self, key: str, function: Inside) -> None:
+    """Has programs with a function planned as a whole if their compile shows that they are over its budget.
 
     Args:
-      key: of a mark in it.
-      around: the program.
+      key: of the mark that the function has in them.
+      function: to be asked about them.
     """
     with self._lock:
-      self._around.pop(key, None)
-      self._around[key] = around
-      while len(self._around) > _KEPT_AROUND:
-        del self._around[next(iter(self._around))]
+      self._inside[key] = function
+      self._inside.move_to_end(key)
+      while len(self._inside) > _KEPT_FUNCTIONS:
+        self._inside.popitem(last=False)
 
   def around(self, program: compat.ProgramToCompile, *, is_held: bool = True) -> Any:
     asked = standing.current()
@@ -198,22 +200,25 @@ class Watcher:
         if entered.interrupt is not None:
           raise entered.interrupt from None
         raise
-    around = {} if entered.is_trial else self._taken(entered.keys)
+    inside = {} if entered.is_trial else self._expected(entered.keys)
     if is_held and entered.refused is None:
-      entered.hold(program, executable, around)
+      entered.hold(program, executable, inside)
     if entered.refused is not None:
       compile_program = functools.partial(self.around, is_held=False)
-      return planned_anew(program, list(around.values()), entered.refused, compile_program)
+      return planned_anew(program, list(inside.values()), entered.refused, compile_program)
     if not entered.is_planned and entered.keys:
       _warn_if_over_budget(program.name, executable)
     if entered.about:
       self._tell(entered, program, executable)
     return executable
 
-  def _taken(self, keys: Collection[str]) -> dict[str, Around]:
-    """What was expected of a program with marks of these keys, which is there now."""
+  def _expected(self, keys: Collection[str]) -> dict[str, Inside]:
+    """The functions with marks of these keys that are known."""
     with self._lock:
-      return {key: self._around.pop(key) for key in sorted(keys) if key in self._around}
+      found = {key: self._inside[key] for key in sorted(keys) if key in self._inside}
+      for key in found:
+        self._inside.move_to_end(key)
+    return found
 
   def _tell(self, entered: Compile, program: compat.ProgramToCompile, executable: Any) -> None:
     """Says what this process holds, and has it compared before the first run."""
@@ -301,6 +306,12 @@ def without_effect(name: str, temp_bytes: int, budget_bytes: int) -> str:
   )
 
 
+def _are_left(inside: Mapping[str, Inside], executable: Any) -> bool:
+  """Whether a compiled program has both passes of functions, and all of them are left as they are."""
+  are_left = bool(inside) and all(each.is_left for each in inside.values())
+  return are_left and has_both_passes(compat.module_bytes_of(executable))
+
+
 def _limit(held: Collection[Mark], executable: Any) -> tuple[Budget, int, bool]:
   """What a compiled program is held to, the temporaries that this leaves it, and whether more are an error."""
   resident_bytes = compat.resident_bytes_of(executable)
@@ -309,7 +320,7 @@ def _limit(held: Collection[Mark], executable: Any) -> tuple[Budget, int, bool]:
 
 
 def _limit_of_share(
-  held: Mapping[Mark, Whole], program: compat.ProgramToCompile, executable: Any, around: Mapping[str, Around]
+  held: Mapping[Mark, Whole], program: compat.ProgramToCompile, executable: Any, inside: Mapping[str, Inside]
 ) -> tuple[Budget, int, bool] | None:
   """As `_limit`, for what holds a program to a share of what it takes without remats; None where it holds that, or has
   nothing to hold.
@@ -323,12 +334,12 @@ def _limit_of_share(
   if is_held or not has_both_passes(compat.module_bytes_of(executable)):
     return None
   asked = {
-    mark: whole for mark, whole in held.items() if mark.key not in around or around[mark.key].is_differentiated()
+    mark: whole for mark, whole in held.items() if mark.key not in inside or inside[mark.key].is_differentiated(program)
   }
   if not asked:
     return None
   share = min(whole.share for whole in asked.values())
-  known = (each.unaided_bytes(program, temp_bytes / share) for each in around.values())
+  known = (each.unaided_bytes(program, temp_bytes / share) for each in inside.values())
   unaided_bytes = next((num_bytes for num_bytes in known if num_bytes is not None), None)
   budget = Budget(share=share)
   if unaided_bytes is None:
@@ -364,8 +375,8 @@ def _unknown(name: str, temp_bytes: int, budget: Budget) -> str:
   """What to say of a program that may be over its share."""
   return (
     f"the program {name} takes {format_bytes(temp_bytes)} of temporaries, which may be over its budget of {budget}: "
-    "what it takes without its remats is not known here (JAX had traced a part of it before, or traces around are a "
-    "part of it). coopjax.plan(step, *arguments, budget=...) tells, and plans the whole step"
+    "what it takes without its remats is not known here (traces around are a part of it, or it was traced under other "
+    "settings of JAX). coopjax.plan(step, *arguments, budget=...) tells, and plans the whole step"
   )
 
 

@@ -41,24 +41,24 @@ class Excess(NamedTuple):
     )
 
 
-class Around(Protocol):
-  """A program that a function with a mark is a part of.
+class Inside(Protocol):
+  """A function with a mark, inside of any number of programs: what it knows of them when they are compiled.
 
   Attributes:
     request: what is asked of the function.
-    is_left: the function is left as it is.
+    is_left: the function is left as it is, which takes no more alone with its gradient.
   """
 
   @property
   def request(self) -> Hashable: ...
   @property
   def is_left(self) -> bool: ...
-  def is_differentiated(self) -> bool:
+  def is_differentiated(self, program: compat.ProgramToCompile) -> bool:
     """Whether the program takes a gradient of the function, as far as is known."""
     ...
 
   def unaided_bytes(self, program: compat.ProgramToCompile, enough_bytes: float) -> int | None:
-    """Temporaries of what is compiled, if it is this, without what remats do in it; None where they are not known.
+    """Temporaries of the program without what remats do in it; None where they are not known.
 
     Args:
       program: what is compiled.
@@ -66,10 +66,13 @@ class Around(Protocol):
     """
     ...
 
-  def planned_anew(self, limit_bytes: int | None = None) -> tuple[jax.stages.Lowered, int, int] | None:
-    """It, planned as a whole and lowered, what temporaries it may take, and took; None where that can't be.
+  def planned_anew(
+    self, program: compat.ProgramToCompile, limit_bytes: int | None = None
+  ) -> tuple[jax.stages.Lowered, int, int] | None:
+    """The program planned as a whole and lowered, what temporaries it may take, and took; None where that can't be.
 
     Args:
+      program: what is compiled.
       limit_bytes: of temporaries, in place of the budget that is asked for.
 
     Raises:
@@ -80,7 +83,7 @@ class Around(Protocol):
 
 def planned_anew(
   program: compat.ProgramToCompile,
-  around: Sequence[Around],
+  functions: Sequence[Inside],
   refused: Excess,
   compile_program: Callable[[compat.ProgramToCompile], Any],
 ) -> Any:
@@ -91,18 +94,18 @@ def planned_anew(
 
   Args:
     program: as it came.
-    around: what the functions know of it.
+    functions: in it.
     refused: what there is to say of it.
     compile_program: compiles what takes its place.
 
   Raises:
     BudgetInfeasibleError: there is none within the budget.
   """
-  around = [each for each in around if each.is_differentiated()]
-  if len({each.request for each in around}) != 1:
+  functions = [each for each in functions if each.is_differentiated(program)]
+  if len({each.request for each in functions}) != 1:
     raise refused.error()
   budget_bytes = limit_bytes = None
-  while (planned := _in_place(program, around[0], limit_bytes)) is not None:
+  while (planned := _in_place(program, functions[0], limit_bytes)) is not None:
     other, allowed_bytes, planned_bytes = planned
     executable = compile_program(other)
     budget_bytes = allowed_bytes if budget_bytes is None else budget_bytes
@@ -122,11 +125,11 @@ def planned_anew(
 
 
 def _in_place(
-  program: compat.ProgramToCompile, around: Around, limit_bytes: int | None
+  program: compat.ProgramToCompile, function: Inside, limit_bytes: int | None
 ) -> tuple[compat.ProgramToCompile, int, int] | None:
   """The program planned as a whole, what temporaries it may take and took; None where that can't be."""
   try:
-    planned = around.planned_anew(limit_bytes)
+    planned = function.planned_anew(program, limit_bytes)
   except BudgetInfeasibleError:
     if limit_bytes is None:
       raise

@@ -4,26 +4,30 @@ A remat is planned when it is traced, from its function and the gradient of that
 holds more: gradients until an optimizer has used them, what clipping them takes, a second loss. How much, its compile
 shows. Where that is over the budget and would be refused, the program is traced once more as a step
 (`planning.steps`) and planned as one; what was found is compiled in its place.
+
+JAX keeps a trace as long as its function lives. It compiles it again for other arguments, under other options, in
+another jit; and what it has traced in one program stands in others. So at its trace a remat notes what is asked of it
+alone (`_Inside`), and each compile shows what the program is: the jitted function that it is of (`compat.Asked`) has to
+lower to it again. What is found of a program is kept under what it is: nothing is kept of functions.
 """
 
+import collections
 import dataclasses
 import functools
 import logging
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import jax
-import jax.core
-import numpy as np
 
 from coopjax import compat, contexts
 from coopjax.budget import Budget
 from coopjax.errors import BudgetInfeasibleError, copy_of, log
 from coopjax.hlo_engine import hook
-from coopjax.hlo_engine.mark import Mark
+from coopjax.hlo_engine.mark import Mark, keyed
 from coopjax.jaxpr.fingerprint import fingerprint_of
-from coopjax.jaxpr.placement import own_sharding
 from coopjax.jaxpr.trace import TracedFn
 from coopjax.planning import following, function_plan, regions, steps
 from coopjax.planning.choice import Choice
@@ -37,7 +41,9 @@ from coopjax.xla.compile import temp_bytes_of
 _log = logging.getLogger("coopjax.planning")
 # Whether a trial is whole, in turn: on a CPU its schedule tells what it takes, and for a TPU a draft does to a percent.
 _HOW_FAR = {"cpu": (False,), "tpu": (False, True)}
-# Of traces in progress, by request: all that are asked the same in one of them have one plan of what is around them.
+_KEPT_RESULTS = 64
+# Of traces and compiles in progress, by request: all that are asked the same in one of them have one plan of what is
+# around them.
 _programs: weakref.WeakKeyDictionary[Any, dict[Request, "_Program | None"]] = weakref.WeakKeyDictionary()
 
 
@@ -50,8 +56,10 @@ def choose(traced: TracedFn, request: Request) -> Choice:
   Raises:
     BudgetInfeasibleError: no plan reaches the budget; where the program around is known, with what it takes at least.
   """
-  program = None if traced.placement.processes or request.engine == "hlo" else _Program.here(request)
-  if program is not None and (decided := program.decided(fingerprint_of(traced))) is not None:
+  if traced.placement.processes or request.engine == "hlo":
+    return function_plan.choose(traced, request)
+  program, fingerprint = _Program.here(request), fingerprint_of(traced)
+  if program is not None and (decided := program.decided(fingerprint)) is not None:
     return decided
   try:
     choice = function_plan.choose(traced, request, says_unneeded=program is None)
@@ -59,11 +67,19 @@ def choose(traced: TracedFn, request: Request) -> Choice:
     if (choice := _choice_around(traced, request, program)) is None:
       raise
     return choice
-  if program is not None and (asked := choice.mark or choice.held):
-    is_left = choice.engine == "none" and compat.num_gradients() == 1
-    program = dataclasses.replace(program, fingerprint=fingerprint_of(traced), is_left=is_left)
-    hook.expect(Mark.from_text(asked).key, program)
-  return choice
+  is_left = program is not None and choice.engine == "none" and compat.num_gradients() == 1
+  return _noted(choice, _Inside(request, fingerprint, is_left))
+
+
+def _noted(choice: Choice, function: "_Inside") -> Choice:
+  """The choice, by whose mark compiles know the function with all that is asked of it."""
+  if (text := choice.mark or choice.held) is None:
+    return choice
+  mark = keyed(Mark.from_text(text), function.fingerprint, repr(function.request))
+  hook.expect(mark.key, function)
+  if choice.mark is not None:
+    return dataclasses.replace(choice, mark=mark.to_text())
+  return dataclasses.replace(choice, held=mark.to_choice())
 
 
 def _choice_around(traced: TracedFn, request: Request, program: "_Program | None") -> Choice | None:
@@ -97,28 +113,91 @@ def _as_checkpointed(traced: TracedFn, request: Request, fingerprint: str) -> Ch
   return Choice(decisions=decisions, held=request.held(fingerprint, request.whole()))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Program:
-  """A jitted function that is being traced, with the types of its arguments.
+@dataclasses.dataclass(frozen=True)
+class _Inside:
+  """A function under a remat, as `over_budget.Inside` has it.
 
   Attributes:
-    jitted: the function.
-    args: types of its arguments; what is no array, as it is.
-    kwargs: same.
-    surroundings: of its trace.
-    request: what a remat in it asks.
-    fingerprint: of the function under that remat.
-    is_left: that remat leaves its function as it is, which takes no more alone with its gradient.
+    request: what the remat asks.
+    fingerprint: of the function.
+    is_left: as there.
   """
 
-  jitted: jax.stages.Wrapped
-  args: tuple[Any, ...]
-  kwargs: dict[str, Any]
-  surroundings: compat.Surroundings
   request: Request
-  fingerprint: str = ""
-  is_left: bool = False
-  _known: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)  # shared by all remats in it
+  fingerprint: str
+  is_left: bool
+
+  def is_differentiated(self, program: compat.ProgramToCompile) -> bool:
+    around = _Program.compiled(program, self.request)
+    return around is None or around.is_differentiated(self.fingerprint)
+
+  def unaided_bytes(self, program: compat.ProgramToCompile, enough_bytes: float) -> int | None:
+    around = _Program.compiled(program, self.request)
+    return around and around.unaided_bytes(enough_bytes)
+
+  def planned_anew(
+    self, program: compat.ProgramToCompile, limit_bytes: int | None = None
+  ) -> tuple[jax.stages.Lowered, int, int] | None:
+    around = _Program.compiled(program, self.request)
+    return around and around.planned_anew(limit_bytes)
+
+
+class _Result:
+  """What is made once, or the error that is raised; while one thread makes it, others wait.
+
+  Attributes:
+    found: that; None as long as there is none.
+  """
+
+  def __init__(self):
+    self.found: Any = None
+    self._is_made, self._lock = False, threading.RLock()
+
+  def once(self, make: Callable[[], Any]) -> Any:
+    with self._lock:
+      if not self._is_made:
+        try:
+          self.found = make()
+        except BudgetInfeasibleError as error:
+          self.found = copy_of(error)
+        self._is_made = True
+    if isinstance(self.found, BudgetInfeasibleError):
+      raise copy_of(self.found)
+    return self.found
+
+
+class _Results:
+  """What came of programs, the latest so many; safe under threads."""
+
+  def __init__(self):
+    self._of: collections.OrderedDict[Hashable, _Result] = collections.OrderedDict()
+    self._lock = threading.Lock()
+
+  def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+    """What is made for a key, or the error that is raised, once."""
+    with self._lock:
+      result = self._of.setdefault(key, _Result())
+      self._of.move_to_end(key)
+      while len(self._of) > _KEPT_RESULTS:
+        self._of.popitem(last=False)
+    return result.once(make)
+
+
+_results = _Results()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Program:
+  """A jitted function that is being traced or compiled, with the types of its arguments.
+
+  Attributes:
+    asked: the function with those.
+    request: what remats in it ask.
+  """
+
+  asked: compat.Asked
+  request: Request
+  _known: dict[str, _Result] = dataclasses.field(default_factory=dict, repr=False)
 
   @classmethod
   def here(cls, request: Request) -> "_Program | None":
@@ -127,23 +206,27 @@ class _Program:
       return None
     known = _programs.setdefault(traced, {})
     if request not in known:
-      known[request] = cls._found(request)
+      asked = compat.traced_here()
+      known[request] = None if asked is None else cls(asked, request)
     return known[request]
 
   @classmethod
-  def _found(cls, request: Request) -> "_Program | None":
-    if (found := compat.outermost_jit()) is None:
-      return None
-    jitted, args, kwargs = found
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
-      return None
-    args, kwargs = jax.tree.map(_abstract, (args, kwargs))
-    return cls(jitted, args, kwargs, compat.Surroundings.here(), request)
+  def compiled(cls, program: compat.ProgramToCompile, request: Request) -> "_Program | None":
+    """The one that is being compiled; None where it is not known, or is not what is compiled.
+
+    The function that JAX has been asked for may stand around that, or may have been traced under other settings.
+    """
+    known = _programs.setdefault(program, {})
+    if request not in known:
+      found = None if program.asked is None else cls(program.asked, request)
+      is_it = found is not None and found._made(lambda: program.is_of(found.asked.lower()))
+      known[request] = found if is_it else None
+    return known[request]
 
   def decided(self, fingerprint: str) -> Choice | None:
     """What a plan of all of it, made for a region before, decides on this one, too."""
-    found = self._known.get("choices")
-    return found.get(fingerprint) if isinstance(found, dict) else None
+    result = self._known.get("choices")
+    return result.found.get(fingerprint) if result and isinstance(result.found, dict) else None
 
   def choices(self) -> dict[str, Choice] | None:
     """By fingerprint of its regions, what a plan of all of it decides; None where there is none."""
@@ -161,31 +244,31 @@ class _Program:
       request = dataclasses.replace(request, budget=budget)
     return self._made(lambda: self._lowered(request))
 
-  def is_differentiated(self) -> bool:
-    """Whether it takes a gradient of the function, as far as is known."""
+  def is_differentiated(self, fingerprint: str) -> bool:
+    """Whether it takes a gradient of a function, as far as is known."""
     step = self._made(self._step)
     members = step.program.members if step and isinstance(step.program, steps.Step) else ()
-    return all(member.num_runs for member in members if member.key == self.fingerprint)
+    return all(member.num_runs for member in members if member.key == fingerprint)
 
-  def unaided_bytes(self, program: compat.ProgramToCompile, enough_bytes: float) -> int | None:
-    """Temporaries of what is compiled, if it is this, without what remats do in it; None where they are not known.
+  def unaided_bytes(self, enough_bytes: float) -> int | None:
+    """Its temporaries without what remats do in it; None where they are not known.
 
     Args:
-      program: what is compiled.
       enough_bytes: about so many, or more, need not be known any closer.
     """
-    return self._made(lambda: self._once("unaided", lambda: self._unaided_bytes(program, enough_bytes)))
+    return self._made(lambda: self._unaided_bytes(enough_bytes))
 
   def _once(self, what: str, make: Callable[[], Any]) -> Any:
     """What is made of it, or the error that is raised, once."""
-    if what not in self._known:
-      try:
-        self._known[what] = make()
-      except BudgetInfeasibleError as error:
-        self._known[what] = copy_of(error)
-    if isinstance(found := self._known[what], BudgetInfeasibleError):
-      raise copy_of(found)
-    return found
+    return self._known.setdefault(what, _Result()).once(make)
+
+  def _once_of_all(self, step: Plannable, what: Hashable, make: Callable[[], Any]) -> Any:
+    """As `_once`, for all programs in this process that are the same; what a fuse may have cut short is not kept."""
+    of_step = step.program
+    if self.request.time_limit_s is not None or not isinstance(of_step, steps.Step):
+      return make()
+    key = self._once("key", lambda: of_step.key)
+    return _results.once((key, self.asked.options, self.request.target, what), make)
 
   def _made[Made](self, make: Callable[[], Made | None]) -> Made | None:
     """What is made of a plan; None where it can't be traced as it was.
@@ -194,29 +277,29 @@ class _Program:
       BudgetInfeasibleError: no plan of it reaches the budget.
     """
     try:
-      with self.surroundings.entered():
+      with self.asked.surroundings.entered():
         return make()
     except BudgetInfeasibleError:
       raise
     except Exception as error:  # whatever it is, what is said of the function alone is true
-      name = getattr(self.jitted, "__name__", "a program")
+      name = getattr(self.asked.jitted, "__name__", "a program")
       log(_log, logging.WARNING, "%s is not planned as a whole: %s: %s", name, type(error).__name__, error)
       return None
 
   def _step(self) -> Plannable | None:
-    of_step = functools.partial(Plannable.of_step, self.jitted, self.args, self.kwargs, self.request.device)
-    return self._once("step", lambda: of_step(existing="keep"))
+    asked, device = self.asked.unplaced(), self.request.device
+    return self._once("step", lambda: Plannable.of_step(asked.jitted, asked.args, asked.kwargs, device, "keep"))
 
-  def _unaided_bytes(self, program: compat.ProgramToCompile, enough_bytes: float) -> int | None:
+  def _unaided_bytes(self, enough_bytes: float) -> int | None:
     step = self._step()
     if step is None or not isinstance(step.program, steps.Step):
       return None
     as_it_is = step.program.program(step.program.each(Choice()))
-    if program.replaced(as_it_is.lower()) is None:  # JAX had a trace of a part of it, from another program
-      return None
-    trials, temp_bytes = Trials(self.request, resident_bytes=0), None
+    temp_bytes = None
     for whole in _HOW_FAR.get(self.request.platform, (True,)):
-      temp_bytes = temp_bytes_of(trials.compile(as_it_is, (), whole=whole))
+      trials = Trials(self.request, resident_bytes=0)
+      compiled = functools.partial(trials.compile, as_it_is, (), whole=whole)
+      temp_bytes = self._once_of_all(step, ("unaided", whole), lambda compiled=compiled: temp_bytes_of(compiled()))
       if temp_bytes >= enough_bytes:
         break
     return temp_bytes
@@ -224,7 +307,7 @@ class _Program:
   def _plan(self, request: Request) -> RematPlan | None:
     """Of all of it; None where it is no step, or has no regions."""
     step = self._step()
-    return step.plan(request) if step and step.functions else None
+    return self._once_of_all(step, request, lambda: step.plan(request)) if step and step.functions else None
 
   def _choices(self) -> dict[str, Choice] | None:
     if (plan := self._plan(self.request)) is None:
@@ -234,13 +317,5 @@ class _Program:
   def _lowered(self, request: Request) -> tuple[jax.stages.Lowered, int, int] | None:
     if (plan := self._plan(request)) is None:
       return None
-    fitted: Any = plan.apply(self.jitted)  # jitted, as that is
-    return fitted.lower(*self.args, **self.kwargs), plan.budget_bytes, plan.measured.temp_bytes
-
-
-def _abstract(leaf: Any) -> Any:
-  """An array's type, with its sharding where it has been put somewhere."""
-  if not isinstance(leaf, jax.Array | np.ndarray):
-    return leaf
-  aval = jax.typeof(leaf)
-  return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=own_sharding(leaf), weak_type=aval.weak_type)
+    fitted: Any = plan.apply(self.asked.jitted)  # jitted, as that is
+    return fitted.lower(*self.asked.args, **self.asked.kwargs), plan.budget_bytes, plan.measured.temp_bytes

@@ -13,6 +13,7 @@ import coopjax
 from coopjax import compat
 from coopjax.hlo_engine import compiles
 from coopjax.jaxpr import cost
+from coopjax.planning import around
 from coopjax.planning.plannable import Plannable
 from tests.support import models
 from tests.support.checks import assert_same, num_dots, temp_bytes
@@ -239,6 +240,7 @@ def test_why_a_program_is_not_planned_as_a_whole_is_logged_where_people_look(mon
 
   by_hand = temp_bytes(compiled(BY_HAND))
   monkeypatch.setattr(Plannable, "plan", failing)
+  monkeypatch.setattr(around, "_results", around._Results())  # of other tests
   with pytest.raises(coopjax.BudgetInfeasibleError, match="not the program that the policy engine planned"):
     compiled(coopjax.remat(scanned, budget=by_hand, engine="policy"))
   ((logger, level, message),) = caplog.record_tuples

@@ -168,14 +168,33 @@ def test_a_remat_in_a_remat_has_a_share_of_that_alone():
   assert 0.5 < taken_bytes / bytes_of(jax.jit(jax.value_and_grad(plain)), (WEIGHTS, X)) <= 0.9
 
 
-def test_where_what_the_program_takes_is_not_known_that_is_said():
-  """Of the function, JAX has a trace that was made for another program."""
+def test_a_share_is_of_the_program_where_jax_has_a_trace_of_a_part_from_another(looked_at):
   loss = jax.jit(by_policy(0.6)(PLAIN))
   loss(WEIGHTS, X)
   both = lambda weights, x: loss(weights, x) + PLAIN(weights, jnp.tile(jnp.cos(x), (2, 1)))
+  with pytest.raises(coopjax.BudgetInfeasibleError) as caught:
+    jax.jit(jax.value_and_grad(both)).lower(WEIGHTS, X).compile()
+  assert caught.value.budget_bytes == int(0.6 * unaided_bytes(beside_another)) < caught.value.smallest_bytes
+  assert len(looked_at) == 1
+
+
+def test_a_share_is_held_where_the_step_is_compiled_again(looked_at):
+  step, arguments = optimized(by_policy(0.6))
+  with warnings.catch_warnings():
+    warnings.simplefilter("error")
+    for again in [arguments, jax.device_put(arguments, jax.devices()[0])]:
+      assert bytes_of(step, again) <= 0.6 * unaided_bytes(optimized)
+  assert len(looked_at) == 2
+
+
+def test_where_what_the_program_takes_is_not_known_that_is_said():
+  """It is made of one under a `vmap` around."""
+  step, arguments = beside_another(by_policy(0.6))
+  with pytest.raises(coopjax.BudgetInfeasibleError):
+    step.lower(*arguments).compile()
+  examples = jnp.stack([X, X])
   with pytest.warns(coopjax.BudgetExceededWarning, match="may be over its budget of 0.6 .* is not known here"):
-    taken_bytes = bytes_of(jax.jit(jax.value_and_grad(both)), (WEIGHTS, X))
-  assert taken_bytes > 0.6 * unaided_bytes(beside_another)
+    jax.vmap(step, (None, 0))(WEIGHTS, examples)
 
 
 @pytest.mark.parametrize(
