@@ -1,13 +1,13 @@
 """Planning time and quality over size: programs of six shapes (`shapes.py`), each in a process of its own.
 
 ``python benchmarks/scale.py SHAPE OPS SHARE STEPS PLANNER...`` plans one, and prints, for each planner, whether the
-budget holds, the overhead, what no plan goes below, the steps, seconds and microseconds an op that it took, and the
-process's largest resident GiB so far.
+budget holds, the overhead, what no plan goes below, the steps, seconds of the processor and microseconds an op that it
+took, and the process's largest resident GiB so far.
 """
 
 import itertools
 import math
-import resource
+import pathlib
 import subprocess
 import sys
 import time
@@ -18,6 +18,7 @@ from tables import Row
 
 from coopjax import _core
 from coopjax.planners.auto import AutoPlanner
+from coopjax.planners.effort import steps_of
 from coopjax.planners.peak import PeakPlanner
 from coopjax.planners.segments import SegmentPlanner
 
@@ -31,8 +32,8 @@ _FIELDS = ("holds", "overhead", "least_overhead", "steps", "seconds", "us_per_op
 
 
 def steps_for(num_ops: int) -> int:
-  """As many as a second takes for 10,000 ops, six for 100,000 and sixty for a million, about."""
-  return (12_000 if num_ops <= AutoPlanner.large_ops else 6_000) * num_ops
+  """About as many as 10,000 ops take in a second, 100,000 in six and a million in sixty; at most what requests get."""
+  return min((8_000 if num_ops <= AutoPlanner.large_ops else 4_000) * num_ops, steps_of("normal", num_ops))
 
 
 def rows(sizes: tuple[int, ...], max_steps: int, announce: Callable[[str], None]) -> Iterator[Row]:
@@ -57,12 +58,17 @@ def main(shape: str, num_ops: int, share: float, max_steps: int, *labels: str) -
   program = SHAPES[shape](num_ops)
   budget_bytes = math.floor(share * int(_core.live_bytes(program.core, program.schedule).max()))
   for label in labels:
-    start, steps_before = time.perf_counter(), _core.steps_taken()
+    start, steps_before = time.process_time(), _core.steps_taken()
     result = PLANNERS[label].plan(program, budget_bytes, max_steps=max_steps)
-    seconds, steps = time.perf_counter() - start, _core.steps_taken() - steps_before
-    rss_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    seconds, steps = time.process_time() - start, _core.steps_taken() - steps_before
     bounds = result.overhead(program), result.least_overhead(program)
-    print(int(result.is_feasible), *bounds, steps, seconds, 1e6 * seconds / program.num_ops, rss_gib)
+    print(int(result.is_feasible), *bounds, steps, seconds, 1e6 * seconds / program.num_ops, _largest_resident_gib())
+
+
+def _largest_resident_gib() -> float:
+  """Of this process alone: getrusage also counts the process that started it."""
+  fields = dict(line.split(":", 1) for line in pathlib.Path("/proc/self/status").read_text().splitlines())
+  return int(fields["VmHWM"].split()[0]) / 2**20
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """Several planners on several orders, then improvement until a lower bound, the steps or lack of progress ends it."""
 
+import contextlib
 import dataclasses
+import gc
 import logging
 from collections.abc import Callable, Iterator
 
@@ -55,7 +57,8 @@ class AutoPlanner:
   two thoroughly; Coop, its plan polished by the peak planner; FastSA from scratch, of small programs in their own
   order, too, polished likewise; at last the best plan is improved by annealing, by large-neighbourhood search
   (``xla_pass/planners/improve/neighbourhood_search.h``), the longer the wider the gap to the bound, and by exchanges
-  again. Large programs get the segment planner and what the peak planner makes of its plan.
+  again. Large programs get the segment planner and, where it misses the budget, what the peak planner makes of its
+  plan.
 
   Where the budget can't be reached, the plan is the cheapest of those within 1% of the smallest peak that was seen: the
   last percent often costs as much as the whole program, and nobody asked for that.
@@ -107,7 +110,8 @@ class AutoPlanner:
     if search.is_done:
       return
     if search.program.num_ops > self.large_ops:
-      search.run(PeakPlanner(swap=False), segments.schedule, order=default)
+      if not segments.is_feasible:
+        search.run(PeakPlanner(swap=False), segments.schedule, order=default)
     else:
       hasty = PeakPlanner(swap=False, max_trials=self.screening_trials)
       search.run(hasty if search.is_hopeless else self._thorough(search), default)
@@ -257,9 +261,13 @@ class _Search:
     """The best result that the validator accepts."""
     report = None
     for result in sorted(self.results, key=self.rank):
-      report = validate(
-        self.program, result.schedule, claimed_peak_bytes=result.peak_live_bytes, claimed_cost_s=result.recompute_cost_s
-      )
+      with _uncollected():
+        report = validate(
+          self.program,
+          result.schedule,
+          claimed_peak_bytes=result.peak_live_bytes,
+          claimed_cost_s=result.recompute_cost_s,
+        )
       if report.is_valid:
         return result
     raise InvalidPlanError(f"no planner made a valid plan; the last one: {report}")
@@ -270,6 +278,18 @@ class _Search:
     if not result.is_feasible:
       excess_bytes = max(result.peak_live_bytes, int(_NEAR_SMALLEST * self.smallest_bytes)) - self.budget_bytes
     return excess_bytes, result.recompute_cost_s, result.peak_live_bytes
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+  """Without the collector of cycles: the validator makes objects by the million, none of them in a cycle."""
+  was_enabled = gc.isenabled()
+  gc.disable()
+  try:
+    yield
+  finally:
+    if was_enabled:
+      gc.enable()
 
 
 def _promising(screened: list[PlannerResult], search: _Search) -> list[PlannerResult]:

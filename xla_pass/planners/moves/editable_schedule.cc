@@ -31,6 +31,10 @@ EditableSchedule::EditableSchedule(const StepProgram& program, std::span<const O
     : program_(program), shares_(program), touches_(Touches(program)), schedule_(schedule.begin(), schedule.end()) {
   may_run_twice_.resize(program.num_ops());
   is_in_place_.resize(program.num_ops(), 0);
+  is_overwritten_.resize(program.num_values(), 0);
+  for (ValueId over : program.value_in_place_of) {
+    if (over != kNoValue) is_overwritten_[over] = 1;
+  }
   for (OpId op = 0; op < program.num_ops(); ++op) {
     may_run_twice_[op] = MayRunTwice(program, op);
     for (ValueId w : program.op_outputs[op]) is_in_place_[op] |= program.value_in_place_of[w] != kNoValue;
@@ -146,7 +150,7 @@ bool EditableSchedule::Shares(OpId op, Key key, ValueId v) const {
 
 int32_t EditableSchedule::ReadableAt(ValueId v, Key key) const {
   const int32_t i = MadeBefore(v, key);
-  if (i < 0) return -1;
+  if (i < 0 || !is_overwritten_[v]) return i;
   Key last = 0;
   const OpId reader = LastReader(v, i, &last);
   if (reader != kNoOp && last < key && Overwrites(reader, v)) return -1;

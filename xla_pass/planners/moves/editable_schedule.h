@@ -14,6 +14,7 @@
 #include <span>
 #include <vector>
 
+#include "base/short_list.h"
 #include "planners/moves/step_keys.h"
 #include "program/dependences.h"
 #include "program/step_program.h"
@@ -67,9 +68,9 @@ class EditableSchedule {
   FreeKeys KeysBefore(Key step_key, size_t count) const { return keys_.Before(step_key, count); }
   bool may_run_twice(OpId op) const { return may_run_twice_[op]; }
 
-  const std::vector<Made>& made(ValueId v) const { return made_[v]; }
+  const ShortList<Made, 2>& made(ValueId v) const { return made_[v]; }
   // Not of parameters and constants that nobody overwrites: they are there anyway.
-  const std::vector<Read>& reads(ValueId v) const { return reads_[v]; }
+  const ShortList<Read, 3>& reads(ValueId v) const { return reads_[v]; }
 
   // Index into made(v) of the last production before `key`, or the one at `key`; -1: none.
   int32_t MadeBefore(ValueId v, Key key) const;
@@ -122,10 +123,11 @@ class EditableSchedule {
   const Csr touches_;                 // overwriting counts as a read: it must find the value
   std::vector<uint8_t> may_run_twice_;
   std::vector<uint8_t> is_in_place_;  // per op: overwrites something
+  std::vector<uint8_t> is_overwritten_;   // per value: by some op
   Schedule schedule_;
   StepKeys keys_;
-  std::vector<std::vector<Made>> made_;
-  std::vector<std::vector<Read>> reads_;
+  std::vector<ShortList<Made, 2>> made_;
+  std::vector<ShortList<Read, 3>> reads_;
   std::vector<int64_t> live_bytes_;
   std::vector<int64_t> live_before_;
   std::vector<Change> changes_;

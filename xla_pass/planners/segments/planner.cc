@@ -4,6 +4,7 @@
 #include <limits>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "base/allowance.h"
 #include "planners/moves/lowering.h"
@@ -23,6 +24,7 @@ constexpr double kBare = std::numeric_limits<double>::infinity();
 // Over the budget, of proposals to be polished: those that lead to the best plans most often come first.
 constexpr double kMargins[] = {0.16, 0.32, kBare, 0.08, 0.64, 0.04, 0.02};
 constexpr int32_t kPatience = 3;        // proposals in a row that lead to nothing better
+constexpr double kSquaredSteps = 1.5;   // of polishing with excess squared, over those of the bare order without
 constexpr double kWorseningAllowed = 1.25;   // before a plan is cleaned up
 
 // A schedule and what it takes.
@@ -91,7 +93,11 @@ class SegmentPlanner {
         Keep(proposal);
       }
       // A first plan is there; what bare moves make of the order tells what of the others is worth a look.
-      if (is_first && is_polished) Keep(Polished(order_, /*is_squared=*/false));
+      if (is_first && is_polished) {
+        const int64_t spent = allowance_.Spent();
+        Keep(Polished(order_, /*is_squared=*/false));
+        bare_steps_ = allowance_.Spent() - spent;
+      }
     }
     const bool has_segments = !IsTooDear(proposal);
     Keep(CleanedUp(std::move(proposal), budget_bytes_));
@@ -131,12 +137,14 @@ class SegmentPlanner {
     return Judged(std::move(fewer.schedule));
   }
 
-  // Where segments have little to offer, the bare order is the one proposal.
+  // Where segments have little to offer, the bare order is the one proposal. What would be cut short comes to nothing:
+  // it is not begun.
   void Polish(bool has_segments) {
     int32_t num_failures = 0;
     for (double margin : kMargins) {
       if (!has_segments && margin != kBare) continue;
-      if (num_failures == kPatience || effort_.IsSpent()) return;
+      const auto steps_needed = static_cast<int64_t>(kSquaredSteps * static_cast<double>(bare_steps_));
+      if (num_failures == kPatience || effort_.IsSpent() || allowance_.Left() < steps_needed) return;
       const Plan plan = margin == kBare ? order_ : Proposal(margin);
       num_failures = Keep(Polished(plan, /*is_squared=*/true)) ? 0 : num_failures + 1;
     }
@@ -157,8 +165,17 @@ class SegmentPlanner {
     Lowering lowering(context_.program, plan.schedule, budget_bytes_, is_squared, /*merges_repeats=*/true, &effort_,
                       &counters_);
     lowering.Lower(limit_s);
-    if (lowering.is_feasible()) lowering.CleanUp();
-    return Judged(lowering.schedule());
+    const bool repeats_writers = RepeatsWriters(lowering.schedule());
+    if (lowering.is_feasible() && repeats_writers) lowering.CleanUp();
+    Plan polished = Judged(lowering.schedule());
+    return repeats_writers ? polished : CleanedUp(std::move(polished), budget_bytes_);
+  }
+
+  // Whether an op that overwrites its input runs again.
+  bool RepeatsWriters(const Schedule& schedule) const {
+    std::vector<uint8_t> has_run(context_.program.num_ops(), 0);
+    return std::ranges::any_of(
+        schedule, [&](OpId op) { return std::exchange(has_run[op], 1) && !context_.may_repeat[op]; });
   }
 
   const Allowance allowance_;
@@ -171,6 +188,7 @@ class SegmentPlanner {
   SegmentResult result_;
   Plan best_;
   Step best_length_ = 0;   // of segments
+  int64_t bare_steps_ = 0;   // that polishing the bare order took
 };
 
 }  // namespace

@@ -13,8 +13,8 @@ struct FewerRepeats {
   int64_t num_removed = 0;
 };
 
-// `schedule` is valid and under `budget_bytes`, and so is what comes back. The repeats that save most
-// seconds per byte held go first, and with them those that served nobody else. `touches` is
+// `schedule` is valid and under `budget_bytes`, and so is what comes back; its in-place writers run once. The repeats
+// that save most seconds per byte held go first, and with them those that served nobody else. `touches` is
 // OpTouches(program). O((steps + reads) log steps).
 FewerRepeats RemoveUnneededRepeats(const StepProgram& program, const Csr& touches, std::span<const OpId> schedule,
                                    int64_t budget_bytes);
