@@ -310,9 +310,18 @@ class _Program:
     return self._once_of_all(step, request, lambda: step.plan(request)) if step and step.functions else None
 
   def _choices(self) -> dict[str, Choice] | None:
+    """As `choices`. JAX keeps the trace that they are for, and may compile it in another jit: that is held, too."""
     if (plan := self._plan(self.request)) is None:
       return None
-    return dict(zip((region.fingerprint for region in plan.regions), following.choices_of(plan), strict=True))
+    if (step := self._step()) is not None:  # known with the plan, for the compile that comes
+      whole = _HOW_FAR.get(self.request.platform, (True,))[-1]
+      self._once_of_all(step, ("unaided", whole), lambda: plan.baseline.temp_bytes)
+    held, choices = functools.partial(self.request.held, whole=self.request.whole()), {}
+    for region, choice in zip(plan.regions, following.choices_of(plan), strict=True):
+      if choice.mark is None:
+        choice = dataclasses.replace(choice, held=held(region.fingerprint))
+      choices[region.fingerprint] = _noted(choice, _Inside(self.request, region.fingerprint, is_left=False))
+    return choices
 
   def _lowered(self, request: Request) -> tuple[jax.stages.Lowered, int, int] | None:
     if (plan := self._plan(request)) is None:

@@ -169,6 +169,26 @@ def test_a_remat_without_effect_is_told_of_at_each_compile_of_a_step_and_of_no_e
     jax.jit(loss).lower(WEIGHTS, X).compile(options)
 
 
+def test_a_plan_of_a_step_that_its_trace_carries_out_is_held_where_that_is_compiled_in_another_jit():
+  """Blocks that alone can't be brought to their share; where arguments are given, temporaries lie in results less."""
+  weights, x = [jnp.eye(64) / 10 + i / 100 for i in range(5)], jnp.ones((128, 64))
+
+  def step(remat):
+    block = remat(lambda weight, x: jnp.tanh(x @ weight) + jnp.sin(x))
+    loss = lambda weights, x: jnp.mean(functools.reduce(lambda x, weight: block(weight, x), weights, x) ** 2)
+    return lambda weights, x: jax.tree.map(lambda w, grad: w - 0.1 * grad, weights, jax.grad(loss)(weights, x))
+
+  def bytes_of(step, **options):
+    return temp_bytes(jax.jit(step, **options).lower(weights, x).compile())
+
+  fitted = step(functools.partial(coopjax.remat, budget=0.64, engine="policy", effort="fast"))
+  assert bytes_of(fitted) <= 0.64 * bytes_of(step(lambda fn: fn))
+  unaided_bytes = bytes_of(step(lambda fn: fn), donate_argnums=0)
+  with pytest.raises(coopjax.BudgetInfeasibleError) as caught:
+    bytes_of(fitted, donate_argnums=0)
+  assert caught.value.budget_bytes == int(0.64 * unaided_bytes) < caught.value.smallest_bytes
+
+
 def test_nothing_is_kept_of_steps_that_are_gone():
   def gone():
     data = jnp.ones(8)
