@@ -22,7 +22,7 @@ class BoundSearch {
   BoundSearch(const StepProgram& program, int64_t budget_bytes, int64_t max_work)
       : program_(program), budget_bytes_(budget_bytes), order_(program), shares_(program) {
     const int64_t edges = 1 + program.op_inputs.items.size() + program.op_control.items.size() + program.num_values();
-    num_cuts_left_ = std::max<int64_t>(max_work / (edges * kWorkPerCut), 3 * kCutsPerSearch);
+    num_cuts_left_ = std::max<int64_t>(max_work / (edges * kWorkPerCut), 2 * kCutsPerSearch);
     num_samples_ = std::clamp<int64_t>(num_cuts_left_ / 2, 16, 512);
     is_thorough_ = num_cuts_left_ >= num_samples_ * kCutsPerSearch;
   }
