@@ -86,6 +86,22 @@ TEST(ALaterRepeatIsMergedWhereHoldingIsCheaper) {
   EXPECT_EQ(kept.cost_s, 1 - 1);
 }
 
+// What TheGoingRateDecides and ALaterRepeatIsMerged do, told without an edit: a second run of a that would go for 0
+// seconds a byte is foreseen with its own cost, what was made for it is not.
+TEST(AChainTellsWhatAMoveTakes) {
+  Planned held(kOnce, 12), enough(kTwice, 10), less(kTwice, 9);
+  const auto chain = held.moves.Follow(kGap, DeadOperands::kHold, /*merges_repeats=*/true);
+  EXPECT_TRUE(chain.is_possible && chain.met_dead_operand && !chain.may_delay && !chain.may_merge);
+  EXPECT_EQ(chain.cost_s, 1);
+  EXPECT_EQ(chain.held_price, 2 * 2);
+  const Gap gap = {kA, StepKey(1), StepKey(1), StepKey(2)};
+  const auto merging = enough.moves.Follow(gap, DeadOperands::kHold, /*merges_repeats=*/true);
+  EXPECT_TRUE(merging.may_delay && merging.may_merge);
+  EXPECT_EQ(merging.merged_s, 1);
+  EXPECT_TRUE(!less.moves.Follow(gap, DeadOperands::kHold, /*merges_repeats=*/true).may_merge);
+  EXPECT_TRUE(held.schedule.edits().empty() && enough.schedule.edits().empty());
+}
+
 TEST(ARepeatIsTakenOutWithWhatIsMadeForIt) {
   Planned planned(kTwice, 12);
   double saved_s = 0;

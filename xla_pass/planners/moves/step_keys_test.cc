@@ -27,6 +27,18 @@ TEST(RowsGoBetweenTwoSteps) {
   EXPECT_EQ(keys.AtOrAfter(StepKey(9)), 3);   // after all of them
 }
 
+TEST(RowsGoBeforeTheFirstStep) {
+  StepKeys keys;
+  keys.Reset(2);
+  const Key before = keys.Before(keys[0], 1)[0];
+  keys.Settle(std::vector<Key>{before});
+  EXPECT_EQ(keys.AtOrAfter(before), 0);
+  EXPECT_EQ(keys.AtOrAfter(StepKey(0)), 1);
+  EXPECT_EQ(keys.AtOrAfter(StepKey(1)), 2);
+  keys.TakeOut(std::vector<Step>{0});
+  EXPECT_EQ(keys.AtOrAfter(StepKey(1)), 1);
+}
+
 // 2^36 keys between two steps, halved each time: the 24th leaves 2^12 on one side, no more room for 4,096.
 TEST(SaysWhenRoomGetsShort) {
   StepKeys keys;
