@@ -125,8 +125,8 @@ def compiled_here() -> Asked | None:
   Under transformations of JAX's it may be that around, of which another program is compiled.
   """
   for frame in _frames():
-    if frame.f_code is jax.stages.Lowered.compile.__code__:
-      asked, options = _of_stages.get(frame.f_locals.get("self")), frame.f_locals.get("compiler_options")
+    if frame.f_code.co_qualname == "Lowered.compile":  # JAX's own, which others may have wrapped
+      asked, options = _of_stages.get(frame.f_locals["self"]), frame.f_locals.get("compiler_options")
       return asked.with_options(options) if asked and options else asked
     if frame.f_code is _code_of("_cpp_pjit", "cache_miss"):
       return _read(frame, "jit_info")

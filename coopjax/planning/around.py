@@ -26,7 +26,7 @@ from coopjax import compat, contexts
 from coopjax.budget import Budget
 from coopjax.errors import BudgetInfeasibleError, copy_of, log
 from coopjax.hlo_engine import hook
-from coopjax.hlo_engine.mark import Mark, keyed
+from coopjax.hlo_engine.mark import keyed
 from coopjax.jaxpr.fingerprint import fingerprint_of
 from coopjax.jaxpr.trace import TracedFn
 from coopjax.planning import following, function_plan, regions, steps
@@ -73,13 +73,11 @@ def choose(traced: TracedFn, request: Request) -> Choice:
 
 def _noted(choice: Choice, function: "_Inside") -> Choice:
   """The choice, by whose mark compiles know the function with all that is asked of it."""
-  if (text := choice.mark or choice.held) is None:
+  if (asked := choice.asked) is None:
     return choice
-  mark = keyed(Mark.from_text(text), function.fingerprint, repr(function.request))
+  mark = keyed(asked, function.fingerprint, repr(function.request))
   hook.expect(mark.key, function)
-  if choice.mark is not None:
-    return dataclasses.replace(choice, mark=mark.to_text())
-  return dataclasses.replace(choice, held=mark.to_choice())
+  return choice.asking(mark)
 
 
 def _choice_around(traced: TracedFn, request: Request, program: "_Program | None") -> Choice | None:

@@ -50,16 +50,26 @@ class Choice:
       raise TypeError(f"marks are text, not {mark!r} and {held!r}")
     return cls(mark, None if decisions is None else PolicyDecisions.from_json(decisions), held)
 
+  @property
+  def asked(self) -> Mark | None:
+    """What its program asks of the HLO engine, or is held to without it."""
+    text = self.mark or self.held
+    return None if text is None else Mark.from_text(text)
+
+  def asking(self, mark: Mark) -> "Choice":
+    """It, with another mark in the place of what it asks."""
+    if self.mark is not None:
+      return dataclasses.replace(self, mark=mark.to_text())
+    return dataclasses.replace(self, held=mark.to_choice())
+
   def held_to(self, whole: Callable[[Whole], Whole | None]) -> "Choice":
     """It, where its program is held to a share, with that changed; to none where that is changed to None."""
-    text = self.mark or self.held
-    mark = None if text is None else Mark.from_text(text)
-    if mark is None or mark.whole is None:
+    if (mark := self.asked) is None or mark.whole is None:
       return self
-    changed = dataclasses.replace(mark, whole=whole(mark.whole))
-    if self.mark is not None:
-      return dataclasses.replace(self, mark=changed.to_text())
-    return dataclasses.replace(self, held=None if changed.whole is None else changed.to_choice())
+    changed = whole(mark.whole)
+    if changed is None and self.mark is None:
+      return dataclasses.replace(self, held=None)
+    return self.asking(dataclasses.replace(mark, whole=changed))
 
   def flat_fn(self, traced: TracedFn, prevent_cse: bool = True) -> Callable[..., list[Any]]:
     """The function carried out this way, in place of ``traced.evaluate``; `prevent_cse` as for `jax.checkpoint`."""

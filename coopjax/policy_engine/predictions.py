@@ -172,17 +172,16 @@ def predicted_bytes(
 
 
 def like_the_least[Decisions: Hashable](
-  candidates: Sequence[SearchCandidate[Decisions]], trials: Sequence[Trial[Decisions]], reach_bytes: float
+  candidates: Sequence[SearchCandidate[Decisions]],
+  trials: Sequence[Trial[Decisions]],
+  least: SearchCandidate[Decisions],
 ) -> Sequence[SearchCandidate[Decisions]]:
-  """Before a refusal, other ways to save nothing that estimates don't tell from what took the least, if that is within
-  reach, the most finely cut first: XLA's bytes tell whether the last segment had better be under a checkpoint, and
-  where blocks end. A few of them, whatever they take.
+  """Other ways to save nothing that estimates don't tell from what took the least, the most finely cut first: XLA's
+  bytes tell whether the last segment had better be under a checkpoint, and where blocks end. A few of them, whatever
+  they take.
   """
-  least = min(trials, key=lambda trial: trial.temp_bytes, default=None)
-  if least is None or least.temp_bytes > reach_bytes:
-    return ()
+  like_bytes = least.estimated_bytes
   is_like = lambda each: each.is_bare and abs(each.estimated_bytes - like_bytes) <= _APART * like_bytes
-  like_bytes = least.candidate.estimated_bytes
   if sum(is_like(trial.candidate) for trial in trials) > _MAX_LIKE_THE_LEAST:
     return ()
   return sorted(filter(is_like, candidates), key=lambda each: (-each.num_segments, each.flops))

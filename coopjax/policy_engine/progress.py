@@ -181,20 +181,20 @@ class Progress[Decisions: Hashable]:
       bare,
       lambda candidate: ((candidate.scan_bodies, candidate.kin) in seen, candidate.estimated_bytes, candidate.flops),
     )
-    found = found or self._smaller_than_all(untried)
-    near = like_the_least(untried, self._tried, _SPARED_BY_SAVING * self._budget)
-    return found or self._first(near, lambda _: 0) or self._saving_for_less(untried)
+    return found or self._smaller_than_all(untried) or self._before_refusal(untried)
 
-  def _saving_for_less(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
-    """Before a refusal: to save can take less than to repeat, where devices exchange anew what is repeated. Policies
-    without names show it; then what fits of what people pick, as far as estimates tell it from the least so far.
+  def _before_refusal(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
+    """Where the least so far is near: first other ways to save nothing. To save can take less than to repeat, where
+    devices exchange anew what is repeated. Policies without names show it; then what fits of what people pick, as far
+    as estimates tell it from the least.
     """
     least = min(self._tried, key=lambda trial: trial.temp_bytes, default=None)
     if least is None or least.temp_bytes > _SPARED_BY_SAVING * self._budget:
       return None
     usual, reach = [c for c in untried if c.is_by_hand], self._budget - least.error_bytes(self._num_shards)
     fitting = [c for c in usual if c.estimated_bytes / self._num_shards <= reach]
-    found = self._first([c for c in usual if c.is_plain_policy], self._predict)
+    found = self._first(like_the_least(untried, self._tried, least.candidate), lambda _: 0)
+    found = found or self._first([c for c in usual if c.is_plain_policy], self._predict)
     return found or self._first(fitting, lambda c: c.flops) or self._likeliest_gain(usual)
 
   def _usual(self) -> SearchCandidate[Decisions] | None:

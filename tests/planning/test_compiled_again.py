@@ -80,6 +80,14 @@ def test_what_is_compiled_again_is_held_and_planned_once(planned):
   assert temp_bytes(lowered.compile(OPTIONS)) <= budget_bytes
 
 
+def test_a_step_is_known_where_others_wrap_how_jax_compiles(monkeypatch):
+  compile_lowered = jax.stages.Lowered.compile
+  monkeypatch.setattr(jax.stages.Lowered, "compile", lambda *args, **kwargs: compile_lowered(*args, **kwargs))
+  budget_bytes = least_bytes() + 4096
+  lowered = jax.jit(penalized(remat(budget_bytes))).lower(WEIGHTS, X)
+  assert temp_bytes(lowered.compile(OPTIONS)) <= budget_bytes
+
+
 def test_another_jit_of_a_traced_function_is_planned_as_that():
   budget_bytes = least_bytes() + 200_000
   step = penalized(remat(budget_bytes))

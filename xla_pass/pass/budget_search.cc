@@ -13,7 +13,7 @@ namespace coopjax {
 namespace {
 
 constexpr int32_t kMaxSplits = 5;             // of the budget between the entry and what it runs
-constexpr double kRoomToLoosen = 0.03;        // of the budget
+constexpr double kRoomToLoosen = 0.015;       // of the budget
 constexpr int64_t kPartOfSteps = 2;           // for a round of a planner that may take all it gets
 constexpr double kRoomToSettle[] = {0.01, 0.02, 0.04};  // above the smallest peak
 
