@@ -32,7 +32,8 @@ def inspect(source: Any, module: str | None = None) -> MemoryProfile:
 
   Args:
     source: a dump directory of ``--xla_dump_to`` or a file in it (``.hlo.pb``, HLO text, ``-buffer-assignment.txt``;
-      gzipped too), a ``jax.stages.Compiled``, or a :class:`coopjax.RematPlan` (its compiled totals).
+      gzipped too), a ``jax.stages.Compiled`` (of ``eqx.filter_jit`` and ``nnx.jit``, too), or a
+      :class:`coopjax.RematPlan` (its compiled totals).
     module: of a directory, the module whose name contains this; the largest by default.
 
   Returns:
@@ -50,8 +51,9 @@ def inspect(source: Any, module: str | None = None) -> MemoryProfile:
   """
   if isinstance(source, RematPlan):
     return source.measured
-  if isinstance(source, jax.stages.Compiled):
-    return _of_compiled(source)
+  compiled = getattr(source, "compiled", source)  # Equinox and NNX wrap what their jits compile
+  if isinstance(compiled, jax.stages.Compiled):
+    return _of_compiled(compiled)
   if isinstance(source, (str, os.PathLike)):
     return of_dump(dump.read(source, module))
   raise DumpError(
@@ -275,7 +277,9 @@ def _with_program(profile: MemoryProfile, module: _core.HloModule, facts: "_core
   program, _ = read_step_program(module)
   entry = facts["computations"][-1]  # its root runs last
   instructions = zip(facts["opcodes"], facts["computations"], facts["scopes"], strict=True)
-  arguments = [scope for op, computation, scope in instructions if op == "parameter" and computation == entry]
+  paths = [scope for op, computation, scope in instructions if op == "parameter" and computation == entry]
+  type_of = {buffer.argument: buffer.type for buffer in profile.arguments}
+  arguments = layers.layers_of_arguments(paths, [type_of.get(path, "") for path in paths])
   layer_of = dict(zip(program.op_names, layers.layers_of_ops(program, arguments), strict=True))
   remake_s, _ = _core.remake_costs(program.core, program.schedule)
   cost_s = {program.op_names[op]: float(remake_s[program.outputs(op)].max(initial=0)) for op in range(program.num_ops)}
