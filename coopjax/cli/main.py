@@ -92,8 +92,8 @@ def _run(options: argparse.Namespace, interrupts: Interrupts) -> int:
 def _told(error: Exception) -> str:
   """An error in a line or a few: ours say all by themselves, others what they are and which of the user's lines."""
   if isinstance(error, (CoopjaxError, OSError, ValueError)) and not _users_line(error):
-    if isinstance(error, OSError) and error.filename is not None:
-      return f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.strerror:
+      return f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
     return "\n".join([str(error), *planning_commands.advice(error)])
   return f"{_users_line(error)}{type(error).__name__}: {error} (--traceback shows where)"
 
@@ -177,8 +177,10 @@ def _parser() -> argparse.ArgumentParser:
 def _complete(parser: argparse.ArgumentParser) -> None:
   """Answers a shell that asks for completions, and exits; does nothing otherwise."""
   if "_ARGCOMPLETE" in os.environ:
-    import argcomplete
-
+    try:
+      import argcomplete
+    except ImportError:  # the shell remembers what is no longer installed: a traceback would stand in the line typed
+      sys.exit(1)
     argcomplete.autocomplete(parser)
 
 

@@ -10,7 +10,7 @@ import sys
 import traceback
 from typing import Any
 
-from coopjax.cli import planning_commands
+from coopjax.cli import files, planning_commands
 from coopjax.errors import CoopjaxError, UserFunctionError
 from coopjax.planning.remat_plan import RematPlan
 
@@ -34,7 +34,7 @@ def add_parser(commands: Any) -> None:
   asked.add_argument("--budget", type=planning_commands.budget, help="of each step, as of plan")
   asked.add_argument("--plan", metavar="PLAN", help="a file that RematPlan.save wrote, in place of planning")
   run.add_argument("--total", action="store_true", help="as of plan")
-  run.add_argument("--output", "-o", metavar="FILE", help="save the plan of the step that was planned last")
+  run.add_argument("--output", "-o", type=_output, metavar="FILE", help="save the plan of the step that was planned last")
   run.add_argument("--format", choices=planning_commands.FORMATS, help="print plans as of plan")
   run.add_argument("--names-only", action="store_true", help="as of plan")
   run.add_argument("--existing", default="replace", choices=planning_commands.EXISTING, help="as of plan (replace)")
@@ -44,6 +44,11 @@ def add_parser(commands: Any) -> None:
   run.add_argument("program", help="path/to/trainer.py, or with -m package.trainer")
   run.add_argument("arguments", nargs=argparse.REMAINDER, help="the program's own")
   run.set_defaults(command=_run)
+
+
+def _output(text: str) -> pathlib.Path:
+  """Where the plan goes, wherever the program changes its directory to."""
+  return files.output(text).absolute()
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -66,8 +71,8 @@ def _run(options: argparse.Namespace) -> int:
       _run_program(options)
     except CoopjaxError:
       raise
-    except Exception:
-      traceback.print_exc()  # the program's own, as Python would show it
+    except Exception as error:
+      traceback.print_exception(_of_program(error))
       return 1
   return 0
 
@@ -77,6 +82,8 @@ def _find(options: argparse.Namespace) -> None:
   if not options.is_module:
     if not os.path.exists(options.program):
       raise UserFunctionError(f"{options.program} does not exist")
+    if os.path.isdir(options.program) and not os.path.exists(os.path.join(options.program, "__main__.py")):
+      raise UserFunctionError(f"{options.program} is a directory without a __main__.py")
     return
   sys.path.insert(0, os.getcwd())
   package = options.program.partition(".")[0]
@@ -86,6 +93,14 @@ def _find(options: argparse.Namespace) -> None:
     is_there = False
   if not is_there:
     raise UserFunctionError(f"there is no module {package} to run {options.program} of")
+
+
+def _of_program(error: Exception) -> Exception:
+  """An error as Python would show it, had it run the program: its frames from the program's first on."""
+  ours, frames = (__file__, "<frozen runpy>"), error.__traceback__
+  while frames is not None and frames.tb_frame.f_code.co_filename in ours:
+    frames = frames.tb_next
+  return error.with_traceback(frames)
 
 
 def _run_program(options: argparse.Namespace) -> None:

@@ -1,5 +1,6 @@
 """The command line, as a user runs it."""
 
+import errno
 import json
 import os
 import signal
@@ -238,6 +239,14 @@ def test_where_nothing_can_be_written_is_told_before_anything_is_read(capsys, tm
 
 def test_a_file_that_is_not_there_is_told_without_numbers(capsys):
   assert run(capsys, "explain", "nowhere.json") == (2, "", "coopjax: nowhere.json: No such file or directory\n")
+
+
+def test_a_full_disk_is_told_without_numbers(monkeypatch, capsys):
+  def load(path):
+    raise OSError(errno.ENOSPC, "No space left on device")  # as of a write to standard output: without a name
+
+  monkeypatch.setattr(coopjax.RematPlan, "load", load)
+  assert run(capsys, "explain", "plan.json") == (2, "", "coopjax: No space left on device\n")
 
 
 def test_a_file_that_is_no_text_is_named(dumped, capsys, tmp_path):

@@ -223,6 +223,14 @@ def test_a_shell_gets_completions(tmp_path, typed, offered):
   assert sorted(word.strip() for word in (tmp_path / "out").read_text().split("\n")) == offered
 
 
+def test_a_shell_gets_no_traceback_where_nothing_completes(monkeypatch, capsys):
+  monkeypatch.setenv("_ARGCOMPLETE", "1")
+  monkeypatch.setitem(sys.modules, "argcomplete", None)
+  with pytest.raises(SystemExit, match="1"):
+    main.main([])
+  assert capsys.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize("shell", main.SHELLS)
 def test_completion_is_a_script_for_the_shell(capsys, shell):
   status, out, _ = run(capsys, "completion", shell)

@@ -181,10 +181,19 @@ def test_errors_of_the_program_are_its_own(tmp_path, capfd, monkeypatch):
     assert main.main(["run", "--budget", "1GiB", *program, "--steps", "3"]) == 1
     told = capfd.readouterr().err
     assert "KeyError" in told and "--steps" in told and "Traceback" in told
+    assert told.count('  File "') == 1 and "broken.py" in told  # as Python shows it: no frame of ours
   for program, why in (
     (["none.py"], "none.py does not exist"),
+    (["."], "is a directory without a __main__.py"),
     (["-m", "none.such"], "there is no module none to run"),
   ):
     assert main.main(["run", "--budget", "1GiB", *program]) == 2
     told = capfd.readouterr().err
     assert why in told and len(told.splitlines()) == 1
+
+
+def test_where_no_plan_can_be_written_no_program_is_run(tmp_path, capsys):
+  (tmp_path / "trainer.py").write_text("raise KeyError")
+  with pytest.raises(SystemExit, match="2"):
+    main.main(["run", "--budget", "1GiB", "-o", f"{tmp_path}/no/plan.json", f"{tmp_path}/trainer.py"])
+  assert "there is no directory" in capsys.readouterr().err
