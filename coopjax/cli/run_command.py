@@ -34,7 +34,9 @@ def add_parser(commands: Any) -> None:
   asked.add_argument("--budget", type=planning_commands.budget, help="of each step, as of plan")
   asked.add_argument("--plan", metavar="PLAN", help="a file that RematPlan.save wrote, in place of planning")
   run.add_argument("--total", action="store_true", help="as of plan")
-  run.add_argument("--output", "-o", type=_output, metavar="FILE", help="save the plan of the step that was planned last")
+  run.add_argument(
+    "--output", "-o", type=_output, metavar="FILE", help="save the plan of the step that was planned last"
+  )
   run.add_argument("--format", choices=planning_commands.FORMATS, help="print plans as of plan")
   run.add_argument("--names-only", action="store_true", help="as of plan")
   run.add_argument("--existing", default="replace", choices=planning_commands.EXISTING, help="as of plan (replace)")

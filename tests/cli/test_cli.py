@@ -1,6 +1,5 @@
 """The command line, as a user runs it."""
 
-import errno
 import json
 import os
 import signal
@@ -241,12 +240,11 @@ def test_a_file_that_is_not_there_is_told_without_numbers(capsys):
   assert run(capsys, "explain", "nowhere.json") == (2, "", "coopjax: nowhere.json: No such file or directory\n")
 
 
-def test_a_full_disk_is_told_without_numbers(monkeypatch, capsys):
-  def load(path):
-    raise OSError(errno.ENOSPC, "No space left on device")  # as of a write to standard output: without a name
-
-  monkeypatch.setattr(coopjax.RematPlan, "load", load)
-  assert run(capsys, "explain", "plan.json") == (2, "", "coopjax: No space left on device\n")
+def test_what_can_not_be_written_is_told_without_numbers(dumped, tmp_path):
+  limited = ["bash", "-c", 'ulimit -f 0; exec "$@" > "$0"', str(tmp_path / "out")]
+  command = [sys.executable, "-m", "coopjax.cli", "inspect", str(dumped[0])]
+  done = subprocess.run([*limited, *command], stderr=subprocess.PIPE, text=True)
+  assert (done.returncode, done.stderr) == (2, "coopjax: File too large\n")
 
 
 def test_a_file_that_is_no_text_is_named(dumped, capsys, tmp_path):
