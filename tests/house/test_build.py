@@ -1,10 +1,15 @@
-"""What a machine must have is found, or named: ``.ci/find-python`` and ``.ci/make-venv`` against faked machines."""
+"""What a machine must have is found, or named: ``.ci/find-python`` and ``.ci/make-venv`` against faked machines; and what a
+release needs is in it.
+"""
 
+import fnmatch
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
@@ -71,3 +76,13 @@ def test_no_compiler_is_said_before_anything_is_made(machine, tmp_path):
   assert made.returncode == 1
   assert "C++20 compiler" in made.stderr and "make CXX=" in made.stderr
   assert not (tmp_path / "venv").exists()
+
+
+def test_what_cibuildwheel_tries_a_wheel_by_is_in_the_sdist():
+  tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+  sdist = tools["scikit-build"]["sdist"]
+  tried = re.findall(r"\{project\}/(\S+)", tools["cibuildwheel"]["test-command"])
+  assert tried
+  for path in tried:
+    is_left_out = any(fnmatch.fnmatch(part, each) for part in path.split("/") for each in sdist["exclude"])
+    assert (ROOT / path).is_file() and (path in sdist.get("include", []) or not is_left_out), path
