@@ -1,5 +1,6 @@
-"""What a machine must have is found, or named: ``.ci/find-python`` and ``.ci/make-venv`` against faked machines; and what a
-release needs is in it.
+"""What a machine must have is found, or named: ``.ci/find-python`` and ``.ci/make-venv`` against faked machines.
+
+And a release finds in its sdist what it is tried by.
 """
 
 import fnmatch
