@@ -44,7 +44,9 @@ def to_html(
   if plan is not None:
     data["plan"] = {
       "headline": plan.headline(),
-      "decisions": [dataclasses.asdict(decision) for decision in plan.decisions[:_MAX_DECISIONS]],
+      "decisions": [
+        {**dataclasses.asdict(decision), "layer": decision.layer} for decision in plan.decisions[:_MAX_DECISIONS]
+      ],
     }
   if frontier is not None:
     data["frontier"] = frontier.to_dict()

@@ -38,7 +38,8 @@ function fillPlan(plan) {
   sortedTable("plan", [["decision", d => d.decision + (d.times > 1 ? ` ${d.times}x` : ""), d => d.decision],
     ["bytes", d => size(d.num_bytes), d => d.num_bytes, "number"],
     ["one recompute", d => seconds(d.cost_s), d => d.cost_s, "number"], ["type", d => d.type, d => d.type],
-    ["line", d => d.source || d.scope, d => d.source || d.scope, "long"], ["op", d => d.op, d => d.op, "wide"], ["value", d => d.value, d => d.value, "wide"]],
+    ["layer", d => d.layer, d => d.layer, "wide long"],
+    ["line", d => (d.source || d.scope).replace(HOME, ""), d => d.source || d.scope, "long"], ["op", d => d.op, d => d.op, "wide"], ["value", d => d.value, d => d.value, "wide"]],
     plan.decisions);
 }
 
@@ -82,8 +83,9 @@ function drawFrontier(svg, points, references) {
     node(dot, "title", {}, `${p.name}: ${size(p.temp_bytes)}, ${percent(p.extra_compute)}`);
     const text = node(svg, "text", { x: cx + 8, class: kind }, p.name), wide = text.getComputedTextLength();
     const from = cx + 8 + wide > width ? cx - 8 - wide : cx + 8;
+    const away = cy + 20 > height - bottom ? -13 : 13;  // not into the numbers of the axis
     let at = cy - 7;
-    while (placed.some(other => from < other.to && other.from < from + wide && Math.abs(other.y - at) < 13)) at += 13;
+    while (placed.some(other => from < other.to && other.from < from + wide && Math.abs(other.y - at) < 13)) at += away;
     placed.push({ from, to: from + wide, y: at });
     text.setAttribute("x", from); text.setAttribute("y", at);
   }

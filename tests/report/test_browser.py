@@ -52,7 +52,7 @@ def report(tmp_path_factory):
     "loss",
     None,
     (point("75%", 3 * 2**20, 0.02), point("50%", 2**21, 0.1)),
-    (point("no remat", 2**22, 0.0), point("checkpoint", 2**22, 0.3)),
+    (point("no remat", 2**22, 0.0), point("checkpoint", 2**22, 0.3), point("dots", 2**22, 0.001)),
     (("per layer", "no layers"),),
   )
   path = tmp_path_factory.mktemp("report") / "report.html"
@@ -155,6 +155,12 @@ def test_frames_at_the_peak_are_a_flame_graph(opened, report):
   assert opened.run("document.getElementById('search').value").startswith("/") and rows(opened)
 
 
+TEXTS_ON_EACH_OTHER = """(() => {
+  const boxes = [...document.querySelectorAll('svg text')].map(t => [t.textContent, t.getBoundingClientRect()]);
+  return boxes.flatMap(([p, a], i) => boxes.slice(i + 1).filter(([, b]) =>
+    Math.min(a.right, b.right) - Math.max(a.left, b.left) > 0 &&
+    Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 4).map(([q]) => p + ' on ' + q)).join(', ');
+})()"""
 SHOWN_KEYS = "[...document.querySelectorAll('kbd')].filter(k => k.offsetHeight).map(k => k.textContent)"
 
 
@@ -182,9 +188,13 @@ def test_decisions_and_frontier_are_there(opened, report):
   opened.run("document.querySelector('#plan th button').click()")
   ordered = [row[0] for row in rows(opened, "plan")]
   assert ordered == sorted(ordered)
+  # Lines as in the rows of buffers: without the directory that all of them are in.
+  assert {(row[4], row[5]) for row in decided} == {
+    (each.layer, each.source.rpartition("/")[2]) for each in plan.decisions if each.source
+  }
   labels = opened.run("[...document.querySelectorAll('#frontier svg text')].map(t => t.textContent)")
   assert {"75%", "50%", "no remat", "checkpoint"} <= set(labels)
-  assert [row[0] for row in rows(opened, "frontier")] == ["no remat", "checkpoint", "75%", "50%"]
+  assert [row[0] for row in rows(opened, "frontier")] == ["no remat", "checkpoint", "dots", "75%", "50%"]
   assert "no layers" in opened.run("document.getElementById('frontier').textContent")
 
 
@@ -211,6 +221,7 @@ def test_words_stay_whole_and_the_frontier_readable(opened, width):
   assert opened.run("document.querySelector('svg').getScreenCTM().a") == 1
   inside = "t => t.getBoundingClientRect().right <= document.querySelector('svg').getBoundingClientRect().right"
   assert opened.run(f"[...document.querySelectorAll('svg text')].every({inside})")
+  assert not opened.run(TEXTS_ON_EACH_OTHER)
   opened.call("Emulation.clearDeviceMetricsOverride")
 
 
