@@ -1,27 +1,34 @@
-"""README and ``docs/`` do what they say: their scripts and commands are run, in order, in an empty directory."""
+"""README and ``docs/`` do what they say: their scripts and commands are run, in order, in an empty directory.
+
+A block's language says how: ``python`` is a script, on a page ``train.py``, ``sh`` are commands, and ``py`` are lines
+beside that script. Blocks of ``text`` or of no language are shown alone.
+"""
 
 import importlib
 import json
 import os
 import pathlib
 import re
+import runpy
 import shlex
 import subprocess
 import sys
+import types
 
 import jax
 import pytest
 
+import coopjax
 from coopjax.cli import main, user_functions
 from tests.support import ROOT
 
 DOCS = ROOT / "docs"
-_BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^```(python|sh|py)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
-def run_page(tmp_path, monkeypatch, capsys):
-  """Runs a page: the python block is ``train.py``, sh blocks are run. Returns what the commands printed, one by one."""
+def run_blocks(tmp_path, monkeypatch, capsys):
+  """Runs the blocks of a text. Returns what the commands printed, one by one."""
   scripts = pathlib.Path(sys.executable).parent
   environment = {**os.environ, "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}", "JAX_PLATFORMS": "cpu"}
   monkeypatch.chdir(tmp_path)
@@ -30,25 +37,37 @@ def run_page(tmp_path, monkeypatch, capsys):
 
   def run(command):
     if command.startswith("coopjax "):  # in this process, which has JAX: most of such a command's time is its import
-      status = main.main(shlex.split(command)[1:])
+      status = main.main(shlex.split(command, comments=True)[1:])
       return status, *capsys.readouterr()
     done = subprocess.run(command, shell=True, env=environment, capture_output=True, text=True)
     return done.returncode, done.stdout, done.stderr
 
-  def run_page(page):
+  def run_blocks(text, names):
     printed = []
-    for language, text in _BLOCK.findall((DOCS / page).read_text()):
+    for language, block in _BLOCK.findall(text):
       if language == "python":
-        (tmp_path / "train.py").write_text(text)
+        (tmp_path / "train.py").write_text(block)
         sys.modules.pop("train", None)  # of another page
         continue
-      for command in text.splitlines():
+      if language == "py":
+        names.update(runpy.run_path("train.py") | {"coopjax": coopjax} | names)
+        exec(block, names)
+        coopjax.disable()
+        capsys.readouterr()
+        continue
+      for command in block.splitlines():
         status, out, err = run(command)
         assert status == 0, f"{command}\n{out}\n{err}"
         printed.append(out)
     return printed
 
-  return run_page
+  return run_blocks
+
+
+@pytest.fixture
+def run_page(run_blocks):
+  """Runs a page: `run_blocks`; `names` are what its ``py`` blocks find beside the script's, and then what they made."""
+  return lambda page, names=None: run_blocks((DOCS / page).read_text(), {} if names is None else names)
 
 
 def test_from_an_out_of_memory_error_to_the_lines(run_page, tmp_path):
@@ -60,7 +79,11 @@ def test_from_an_out_of_memory_error_to_the_lines(run_page, tmp_path):
 
 
 def test_policies_to_paste(run_page):
-  (policy,) = run_page("policies.md")
+  trainer = types.SimpleNamespace(main=lambda arguments: runpy.run_path(*arguments, run_name="__main__"))
+  names = {"trainer": trainer, "arguments": ["train.py"]}
+  run, policy = run_page("policies.md", names)
+  plans = [names["plan"], coopjax.RematPlan.load("plan.json"), *names["steps"].plans]
+  assert run == "loss 0.0000\n" and len(plans) == 3 and all(plan.fits for plan in plans)
   assert f"```text\n{policy}```" in (DOCS / "policies.md").read_text()
 
 
@@ -84,9 +107,16 @@ def test_how_the_hlo_pass_works(run_page):
 
 
 def test_training_from_an_error_to_a_job(run_page):
-  plan, losses, run, figures = run_page("train_an_llm.md")
+  names = {
+    "abstract_state": jax.ShapeDtypeStruct(
+      (8, 8), "float32", sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    )
+  }
+  plan, policy, losses, run, fitting, figures = run_page("train_an_llm.md", names)
   assert "(fits)" in plan and "region layer, 6 a step" in plan
+  assert policy.startswith("remat_policy: 'custom'") and "largest: a batch of 16" in fitting
   assert run == losses and losses.startswith("loss 4.8") and "flops_per_s" in figures
+  assert names["state"].sharding.memory_kind == "pinned_host" and names["optimizer"].init
 
 
 def test_the_readme_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
@@ -94,11 +124,27 @@ def test_the_readme_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
   monkeypatch.chdir(tmp_path)
   readme, names = (ROOT / "README.md").read_text(), {"__name__": "readme"}
   for language, text in _BLOCK.findall(readme):
-    assert language == "python"
-    exec(compile(text, "README.md", "exec"), names)
+    if language == "python":
+      exec(compile(text, "README.md", "exec"), names)
   lines = dict(re.findall(r"^(\w+) ([\d.]+ MiB) of temporaries", capsys.readouterr().out, re.MULTILINE))
   assert f"It prints {lines['step']} for `step` and {lines['fitted_step']} for `fitted_step`." in readme
   assert names["plan"].fits and names["fitted_step"](names["weights"], names["x"])
+
+
+def test_the_readmes_commands_see_memory(run_blocks, tmp_path):
+  script = re.search(r"^```python\n.*?^```$", (DOCS / "reading_a_dump.md").read_text(), re.MULTILINE | re.DOTALL)[0]
+  (commands,) = re.findall(r"^```sh\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+  first, rest = commands.split("\n", 1)
+  in_order = f"{script}\n```sh\n{first}\ncp -r dump other_dump\n{rest}```\n"
+  _, _, inspected, _, compared, _ = run_blocks(in_order, {})
+  assert "train.py:7" in inspected and "peak_live" in compared
+  assert (tmp_path / "report.html").exists() and (tmp_path / "frontier.svg").exists()
+
+
+def test_every_block_is_run_or_shown_alone():
+  for page in (ROOT / "README.md", *DOCS.glob("*.md")):
+    fences = re.findall(r"^```(.*)$", page.read_text(), re.MULTILINE)
+    assert set(fences[::2]) <= {"python", "sh", "py", "text", ""} and set(fences[1::2]) <= {""}, page
 
 
 def test_the_readme_says_what_the_results_say(monkeypatch):
