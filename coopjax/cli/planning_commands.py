@@ -3,9 +3,11 @@
 """
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import json
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -65,7 +67,7 @@ def add_parsers(commands: Any) -> None:
   plan.add_argument(
     "--existing", default="replace", choices=EXISTING, help="what becomes of a step's jax.checkpoints (replace)"
   )
-  plan.set_defaults(command=functools.partial(_on_mesh, _plan))
+  plan.set_defaults(command=functools.partial(_printed, _plan))
   frontier = commands.add_parser(
     "frontier", help="memory against recompute, under a range of budgets", epilog=_EXAMPLES, formatter_class=raw
   )
@@ -77,7 +79,7 @@ def add_parsers(commands: Any) -> None:
     metavar="FILE",
     help="a picture (.png, .svg, .pdf), or .json for report --frontier",
   )
-  frontier.set_defaults(command=functools.partial(_on_mesh, _frontier))
+  frontier.set_defaults(command=functools.partial(_printed, _frontier))
   fit = commands.add_parser(
     "fit", help="the largest batch that a device takes, and the fastest", epilog=_EXAMPLES, formatter_class=raw
   )
@@ -99,7 +101,7 @@ def add_parsers(commands: Any) -> None:
     help="a function, beside the other or module.py:function, from a batch, and a number of microbatches if they are "
     "given, to the arguments as a tuple",
   )
-  fit.set_defaults(command=functools.partial(_on_mesh, _fit))
+  fit.set_defaults(command=functools.partial(_printed, _fit))
   calibrate = commands.add_parser("calibrate", help="time the device that is here, for planning by what it does")
   calibrate.add_argument(
     "--output", "-o", type=files.output, metavar="FILE", help="save the profile, for --target FILE"
@@ -134,7 +136,18 @@ def add_parsers(commands: Any) -> None:
     command.add_argument("--json", action="store_true", help="print JSON")
 
 
-def _on_mesh(command: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
+_Command = Callable[[argparse.Namespace], tuple[int, str]]  # the exit status, and the text of the result
+
+
+def _printed(command: _Command, options: argparse.Namespace) -> int:
+  """Prints the result of a command, and nothing beside it: what the user's code prints goes to standard error."""
+  with contextlib.redirect_stdout(sys.stderr):
+    status, text = _on_mesh(command, options)
+  print(text)
+  return status
+
+
+def _on_mesh(command: _Command, options: argparse.Namespace) -> tuple[int, str]:
   """Runs a command, under the mesh that it asks for."""
   if options.mesh is None:
     return command(options)
@@ -148,7 +161,7 @@ def _on_mesh(command: Callable[[argparse.Namespace], int], options: argparse.Nam
     return command(options)
 
 
-def _plan(options: argparse.Namespace) -> int:
+def _plan(options: argparse.Namespace) -> tuple[int, str]:
   import coopjax
 
   function, args, kwargs = _asked(options)
@@ -160,19 +173,15 @@ def _plan(options: argparse.Namespace) -> int:
       planned = {"existing": options.existing, "names_only": options.names_only, **_settings(options)}
       plan = coopjax.plan(function, *args, budget=budget, **planned, **kwargs)
   except BudgetInfeasibleError as error:
-    print(
-      json.dumps({"fits": False, "budget_bytes": error.budget_bytes, "smallest_bytes": error.smallest_bytes})
-      if options.json
-      else "\n".join([f"OVER BUDGET: {error}", *advice(error)])
-    )
-    return 1
+    fields = {"fits": False, "budget_bytes": error.budget_bytes, "smallest_bytes": error.smallest_bytes}
+    return 1, json.dumps(fields) if options.json else "\n".join([f"OVER BUDGET: {error}", *advice(error)])
   if options.output:
     plan.save(options.output)
   if options.format:
-    print(getattr(plan, f"to_{options.format}")())
+    text = getattr(plan, f"to_{options.format}")()
   else:
-    print(plan.to_json() if options.json else plan.explain(options.top, display.terminal_width()))
-  return 0 if plan.fits else 1
+    text = plan.to_json() if options.json else plan.explain(options.top, display.terminal_width())
+  return 0 if plan.fits else 1, text
 
 
 def advice(error: Exception) -> list[str]:
@@ -180,7 +189,7 @@ def advice(error: Exception) -> list[str]:
   return getattr(error, "__notes__", []) if isinstance(error, CoopjaxError) else []
 
 
-def _frontier(options: argparse.Namespace) -> int:
+def _frontier(options: argparse.Namespace) -> tuple[int, str]:
   import coopjax
 
   function, args, kwargs = _asked(options)
@@ -196,11 +205,10 @@ def _frontier(options: argparse.Namespace) -> int:
 
     matplotlib.use("agg")  # no window, no display
     found.plot().figure.savefig(options.output, dpi=150)
-  print(text if options.json else found.table(display.terminal_width()))
-  return 0
+  return 0, text if options.json else found.table(display.terminal_width())
 
 
-def _fit(options: argparse.Namespace) -> int:
+def _fit(options: argparse.Namespace) -> tuple[int, str]:
   import coopjax
   from coopjax.cli import user_functions
 
@@ -216,8 +224,8 @@ def _fit(options: argparse.Namespace) -> int:
   )
   if options.output and found.largest and found.largest.plan:
     found.largest.plan.save(options.output)
-  print(json.dumps(found.to_dict()) if options.json else found.table(display.terminal_width()))
-  return 0 if found.largest else 1
+  text = json.dumps(found.to_dict()) if options.json else found.table(display.terminal_width())
+  return 0 if found.largest else 1, text
 
 
 def _calibrate(options: argparse.Namespace) -> int:

@@ -49,6 +49,10 @@ def exiting():
 def scanned_step(weights, x):
   loss = lambda weight, x: jnp.mean(jax.lax.scan(lambda x, _: (jnp.tanh(x @ weight), None), x, length=6)[0])
   return jax.tree.map(lambda weight: weight - jax.grad(loss)(weight, x), weights[0])
+
+def talking_args():
+  print("arguments are made")
+  return make_args()
 """
 SHAPES = {"args": [["f32[64, 64]"] * 6, "float32[512,64]"], "kwargs": {"scale": 2.0}}
 
@@ -85,6 +89,12 @@ def test_plan_takes_a_shapes_file_and_prints_json(script, capsys):
   )
   plan = coopjax.RematPlan.from_json(out)
   assert status == 0 and plan.budget == coopjax.Budget.total("1MiB") and plan.measured.total_bytes <= 2**20
+
+
+def test_what_the_users_code_prints_is_no_part_of_the_result(script, capsys):
+  asked = "plan", f"{script}:loss", "--args", "talking_args", "--planner", "peak", "--engine", "hlo", "--budget", "1MiB"
+  status, out, err = run(capsys, *asked, "--json")
+  assert status == 0 and err == "arguments are made\n" and json.loads(out)["name"] == "loss"
 
 
 def test_a_warning_that_is_of_no_line_of_the_users_names_none(script):
