@@ -76,8 +76,10 @@ class Buffer:
 
   @property
   def argument(self) -> str:
-    """Of a parameter, what it is in the user's arguments, "params['dense']['kernel']" for one; "" for anything else."""
-    return self.scope if self.op == "parameter" else ""
+    """Of a parameter, what it is in the user's arguments, "params['dense']['kernel']" for one; "" for anything else, as
+    for what a loop's body is called with.
+    """
+    return self.scope if self.op == "parameter" and self.memory != "temporary" else ""
 
   @property
   def layer(self) -> str:

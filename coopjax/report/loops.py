@@ -60,7 +60,8 @@ def _named(buffer: Buffer, written: Sequence[tuple[Buffer, Buffer]]) -> Buffer:
   for writer, maker in written:
     is_stack = buffer.op in ("while", "parameter") and writer.start <= buffer.end and buffer.start <= writer.end
     if buffer is writer or is_stack:
-      scope = buffer.scope if buffer.op == "parameter" else maker.scope  # a parameter's is its name
+      is_argument = buffer.op == "parameter" and buffer.memory != "temporary"  # not a body's: its scope is its name
+      scope = buffer.scope if is_argument else maker.scope
       return dataclasses.replace(buffer, source=maker.source, frames=maker.frames, scope=scope)
   return buffer
 

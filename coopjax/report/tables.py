@@ -92,7 +92,7 @@ def group_rows(
   profile: MemoryProfile, buffers: Sequence[Buffer], by: str, units: str = "auto"
 ) -> list[tuple[str, ...]]:
   """What buffers of a profile come to, a row a group under ``GROUP_COLUMNS``."""
-  whole = profile.argument_bytes if buffers and buffers[0].op == "parameter" else _at_peak(profile)
+  whole = profile.argument_bytes if buffers and buffers[0].argument else _at_peak(profile)
   return [
     (
       in_units(group.num_bytes, units),

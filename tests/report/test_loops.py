@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import coopjax
+from coopjax.report import tables
 
 
 def block(x, weights):
@@ -35,6 +36,16 @@ def test_stacked_residuals_have_the_line_that_makes_them(form, tmp_path):
   assert stacks and all(buffer.source == line_of("jnp.sin(") for buffer in stacks)
   assert {buffer.layer for buffer in stacks} == {"mlp"} and all("(block)" in buffer.frames[0] for buffer in stacks)
   assert {buffer.argument for buffer in profile.arguments} == {"weights['up']", "weights['down']", "x"}
+
+
+def test_what_a_loops_body_is_called_with_has_the_layer_and_is_no_argument():
+  weights = {"up": jnp.ones((4, 64, 256)), "down": jnp.ones((4, 256, 64))}
+  profile = coopjax.inspect(jax.jit(jax.grad(loss)).lower(weights, jnp.ones((512, 64))).compile())
+  of_sine = [buffer for buffer in profile.buffers if buffer.source == line_of("jnp.sin(")]
+  in_body = [buffer for buffer in of_sine if buffer.op == "parameter" and buffer.type == "f32[4,512,256]"]
+  assert in_body and {buffer.layer for buffer in in_body} == {"mlp"} and not any(b.argument for b in in_body)
+  (row,) = tables.group_rows(profile, in_body, "layer")
+  assert row[1] == f"{sum(buffer.num_bytes for buffer in in_body) / profile.peak_live_bytes:.1%}"  # of the peak
 
 
 def test_what_a_loop_carries_unchanged_keeps_the_line_of_the_scan():
