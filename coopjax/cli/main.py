@@ -110,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
   raw = argparse.RawDescriptionHelpFormatter
   parser = argparse.ArgumentParser(
     prog="coopjax",
-    description="See and check the memory of compiled JAX programs.",
+    description="See, check and plan the memory of compiled JAX programs.",
     epilog=_EXAMPLES,
     formatter_class=raw,
   )
