@@ -43,6 +43,23 @@ _PLAIN = re.compile(r"[^\W\d][\w./-]*")  # what YAML reads as it stands, but for
 _YAML_WORDS = frozenset("y yes n no on off true false null".split())  # in any case; booleans, and nothing
 
 
+def agreed(names: Sequence[RegionNames]) -> tuple[RegionNames, ...]:
+  """Of regions under one policy: what that says of all their names. A region that does not need a name takes the same
+  under either answer.
+  """
+  saved, offloaded = ({name for each in names for name in getattr(each, kind)} for kind in ("saved", "offloaded"))
+  told = []
+  for each in names:
+    everywhere = *each.saved, *each.offloaded, *each.recomputed
+    kept = {
+      "saved": tuple(name for name in everywhere if name in saved),
+      "offloaded": tuple(name for name in everywhere if name in offloaded),
+      "recomputed": tuple(name for name in everywhere if name not in saved and name not in offloaded),
+    }
+    told.append(dataclasses.replace(each, **kept))
+  return tuple(told)
+
+
 def the_one(names: Sequence[RegionNames], region: str | None = None) -> RegionNames:
   """What one policy has to say for all regions, or for those of one name.
 

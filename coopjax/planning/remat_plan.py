@@ -151,9 +151,10 @@ class RematPlan:
   @property
   def names(self) -> tuple[policy_names.RegionNames, ...]:
     """Of a step, region by region that is differentiated: which names (`jax.ad_checkpoint.checkpoint_name`) are saved,
-    offloaded, recomputed, and what the plan does that names can't say.
+    offloaded, recomputed, and what the plan does that names can't say. None of checkpoints that ``existing="keep"`` has
+    left alone.
     """
-    return tuple(region.names for region in self.regions if region.num_runs)
+    return tuple(region.names for region in self.regions if region.num_runs and region.names != policy_names.NOT_KNOWN)
 
   def checkpoint_policy(self, region: str | None = None) -> Callable:
     """The plan as a policy of `jax.checkpoint`, for the step's own checkpoints: one for all regions, or for one.
@@ -210,7 +211,7 @@ class RematPlan:
       lines.append(f"  cut short by the time limit of {self.time_limit_s} s: another host may find another plan")
     on_each = " on each device" if self.mesh else ""
     lines += [
-      f"  region {region.name}, {region.num_runs} a step: keeps {format_bytes(region.saved_bytes)}{on_each}, "
+      f"  region {region.name}, {region.num_runs} a step: keeps {_kept(region)}{on_each}, "
       f"recomputes {region.recompute_flops:.3g} FLOPs"
       if region.num_runs
       else f"  region {region.name}: nobody differentiates it, nothing of it is recomputed"
@@ -323,6 +324,11 @@ class RematPlan:
     if fields["policy"] is not None:
       fields["policy"] = PolicyDecisions.from_json(fields["policy"])
     return cls(**fields)
+
+
+def _kept(region: RegionPlan) -> str:
+  is_left_alone = region.policy is None and not region.recompute_flops and not region.saved_bytes
+  return "all" if is_left_alone else format_bytes(region.saved_bytes)
 
 
 def _jsonable(value: Any) -> Any:

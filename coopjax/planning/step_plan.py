@@ -29,11 +29,11 @@ from coopjax.planning.assemble import assemble, schedules
 from coopjax.planning.baseline import Baseline
 from coopjax.planning.choice import Choice
 from coopjax.planning.missed import missed
-from coopjax.planning.policy_names import HLO_ENGINE, RegionNames
+from coopjax.planning.policy_names import HLO_ENGINE, NOT_KNOWN, RegionNames, agreed
 from coopjax.planning.region_names import region_names
 from coopjax.planning.remat_plan import RegionPlan, RematPlan
 from coopjax.planning.request import Request
-from coopjax.planning.steps import Step, why_no_regions
+from coopjax.planning.steps import Step, holds_checkpoint, why_no_regions
 from coopjax.planning.trials import Trials, Tried
 from coopjax.policy_engine import search
 from coopjax.policy_engine.division import Division, Share
@@ -373,25 +373,24 @@ class _Planning:
         region = at[op]
         if region is not None and not times[op]:
           saved[region] += int(program.value_bytes[value])
+    chosen = list(zip(members, self._choices, strict=True))
+    names = [region_names(member.traced, choice, member.num_runs, member.num_examples) for member, choice in chosen]
+    if self._request.names_only:
+      names = agreed(names)
     return tuple(
       RegionPlan(
-        member.key,
-        member.traced.name,
-        member.num_runs,
-        choice.decisions,
-        int(num_bytes),
-        num_flops,
-        region_names(member.traced, choice, member.num_runs, member.num_examples),
+        member.key, member.traced.name, member.num_runs, choice.decisions, int(num_bytes), num_flops, of_region
       )
-      for member, choice, num_bytes, num_flops in zip(members, self._choices, saved, flops, strict=True)
+      for (member, choice), num_bytes, num_flops, of_region in zip(chosen, saved, flops, names, strict=True)
     )
 
   def _whole_step(self) -> RegionPlan:
     step, flops = self._step, self._outcome.recompute_flops if self._outcome else 0.0
     beyond = (HLO_ENGINE,) if self._choices[0].mark else ()
-    return RegionPlan(
-      step.fingerprint, step.name, 1, None, 0, flops, RegionNames(step.name, beyond=beyond, keeps_all=True)
-    )
+    names = RegionNames(step.name, beyond=beyond, keeps_all=True)
+    if holds_checkpoint(step.jaxpr):  # of its own, that are kept: they say what is saved
+      names = NOT_KNOWN
+    return RegionPlan(step.fingerprint, step.name, 1, None, 0, flops, names)
 
 
 def _choices(shares: tuple[Share, ...], mark: str | None) -> tuple[Choice, ...]:

@@ -33,17 +33,36 @@ _POLICIES = {
   DOTS: jax.checkpoint_policies.dots_saveable,
   DOTS_WITHOUT_BATCH: jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
 }
+_ON_HOST = "on the host: "  # before a name
 _MAX_NAMES = 8  # that a person may choose among: with more, one, or the best of each number
 _MOSTLY = 3 / 4  # of a block, that the first and the last one have in common with it
 
 
+def on_host(name: str) -> str:
+  """What stands in a set of names for one that is offloaded."""
+  return _ON_HOST + name
+
+
+def user_name(name: str) -> str:
+  """The name itself, of one that is `on_host`, too."""
+  return name.removeprefix(_ON_HOST)
+
+
 def policy_of(chosen: Iterable[str]) -> Callable[..., Any]:
-  """The policy of a `jax.checkpoint` that saves these names, or kinds of products."""
+  """The policy of a `jax.checkpoint` that saves these names, or kinds of products; some `on_host`."""
   products = [_POLICIES[name] for name in chosen if name in _POLICIES]
+  offloaded = [user_name(name) for name in chosen if name.startswith(_ON_HOST)]
+  saved = [name for name in chosen if name not in _POLICIES and not name.startswith(_ON_HOST)]
+  if offloaded:
+    assert not products  # JAX has no policy of both
+    return jax.checkpoint_policies.save_and_offload_only_these_names(
+      names_which_can_be_saved=saved,
+      names_which_can_be_offloaded=offloaded,
+      offload_src="device",
+      offload_dst="pinned_host",
+    )
   return functools.reduce(
-    jax.checkpoint_policies.save_from_both_policies,
-    products,
-    jax.checkpoint_policies.save_only_these_names(*(name for name in chosen if name not in _POLICIES)),
+    jax.checkpoint_policies.save_from_both_policies, products, jax.checkpoint_policies.save_only_these_names(*saved)
   )
 
 

@@ -17,12 +17,13 @@ estimates know nothing of the rest of the step, so the search over T goes by com
 import dataclasses
 import functools
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from coopjax.errors import NotDifferentiableError, PolicyNamesError
 from coopjax.jaxpr.trace import differentiable
+from coopjax.policy_engine.by_hand import user_name
 from coopjax.policy_engine.decisions import PolicyDecisions, Region
 from coopjax.policy_engine.ladders import Candidate, Traits, summary_of, traits_of
 from coopjax.policy_engine.offload import HostLink
@@ -182,7 +183,10 @@ class Division:
     last = [each for each in self._members if each.num_runs][-1]
     ends_forward = member.key == last.key and member.num_kept == 1
     shards = self._shards.get(member.key)
-    return rungs_of(member, self._only_scans, self._link, shards, ends_forward, is_deep=self._is_deep)
+    # One policy offloads in all regions, and straight-line code is planned without.
+    may_offload = not self._names_only or all(each.is_looped for each in self._members if each.num_runs)
+    link = self._link if may_offload else None
+    return rungs_of(member, self._only_scans, link, shards, ends_forward, is_deep=self._is_deep)
 
   def _find(self) -> None:
     members, ladders = self._members, [self._ladder(member) for member in self._members]
@@ -193,7 +197,7 @@ class Division:
       named = [
         {names: rung for names, rung in ladder.by_hand.items() if names.isdisjoint(NO_NAMES)} for ladder in ladders
       ]
-      self.found = [self._joint(rungs, False) for rungs in _by_hand(ladders, named)]
+      self.found = [self._joint(rungs, False) for rungs in _of_one_policy(ladders, named)]
       return
     by_hand = _by_hand(ladders, [ladder.by_hand or _first(ladder.by_hand_inside) for ladder in ladders])
     for way in range(max(len(ladder.by_hand_inside) for ladder in ladders)):
@@ -261,16 +265,66 @@ def _by_hand(
   Returns:
     The rungs, and whether they need none of the user's names.
   """
-
-  def of_region(ladder: Rungs, rungs: Mapping[frozenset[str], Rung], chosen: frozenset[str]) -> Rung:
-    known = max((names for names in rungs if names <= chosen), key=len, default=None)
-    return ladder.found[0] if known is None else rungs[known]
-
   joint = dict[tuple[Rung, ...], bool]()
   for chosen in dict.fromkeys(chosen for rungs in by_hand for chosen in rungs):
-    rungs = tuple(map(of_region, ladders, by_hand, [chosen] * len(ladders)))
+    rungs = tuple(_of_region(ladder, each, chosen) for ladder, each in zip(ladders, by_hand, strict=True))
     joint[rungs] = joint.get(rungs, False) or chosen <= NO_NAMES
   return joint
+
+
+def _of_region(ladder: Rungs, rungs: Mapping[frozenset[str], Rung], chosen: frozenset[str]) -> Rung:
+  known = _known(rungs, chosen)
+  return ladder.found[0] if known is None else rungs[known]
+
+
+def _of_one_policy(
+  ladders: Sequence[Rungs], named: Sequence[Mapping[frozenset[str], Rung]]
+) -> Iterator[tuple[Rung, ...]]:
+  """What one policy over names does to all regions. Those that share no name have nothing to agree on: sets of names
+  are tried for some that do together, and the budget is divided between these.
+  """
+  known = [{user_name(name) for names in rungs for name in names} for rungs in named]
+  parts = list[tuple[set[str], list[int]]]()  # names, and the regions that have them
+  for i, names in enumerate(known):
+    alike = [part for part in parts if part[0] & names]
+    parts = [part for part in parts if part not in alike]
+    parts.append((names.union(*(part[0] for part in alike)), sorted([i, *(at for part in alike for at in part[1])])))
+  ways: list[dict[Rung, tuple[Rung, ...]]] = []
+  for _, at in parts:
+    way: dict[Rung, tuple[Rung, ...]] = {}
+    for chosen in dict.fromkeys(chosen for i in at for chosen in named[i]):
+      asked = {user_name(name) for name in chosen}
+      # Where a region knows a name, and not with these others, its rung would take another policy.
+      if all({user_name(name) for name in _known(named[i], chosen) or ()} == asked & known[i] for i in at):
+        rungs = tuple(_of_region(ladders[i], named[i], chosen) for i in at)
+        way.setdefault(_together(rungs), rungs)
+    ways.append(way or {_together(rungs := tuple(ladders[i].found[0] for i in at)): rungs})
+  if len(ways) == 1:
+    divided: Iterable[tuple[Rung, ...]] = ((rung,) for rung in ways[0])
+  else:
+    useful = [_pareto([*way]) for way in ways]
+    on_top = max(rung.inside_bytes for way in useful for rung in way)
+    divided = dict.fromkeys(filter(None, (_divide(useful, peak_bytes) for peak_bytes in _peaks(useful, on_top))))
+    least = tuple(min(way, key=lambda rung: rung.flops) for way in useful)
+    divided.setdefault(least)  # which the grid may round to more than the largest peak
+  for chosen_rungs in divided:
+    of_region = dict[int, Rung]()
+    for rung, way, (_, at) in zip(chosen_rungs, ways, parts, strict=True):
+      of_region |= zip(at, way[rung], strict=True)
+    yield tuple(of_region[i] for i in range(len(ladders)))
+
+
+def _together(rungs: Sequence[Rung]) -> Rung:
+  """Several regions as one."""
+  total = lambda field: sum(getattr(rung, field) for rung in rungs)
+  inside_bytes = max(rung.inside_bytes for rung in rungs)
+  is_bare = all(rung.is_bare for rung in rungs)
+  return Rung(total("saved_bytes"), inside_bytes, total("flops"), is_bare, PolicyDecisions, total("waiting_flops"))
+
+
+def _known(rungs: Mapping[frozenset[str], Rung], chosen: frozenset[str]) -> frozenset[str] | None:
+  """The most of a set of names that a region has a rung for."""
+  return max((names for names in rungs if names <= chosen), key=len, default=None)
 
 
 def _pareto(rungs: Sequence[Rung]) -> list[Rung]:
@@ -298,10 +352,12 @@ def _peak(rungs: Sequence[Rung]) -> float:
   return float((kept + [rung.inside_bytes for rung in rungs]).max())
 
 
-def _peaks(ladders: Sequence[Sequence[Rung]]) -> np.ndarray:
-  """Peaks to divide for, from less than any division reaches to that of the regions as they are."""
+def _peaks(ladders: Sequence[Sequence[Rung]], on_top: float = 0.0) -> np.ndarray:
+  """Peaks to divide for, from less than any division reaches to that of the regions as they are, or to what they keep
+  at most and so much on top.
+  """
   least = max(min(rung.saved_bytes + rung.inside_bytes for rung in rungs) for rungs in ladders)
-  most = sum(max(rung.saved_bytes for rung in rungs) for rungs in ladders)
+  most = sum(max(rung.saved_bytes for rung in rungs) for rungs in ladders) + on_top
   return np.geomspace(max(least, 1.0), max(least, most, 1.0), _NUM_PEAKS)
 
 

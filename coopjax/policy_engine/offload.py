@@ -28,10 +28,10 @@ from jax.extend.core import primitives
 from coopjax.jaxpr import cost
 from coopjax.jaxpr.user_policy import is_nameable
 from coopjax.policy_engine.cuts import cut
-from coopjax.policy_engine.decisions import Value
+from coopjax.policy_engine.decisions import Value, in_order
 from coopjax.policy_engine.forward_graph import ForwardGraph
 from coopjax.policy_engine.offload_curves import Choices
-from coopjax.policy_engine.save_curves import CurvePoint
+from coopjax.policy_engine.save_curves import CurvePoint, SavingRegion
 from coopjax.program.cost import Roofline
 
 _MIN_BYTES = 4096  # of an input: smaller ones are not worth a transfer of their own
@@ -119,13 +119,36 @@ class HostTrips:
   forward_s: np.ndarray
 
   @classmethod
-  def of(cls, link: HostLink, jaxpr: core.Jaxpr) -> "HostTrips":
-    """For the region with this jaxpr."""
-    return cls(link, np.array([cost.fused_seconds(equation, link.roofline) for equation in jaxpr.eqns]))
+  def of(cls, link: HostLink, jaxpr: core.Jaxpr, of_work: int = 1) -> "HostTrips":
+    """For the region with this jaxpr, of whose work a device does one part of so many."""
+    return cls(link, np.array([cost.fused_seconds(equation, link.roofline) / of_work for equation in jaxpr.eqns]))
 
   def choices(self, graph: ForwardGraph, start: int, stop: int, inputs: Sequence[Input] = ()) -> "OffloadChoices":
     """For `offload_curves.offload_curve`: a segment with all offloads that are worth it, and its inputs besides."""
     return OffloadChoices(self, graph, start, stop, inputs)
+
+  def point(
+    self, whole: SavingRegion, saved: frozenset[Value], offloaded: frozenset[Value], inputs: Sequence[Input]
+  ) -> CurvePoint:
+    """All of the region under a policy that saves and offloads these values, the region's inputs among them."""
+    kept = whole.choice(saved | offloaded)
+    carried = {value: num_bytes for value, num_bytes in inputs if value in offloaded}
+    made = {value: whole.num_bytes(value) for value in kept.saved if value in offloaded and value not in carried}
+    is_repeated = np.isin(np.arange(len(self.forward_s)), list(whole.repeated_at(kept.saved)))
+    starts_s, repeated_s = (
+      np.concatenate([[0.0], np.cumsum(seconds)]) for seconds in (self.forward_s, self.forward_s * is_repeated)
+    )
+    trips = [Trip(num_bytes, 0.0, 0.0) for num_bytes in carried.values()]
+    trips += [Trip(size, float(starts_s[at + 1]), float(repeated_s[at])) for (at, _), size in made.items()]
+    on_host, wait = carried | made, self.link.flops(waiting_s(trips, self.link, float(starts_s[-1])))
+    return dataclasses.replace(
+      kept,
+      saved_bytes=kept.saved_bytes - sum(on_host.values()),
+      flops=kept.flops + wait,
+      saved=tuple(value for value in kept.saved if value not in on_host),
+      offloaded=in_order(on_host),
+      waiting_flops=wait,
+    )
 
 
 def cuts_for_offload(graph: ForwardGraph, alone: frozenset[int]) -> list[tuple[int, ...]]:

@@ -7,7 +7,8 @@ pick by hand: each set of the names that the user gave, the products, and what t
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from jax.extend import core
 from jax.extend.core import primitives
@@ -16,7 +17,7 @@ from coopjax.jaxpr import cost, user_policy
 from coopjax.jaxpr.tags import tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn
 from coopjax.policy_engine.bodies import Body, Loop
-from coopjax.policy_engine.by_hand import PRODUCTS, name_sets
+from coopjax.policy_engine.by_hand import PRODUCTS, name_sets, on_host
 from coopjax.policy_engine.candidates import Candidates
 from coopjax.policy_engine.decisions import PolicyDecisions, Value
 from coopjax.policy_engine.description import RESHAPES
@@ -207,12 +208,14 @@ def _of_layer(
         for i, point in enumerate(curve[:-1]):
           rungs.append(_rung(member, jaxpr, loop, body, point, is_bare=i == 0))
   # What a turn gets from the one before is kept by all alike, but where it goes to the host.
-  carried_bytes = max(0.0, -min(rung.saved_bytes for rung in rungs))
-  with_carries = lambda rung: dataclasses.replace(rung, saved_bytes=rung.saved_bytes + carried_bytes)
+  carried_bytes = max(0.0, -min(rung.saved_bytes for rung in (*rungs, *by_hand.values())))
+  with_carries = functools.cache(lambda rung: dataclasses.replace(rung, saved_bytes=rung.saved_bytes + carried_bytes))
   ways = (by_hand, *(_by_hand(member, jaxpr, loop) for loop in opened))
   by_hand, *inside = ({names: with_carries(rung) for names, rung in way.items()} for way in ways)
-  found = [*map(with_carries, rungs), *by_hand.values(), *(rung for way in inside for rung in way.values())]
-  return Rungs(found, by_hand, inside, forward_flops, kept_bytes + carried_bytes)
+  found = dict.fromkeys(
+    [*map(with_carries, rungs), *by_hand.values(), *(rung for way in inside for rung in way.values())]
+  )
+  return Rungs([*found], by_hand, inside, forward_flops, kept_bytes + carried_bytes)
 
 
 def _opened(loop: Loop) -> Iterator[Loop]:
@@ -256,23 +259,44 @@ def _rung(
 
 
 def _by_hand(member: Member, jaxpr: core.Jaxpr, loop: Loop) -> dict[frozenset[str], Rung]:
-  """By the set of names: a rung for each that saves something else."""
-  found: dict[CurvePoint, frozenset[str]] = {}
-  points: dict[frozenset[str], CurvePoint] = {}
+  """By the set of names: a rung, the same one for those that come to the same."""
   sets = {chosen: loop.saving(chosen) for chosen in sorted(name_sets([loop]), key=len)}
   if member.policy is not None and isinstance(loop, Scan):
     sets[frozenset({_OWN_POLICY})] = loop.choice_of(_kept_by(member.policy, jaxpr))
-  for chosen, point in sets.items():
-    if found.setdefault(point, chosen) is chosen:
-      points[chosen] = point
+  if isinstance(loop, Scan) and loop.offloading is not None:
+    sets |= _offloading(loop, loop.offloading, [chosen for chosen in sets if chosen.isdisjoint(NO_NAMES)])
   whole = loop.body(0)
 
   def rung(chosen: frozenset[str], point: CurvePoint) -> Rung:
     # What loops inside do is not said by a policy around them.
     policy = None if loop.has_scans or _OWN_POLICY in chosen else tuple(sorted(chosen))
-    return _rung(member, jaxpr, loop, whole, point, is_bare=not point.saves_values, policy=policy)
+    is_bare = not point.saves_values and not point.offloaded
+    return _rung(member, jaxpr, loop, whole, point, is_bare=is_bare, policy=policy)
 
-  return {chosen: rung(chosen, point) for chosen, point in points.items()}
+  found: dict[CurvePoint, Rung] = {}
+  return {chosen: found.get(point) or found.setdefault(point, rung(chosen, point)) for chosen, point in sets.items()}
+
+
+def _offloading(
+  loop: Loop, offloading: Callable[[Iterable[str], Iterable[str]], CurvePoint], sets: Sequence[frozenset[str]]
+) -> dict[frozenset[str], CurvePoint]:
+  """Of each set of names, one more after the other on the host: those first that wait the least for their bytes. What
+  the loop carries goes there under a name, too, saved or not.
+  """
+
+  def wait_of(name: str) -> float:
+    saved_bytes, point = offloading([name], ()).saved_bytes, offloading((), [name])
+    return point.waiting_flops / max(1, saved_bytes - point.saved_bytes)
+
+  carried = {name for name in loop.names if name not in PRODUCTS and offloading((), [name]).saved_bytes < 0}
+  order, found = sorted({*carried, *itertools.chain(*sets)}, key=wait_of), dict[frozenset[str], CurvePoint]()
+  for chosen in sets:
+    away = list[str]()
+    for name in (each for each in order if each in chosen | carried):
+      away.append(name)
+      saved = chosen.difference(away)
+      found[saved.union(map(on_host, away))] = offloading(saved, away)
+  return found
 
 
 def _kept_by(policy: Callable, jaxpr: core.Jaxpr) -> frozenset[Value]:

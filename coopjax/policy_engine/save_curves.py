@@ -152,6 +152,10 @@ class SavingRegion:
     """Under a checkpoint that saves these values, without those that nothing reads then."""
     return self.point(self._known_as(saved))
 
+  def num_bytes(self, saved: Value) -> int:
+    """What a checkpoint takes to save a value."""
+    return sum(self._graph.value_bytes[value] for value in self._known_as([saved]))
+
   def repeated_at(self, saved: Iterable[Value]) -> set[int]:
     """The positions that a checkpoint repeats which saves these values."""
     *_, repeated = self._run_again(self._known_as(saved))

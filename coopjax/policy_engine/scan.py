@@ -12,7 +12,7 @@ import collections
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from jax.extend import core
@@ -57,6 +57,8 @@ class Scan(Loop):
   Attributes:
     choice_of: the body in one piece, saving these values.
     carried_bytes: that a checkpoint around the body keeps, of all turns.
+    offloading: the body in one piece, saving the values of some names and offloading those of others; None where
+      nothing can be offloaded.
     in_groups: the body in one piece, its turns in groups of a size of `group_sizes`.
     group_sizes: from the one with the most carries to the one with the fewest.
   """
@@ -65,6 +67,7 @@ class Scan(Loop):
   carried_bytes: int
   in_groups: Callable[[int], Body]
   group_sizes: Sequence[int] = ()
+  offloading: Callable[[Iterable[str], Iterable[str]], CurvePoint] | None = None
 
   def same_outside(self, level: int) -> int:
     """As of `Loop`."""
@@ -187,7 +190,7 @@ def _as_body(
   if not graph.residual_bytes().sum():
     return None
   forms = list(Form if is_cut else [Form.EVERY_OP])
-  region = None if link is None else HostTrips.of(link, body)
+  region = None if link is None else HostTrips.of(link, body, at_body.of_work)
 
   def cuttings(graph: ForwardGraph, forms: Sequence[Form], inner: tuple[Region, ...]) -> list[Body]:
     bounds = sorted(cut(graph), key=len) if is_cut else [(0, graph.num_positions)]
@@ -216,6 +219,13 @@ def _as_body(
   in_one_piece = next((piece for piece in bodies if piece.inner), bodies[0])
   names = named_values(body, graph)
   choice_of = lambda saved: joined(turns, pieces, [whole.choice(saved)], length)
+  inputs = carried_inputs(body, (0, graph.num_positions), carried) if region else ()
+
+  def offloading(saved: Iterable[str], offloaded: Iterable[str]) -> CurvePoint:
+    assert region is not None
+    point = region.point(whole, values_of(names, saved), values_of(names, offloaded), inputs)
+    return joined(turns, pieces, [point], length)
+
   opened = LoopBody(equation_id, position, body, length, functools.cache(graph_with))
   return Scan(
     equation_id,
@@ -228,6 +238,7 @@ def _as_body(
     length * carried_bytes,
     lambda size: in_groups(graph_in_groups, in_one_piece, length, size, carried_bytes),
     groups.sizes(length) if equation_id is not None else (),
+    offloading if region is not None else None,
   )
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import pytest
 import yaml
 from jax.ad_checkpoint import checkpoint_name
@@ -43,6 +44,39 @@ def test_it_is_the_best_that_names_can_say():
     assert flops_of(step) >= repeated or bytes_of(step) > BUDGET
 
 
+def encoder_layer(x, weights):
+  x = x + jnp.tanh(checkpoint_name(x @ weights["query"], "mixed")) @ weights["key"]
+  return x + checkpoint_name(x @ weights["out"], "out")
+
+
+def decoder_layer(x, weights):
+  up = checkpoint_name(x @ weights["up"], "up")
+  return x + jnp.tanh(checkpoint_name(jax.nn.silu(up) @ weights["down"], "out"))
+
+
+def test_one_policy_saves_names_of_several_stacks_of_layers():
+  """Which share no name, or share one that only one of them needs."""
+
+  def make_step(policy=jax.checkpoint_policies.nothing_saveable):
+    encoder, decoder = (jax.checkpoint(f, policy=policy, prevent_cse=False) for f in (encoder_layer, decoder_layer))
+
+    def loss(stacks, x):
+      x, _ = jax.lax.scan(lambda x, weights: (encoder(x, weights), None), x, stacks[0])
+      x, _ = jax.lax.scan(lambda x, weights: (decoder(x, weights), None), x, stacks[1])
+      return (x**2).mean()
+
+    return jax.jit(lambda stacks, x: jax.grad(loss)(stacks, x))
+
+  args, best = hand_rungs.arguments(2), saving("mixed", "out", "up")
+  budget = bytes_of(make_step(best), *args)
+  plan = coopjax.plan(make_step(), *args, budget=budget, names_only=True)
+  encoder, decoder = plan.names
+  assert set(encoder.saved) == {"mixed", "out"} and set(decoder.saved) == {"out", "up"}
+  pasted = make_step(plan.checkpoint_policy())
+  assert bytes_of(pasted, *args) == plan.measured.temp_bytes <= budget
+  assert flops_of(pasted, *args) == flops_of(make_step(best), *args)
+
+
 def test_what_names_cannot_say_is_listed_with_its_worth():
   share, asked = 0.55, {"engine": "policy"}
   plan = coopjax.plan(make_step(), *arguments(), budget=share, **asked)
@@ -76,6 +110,14 @@ def test_the_policy_survives_a_file(tmp_path):
 
 SAVED = RegionNames("layer", saved=("out",), recomputed=("up",))
 OFFLOADED = RegionNames("layer", saved=("out",), offloaded=("context",), recomputed=("up",))
+
+
+def test_checkpoints_that_are_kept_say_nothing_of_names():
+  with pytest.warns(coopjax.RematNoEffectWarning):
+    plan = planned(budget=1.0, existing="keep", engine="auto")
+  assert plan.engine == "none" and plan.names == ()
+  with pytest.raises(coopjax.PolicyNamesError, match="no region in the plan"):
+    plan.to_jax()
 
 
 def test_formats():

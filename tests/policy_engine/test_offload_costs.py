@@ -11,6 +11,7 @@ from coopjax import compat
 from coopjax.policy_engine.offload import HostLink, HostTrips, Trip, carried_inputs, inputs_between, waiting_s
 from coopjax.policy_engine.offload_curves import offload_curve
 from coopjax.policy_engine.residuals import forward_graph
+from coopjax.policy_engine.save_curves import SavingRegion
 from coopjax.program.cost import Roofline
 
 # One FLOP, one byte, one transcendental a second: seconds are FLOPs.
@@ -99,6 +100,21 @@ def test_inputs_go_to_the_host_and_come_back_to_the_device_last():
   assert curve[0].saved_bytes == -512 and (-1, 0) in curve[0].offloaded
   on_device = next(point for point in curve if (-1, 0) not in point.offloaded)
   assert on_device.saved_bytes > curve[0].saved_bytes and on_device.flops < curve[0].flops
+
+
+@pytest.mark.parametrize(("of_work", "wait"), [(1, 256 + 384), (2, 384 + 448)])
+def test_what_a_policy_offloads_waits_for_its_way(of_work, wait):
+  # Two layers at one byte a second: the second product is made at 2176 + 2048 s and is out 512 s later, the end is at
+  # 4480 s: 256 s too late. Back it is after 512 s, and needed after the first tanh, 128 s: 384 s too late. On one of
+  # two devices that share the work all but the transfers takes half of that.
+  jaxpr, graph = square_chain(2)
+  region, whole = HostTrips.of(link(1.0), jaxpr, of_work), SavingRegion(graph, 0, graph.num_positions)
+  point = region.point(whole, frozenset({(0, 0)}), frozenset({(2, 0)}), ())
+  on_device = whole.choice([(0, 0), (2, 0)])
+  assert (point.saved, point.offloaded, point.saved_bytes) == (((0, 0),), ((2, 0),), 512)
+  assert point.waiting_flops == point.flops - on_device.flops == wait
+  carried = region.point(whole, frozenset(), frozenset({(-1, 0)}), [((-1, 0), 512), ((-1, 1), 256)])
+  assert (carried.offloaded, carried.saved_bytes, carried.waiting_flops) == (((-1, 0),), -512, 512)
 
 
 def test_inputs_are_what_one_later_segment_reads():

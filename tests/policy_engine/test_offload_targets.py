@@ -151,10 +151,12 @@ def named_step(policy=None):
   return jax.jit(lambda weights, x: weights - 1e-3 * jax.grad(loss)(weights, x))
 
 
+@pytest.mark.parametrize("names_only", [False, True])
 @pytest.mark.parametrize("target", [GPU, TPU])
-def test_a_steps_layers_offload_what_their_loop_carries(target):
+def test_a_steps_layers_offload_what_their_loop_carries(target, names_only):
   args, share = arguments(scanned, target), 0.35
-  plan = coopjax.plan(named_step(), *args, budget=Budget(share, offload=True), target=target)
+  asked = {"names_only": names_only, "target": target}
+  plan = coopjax.plan(named_step(), *args, budget=Budget(share, offload=True), **asked)
   rows, width = SHAPES[target]
   assert plan.fits and plan.measured.host_bytes == DEPTH * rows * width * 4
   (names,) = plan.names
