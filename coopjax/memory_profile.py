@@ -83,11 +83,8 @@ class Buffer:
 
   @property
   def layer(self) -> str:
-    """The module path down to its first numbered part, "encoder/block_3" for one. Where none is numbered, the layer of
-    the arguments that it is made from (Equinox and NNX open no scopes); else all of the path.
-    """
-    layer = layer_of(self.scope)
-    return layer if any(map(str.isdigit, layer)) else self.made_of_layer or layer
+    """The module path down to its first numbered part, "encoder/block_3" for one; or the layer of its arguments."""
+    return layer_of(self.scope, self.made_of_layer)
 
 
 @dataclasses.dataclass(frozen=True)

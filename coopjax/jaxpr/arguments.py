@@ -20,12 +20,14 @@ class SplitArguments:
     in_tree: theirs.
     static: ``(position or name, value)`` of every static argument, sorted by `str` of the first.
     is_filtered: all leaves that are no arrays are static, in results, too.
+    paths: of the leaves, where the function knows others than this tree has.
   """
 
   leaves: tuple[Any, ...]
   in_tree: Any
   static: tuple[tuple[int | str, Any], ...]
   is_filtered: bool = False
+  paths: Sequence[str] | None = None
 
   def merged(self, leaves: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
     """``(args, kwargs)`` of the user's function with other leaves."""
@@ -39,6 +41,8 @@ class SplitArguments:
 
   def names(self) -> list[str]:
     """A readable path per leaf, "kwargs['w']" for one."""
+    if self.paths is not None:
+      return list(self.paths)
     args, kwargs = jax.tree.unflatten(self.in_tree, range(len(self.leaves)))
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path((args, kwargs))[0]]
     if len(paths) != len(self.leaves):  # views of references are several leaves here, and one there

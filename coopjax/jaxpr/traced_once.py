@@ -6,6 +6,7 @@ again is not run again, and what is compiled for its equations is found in JAX's
 """
 
 import collections
+import dataclasses
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Sequence
@@ -63,11 +64,15 @@ def trace_once(
   static_argnums: int | Sequence[int],
   static_argnames: str | Sequence[str],
   is_filtered: bool = False,
+  paths: Sequence[str] | None = None,
 ) -> tuple[TracedFn, tuple[Any, ...]]:
-  """The traced function (see `trace`) and the leaves to call it with."""
+  """The traced function (see `trace`) and the leaves to call it with; `paths` are theirs where the function has others
+  than these arguments have.
+  """
   split = split_arguments(
     fn, args, kwargs, static_argnums=static_argnums, static_argnames=static_argnames, is_filtered=is_filtered
   )
+  split = dataclasses.replace(split, paths=paths)
   key = _key(split, policy)
   if key is not None and (known := _kept.get(fn, key)) is not None:
     return _as_called(fn, key, known, split.leaves), split.leaves

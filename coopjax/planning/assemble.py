@@ -1,6 +1,7 @@
 """A finished plan, put together: what was asked, what the compiler measured, and what the models say of it."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -15,10 +16,11 @@ from coopjax.planning.decision import Decision
 from coopjax.planning.remat_plan import RegionPlan, RematPlan
 from coopjax.planning.request import Request
 from coopjax.policy_engine.decisions import PolicyDecisions
-from coopjax.policy_engine.description import describe
+from coopjax.policy_engine.description import describe, layers_of_inputs
 from coopjax.policy_engine.policy_plan import PolicyPlan
 from coopjax.policy_engine.shards import Shards
 from coopjax.program import explain
+from coopjax.program.layers import layers_of_ops, parameters
 from coopjax.program.step_program import StepProgram
 from coopjax.xla.targets import Target
 
@@ -151,8 +153,11 @@ def _decisions(
     if choice.decisions is not None
   ]
   if not decided:
+    entry_layers = [_layers(program, choices[0][0]) for program, _ in schedules(outcome)[:1] if len(choices) == 1]
     return tuple(
-      decision for program, schedule in schedules(outcome) for decision in _module_decisions(program, schedule)
+      decision
+      for (program, schedule), layers in itertools.zip_longest(schedules(outcome), entry_layers)
+      for decision in _module_decisions(program, schedule, layers or [""] * program.num_ops)
     )
   return tuple(
     decision
@@ -194,6 +199,7 @@ def jaxpr_decisions(
       times=int(value.decision == "recomputed"),
       cost_s=num_runs * value.flops / target.flops_per_s,
       op=value.op,
+      made_of_layer=value.made_of_layer,
     )
     for value in describe(traced, decisions, shards)
   )
@@ -207,7 +213,17 @@ def schedules(outcome: Outcome | None) -> list[tuple[StepProgram, np.ndarray]]:
   return [(outcome.program, outcome.result.schedule), *inner]
 
 
-def _module_decisions(program: StepProgram, schedule: np.ndarray) -> list[Decision]:
+def _layers(program: StepProgram, traced: TracedFn) -> list[str]:
+  """Of each op of a function's module, whose parameters are the function's inputs but for constants, if they are."""
+  inputs = slice(len(traced.consts), None)
+  given, num_bytes = parameters(program), [aval.size * aval.dtype.itemsize for aval in traced.in_avals[inputs]]
+  if list(program.value_bytes[given])[: len(num_bytes)] != num_bytes:
+    return [""] * program.num_ops
+  layers = layers_of_inputs(traced)[inputs]
+  return layers_of_ops(program, layers + [""] * (len(given) - len(layers)))
+
+
+def _module_decisions(program: StepProgram, schedule: np.ndarray, layers: Sequence[str]) -> list[Decision]:
   times = explain.times_recomputed(program, schedule)
   decisions = []
   for value in explain.decided_values(program, schedule):
@@ -223,6 +239,7 @@ def _module_decisions(program: StepProgram, schedule: np.ndarray) -> list[Decisi
         times=int(times[op]),
         cost_s=float(program.op_cost_s[op]),
         op=program.op_kinds[op] if program.op_kinds else "",
+        made_of_layer=layers[op],
       )
     )
   return decisions

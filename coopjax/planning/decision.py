@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import itertools
 import re
 from collections.abc import Iterable, Sequence
 
@@ -31,6 +30,7 @@ class Decision:
     times: how often it is recomputed.
     cost_s: modelled seconds of one run of the op that makes it; if the policy engine decided, of all those runs.
     op: what makes it: an HLO opcode (a fusion's most expensive one), or a jaxpr primitive if the policy engine decided.
+    made_of_layer: the layer of the arguments that it is made from, "net.blocks[3]" for one, or "".
   """
 
   value: str
@@ -42,6 +42,7 @@ class Decision:
   times: int
   cost_s: float
   op: str = ""
+  made_of_layer: str = ""
 
   @property
   def name(self) -> str:
@@ -50,8 +51,8 @@ class Decision:
 
   @property
   def layer(self) -> str:
-    """The scopes that the user opened (in Flax, the modules' names) down to the first numbered one."""
-    return layer_of(self.scope)
+    """The scopes that the user opened down to the first numbered one; or the layer of the arguments."""
+    return layer_of(self.scope, self.made_of_layer)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,12 +75,14 @@ class Alike:
 
   @property
   def where(self) -> str:
-    """The layers in a few words: "block_0", or "block_0..15 x 16 layers"."""
+    """The layers in a few words: "block_0", "block_0..15 x 16 layers" or "blocks[0..15] x 16 layers"."""
     if len(self.layers) < 2:
       return "".join(self.layers)
-    first, last = self.layers[0], self.layers[-1]
-    alike = "".join(one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, last)))
-    return f"{first}..{last[len(alike.rstrip('0123456789')) :]} x {len(self.layers)} layers"
+    first, last = (re.split(r"(\d+)", layer) for layer in (self.layers[0], self.layers[-1]))
+    at = next(i for i, (one, other) in enumerate(zip(first, last)) if one != other)
+    if first[at + 1 :] == last[at + 1 :]:  # they differ in one number
+      first, last = first[: at + 1], last[at:]
+    return f"{''.join(first)}..{''.join(last)} x {len(self.layers)} layers"
 
   @property
   def seconds(self) -> float:

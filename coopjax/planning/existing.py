@@ -35,7 +35,9 @@ class _Checkpoints:
   ) -> Sequence[Any] | None:
     kept = policy if contexts.directions.value.existing == "at_least" else None
     with regions.inside_region():
-      traced, leaves = trace_once(_function_of(jaxpr), inputs, {}, policy=kept, static_argnums=(), static_argnames=())
+      traced, leaves = trace_once(
+        _function_of(jaxpr), inputs, {}, policy=kept, static_argnums=(), static_argnames=(), paths=_paths(jaxpr)
+      )
     flat_fn = regions.directed(traced, prevent_cse, policy or jax.checkpoint_policies.nothing_saveable)
     return None if flat_fn is None else traced.call(leaves, flat_fn)
 
@@ -57,3 +59,9 @@ def _function_of(jaxpr: core.Jaxpr) -> Callable[..., list[Any]]:
 
   checkpointed.__name__ = jaxpr.debug_info.func_name.split(" ")[0]
   return checkpointed
+
+
+def _paths(jaxpr: core.Jaxpr) -> list[str]:
+  """Those of its inputs, as the checkpointed function knows them; "" for what it closes over."""
+  names = jaxpr.debug_info.arg_names or ()
+  return [name or "" for name in names] if len(names) == len(jaxpr.invars) else [""] * len(jaxpr.invars)

@@ -16,6 +16,7 @@ from coopjax.policy_engine.decisions import PolicyDecisions, Region, Value
 from coopjax.policy_engine.residuals import graph_of
 from coopjax.policy_engine.save_curves import SavingRegion
 from coopjax.policy_engine.shards import WHOLE, Shards
+from coopjax.program.layers import LayersInTurn, layers_of_arguments
 
 RESHAPES = ("name", "reshape", "squeeze", "expand_dims")  # one buffer, under another name or shape
 
@@ -35,6 +36,7 @@ class ValueDecision:
     op: the primitive that makes it.
     scope: the user's name scopes and the primitive, "block_3/dot_general" for one.
     name: that the user gave it (`checkpoint_name`), or "".
+    made_of_layer: the layer of the arguments that it is made from, or "".
   """
 
   equation_id: int
@@ -47,6 +49,7 @@ class ValueDecision:
   op: str
   scope: str
   name: str
+  made_of_layer: str
 
 
 def describe(
@@ -62,6 +65,7 @@ def describe(
     shards: how devices share its values, from `shards_of`; without, they are taken to be whole on each.
   """
   _, table = tag_jaxpr(traced.inlined)
+  layers = _layers(traced, table)
   at_top = {} if decisions.home or shards is None else shards  # in a `shard_map`, arrays are one device's
   found = []
   for region in decisions.regions:
@@ -77,11 +81,17 @@ def describe(
     kept = {bearers.get(value, value): how for value, how in kept.items()}
     repeated = _repeated(traced, decisions, region)
     for position in sorted({*repeated, *(position for position, _ in kept if position >= 0)}):
-      found += _value_decisions(equations[position], position, steps, on_device, _kept_at(position, kept), names)
+      info = equations[position]
+      found += _value_decisions(info, position, steps, on_device, _kept_at(position, kept), names, layers[info.id])
     found += [
       _carry_decision(table[region.scan_id], int(index), steps, on_device) for position, index in kept if position < 0
     ]
   return tuple(sorted(found, key=lambda decision: -decision.num_bytes))
+
+
+def layers_of_inputs(traced: TracedFn) -> list[str]:
+  """The layer of each input of `traced.jaxpr`, as far as its name tells it; else ""."""
+  return layers_of_arguments(traced.in_names, [str((aval.dtype, aval.shape)) for aval in traced.in_avals])
 
 
 def equations_of(table: Sequence[EquationInfo], decisions: PolicyDecisions, region: Region) -> Sequence[EquationInfo]:
@@ -137,6 +147,7 @@ def _value_decisions(
   on_device: Shards,
   kept: collections.defaultdict[int, str],
   names: dict[Any, str],
+  layer: str,
 ) -> list[ValueDecision]:
   flops = cost.equation_flops(info.equation)
   return [
@@ -151,6 +162,7 @@ def _value_decisions(
       info.primitive,
       _scope(info),
       names.get(var, ""),
+      layer,
     )
     for index, var in enumerate(info.equation.outvars)
     if (flops or index in kept) and not isinstance(var, core.DropVar)
@@ -172,7 +184,22 @@ def _carry_decision(scan: EquationInfo, index: int, steps: int, on_device: Shard
     scan.primitive,
     _scope(scan),
     "",
+    "",
   )
+
+
+def _layers(traced: TracedFn, table: Sequence[EquationInfo]) -> list[str]:
+  """Per equation of the table, the layer of the arguments that it is made from, or ""."""
+  in_turn = LayersInTurn(dict(zip(traced.inlined.invars, layers_of_inputs(traced), strict=True)))
+  layers = []
+  for info in table:  # parents first, and what a body holds behind its equation
+    inputs, equation = [var for var in info.equation.invars if isinstance(var, core.Var)], info.equation
+    layers.append(in_turn.tell(inputs, equation.outvars))
+    for body in compat.sub_jaxprs(equation):
+      if len(body.invars) == len(equation.invars):
+        pairs = zip(body.invars, equation.invars, strict=True)
+        in_turn.enter((inside, outside) for inside, outside in pairs if isinstance(outside, core.Var))
+  return layers
 
 
 def _scope(info: EquationInfo) -> str:

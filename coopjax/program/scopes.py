@@ -8,11 +8,13 @@ _OWN_SCOPE = re.compile(r"coop(?:region)?\d+$")  # what `coopjax.remat` puts aro
 _PLUMBING = {"", "while", "body", "cond", "checkpoint", "rematted_computation", "closed_call", "eval_jaxpr"}
 
 
-def layer_of(scope: str) -> str:
-  """The scopes that a user opened down to the first with a number in it, a layer's; all where none has."""
+def layer_of(scope: str, of_arguments: str = "") -> str:
+  """The scopes that a user opened (in Flax Linen, the modules' names) down to the first with a number in it, a layer's.
+  Where none has one, the layer of the arguments (Equinox and NNX open no scopes), if it is known; else all of them.
+  """
   parts = user_scopes(scope)
-  numbered = next((i for i, part in enumerate(parts) if re.search(r"\d", part)), len(parts) - 1)
-  return "/".join(parts[: numbered + 1])
+  numbered = next((i for i, part in enumerate(parts) if re.search(r"\d", part)), None)
+  return of_arguments or "/".join(parts) if numbered is None else "/".join(parts[: numbered + 1])
 
 
 def user_scopes(scope: str) -> list[str]:

@@ -12,7 +12,8 @@ from coopjax import _core
 from coopjax.errors import DumpError
 from coopjax.memory_profile import Buffer, MemoryProfile, Totals, totals_of
 from coopjax.planning.remat_plan import RematPlan
-from coopjax.report import dump, layers, loops
+from coopjax.program import layers
+from coopjax.report import dump, loops
 from coopjax.xla.buffer_assignment import Allocation, BufferAssignment
 from coopjax.xla.compile import module_of
 from coopjax.xla.module import AllocationKind, HeapResult, parse_module, predict_memory, read_step_program

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 import coopjax
@@ -61,6 +62,51 @@ def test_a_plan_names_op_layer_and_line(engine, planner):
   text = plan.explain(width=80)
   assert max(map(len, text.splitlines())) <= 80 and "test_decision.py:" in text and " layers" in text
   assert engine == "hlo" or "hidden" in {each.value for each in plan.decisions}
+
+
+class Net(nnx.Module):
+  def __init__(self):
+    self.blocks = nnx.List([nnx.Linear(64, 64, rngs=nnx.Rngs(i)) for i in range(6)])
+
+  def __call__(self, x):
+    for block in self.blocks:
+      x = jnp.tanh(block(x))
+    return x
+
+
+@pytest.mark.parametrize("engine, planner", [("hlo", "peak"), ("policy", "coop")])
+def test_layers_that_open_no_scope_are_told_by_their_parameters(engine, planner):
+  net, params = nnx.split(Net())
+  loss = lambda params, x: jnp.mean(nnx.merge(net, params)(x) ** 2)
+  # A library's own scope without a number tells no layer.
+  loss = jax.named_scope("library")(loss)
+  plan = coopjax.plan(loss, params, jnp.ones((512, 64)), budget=0.5, engine=engine, planner=planner)
+  assert_layers_are_told(plan, "args[0]['blocks'][{}]")
+  assert coopjax.RematPlan.from_json(plan.to_json()).decisions == plan.decisions
+
+
+def test_layers_in_a_step_are_told_by_the_parameters_of_what_is_under_a_checkpoint():
+  net, params = nnx.split(Net())
+  loss = jax.checkpoint(lambda params, x: jnp.mean(nnx.merge(net, params)(x) ** 2))
+  step = jax.jit(lambda params, x: jax.tree.map(jnp.subtract, params, jax.grad(loss)(params, x)))
+  plan = coopjax.plan(step, params, jnp.ones((512, 64)), budget=0.7, engine="policy")
+  assert_layers_are_told(plan, "params['blocks'][{}]")
+
+
+def assert_layers_are_told(plan, layer):
+  repeated = [each for each in plan.decisions if each.decision == "recomputed" and each.type.endswith("[512,64]")]
+  layers = {each.layer for each in repeated}
+  assert len(layers) >= 3 and layers <= {layer.format(i) for i in range(6)}
+  assert layer.partition("{")[0] in plan.explain()
+
+
+def test_layers_that_differ_in_one_number_are_told_with_what_stands_behind_it():
+  layers = [Decision("a[0]", "f32[8]", "", "", 8, "saved", 0, 0.0, "dot", place) for place in ("net[0].a", "net[1].a")]
+  lists = [Decision("a[0]", "f32[8]", "", "", 8, "saved", 0, 0.0, "dot", place) for place in ("x[0:2]", "x[2:4]")]
+  assert [decision.grouped(each)[0].where for each in (layers, lists)] == [
+    "net[0..1].a x 2 layers",
+    "x[0:2]..x[2:4] x 2 layers",
+  ]
 
 
 def test_names_of_a_step_say_what_is_kept_what_is_not_and_why():

@@ -7,8 +7,8 @@ import pytest
 from flax import linen, nnx
 
 import coopjax
+from coopjax.program import layers
 from coopjax.program.step_program import PARAMETER
-from coopjax.report import layers
 from tests.support import programs
 
 

@@ -12,13 +12,14 @@ called by what it takes of the list, "args[0].states[0][8:12]".
 
 import collections
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from coopjax.program.step_program import PARAMETER, StepProgram
 
 _NUMBER = re.compile(r"(\d+)(['\"]?\]?)")
+_ARGUMENT = re.compile(r"(?:(?:args|closure)\[\d+\])?")  # its place says nothing of a layer
 _BACKWARD = "transpose("
 
 
@@ -26,8 +27,8 @@ def layers_of_arguments(paths: Sequence[str], types: Sequence[str]) -> list[str]
   """The layer of each argument: its path down to a number, "net.blocks[3]" for one; "" where it has none.
 
   The number is the first that counts equals: two numbers in its place are followed by the same paths. In
-  "args[0].blocks[3].up" beside "args[1]" that is the second. Where none does, it is the first, but for a path that ends
-  there: "args[1]" alone is no layer.
+  "nets[0].blocks[3].up" beside "nets[1]" that is the second. Where none does, it is the first, but for a path that ends
+  there: "nets[1]" alone is no layer. The place of an argument is no such number ("args[1]").
 
   Args:
     paths: of all arguments.
@@ -35,13 +36,13 @@ def layers_of_arguments(paths: Sequence[str], types: Sequence[str]) -> list[str]
   """
   after: dict[str, dict[int, set[str]]] = collections.defaultdict(lambda: collections.defaultdict(set))
   for path in paths:
-    for number in _NUMBER.finditer(path):
+    for number in _numbers(path):
       after[path[: number.start()]][int(number[1])].add(path[number.end() :])
   counts = {place for place, found in after.items() if len({frozenset(rest) for rest in found.values()}) < len(found)}
   layers: list[str] = [""] * len(paths)
   lists: dict[str, dict[int, int]] = collections.defaultdict(dict)
   for i, path in enumerate(paths):
-    numbers = list(_NUMBER.finditer(path))
+    numbers = _numbers(path)
     number = next((each for each in numbers if path[: each.start()] in counts), numbers[0] if numbers else None)
     if number is None or (number.end() == len(path) and path[: number.start()] not in counts):
       continue
@@ -55,6 +56,11 @@ def layers_of_arguments(paths: Sequence[str], types: Sequence[str]) -> list[str]
       for number in set(range(start, end)) & set(leaves):
         layers[leaves[number]] = f"{place}{start}:{end}]"
   return layers
+
+
+def _numbers(path: str) -> list[re.Match[str]]:
+  argument = _ARGUMENT.match(path)
+  return list(_NUMBER.finditer(path, argument.end() if argument else 0))
 
 
 def _periods(leaves: Sequence[str | None]) -> list[tuple[int, int]]:
@@ -92,28 +98,53 @@ def _longest_run(leaves: np.ndarray) -> tuple[int, int, int]:
   return best
 
 
+class LayersInTurn:
+  """Tells the layers of ops one after the other, as they run.
+
+  Args:
+    arguments: the layer of each argument, "" where it has none.
+  """
+
+  def __init__(self, arguments: Mapping[Hashable, str]):
+    self._arguments, self._layers = set(arguments), dict(arguments)
+    self._order: dict[str, int] = {}
+
+  def tell(self, inputs: Iterable[Hashable], outputs: Iterable[Hashable], *, is_backward: bool = False) -> str:
+    """The layer of the op that makes these values of those; "" where it can't be told."""
+    layers = {value: layer for value in inputs if (layer := self._layers.get(value))}
+    read = [layer for value, layer in layers.items() if value in self._arguments]
+    ordered = sorted(
+      dict.fromkeys(read or layers.values()), key=lambda layer: self._order.setdefault(layer, len(self._order))
+    )
+    found = "" if not ordered else ordered[0] if is_backward else ordered[-1]
+    self._layers.update(dict.fromkeys(outputs, found))
+    return found
+
+  def enter(self, arguments: Iterable[tuple[Hashable, Hashable]]) -> None:
+    """From here on ops run that know values by other names: an op's body its arguments, ``(inside, outside)`` each."""
+    for inside, outside in arguments:
+      self._layers[inside] = self._layers.get(outside, "")
+      (self._arguments.add if outside in self._arguments else self._arguments.discard)(inside)
+
+
+def parameters(program: StepProgram) -> list[int]:
+  """The values that it is given, in its order."""
+  kinds = enumerate(program.value_kind)
+  return [value for value, kind in kinds if kind == PARAMETER and program.value_producer[value] < 0]
+
+
 def layers_of_ops(program: StepProgram, arguments: Sequence[str]) -> list[str]:
   """The layer of each op, "" where it can't be told.
 
   Args:
     program: of an entry computation.
-    arguments: the layers of its parameters, in the program's order.
+    arguments: the layers of its `parameters`.
   """
-  layers, values = [""] * program.num_ops, [""] * len(program.value_kind)
-  parameters = [value for value, kind in enumerate(program.value_kind) if kind == PARAMETER]
-  given = [value for value in parameters if program.value_producer[value] < 0]
+  layers, given = [""] * program.num_ops, parameters(program)
   if len(given) != len(arguments):  # tuples among them: which is which is not known
     return layers
-  for value, layer in zip(given, arguments, strict=True):
-    values[value] = layer
-  order: dict[str, int] = {}
+  in_turn = LayersInTurn(dict(zip(given, arguments, strict=True)))
   for op in map(int, program.schedule):
-    inputs = [int(value) for value in program.inputs(op)]
-    read = [values[value] for value in inputs if program.value_producer[value] < 0 and values[value]]
-    found = dict.fromkeys(read or [values[value] for value in inputs if values[value]])
-    ordered = sorted(found, key=lambda layer: order.setdefault(layer, len(order)))
-    if ordered:
-      layers[op] = ordered[0] if _BACKWARD in program.op_scopes[op] else ordered[-1]
-      for value in program.outputs(op):
-        values[value] = layers[op]
+    is_backward = _BACKWARD in program.op_scopes[op]
+    layers[op] = in_turn.tell(program.inputs(op).tolist(), program.outputs(op).tolist(), is_backward=is_backward)
   return layers
