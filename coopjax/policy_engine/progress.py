@@ -170,7 +170,7 @@ class Progress[Decisions: Hashable]:
         return found
       near = [c for c in untried if c.has_loops and c.is_bare and self._least(c, _NEARBY - 1) <= self._budget]
       found = self._first(near, lambda candidate: (self._predict(candidate), candidate.flops))
-      return found or self._last_by_hand([c for c in untried if c.is_by_hand])
+      return found or self._last_by_hand(by_hand)
     if is_hopeless:  # but for what a person would do, whatever is estimated
       bare = [candidate for candidate in bare if candidate.is_by_hand]
     elif self._tried and not any(trial.candidate.is_by_hand for trial in bare_tried):  # before deeper cuts

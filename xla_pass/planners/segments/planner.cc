@@ -174,8 +174,8 @@ class SegmentPlanner {
   // Whether an op that overwrites its input runs again.
   bool RepeatsWriters(const Schedule& schedule) const {
     std::vector<uint8_t> has_run(context_.program.num_ops(), 0);
-    return std::ranges::any_of(
-        schedule, [&](OpId op) { return std::exchange(has_run[op], 1) && !context_.may_repeat[op]; });
+    return std::ranges::any_of(schedule,
+                               [&](OpId op) { return std::exchange(has_run[op], 1) && !context_.may_repeat[op]; });
   }
 
   const Allowance allowance_;
