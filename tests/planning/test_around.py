@@ -62,8 +62,10 @@ REMATS = {
 }
 
 
-@pytest.mark.parametrize("engine", ["policy", "auto"])
-@pytest.mark.parametrize("name", REMATS)
+WAYS = [("function", "policy"), ("jitted", "auto"), ("blocks", "policy"), ("blocks", "auto")]
+
+
+@pytest.mark.parametrize("name, engine", WAYS)
 def test_what_checkpoints_by_hand_reach_in_a_step_is_held_in_it(name, engine):
   plain, by_hand = compiled(scanned), compiled(BY_HAND)
   budget_bytes = temp_bytes(by_hand)
@@ -96,8 +98,7 @@ def test_a_program_that_takes_more_than_when_it_was_planned_is_planned_for_less(
   assert caught.value.smallest_bytes > budget_bytes
 
 
-@pytest.mark.parametrize("engine", ["policy", "auto"])
-@pytest.mark.parametrize("name", REMATS)
+@pytest.mark.parametrize("name, engine", WAYS)
 def test_the_least_bytes_that_the_error_names_are_the_steps(name, engine):
   with pytest.raises(coopjax.BudgetInfeasibleError) as caught:
     compiled(REMATS[name](budget=1, engine=engine))
@@ -138,11 +139,11 @@ def test_a_share_that_the_function_alone_can_not_be_brought_to_is_of_the_step():
   two_of = lambda loss: jax.jit(jax.grad(lambda params, x: loss(params, x) * loss(params, jnp.sin(x))))
   bytes_of = lambda step: temp_bytes(step.lower(PARAMS, x).compile())
   with pytest.raises(coopjax.BudgetInfeasibleError) as caught:
-    coopjax.plan(scanned, PARAMS, x, budget=1)
+    coopjax.plan(scanned, PARAMS, x, budget=1, engine="policy")
   share = 0.95 * caught.value.smallest_bytes / bytes_of(jax.jit(jax.grad(scanned)))
   with pytest.raises(coopjax.BudgetInfeasibleError):
-    coopjax.plan(scanned, PARAMS, x, budget=share)
-  fitted = two_of(coopjax.remat(scanned, budget=share))
+    coopjax.plan(scanned, PARAMS, x, budget=share, engine="policy")
+  fitted = two_of(coopjax.remat(scanned, budget=share, engine="policy"))
   assert bytes_of(fitted) <= share * bytes_of(two_of(scanned))
   assert_same(fitted(PARAMS, x), two_of(scanned)(PARAMS, x))
 
