@@ -114,9 +114,17 @@ def load_beside(function: str, name: str) -> Callable:
     try:
       return fn(*args)
     except (Exception, SystemExit) as error:
-      raise UserFunctionError(f"{name} failed: {type(error).__name__}: {error}") from error
+      raise UserFunctionError(f"{name} failed: {type(error).__name__}: {error}{_if_elsewhere()}") from error
 
   return called
+
+
+def _if_elsewhere() -> str:
+  """What to do where no op can run: under a mesh of devices that are not here JAX fails without saying so."""
+  mesh = jax.sharding.get_mesh()
+  if mesh.empty or set(mesh.devices.flat) <= set(jax.devices()):
+    return ""
+  return "; no op runs on the mesh's devices, which are not here: make arguments under jax.eval_shape"
 
 
 def _read_shapes(path: pathlib.Path) -> tuple[tuple[Any, ...], dict[str, Any]]:

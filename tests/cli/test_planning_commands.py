@@ -289,3 +289,12 @@ def test_a_mesh_of_a_target_is_planned_for_one_of_its_devices(script, capsys):
   assert status == 0 and plan["mesh"] == "data=4" and plan["target"] == "tpu:v5e:2x2"
   one_device = 512 // 4 * 64 * 4
   assert plan["baseline"]["argument_bytes"] < 6 * 64 * 64 * 8 + 2 * one_device
+
+
+@pytest.mark.targets
+def test_arguments_that_are_made_on_devices_that_are_not_here_are_told_how(script, capsys):
+  asked = "plan", f"{script}:loss", "--args", "make_args", "--budget", "8MiB", "--target", "tpu:v5e:2x2"
+  status, out, err = run(capsys, *asked, "--mesh", "data=4")
+  assert (
+    (status, out) == (2, "") and "not here: make arguments under jax.eval_shape" in err and len(err.splitlines()) == 1
+  )
