@@ -75,11 +75,14 @@ class Buffer:
     return "/".join(user_scopes(self.scope))
 
   @property
+  def is_argument(self) -> bool:
+    """It is a parameter of the program, not one of a loop's body."""
+    return self.op == "parameter" and self.memory != "temporary"
+
+  @property
   def argument(self) -> str:
-    """Of a parameter, what it is in the user's arguments, "params['dense']['kernel']" for one; "" for anything else, as
-    for what a loop's body is called with.
-    """
-    return self.scope if self.op == "parameter" and self.memory != "temporary" else ""
+    """What it is in the user's arguments, "params['dense']['kernel']" for one; "" for what is none of them."""
+    return self.scope if self.is_argument else ""
 
   @property
   def layer(self) -> str:
@@ -190,7 +193,7 @@ class MemoryProfile:
   @property
   def arguments(self) -> tuple[Buffer, ...]:
     """What the program is called with, largest first."""
-    return tuple(self.largest([buffer for buffer in self.buffers if buffer.op == "parameter" and buffer.argument]))
+    return tuple(self.largest([buffer for buffer in self.buffers if buffer.argument]))
 
   @functools.cached_property
   def temporaries(self) -> tuple[Buffer, ...]:

@@ -72,11 +72,10 @@ def trace_once(
   split = split_arguments(
     fn, args, kwargs, static_argnums=static_argnums, static_argnames=static_argnames, is_filtered=is_filtered
   )
-  split = dataclasses.replace(split, paths=paths)
   key = _key(split, policy)
   if key is not None and (known := _kept.get(fn, key)) is not None:
     return _as_called(fn, key, known, split.leaves), split.leaves
-  traced = trace(fn, split, policy=policy)
+  traced = trace(fn, dataclasses.replace(split, paths=paths), policy=policy)
   if key is not None and not any(isinstance(const, jax.core.Tracer) for const in traced.consts):
     _kept.put(fn, key, traced)
   return traced, split.leaves

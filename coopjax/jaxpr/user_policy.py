@@ -8,7 +8,7 @@ saves is given a name of ours (`with_names`), and regions around save that name.
 recomputed.)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -19,12 +19,18 @@ from jax.extend.core import primitives
 
 from coopjax import compat
 
-_example = jax.checkpoint_policies.save_and_offload_only_these_names(
-  names_which_can_be_saved=(),
-  names_which_can_be_offloaded=("offloaded",),
-  offload_src="device",
-  offload_dst="pinned_host",
-)
+
+def over_names(saved: Sequence[str], offloaded: Sequence[str]) -> Callable[..., Any]:
+  """JAX's policy that saves the values of some names, and offloads those of others to the host."""
+  return jax.checkpoint_policies.save_and_offload_only_these_names(
+    names_which_can_be_saved=saved,
+    names_which_can_be_offloaded=offloaded,
+    offload_src="device",
+    offload_dst="pinned_host",
+  )
+
+
+_example = over_names((), ("offloaded",))
 _OFFLOADED, _RECOMPUTED = (type(_example(primitives.name_p, name=name)) for name in ("offloaded", "recomputed"))
 KEPT = "coopjax:kept"  # the name of ours
 

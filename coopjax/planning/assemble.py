@@ -1,7 +1,6 @@
 """A finished plan, put together: what was asked, what the compiler measured, and what the models say of it."""
 
 import dataclasses
-import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -153,11 +152,11 @@ def _decisions(
     if choice.decisions is not None
   ]
   if not decided:
-    entry_layers = [_layers(program, choices[0][0]) for program, _ in schedules(outcome)[:1] if len(choices) == 1]
+    of_entry = choices[0][0] if len(choices) == 1 else None
     return tuple(
       decision
-      for (program, schedule), layers in itertools.zip_longest(schedules(outcome), entry_layers)
-      for decision in _module_decisions(program, schedule, layers or [""] * program.num_ops)
+      for i, (program, schedule) in enumerate(schedules(outcome))
+      for decision in _module_decisions(program, schedule, None if i else of_entry)
     )
   return tuple(
     decision
@@ -223,7 +222,9 @@ def _layers(program: StepProgram, traced: TracedFn) -> list[str]:
   return layers_of_ops(program, layers + [""] * (len(given) - len(layers)))
 
 
-def _module_decisions(program: StepProgram, schedule: np.ndarray, layers: Sequence[str]) -> list[Decision]:
+def _module_decisions(program: StepProgram, schedule: np.ndarray, traced: TracedFn | None) -> list[Decision]:
+  """Those in a module, which may be a function's."""
+  layers = [""] * program.num_ops if traced is None else _layers(program, traced)
   times = explain.times_recomputed(program, schedule)
   decisions = []
   for value in explain.decided_values(program, schedule):

@@ -13,7 +13,7 @@ from coopjax.errors import (
   warn,
 )
 from coopjax.hlo_engine import hook
-from coopjax.hlo_engine.mark import Whole
+from coopjax.hlo_engine.mark import Mark, Whole
 from coopjax.jaxpr.fingerprint import fingerprint_of
 from coopjax.jaxpr.placement import Spread
 from coopjax.jaxpr.trace import TracedFn, by_gradient, differentiable, fn_and_gradient
@@ -118,9 +118,9 @@ def _whole_of(chosen: Chosen, request: Request, *, is_of_all: bool) -> Whole | N
 
 def _held(choice: Choice, request: Request, fingerprint: str, whole: Whole | None) -> Choice:
   """The choice, with what its program is held to once it is compiled; with a mark, the hook sees to bytes."""
-  if choice.mark is None or (mark := choice.asked) is None:
+  if choice.mark is None:
     return dataclasses.replace(choice, held=request.held(fingerprint, whole))
-  return choice.asking(dataclasses.replace(mark, whole=whole))
+  return choice.asking(dataclasses.replace(Mark.from_text(choice.mark), whole=whole))
 
 
 def plan_function(traced: TracedFn, request: Request, baseline: Baseline) -> RematPlan:

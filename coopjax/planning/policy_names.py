@@ -91,16 +91,13 @@ def checkpoint_policy(names: RegionNames) -> Callable:
   """As a policy of `jax.checkpoint`."""
   import jax  # here, so that plans can be read and shown without JAX
 
+  from coopjax.jaxpr import user_policy
+
   if names.keeps_all:
     return jax.checkpoint_policies.everything_saveable
   if not names.offloaded:
     return jax.checkpoint_policies.save_only_these_names(*names.saved)
-  return jax.checkpoint_policies.save_and_offload_only_these_names(
-    names_which_can_be_saved=list(names.saved),
-    names_which_can_be_offloaded=list(names.offloaded),
-    offload_src="device",
-    offload_dst="pinned_host",
-  )
+  return user_policy.over_names(names.saved, names.offloaded)
 
 
 def to_jax(names: RegionNames) -> str:

@@ -55,12 +55,7 @@ def policy_of(chosen: Iterable[str]) -> Callable[..., Any]:
   saved = [name for name in chosen if name not in _POLICIES and not name.startswith(_ON_HOST)]
   if offloaded:
     assert not products  # JAX has no policy of both
-    return jax.checkpoint_policies.save_and_offload_only_these_names(
-      names_which_can_be_saved=saved,
-      names_which_can_be_offloaded=offloaded,
-      offload_src="device",
-      offload_dst="pinned_host",
-    )
+    return user_policy.over_names(saved, offloaded)
   return functools.reduce(
     jax.checkpoint_policies.save_from_both_policies, products, jax.checkpoint_policies.save_only_these_names(*saved)
   )

@@ -298,7 +298,10 @@ def _of_one_policy(
       if all({user_name(name) for name in _known(named[i], chosen) or ()} == asked & known[i] for i in at):
         rungs = tuple(_of_region(ladders[i], named[i], chosen) for i in at)
         way.setdefault(_together(rungs), rungs)
-    ways.append(way or {_together(rungs := tuple(ladders[i].found[0] for i in at)): rungs})
+    if not way:
+      as_they_are = tuple(ladders[i].found[0] for i in at)
+      way[_together(as_they_are)] = as_they_are
+    ways.append(way)
   if len(ways) == 1:
     divided: Iterable[tuple[Rung, ...]] = ((rung,) for rung in ways[0])
   else:

@@ -135,9 +135,7 @@ class HostTrips:
     carried = {value: num_bytes for value, num_bytes in inputs if value in offloaded}
     made = {value: whole.num_bytes(value) for value in kept.saved if value in offloaded and value not in carried}
     is_repeated = np.isin(np.arange(len(self.forward_s)), list(whole.repeated_at(kept.saved)))
-    starts_s, repeated_s = (
-      np.concatenate([[0.0], np.cumsum(seconds)]) for seconds in (self.forward_s, self.forward_s * is_repeated)
-    )
+    starts_s, repeated_s = map(_starts, (self.forward_s, self.forward_s * is_repeated))
     trips = [Trip(num_bytes, 0.0, 0.0) for num_bytes in carried.values()]
     trips += [Trip(size, float(starts_s[at + 1]), float(repeated_s[at])) for (at, _), size in made.items()]
     on_host, wait = carried | made, self.link.flops(waiting_s(trips, self.link, float(starts_s[-1])))
@@ -149,6 +147,11 @@ class HostTrips:
       offloaded=in_order(on_host),
       waiting_flops=wait,
     )
+
+
+def _starts(seconds: np.ndarray) -> np.ndarray:
+  """When each of a row of ops starts, and when the last one ends."""
+  return np.concatenate([[0.0], np.cumsum(seconds)])
 
 
 def cuts_for_offload(graph: ForwardGraph, alone: frozenset[int]) -> list[tuple[int, ...]]:
@@ -214,7 +217,7 @@ class OffloadChoices(Choices):
   def __init__(self, region: HostTrips, graph: ForwardGraph, start: int, stop: int, inputs: Sequence[Input]):
     super().__init__(graph, start, stop)
     self._region = region
-    self._starts_s = np.concatenate([[0.0], np.cumsum(region.forward_s[start:stop])])
+    self._starts_s = _starts(region.forward_s[start:stop])
     self._repeated_for = -1.0  # FLOPs: what `_repeated_starts_s` was made for
     self._inputs = inputs = self._needed(inputs)
     self._on_host = {-1 - k for k in range(len(inputs))}
@@ -286,6 +289,6 @@ class OffloadChoices(Choices):
         for of in (self.graph.flops.__getitem__, self.repeated.flops_at)
       )
       seconds = self._region.forward_s[self._start : self._stop] * repeated / np.maximum(flops, 1.0)
-      self._repeated_starts_s = np.concatenate([[0.0], np.cumsum(seconds)])
+      self._repeated_starts_s = _starts(seconds)
       self._repeated_for = self.repeated.flops
     return float(self._repeated_starts_s[position - self._start])

@@ -140,13 +140,7 @@ class _Checkpoints:
     """
     if not saved and not offloaded:
       return self.policy
-    ours = jax.checkpoint_policies.save_and_offload_only_these_names(
-      names_which_can_be_saved=saved,
-      names_which_can_be_offloaded=offloaded,
-      offload_src="device",
-      offload_dst="pinned_host",
-    )
-    return user_policy.besides(ours, self.policy)
+    return user_policy.besides(user_policy.over_names(saved, offloaded), self.policy)
 
 
 class _InsideRewriter:

@@ -60,8 +60,7 @@ def _named(buffer: Buffer, written: Sequence[tuple[Buffer, Buffer]]) -> Buffer:
   for writer, maker in written:
     is_stack = buffer.op in ("while", "parameter") and writer.start <= buffer.end and buffer.start <= writer.end
     if buffer is writer or is_stack:
-      is_argument = buffer.op == "parameter" and buffer.memory != "temporary"  # not a body's: its scope is its name
-      scope = buffer.scope if is_argument else maker.scope
+      scope = buffer.scope if buffer.is_argument else maker.scope  # an argument's is its name
       return dataclasses.replace(buffer, source=maker.source, frames=maker.frames, scope=scope)
   return buffer
 
