@@ -51,21 +51,48 @@ def peers() -> str:
     "| model, engine | temporaries | 50% | 25% | 12% | per-block `jax.checkpoint` | ours at its bytes |",
     "|---|---|---|---|---|---|---|",
   ]
-  cost = lambda row: f"{row['time_ratio_of_min']:.2f}x, {row['recomputed_gflop']:+.0f}"
-  sized = lambda row: f"{row['temp_mib']:.0f} MiB, {cost(row)}"
   for model in dict.fromkeys(row["model"] for row in found):
     of_model = [row for row in found if row["model"] == model]
     engine = next(row["kind"] for row in of_model if row["kind"] in ("auto", "hlo"))
-    *shares, at_its_bytes = (row for row in of_model if row["kind"] == engine)
+    ours = [row for row in of_model if row["kind"] == engine]
     cells = (
       f"{model}, `{engine}`",
       f"{of_model[0]['temp_mib']:.0f} MiB",
-      *(cost(row) if row["holds"] else f"least: {row['temp_mib']:.0f} MiB" for row in shares),
-      sized(next(row for row in of_model if row["kind"] == "hand")),
-      sized(at_its_bytes),
+      *(_cost(row) if row["holds"] else f"least: {row['temp_mib']:.0f} MiB" for row in ours if not _rival(row)),
+      _sized(next(row for row in of_model if row["kind"] == "hand")),
+      _sized(next(row for row in ours if _rival(row) == "per-block")),
     )
     lines.append(f"| {' | '.join(cells)} |")
   return "\n".join(lines)
+
+
+def peers_at_rungs() -> str:
+  """The scanned model of benchmarks/peers.py at the bytes of rungs as a table: by hand and each of its engines."""
+  found = [row for row in read("peers")["rows"] if row["model"] == "scanned Llama"]
+  engines = dict.fromkeys(row["kind"] for row in found if _rival(row))
+  lines = [
+    f"| at the bytes of | by hand | {' | '.join(f'`{engine}`' for engine in engines)} |",
+    f"|---|---|{'---|' * len(engines)}",
+  ]
+  for rival in dict.fromkeys(filter(None, map(_rival, found))):
+    hand = next(row for row in found if row["kind"] == "hand" and row["variant"].endswith(rival.replace("-", " ")))
+    ours = [next(row for row in found if row["kind"] == engine and _rival(row) == rival) for engine in engines]
+    lines.append(f"| {rival} | {' | '.join(map(_sized, [hand, *ours]))} |")
+  return "\n".join(lines)
+
+
+def _cost(row: dict[str, Any]) -> str:
+  return f"{row['time_ratio_of_min']:.2f}x, {row['recomputed_gflop']:+.0f}"
+
+
+def _sized(row: dict[str, Any]) -> str:
+  return f"{row['temp_mib']:.0f} MiB, {_cost(row)}"
+
+
+def _rival(row: dict[str, Any]) -> str | None:
+  """What is by hand, at whose bytes a row is ours."""
+  at = re.fullmatch(r"coopjax \w+ at (\S+) bytes", row["variant"])
+  return at[1] if at else None
 
 
 def torch_peer() -> str:
@@ -136,6 +163,7 @@ BLOCKS = {
   "train_gpt": demo,
   "hand_ladder": hand_ladder,
   "peers": peers,
+  "peers_at_rungs": peers_at_rungs,
   "torch_peer": torch_peer,
   "training_run": training_run,
   "seeing": seeing,
