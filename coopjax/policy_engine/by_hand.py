@@ -34,7 +34,9 @@ _POLICIES = {
   DOTS_WITHOUT_BATCH: jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
 }
 _ON_HOST = "on the host: "  # before a name
-_MAX_NAMES = 8  # that a person may choose among: with more, one, or the best of each number
+_MAX_NAMES = 11  # that a person may choose among: with more, one, or the best of each number
+_FEW_NAMES = 8  # of which each set may be tried; of more, those that no other beats by far:
+_BY_FAR = 0.1  # of the bytes, repeating no more
 _MOSTLY = 3 / 4  # of a block, that the first and the last one have in common with it
 
 
@@ -242,23 +244,41 @@ class HandRung:
 def rungs(layers: Sequence[Layer]) -> Iterator[HandRung]:
   """All rungs; those that come to the same once."""
   found: dict[tuple, tuple[list[CurvePoint], list[frozenset[str]]]] = {}
-  for chosen in name_sets(layers):
-    points = saving(layers, chosen)
+  for chosen, points in name_sets(layers).items():
     found.setdefault(tuple(points), (points, []))[1].append(chosen)
   for points, same in found.values():
     yield HandRung(tuple(same), {layer.position: point for layer, point in zip(layers, points, strict=True)})
 
 
-def name_sets(layers: Sequence[Layer]) -> list[frozenset[str]]:
-  """What a person would save: each set of the names in layers, or of many a few; the products; nothing."""
-  names = sorted({name for layer in layers for name in layer.names} - {DOTS, DOTS_WITHOUT_BATCH})
+def name_sets(layers: Sequence[Layer]) -> dict[frozenset[str], list[CurvePoint]]:
+  """What a person would save, and what that is in each layer: each set of the names, or of many a few; the products;
+  nothing.
+  """
+  names = sorted({name for layer in layers for name in layer.names} - PRODUCTS)
   # The others spare nothing.
   names = [name for name in names if any(point.saves_values for point in saving(layers, [name]))]
   if len(names) <= _MAX_NAMES:
     sets = [chosen for size in range(1, len(names) + 1) for chosen in itertools.combinations(names, size)]
   else:
     sets = [*((name,) for name in names), *_best_first(names, layers)]
-  return [frozenset(chosen) for chosen in (names, [DOTS], [DOTS_WITHOUT_BATCH], (), *sets)]
+  chosen_sets = dict.fromkeys(map(frozenset, (names, [DOTS], [DOTS_WITHOUT_BATCH], (), *sets)))
+  found = {chosen: saving(layers, chosen) for chosen in chosen_sets}
+  return found if len(names) <= _FEW_NAMES else _worth_a_try(found, frozenset(names))
+
+
+def _worth_a_try(
+  found: Mapping[frozenset[str], list[CurvePoint]], names: frozenset[str]
+) -> dict[frozenset[str], list[CurvePoint]]:
+  """Without the sets that another beats by far; one of these names, or all, people pick whatever is better."""
+  by_flops, worth, least = list[tuple[float, int, frozenset[str]]](), {names}, math.inf
+  for chosen, points in found.items():
+    num_bytes = sum(each.saved_bytes for each in points) + max(each.inside_bytes for each in points)
+    by_flops.append((sum(each.flops for each in points), num_bytes, chosen))
+  for _, num_bytes, chosen in sorted(by_flops, key=lambda each: each[:2]):
+    least = min(least, num_bytes)
+    if len(chosen) <= 1 or (1 - _BY_FAR) * num_bytes <= least:
+      worth.add(chosen)
+  return {chosen: points for chosen, points in found.items() if chosen in worth}
 
 
 def saving(layers: Sequence[Layer], names: Iterable[str]) -> list[CurvePoint]:

@@ -260,7 +260,7 @@ def _rung(
 
 def _by_hand(member: Member, jaxpr: core.Jaxpr, loop: Loop) -> dict[frozenset[str], Rung]:
   """By the set of names: a rung, the same one for those that come to the same."""
-  sets = {chosen: loop.saving(chosen) for chosen in sorted(name_sets([loop]), key=len)}
+  sets = {chosen: point for chosen, (point,) in sorted(name_sets([loop]).items(), key=lambda each: len(each[0]))}
   if member.policy is not None and isinstance(loop, Scan):
     sets[frozenset({_OWN_POLICY})] = loop.choice_of(_kept_by(member.policy, jaxpr))
   if isinstance(loop, Scan) and loop.offloading is not None:

@@ -147,6 +147,8 @@ class SavingRegion:
     carried = ((local.get(start), local.get(end)) for start, end in graph.carried.items())
     self._carried = {start: end for start, end in carried if start is not None and end is not None}  # to the next step
     self._maker = {value: op for op, made in enumerate(self._outputs) for value in made}
+    named = ((value, graph.named[value]) for value in self._values)
+    self._parts = [(value, parts(name)) for value, name in named if name is not None]
 
   def choice(self, saved: Iterable[Value]) -> CurvePoint:
     """Under a checkpoint that saves these values, without those that nothing reads then."""
@@ -168,8 +170,7 @@ class SavingRegion:
 
   def _known_as(self, saved: Iterable[Value]) -> Iterator[int]:
     wanted = frozenset(saved)
-    named = ((value, self._graph.named[value]) for value in self._values)
-    return (value for value, name in named if name is not None and wanted.issuperset(parts(name)))
+    return (value for value, named in self._parts if wanted.issuperset(named))
 
   def points(self, form: Form, max_points: int) -> list[CurvePoint]:
     """The frontier, with the FLOPs of all that is repeated."""

@@ -32,11 +32,14 @@ class WorkingSets:
     root = graph.value_root
     self._last_read = list(graph.value_position)  # per root
     self._made = np.zeros(graph.num_positions, np.int64)
+    self._roots: list[list[tuple[list[int], list[int]]]] = []  # per position, the last op first: of outputs, of inputs
     for position, ops in enumerate(graph.ops):
-      for op in ops:
-        for value in op.inputs:
-          if root[value] >= 0:
-            self._last_read[root[value]] = max(self._last_read[root[value]], position)
+      self._roots.append([])
+      for op in reversed(ops):
+        outputs, inputs = ([*{root[value] for value in values} - {-1}] for values in (op.outputs, op.inputs))
+        self._roots[-1].append((outputs, inputs))
+        for each in inputs:
+          self._last_read[each] = max(self._last_read[each], position)
         self._made[position] = max(self._made[position], op.made_bytes)
     self._root_of = {
       part: root[value] for value, name in enumerate(graph.named) if name is not None for part in parts(name)
@@ -50,14 +53,16 @@ class WorkingSets:
       if start <= graph.value_position[root] < stop:
         wanted_at[root] = min(self._last_read[root], stop - 1)
     for position in range(stop - 1, start - 1, -1):
-      for op in reversed(graph.ops[position]):
-        roots = {graph.value_root[value] for value in op.outputs} - {-1}
-        at = max((wanted_at[root] for root in roots if root in wanted_at and root not in saved_roots), default=-1)
+      for outputs, inputs in self._roots[position]:
+        at = -1
+        for root in outputs:
+          if root not in saved_roots and wanted_at.get(root, -1) > at:
+            at = wanted_at[root]
         if at < 0:
           continue
-        for value in op.inputs:
-          if (source := graph.value_root[value]) >= 0 and graph.value_position[source] >= start:
-            wanted_at[source] = max(wanted_at.get(source, -1), at)
+        for source in inputs:
+          if graph.value_position[source] >= start and wanted_at.get(source, -1) < at:
+            wanted_at[source] = at
     held = np.zeros(stop - start + 1, np.int64)
     for root in graph.kept_roots:
       if start <= (made := graph.value_position[root]) < stop:

@@ -1,15 +1,20 @@
 """What a person would pick is among the candidates: around every layer that a region repeats, and in all regions."""
 
+import dataclasses
+import itertools
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 from coopjax import compat
 from coopjax.jaxpr.trace import differentiable, fn_and_gradient, trace
+from coopjax.policy_engine.by_hand import name_sets
 from coopjax.policy_engine.candidates import Candidates
 from coopjax.policy_engine.division import Division
 from coopjax.policy_engine.rewrite import rewrite
 from coopjax.policy_engine.rungs import Member
+from coopjax.policy_engine.save_curves import CurvePoint
 from tests.support.hand_rungs import LAYERS, RUNGS, by_hand, layer, loss, unrolled_arguments
 
 
@@ -59,3 +64,36 @@ def test_regions_of_a_step_save_the_same_names():
   assert bare.flops == 6 * max(
     c.flops for c in Candidates(traced_layer(), False, ends_forward=False).found if c.is_by_hand
   )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layer:
+  """Each name spares FLOPs and takes bytes; two of them spare the same ones."""
+
+  spared: dict[str, tuple[int, int]]
+  position: int = 0
+
+  @property
+  def names(self):
+    return self.spared
+
+  def saving(self, names, /):
+    chosen = [self.spared[name] for name in sorted(names) if name in self.spared]
+    num_bytes, flops = sum(size for size, _ in chosen), sum({flops for _, flops in chosen})
+    return CurvePoint(num_bytes, 1000.0 - flops, True, tuple((i, 0) for i in range(len(chosen))))
+
+
+@pytest.mark.parametrize("num_names", [6, 8, 9, 11])
+def test_each_set_of_names_is_a_rung_or_far_worse_than_another(num_names):
+  layer = _Layer({f"name {i}": (10 + 7 * (i * i % 5), 3 + (i % 9) ** 2) for i in range(num_names)})
+  kept = name_sets([layer])
+  assert [*kept.values()] == [[layer.saving(chosen)] for chosen in kept]
+  subsets = [frozenset(chosen) for size in range(num_names + 1) for chosen in itertools.combinations(layer.names, size)]
+  for chosen in subsets:
+    point = layer.saving(chosen)
+    beaten = any(
+      other.flops <= point.flops and other.saved_bytes < 0.9 * point.saved_bytes for (other,) in kept.values()
+    )
+    assert (chosen in kept) or (beaten and num_names > 8)
+  assert all(frozenset([name]) in kept for name in layer.names)
+  assert num_names <= 8 or len(kept) < len(subsets)
