@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import statistics
 from collections.abc import Hashable, Sequence
 from typing import Protocol
 
@@ -169,6 +170,31 @@ def predicted_bytes(
   nearest = 0 if num_bytes <= estimated[0] else -1
   slope = 1.0 if kin and candidate.kin else min(1.0, compiled[nearest] / max(estimated[nearest], 1.0))
   return max(compiled[nearest] + slope * (num_bytes - estimated[nearest]), _floor_bytes(candidate, trials))
+
+
+def expected_flops(
+  candidate: SearchCandidate, trials: Sequence[Trial], budget_bytes: int, untried_ratio: float, num_shards: int = 1
+) -> float:
+  """That a candidate repeats, with what the HLO engine does under it: as much for each byte over the budget, as it is
+  predicted without that help, as the engine did where it was asked for.
+
+  Args:
+    candidate: that is thought of.
+    trials: so far.
+    budget_bytes: that the engine helps to hold.
+    untried_ratio: as for `predicted_bytes`.
+    num_shards: as for `predicted_bytes`.
+  """
+  helped = [
+    trial.hlo_share.recompute_flops / (trial.unaided_bytes - budget_bytes)
+    for trial in trials
+    if trial.hlo_share and trial.unaided_bytes > budget_bytes
+  ]
+  if not helped:
+    return candidate.flops
+  unaided = [dataclasses.replace(trial, temp_bytes=trial.unaided_bytes) for trial in trials]
+  over_bytes = predicted_bytes(candidate, unaided, untried_ratio, num_shards) - budget_bytes
+  return candidate.flops + statistics.median(helped) * max(0.0, over_bytes)
 
 
 def like_the_least[Decisions: Hashable](

@@ -25,6 +25,7 @@ from coopjax.policy_engine.predictions import (
   SearchSpace,
   Trial,
   doubted_bytes,
+  expected_flops,
   in_loops,
   kind_of,
   like_the_least,
@@ -339,7 +340,8 @@ class Progress[Decisions: Hashable]:
     near = list(filter(is_near, candidates))
     if is_last:
       near = [candidate for candidate in near if candidate.is_bare] or near
-    return self._first(near, lambda candidate: (candidate.flops, self._predict(candidate)))
+    flops = lambda c: expected_flops(c, self._tried, self._budget, self._ratio, self._num_shards)
+    return self._first(near, lambda candidate: (flops(candidate), self._predict(candidate)))
 
   def _nearly_cheapest(self, candidates: Sequence[SearchCandidate[Decisions]]) -> list[SearchCandidate[Decisions]]:
     """Those not worth telling apart from the cheapest: among them decides a rule that similar models follow alike."""

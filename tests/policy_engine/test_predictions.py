@@ -5,7 +5,7 @@ import types
 import numpy as np
 import pytest
 
-from coopjax.policy_engine.predictions import Trial, predicted_bytes
+from coopjax.policy_engine.predictions import HloEngineShare, Trial, expected_flops, predicted_bytes
 
 
 def body(estimated, *saved, loops=(0,)):
@@ -71,3 +71,17 @@ def test_what_takes_next_to_nothing_of_its_estimate_does_so_in_proportion():
   trials = tried((69.7, 3.8), (77.6, 2.76))
   assert predicted_bytes(body(79.6, 9), trials, 1.0) == pytest.approx(79.6 * 2.76 / 77.6)
   assert predicted_bytes(body(60.0, 9), trials, 1.0) == pytest.approx(60.0 * 3.8 / 69.7)
+
+
+def test_what_the_hlo_engine_repeats_is_as_much_for_each_byte_over_the_budget_as_it_was():
+  def candidate(estimated, saved, flops):
+    return types.SimpleNamespace(**vars(body(estimated, saved)), flops=flops)
+
+  trials = [  # one took what it was estimated to, without help
+    Trial(candidate(1200, 0, 5.0), 1000, HloEngineShare(1200, 40.0)),
+    Trial(candidate(1400, 1, 3.0), 1000, HloEngineShare(1400, 80.0)),
+    Trial(candidate(900, 2, 50.0), 900, HloEngineShare(900, 0.0)),
+  ]
+  assert expected_flops(candidate(1300, 3, 4.0), trials, 1000, 1.0) == pytest.approx(4.0 + 300 * 0.2)
+  assert expected_flops(candidate(950, 3, 30.0), trials, 1000, 1.0) == 30.0
+  assert expected_flops(candidate(1300, 3, 4.0), trials[2:], 1000, 1.0) == 4.0
