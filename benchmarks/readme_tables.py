@@ -74,8 +74,9 @@ def peers_at_rungs() -> str:
     f"| at the bytes of | by hand | {' | '.join(f'`{engine}`' for engine in engines)} |",
     f"|---|---|{'---|' * len(engines)}",
   ]
+  by_hand = {row["variant"]: row for row in found if row["kind"] == "hand"}
   for rival in dict.fromkeys(filter(None, map(_rival, found))):
-    hand = next(row for row in found if row["kind"] == "hand" and row["variant"].endswith(rival.replace("-", " ")))
+    hand = by_hand["jax.checkpoint per block" if rival == "per-block" else rival]
     ours = [next(row for row in found if row["kind"] == engine and _rival(row) == rival) for engine in engines]
     lines.append(f"| {rival} | {' | '.join(map(_sized, [hand, *ours]))} |")
   return "\n".join(lines)

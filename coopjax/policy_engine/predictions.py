@@ -5,7 +5,7 @@ import functools
 import itertools
 import math
 import statistics
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -173,13 +173,12 @@ def predicted_bytes(
 
 
 def expected_flops(
-  candidate: SearchCandidate, trials: Sequence[Trial], budget_bytes: int, untried_ratio: float, num_shards: int = 1
-) -> float:
-  """That a candidate repeats, with what the HLO engine does under it: as much for each byte over the budget, as it is
-  predicted without that help, as the engine did where it was asked for.
+  trials: Sequence[Trial], budget_bytes: int, untried_ratio: float, num_shards: int = 1
+) -> Callable[[SearchCandidate], float]:
+  """From candidates to what they repeat, with what the HLO engine does under them: for each byte over the budget that
+  they are predicted to take without that help, as much as it did where it was asked for.
 
   Args:
-    candidate: that is thought of.
     trials: so far.
     budget_bytes: that the engine helps to hold.
     untried_ratio: as for `predicted_bytes`.
@@ -191,10 +190,27 @@ def expected_flops(
     if trial.hlo_share and trial.unaided_bytes > budget_bytes
   ]
   if not helped:
-    return candidate.flops
+    return lambda candidate: candidate.flops
+  rate = statistics.median(helped)
   unaided = [dataclasses.replace(trial, temp_bytes=trial.unaided_bytes) for trial in trials]
-  over_bytes = predicted_bytes(candidate, unaided, untried_ratio, num_shards) - budget_bytes
-  return candidate.flops + statistics.median(helped) * max(0.0, over_bytes)
+  over_bytes = lambda candidate: predicted_bytes(candidate, unaided, untried_ratio, num_shards) - budget_bytes
+  return lambda candidate: candidate.flops + rate * max(0.0, over_bytes(candidate))
+
+
+def least_help_flops[Decisions: Hashable](
+  candidate: SearchCandidate[Decisions],
+  trials: Sequence[Trial[Decisions]],
+  predict: Callable[[SearchCandidate[Decisions]], float],
+) -> float:
+  """That the HLO engine repeats under a candidate without loops: at least what it did, twice or more, where it had less
+  to do, by what the candidate is predicted to take.
+  """
+  helped = [trial for trial in trials if trial.flops > trial.candidate.flops and not trial.candidate.has_loops]
+  if candidate.has_loops or len(helped) < 2:
+    return 0.0
+  left_bytes = predict(candidate)
+  flops = [trial.flops - trial.candidate.flops for trial in helped if trial.unaided_bytes <= left_bytes]
+  return min(flops) if len(flops) > 1 else 0.0
 
 
 def like_the_least[Decisions: Hashable](

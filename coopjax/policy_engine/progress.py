@@ -28,6 +28,7 @@ from coopjax.policy_engine.predictions import (
   expected_flops,
   in_loops,
   kind_of,
+  least_help_flops,
   like_the_least,
   predicted_bytes,
   say_little,
@@ -133,7 +134,8 @@ class Progress[Decisions: Hashable]:
     if self._holds:
       least = self._least_flops
       by_hand = [c for c in untried if c.is_by_hand and c.flops < least]
-      untried = [c for c in untried if c.flops + self._help_flops(c) < least - self._tolerance(c, least)]
+      with_help = lambda c: c.flops + least_help_flops(c, self._tried, self._predict)
+      untried = [c for c in untried if with_help(c) < least - self._tolerance(c, least)]
       # A plan at hand that people do better than: theirs first.
       if (rounds_left <= _HAND_ROUNDS or not self._tried) and (
         found := self._first_by_hand(by_hand, is_last=rounds_left == 1)
@@ -248,17 +250,6 @@ class Progress[Decisions: Hashable]:
       return None
     return self._first([c for c in untried if self._predict(c) < min(sizes)], self._predict)
 
-  def _help_flops(self, candidate: SearchCandidate[Decisions]) -> float:
-    """That the HLO engine repeats under a candidate without loops: at least what it did, twice or more, where it had
-    less to do.
-    """
-    helped = [trial for trial in self._tried if trial.flops > trial.candidate.flops and not trial.candidate.has_loops]
-    if candidate.has_loops or len(helped) < 2:
-      return 0.0
-    left_bytes = self._predict(candidate)
-    flops = [trial.flops - trial.candidate.flops for trial in helped if trial.unaided_bytes <= left_bytes]
-    return min(flops) if len(flops) > 1 else 0.0
-
   def _twin_of_a_near_miss(self) -> SearchCandidate[Decisions] | None:
     """What a person would pick and just misses the budget, as people write it (`ladders.Candidate.twin`): XLA's
     schedules of the two differ by little, and by hand it may fit.
@@ -340,7 +331,7 @@ class Progress[Decisions: Hashable]:
     near = list(filter(is_near, candidates))
     if is_last:
       near = [candidate for candidate in near if candidate.is_bare] or near
-    flops = lambda c: expected_flops(c, self._tried, self._budget, self._ratio, self._num_shards)
+    flops = expected_flops(self._tried, self._budget, self._ratio, self._num_shards)
     return self._first(near, lambda candidate: (flops(candidate), self._predict(candidate)))
 
   def _nearly_cheapest(self, candidates: Sequence[SearchCandidate[Decisions]]) -> list[SearchCandidate[Decisions]]:

@@ -82,6 +82,6 @@ def test_what_the_hlo_engine_repeats_is_as_much_for_each_byte_over_the_budget_as
     Trial(candidate(1400, 1, 3.0), 1000, HloEngineShare(1400, 80.0)),
     Trial(candidate(900, 2, 50.0), 900, HloEngineShare(900, 0.0)),
   ]
-  assert expected_flops(candidate(1300, 3, 4.0), trials, 1000, 1.0) == pytest.approx(4.0 + 300 * 0.2)
-  assert expected_flops(candidate(950, 3, 30.0), trials, 1000, 1.0) == 30.0
-  assert expected_flops(candidate(1300, 3, 4.0), trials[2:], 1000, 1.0) == 4.0
+  assert expected_flops(trials, 1000, 1.0)(candidate(1300, 3, 4.0)) == pytest.approx(4.0 + 300 * 0.2)
+  assert expected_flops(trials, 1000, 1.0)(candidate(950, 3, 30.0)) == 30.0
+  assert expected_flops(trials[2:], 1000, 1.0)(candidate(1300, 3, 4.0)) == 4.0
