@@ -1,7 +1,8 @@
 """On the GPU or TPU that is here: compiled bytes against the allocator's real peak, and step times, inside budgets.
 
 A step of AdamW on a decoder (`ladder_programs`: scanned, or unrolled), its state donated: as it is, under policies
-that people pick by hand, and in budgets from "fits" down to a quarter of the temporaries, by each engine. Each variant
+that people pick by hand, and in budgets from "fits" down to a quarter of the temporaries and at the bytes of those
+policies, by each engine and by the policy engine with values moved to the host ("offload"). Each variant
 is planned and compiled in one process and run in another, which finds both: a peak can't be set back, and a GPU's
 compiler tries kernels out, on as much memory as they are given. All begin with the same parameters and tokens. "total"
 is the executable's (arguments and results, what they share counted once, and temporaries); "peak" is the most that the
@@ -37,12 +38,12 @@ from coopjax.memory_profile import totals_of
 MIB = 2**20
 OUT = tables.RESULTS / "device.json"
 HAND = ("plain", "full", "minimal")
-BUDGETS = ("fits", "75%", "50%", "25%")
-ENGINES = ("auto", "hlo", "policy")
+BUDGETS = ("fits", "75%", "50%", "25%", "minimal", "full")
+ENGINES = ("auto", "hlo", "policy", "offload")
 NONE_HERE = "no accelerator here: nothing was measured (--anyway runs on the CPU, which tells no peak)"
 PROGRAMS = ("decoder", "unrolled")
 SIZE = ladder_programs.Size(14, 1024, 2048, 5632, 16, 8, 12, "bfloat16", 32000)
-CASE = ("program", "size")
+CASE = ("program", "size", "variant", "engine")
 KEEPS_ALL = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
 COLUMNS = {
   "program": "{program}",
@@ -65,8 +66,9 @@ class Variant:
 
   Attributes:
     program: of `PROGRAMS`.
-    name: a rung of `ladder_programs`, "plain", "fits" or a share of the plain step's temporaries ("50%").
-    engine: of a budget.
+    name: a rung of `ladder_programs`, "plain", or what the budget is called.
+    engine: of `ENGINES`; none where there is no budget.
+    budget: bytes, "fits" or a share of the plain step's temporaries ("50%").
     size: of the decoder.
     num_steps: that are timed; with none it is planned and compiled alone.
   """
@@ -74,13 +76,14 @@ class Variant:
   program: str
   name: str
   engine: str | None
+  budget: str | int | None
   size: list[Any]
   num_steps: int
 
   def run(self) -> tables.Row:
     """Plans, compiles and runs, here."""
     program = ladder_programs.Program(self.program, ladder_programs.Size(*self.size))
-    rung = ladder_programs.RUNGS.get(self.name, ladder_programs.PLAIN)
+    rung = ladder_programs.PLAIN if self.engine else ladder_programs.RUNGS.get(self.name, ladder_programs.PLAIN)
     optimizer = optax.adamw(1e-4)
     loss = program.loss(rung)
     if self.engine is not None:
@@ -96,7 +99,10 @@ class Variant:
     arguments = params, jax.eval_shape(optimizer.init, params), tokens
     start = time.perf_counter()
     if self.engine is not None:
-      step = coopjax.plan(step, *arguments, budget=self.name, engine=self.engine).apply(step)
+      budget, engine = self.budget, self.engine
+      if engine == "offload":
+        budget, engine = coopjax.Budget(budget, offload=True), "policy"
+      step = coopjax.plan(step, *arguments, budget=budget, engine=engine).apply(step)
     compiled = step.lower(*arguments).compile()
     plan_s = time.perf_counter() - start
     memory = coopjax.MemoryProfile(**totals_of(compiled.memory_analysis()))
@@ -160,6 +166,7 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=["decoder"])
   parser.add_argument("--engines", nargs="+", choices=ENGINES, default=ENGINES)
+  parser.add_argument("--budgets", nargs="+", choices=BUDGETS, default=BUDGETS)
   parser.add_argument("--steps", type=int, default=10, help="that are timed, of each variant (10)")
   parser.add_argument("--anyway", action="store_true", help="on the CPU, too")
   parser.add_argument("--out", type=pathlib.Path, default=OUT, help="the file to write")
@@ -177,16 +184,21 @@ def main() -> None:
     return
   size = [getattr(options, field.name) for field in dataclasses.fields(SIZE)]
   variants = [(name, None) for name in HAND]
-  variants += [(name, engine) for engine in options.engines for name in BUDGETS]
+  variants += [(name, engine) for engine in options.engines for name in options.budgets]
   before, rows = tables.read(options.out), []
   with tables.progress() as progress:
     bar = progress.add_task("variants", total=len(options.programs) * len(variants))
     for program in options.programs:
+      by_hand: dict[str, tables.Row] = {}
       for name, engine in variants:
         progress.update(bar, description=f"{program} {name} {engine or ''}")
-        row = in_process(Variant(program, name, engine, size, options.steps))
-        if name == "plain":
-          plain_ms = row.get("step_ms")
+        budget = name
+        if engine and name in by_hand:
+          budget = int(by_hand[name].get("temp_mib", 0) * MIB)  # none where it did not compile, and that is no budget
+        row = in_process(Variant(program, name, engine, budget, size, options.steps))
+        if engine is None:
+          by_hand[name] = row
+        plain_ms = by_hand["plain"].get("step_ms")
         if plain_ms and "step_ms" in row:
           row["time_ratio"] = row["step_ms"] / plain_ms
         rows.append(row)

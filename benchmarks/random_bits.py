@@ -7,7 +7,7 @@ given has to be the same text but for marks. Then it is compiled and run at a bu
 of 0.7, at which programs recompute and are ordered as far as that goes (``on_infeasible="best_effort"``): every result
 has to have the same bits. The first 500 programs are compared as text by every subset and in the other way.
 
-  python benchmarks/random_bits.py              # 10,000 programs, about two hours; goes on where it stopped
+  python benchmarks/random_bits.py              # 10,000 programs, some three hours of CPU; goes on where it stopped
   python benchmarks/random_bits.py --programs 20 --fresh
 """
 
@@ -17,6 +17,7 @@ import dataclasses
 import functools
 import hashlib
 import itertools
+import multiprocessing
 import os
 import pathlib
 import random
@@ -344,6 +345,7 @@ def _executed(lowered: jax.stages.Lowered, arguments: Sequence[np.ndarray]) -> t
 
 def block(first: int, num_programs: int) -> list[tables.Row]:
   """Runs some programs: a row per way of differentiating and of comparing, with what differed."""
+  warnings.simplefilter("ignore")
   found = collections.defaultdict[tuple[str, str], list[Run]](list)
   for seed in range(first, first + num_programs):
     for run in runs(seed):
@@ -377,17 +379,18 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=text, epilog=details, formatter_class=argparse.RawTextHelpFormatter)
   parser.add_argument("--programs", type=int, default=10_000)
   parser.add_argument("--fresh", action="store_true", help="forget the rows that are there")
+  parser.add_argument("--jobs", type=int, default=1, help="processes that run programs (1)")
   parser.add_argument("--out", type=pathlib.Path, default=OUT)
   arguments = parser.parse_args()
-  warnings.simplefilter("ignore")
   rows = [] if arguments.fresh else tables.read(arguments.out)
-  done = {row["first"] for row in rows}
-  with tables.progress() as progress:
-    bar = progress.add_task("programs", total=arguments.programs)
-    for first in range(0, arguments.programs, BLOCK):
-      if first not in done:
-        rows += block(first, min(BLOCK, arguments.programs - first))
-        tables.write(arguments.out, totals=summed(rows), rows=rows)
+  firsts = sorted({*range(0, arguments.programs, BLOCK)} - {row["first"] for row in rows})
+  pool = multiprocessing.get_context("spawn").Pool(arguments.jobs, maxtasksperchild=10)  # JAX keeps a lot
+  run = functools.partial(block, num_programs=BLOCK)
+  with pool, tables.progress() as progress:
+    bar = progress.add_task("programs", total=BLOCK * len(firsts))
+    for made in pool.imap_unordered(run, firsts):
+      rows += made
+      tables.write(arguments.out, totals=summed(rows), rows=sorted(rows, key=lambda row: row["first"]))
       progress.advance(bar, BLOCK)
   console, totals = tables.console(), summed(rows)
   console.print(tables.table(totals, COLUMNS, "programs under the HLO engine"))

@@ -160,8 +160,9 @@ def _code_of(name: str, inner: str = "") -> CodeType | None:
 def _is_usual(place: jax.sharding.SingleDeviceSharding) -> bool:
   """Whether it is the memory of a device like that on which arrays are that are put nowhere."""
   (device,) = place.device_set
-  is_usual = place.memory_kind in (None, device.default_memory().kind)
-  return is_usual and device.platform == jax.local_devices()[0].platform
+  if device.platform != jax.local_devices()[0].platform:  # of a target, whose devices tell no default
+    return False
+  return place.memory_kind in (None, device.default_memory().kind)
 
 
 def _abstract(leaf: Any) -> Any:

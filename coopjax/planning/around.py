@@ -56,6 +56,8 @@ def choose(traced: TracedFn, request: Request) -> Choice:
   Raises:
     BudgetInfeasibleError: no plan reaches the budget; where the program around is known, with what it takes at least.
   """
+  if request.engine == "auto" and (device := request.device) and not device.is_running:
+    request = dataclasses.replace(request, engine="policy")  # no hook of the running backend plans for another
   if traced.placement.processes or request.engine == "hlo":
     return function_plan.choose(traced, request)
   program, fingerprint = _Program.here(request), fingerprint_of(traced)

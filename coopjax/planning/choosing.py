@@ -136,8 +136,8 @@ class Case:
         raise
       return self.choose_by_policy()
     budget_bytes = request.budget.resolve(before.temp_bytes, before.resident_bytes)
-    if before.temp_bytes <= budget_bytes:
-      return Chosen(Choice(), before=before)
+    if before.temp_bytes <= budget_bytes:  # where a program has more in it, the hook plans, or all of it is planned
+      return Chosen(Choice(request.mark(self.fingerprint)) if request.engine == "hlo" else Choice(), before=before)
     try:
       limit_bytes = budget_bytes + max(predict_memory(module).temp_bytes - before.temp_bytes, 0)
     except InvalidProgramError as error:
@@ -146,7 +146,8 @@ class Case:
       return self.choose_by_policy(before=before)
     best: Chosen | None = None
     for _ in range(_COMPILED_ROUNDS):
-      limit = Budget(limit_bytes)
+      # A share stays one where it can: of a program with more in it, the hook takes the share of that.
+      limit = request.budget if limit_bytes == budget_bytes else Budget(limit_bytes)
       outcome, mark = self._planned_module(module, limit), request.mark(self.fingerprint, limit)
       measured = self._measure_marked(mark) if outcome.fits or request.engine == "hlo" else None
       if best is None or (measured and measured.temp_bytes < best.temp_bytes):

@@ -77,8 +77,6 @@ def _choose_here(
 ) -> Choice:
   """The choice that this process remembers, has kept on disk or makes."""
   is_hooks = request.engine == "hlo" and compat.hook_platform(request.platform) == "cpu"
-  if request.engine == "auto" and (device := request.device) and not device.is_running:
-    request = dataclasses.replace(request, engine="policy")  # no hook of the running backend plans for another
   try:
     if not is_hooks and (choice := _choices.get(key)):
       return choice

@@ -32,15 +32,18 @@ def times_recomputed(program: StepProgram, schedule: np.ndarray) -> np.ndarray:
 
 
 def decided_values(program: StepProgram, schedule: np.ndarray) -> list[int]:
-  """Values that a plan had to decide on, largest first: recomputed, or kept across the peak of the given order."""
+  """Values that a plan had to decide on, largest first: recomputed, or kept across the peak of the given order.
+
+  An op's scratch, which nothing reads, is no such value.
+  """
   peak = int(np.argmax(liveness.live_bytes(program, program.schedule)))
   values, starts, ends = liveness.live_ranges(program, program.schedule)
   across_peak = {int(v) for v, start, end in zip(values, starts, ends) if start < peak < end - 1}
   for op in np.flatnonzero(times_recomputed(program, schedule)):
     across_peak.update(int(value) for value in program.outputs(op))
-  decided = [
-    value for value in across_peak if program.value_kind[value] == TEMPORARY and program.value_bytes[value] > 0
-  ]
+  is_decided = (program.value_kind == TEMPORARY) & (program.value_bytes > 0)
+  is_decided &= np.isin(np.arange(program.num_values), program.op_inputs[1])
+  decided = [value for value in across_peak if is_decided[value]]
   return sorted(decided, key=lambda value: (-program.value_bytes[value], value))
 
 

@@ -77,6 +77,35 @@ def test_a_plan_holds_its_budget_when_compiled(target, budget):
   assert [decision for decision in plan.decisions if decision.decision == "recomputed"]
 
 
+@pytest.mark.skipif(compat.hook_platform("gpu") is None, reason="this JAX has no HLO hook on accelerators")
+@pytest.mark.parametrize("engine", ["hlo", "auto"])
+@pytest.mark.parametrize("budget", ["1.75 MiB", 0.8])
+def test_a_program_with_more_in_it_than_the_function(engine, budget):
+  """The function with its gradient takes 1.75 MiB, and twice that where it runs on two inputs."""
+  loss, *args = models.mlp(depth=6)
+  fitted = coopjax.remat(loss, budget=budget, engine=engine, planner="auto", target=GPU)
+  temp_bytes = [
+    compile_for(targets.resolve(GPU), jax.grad(lambda w, x, fn=fn: fn(w, x) + fn(w, 2 * x)), args)
+    .memory_analysis()
+    .temp_size_in_bytes
+    for fn in (loss, fitted)
+  ]
+  assert temp_bytes[1] <= (0.8 * temp_bytes[0] if budget == 0.8 else 7 << 18)
+
+
+@pytest.mark.skipif(compat.hook_platform("gpu") is None, reason="this JAX has no HLO hook on accelerators")
+def test_products_of_a_library_are_repeated():
+  """On a GPU that is at hand the compiler takes most products from cuBLAS; here it is told to."""
+  loss, *args = mlp()
+  options = {"xla_gpu_enable_triton_gemm": False}
+  fitted = jax.jit(functools.partial(step, coopjax.remat(loss, budget=1.0)), compiler_options=options)
+  plan = coopjax.plan(fitted, *args, budget=0.6, engine="hlo", planner="peak", target=GPU)
+  assert plan.engine == "hlo" and plan.measured.temp_bytes <= plan.budget_bytes
+  repeated = [each for each in plan.decisions if each.decision == "recomputed"]
+  assert any(each.value.startswith("custom-call") and each.op == "dot" for each in repeated)
+  assert all(each.type.startswith("f32") for each in repeated)  # of its scratch, nothing is said
+
+
 @pytest.mark.skipif(compat.hook_platform("tpu") is None, reason="this JAX has no HLO hook on accelerators")
 @pytest.mark.parametrize("target", [TPU, GPU])
 def test_order_and_clones_are_what_the_hook_handed_back(target):

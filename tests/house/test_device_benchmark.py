@@ -27,10 +27,12 @@ def test_without_an_accelerator_nothing_is_written(benchmark, tmp_path, monkeypa
 
 @pytest.mark.filterwarnings("ignore::coopjax.RematNoEffectWarning")  # it fits
 def test_rows(benchmark):
-  variants = (("full", None), ("fits", "hlo"))
+  variants = (("full", None, None), ("fits", "hlo", "fits"))
   full, fits = (benchmark.Variant("decoder", *each, SIZE, num_steps=1).run() for each in variants)
   assert full["temp_mib"] < fits["temp_mib"] and full["total_mib"] < fits["total_mib"]
   assert full["loss"] == pytest.approx(fits["loss"], rel=1e-5)  # the same steps
   assert full["step_ms"] > 0 and full["peak_mib"] is None  # the CPU's allocator tells none
-  failed = benchmark.in_process(benchmark.Variant("decoder", "plain", None, [*SIZE[:-2], "float33", 64], num_steps=1))
+  failed = benchmark.in_process(
+    benchmark.Variant("decoder", "plain", None, None, [*SIZE[:-2], "float33", 64], num_steps=1)
+  )
   assert failed["variant"] == "plain" and "float33" in failed["error"] and "step_ms" not in failed

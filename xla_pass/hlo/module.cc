@@ -215,6 +215,7 @@ bool ModuleParser::ParseFields(std::string_view message, Instruction* result) {
   }
   if (result->shape == nullptr) result->shape = no_shape_;
   result->info = LookUpOpcode(result->opcode);
+  result->info.is_pure |= result->info.op == Op::kCustomCall && IsLibraryFunction(result->custom_call_target);
   // proto3 leaves zeros out.
   if (result->info.op == Op::kParameter && result->parameter_number < 0) result->parameter_number = 0;
   if (result->info.op == Op::kGetTupleElement && result->tuple_index < 0) result->tuple_index = 0;

@@ -155,6 +155,19 @@ OpcodeInfo LookUpOpcode(std::string_view name) {
   return found == table.end() ? OpcodeInfo{} : found->second;
 }
 
+bool IsLibraryFunction(std::string_view custom_call_target) {
+  static constexpr std::string_view kFunctions[] = {"__cublas$gemm",
+                                                    "__cublas$lt$matmul",
+                                                    "__cublas$lt$matmul$f8",
+                                                    "__cublas$lt$matmul$mx",
+                                                    "__cudnn$convForward",
+                                                    "__cudnn$convForwardGraph",
+                                                    "__cudnn$convBiasActivationForward",
+                                                    "__cudnn$fmhaSoftmax",
+                                                    "__cudnn$fmhaScaleBiasSoftmax"};
+  return std::ranges::find(kFunctions, custom_call_target) != std::end(kFunctions);
+}
+
 bool HasOwnEffects(const Instruction& instruction) {
   const OpcodeInfo opcode = instruction.info;
   if (!IsGlue(opcode.op) && IsInSmallMemory(*instruction.shape)) return true;

@@ -81,6 +81,11 @@ struct OpcodeInfo {
 // The entry of the table; for unknown names kOther, with all facts false.
 OpcodeInfo LookUpOpcode(std::string_view name);
 
+// Whether XLA:GPU calls a library by this name for what is a function of its operands: products, which the compiler
+// moves to cuBLAS where that is faster than code of its own, convolutions and attention of the forward pass. Each is
+// called with the algorithm that its instruction names, which gives the same bits every time.
+bool IsLibraryFunction(std::string_view custom_call_target);
+
 // Forwards buffers and does no work: "glue", folded away in a StepProgram.
 inline bool IsGlue(Op op) {
   return op == Op::kParameter || op == Op::kConstant || (op >= Op::kBitcast && op <= Op::kDomain);

@@ -29,6 +29,15 @@ TEST(NothingIsKnownOfOthers) {
   }
 }
 
+TEST(SomeLibrariesAreFunctions) {
+  for (const std::string_view name : {"__cublas$gemm", "__cublas$lt$matmul$f8", "__cudnn$convForward"}) {
+    EXPECT_TRUE(IsLibraryFunction(name));
+  }
+  for (const std::string_view name : {"", "__cublas$", "__cudnn$fmhaSoftmaxDropout", "__cudnn$convBackwardFilter"}) {
+    EXPECT_TRUE(!IsLibraryFunction(name));
+  }
+}
+
 TEST(GlueForwardsAndDoesNoWork) {
   for (const std::string_view name : {"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "opt-barrier",
                                       "add-dependency", "after-all", "domain"}) {

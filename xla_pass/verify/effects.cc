@@ -93,6 +93,18 @@ void AddQuiet(Table* table) {
   Add({"custom-call", "partition-id", "replica-id", "rng-bit-generator", "set-dimension-size"}, quiet, table);
 }
 
+// XLA:GPU's calls of libraries that give the same bits every time, by what they begin with: cuBLAS's products, what
+// cuDNN has for the forward pass. Attention with dropout draws numbers, and backward passes may add in any order.
+bool CallsFunction(const hlo::Instruction& instruction) {
+  const std::string_view target = instruction.custom_call_target;
+  if (instruction.opcode != "custom-call" || target.find("Dropout") != std::string_view::npos ||
+      target.find("Backward") != std::string_view::npos) {
+    return false;
+  }
+  return target == "__cublas$gemm" || target.starts_with("__cublas$lt$matmul") || target.starts_with("__cudnn$conv") ||
+         target.starts_with("__cudnn$fmha");
+}
+
 bool IsInSmallMemory(const hlo::Shape& shape) {
   const bool is_large = shape.memory_space == hlo::kMainMemorySpace || shape.memory_space == hlo::kHostMemorySpace;
   return !is_large || std::ranges::any_of(shape.tuple_shapes, IsInSmallMemory);
@@ -151,8 +163,8 @@ ModuleEffects::Facts ModuleEffects::Derive(const hlo::Instruction& instruction, 
   if (shows_operands) {
     for (const int32_t operand : instruction.operands) facts.writes_in_place |= facts_[operand].writes_in_place;
   }
-  facts.is_pure = (EffectsOf(instruction.opcode).is_pure || only_forwards || is_source) && callees.is_pure &&
-                  !instruction.shape->is_token();
+  const bool is_function = EffectsOf(instruction.opcode).is_pure || CallsFunction(instruction);
+  facts.is_pure = (is_function || only_forwards || is_source) && callees.is_pure && !instruction.shape->is_token();
   facts.has_effects = callees.has_effects || TouchesWorld(instruction);
   facts.may_run_twice = facts.is_pure && !facts.has_effects && !is_source && (only_forwards || !facts.writes_in_place);
   return facts;

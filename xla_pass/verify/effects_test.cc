@@ -195,6 +195,31 @@ TEST(CustomCallsSayThemselves) {
   }
 }
 
+// Where the two tables of libraries come to differ, one of them is wrong.
+TEST(LibrariesThatAreFunctionsMayRunTwice) {
+  testing::HloBuilder b;
+  b.Begin("main");
+  const int64_t p = b.Parameter(0, testing::F32({4}));
+  for (const std::string_view target :
+       {"__cublas$gemm", "__cublas$lt$matmul", "__cublas$lt$matmul$f8", "__cublas$lt$matmul$mx", "__cudnn$convForward",
+        "__cudnn$convForwardGraph", "__cudnn$convBiasActivationForward", "__cudnn$fmhaSoftmax",
+        "__cudnn$fmhaScaleBiasSoftmax", "__cudnn$fmhaSoftmaxDropout", "__cudnn$fmhaSoftmaxBackward",
+        "__cudnn$convBackwardInput", "__cudnn$convBackwardFilter", "__cublas$triangularSolve", "__onednn$matmul", ""}) {
+    b.Add("custom-call", testing::TupleOf({testing::F32({4}), testing::F32({2})}), {p});
+    b.last().custom_call_target = target;
+  }
+  b.Add("custom-call", testing::F32({4}), {p});  // one that adds to its operand, in place
+  b.last().custom_call_target = "__cublas$gemm";
+  b.last().output_operand_aliasing.emplace_back();
+  const hlo::Module module = b.Finish();
+  const ModuleEffects effects(module);
+  for (const hlo::Instruction& call : module.instructions) {
+    if (call.opcode != "custom-call") continue;
+    const bool writes = !call.output_operand_aliasing.empty();
+    EXPECT_EQ(effects.MayRunTwice(call), hlo::IsLibraryFunction(call.custom_call_target) && !writes);
+  }
+}
+
 // Something of each list.
 TEST(WhatIsNotListedHasEffects) {
   for (const std::string_view opcode : {"all-reduce", "all-gather", "infeed", "send", "recv-done", "rng",
