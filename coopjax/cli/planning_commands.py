@@ -67,6 +67,7 @@ def add_parsers(commands: Any) -> None:
   plan.add_argument(
     "--existing", default="replace", choices=EXISTING, help="what becomes of a step's jax.checkpoints (replace)"
   )
+  plan.add_argument("--best-effort", action="store_true", help="the smallest plan, where none holds the budget")
   plan.set_defaults(command=functools.partial(_printed, _plan))
   frontier = commands.add_parser(
     "frontier", help="memory against recompute, under a range of budgets", epilog=_EXAMPLES, formatter_class=raw
@@ -171,10 +172,12 @@ def _plan(options: argparse.Namespace) -> tuple[int, str]:
       for category in (RematNoEffectWarning, BudgetExceededWarning):  # what is printed says so
         warnings.simplefilter("ignore", category)
       planned = {"existing": options.existing, "names_only": options.names_only, **_settings(options)}
+      planned |= {"on_infeasible": "best_effort"} if options.best_effort else {}
       plan = coopjax.plan(function, *args, budget=budget, **planned, **kwargs)
   except BudgetInfeasibleError as error:
     fields = {"fits": False, "budget_bytes": error.budget_bytes, "smallest_bytes": error.smallest_bytes}
-    return 1, json.dumps(fields) if options.json else "\n".join([f"OVER BUDGET: {error}", *advice(error)])
+    notes = [note.replace("on_infeasible='best_effort'", "--best-effort") for note in advice(error)]
+    return 1, json.dumps(fields) if options.json else "\n".join([f"OVER BUDGET: {error}", *notes])
   if options.output:
     plan.save(options.output)
   if options.format:

@@ -114,7 +114,10 @@ def test_a_warning_that_is_of_no_line_of_the_users_names_none(script):
 def test_a_budget_out_of_reach_is_one(script, capsys):
   common = "plan", f"{script}:loss", "--args", "make_args", "--engine", "hlo", "--planner", "peak", "--budget", "1KiB"
   status, out, _ = run(capsys, *common)
-  assert status == 1 and "OVER BUDGET" in out and "fit_me.py:7" in out
+  assert status == 1 and "OVER BUDGET" in out and "fit_me.py:7" in out and "or --best-effort" in out
+  status, out, _ = run(capsys, *common, "--best-effort", "--json")
+  plan = json.loads(out)
+  assert status == 1 and plan["measured"]["temp_bytes"] < plan["baseline"]["temp_bytes"]
   status, out, _ = run(capsys, *common, "--json")
   assert status == 1 and json.loads(out)["smallest_bytes"] > json.loads(out)["budget_bytes"] == 1024
 
