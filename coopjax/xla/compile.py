@@ -21,8 +21,8 @@ from coopjax.xla.targets import Target
 
 _jit = jax.jit  # JAX's own, whatever the name stands for by then (`coopjax.launching`)
 # What is compiled here is looked at, never run: XLA makes the same module of it, and LLVM, half of a compile, no fast
-# code. JAX's switch does not reach XLA:TPU's rematerialization: with this, no value is large enough for it. Of a GPU that
-# is not here no kernels can be timed: without what goes before that, three fifths of a trial, all bytes are the same.
+# code. JAX's switch does not reach XLA:TPU's rematerialization: with this, no value is large enough for it. Kernels of
+# a GPU that is not here can't be timed: without what goes before that, three fifths of a trial, all bytes are the same.
 _QUICK_CODE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 _PLANNING: dict[str, dict[str, Any]] = {
   "cpu": _QUICK_CODE,
