@@ -42,10 +42,10 @@ WITHOUT_JAX := $(addprefix --ignore=tests/,planners \
   test_hlo_pass_benchmark.py test_ladder_frontiers.py test_layers.py test_maxtext_client.py test_no_clock.py \
   test_one_plan_benchmark.py test_planned_modules.py test_planning_time.py test_random_bits.py \
   test_reachable_budgets.py test_rooms.py test_torch_peer.py test_training_run.py test_what_fits.py test_workers.py) \
-  $(addprefix planning/,test_batch_search.py test_cache.py test_decision.py test_frontier.py test_least_bytes.py \
-  test_missed_once.py test_policy_names.py test_progress.py test_regions.py test_request.py) \
-  $(addprefix policy_engine/,test_apart.py test_hand_forms.py test_hand_rungs.py test_nesting.py \
-  test_offload_costs.py test_predictions.py test_repeats.py test_rungs.py test_scans.py test_search.py \
+  $(addprefix planning/,test_batch_search.py test_cache.py test_counted_runs.py test_decision.py test_frontier.py \
+  test_least_bytes.py test_missed_once.py test_policy_names.py test_progress.py test_regions.py test_request.py) \
+  $(addprefix policy_engine/,test_apart.py test_calls.py test_hand_forms.py test_hand_rungs.py test_inside.py \
+  test_nesting.py test_offload_costs.py test_predictions.py test_repeats.py test_rungs.py test_scans.py test_search.py \
   test_summed_residuals.py test_written_forms.py)) \
   $(addprefix --deselect=tests/,$(addprefix api/test_linen.py::test_,a_block_costs_its_budget_more \
   example_resnet_holds nothing_kept_is_flax_remat) api/test_nnx.py::test_a_call_costs_its_budget_more \
@@ -53,7 +53,8 @@ WITHOUT_JAX := $(addprefix --ignore=tests/,planners \
   $(addprefix house/test_examples.py::test_,batches_are benchmark_measures demo_ folded_layers llama_holds two_hosts) \
   $(addprefix planning/test_around.py::test_,a_share_that_the a_step_repeats_no_more the_least_bytes) \
   $(addprefix planning/test_existing.py::test_,at_least_what replaced_at_the_hands_bytes) \
-  planning/test_many_hosts.py::test_four_processes \
+  planning/test_many_hosts.py::test_four_processes planning/test_plan_steps.py::test_a_trainer_under \
+  $(addprefix policy_engine/test_groups.py::test_,budgets_below at_the_bytes a_step_around) \
   $(addprefix planning/test_steps.py::test_,the_region_that_is_cheap where_the_hlo_engine a_total_out_of_reach) \
   $(addprefix policy_engine/test_compiled_profile.py::test_,estimates_are_near a_profile_never the_public_door) \
   policy_engine/test_policy_engine.py::test_no_more_recompute \
