@@ -117,9 +117,10 @@ def test_a_total_that_is_missed_is_told_in_totals(engine):
   resident_bytes = memory.argument_size_in_bytes + memory.output_size_in_bytes
   budget = coopjax.Budget.total("1 KiB")
   with pytest.raises(coopjax.BudgetInfeasibleError) as planned:
-    coopjax.plan(loss, params, x, budget=budget, engine=engine)
+    coopjax.plan(loss, params, x, budget=budget, engine=engine, planner="peak")
   with pytest.raises(coopjax.BudgetInfeasibleError) as compiled:
-    jax.jit(jax.value_and_grad(coopjax.remat(loss, budget=budget, engine=engine), (0, 1))).lower(params, x).compile()
+    fitted = coopjax.remat(loss, budget=budget, engine=engine, planner="peak")
+    jax.jit(jax.value_and_grad(fitted, (0, 1))).lower(params, x).compile()
   for caught in (planned, compiled):
     error, told = caught.value, str(caught.value)
     temp_bytes = error.smallest_bytes - resident_bytes
@@ -160,11 +161,11 @@ def test_a_budget_larger_than_needed_changes_nothing_and_says_so():
   assert plan.engine == "none" and plan.fits and plan.decisions == () and plan.overhead == 0
 
 
-@pytest.mark.parametrize("engine", ["hlo", "auto", "policy"])
-def test_a_budget_too_small_names_what_forces_it(engine):
+@pytest.mark.parametrize("engine, planner", [("hlo", "auto"), ("auto", "peak"), ("policy", "auto")])
+def test_a_budget_too_small_names_what_forces_it(engine, planner):
   loss, params, x = models.mlp()
   with pytest.raises(coopjax.BudgetInfeasibleError, match="smallest reached is") as caught:
-    coopjax.plan(loss, params, x, budget="1 KiB", engine=engine)
+    coopjax.plan(loss, params, x, budget="1 KiB", engine=engine, planner=planner)
   error = caught.value
   assert error.budget_bytes == 1024 < error.smallest_bytes
   assert len(error.largest) == 3
@@ -172,7 +173,7 @@ def test_a_budget_too_small_names_what_forces_it(engine):
     num_bytes > 0 and kind and "tests/support/models.py:" in source for num_bytes, kind, source in error.largest
   )
   with pytest.raises(coopjax.BudgetInfeasibleError):
-    jax.jit(jax.grad(coopjax.remat(loss, budget="1 KiB", engine=engine)))(params, x)
+    jax.jit(jax.grad(coopjax.remat(loss, budget="1 KiB", engine=engine, planner=planner)))(params, x)
 
 
 def test_best_effort_takes_the_smallest_plan_and_warns():
@@ -242,7 +243,7 @@ def test_decorator_forms_keep_name_and_statics():
 @pytest.mark.filterwarnings("ignore::coopjax.BudgetExceededWarning")  # so small a gradient by weights is more than half
 def test_transformations_compose():
   loss, params, x = models.mlp(depth=4, width=16, batch=32)
-  fitted = coopjax.remat(loss, budget=0.5, on_infeasible="best_effort")
+  fitted = coopjax.remat(loss, budget=0.5, on_infeasible="best_effort", planner="peak")
   for transform in (
     lambda f: jax.vmap(f, in_axes=(None, 0)),
     lambda f: lambda p, x: jax.jvp(lambda p: f(p, x[0]), (p,), (p,)),
