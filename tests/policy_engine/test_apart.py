@@ -89,9 +89,9 @@ def repeated(wrap):
 
   def group(x, weights):
     x = scanned(layer, x, weights[0])
-    return functools.reduce(block, [jax.tree.map(lambda w, i=i: w[i], weights[1]) for i in range(3)], x), None
+    return functools.reduce(block, [jax.tree.map(lambda w, i=i: w[i], weights[1]) for i in range(2)], x), None
 
-  return lambda weights, x: jnp.mean(lax.scan(group, x, weights)[0] ** 2), (of_narrow(2, 4), of_wide(2, 3))
+  return lambda weights, x: jnp.mean(lax.scan(group, x, weights)[0] ** 2), (of_narrow(2, 4), of_wide(2, 2))
 
 
 def thrice(wrap):
