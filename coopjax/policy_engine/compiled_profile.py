@@ -16,7 +16,7 @@ in place of the one that JAX would, names are chosen by JAX's graph; what is ins
 
 import dataclasses
 import functools
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import jax
 import numpy as np
@@ -46,6 +46,7 @@ class CompiledProfile:
     op_is_backward: whether the op belongs to the transposed pass, bool ``[num_ops]``.
     num_positions: equations of `TracedFn.inlined`.
     temp_bytes: compiled temporaries.
+    moved: forward values that XLA copies of its own accord, into the layout in which they are read, by their copies.
   """
 
   program: StepProgram
@@ -54,6 +55,7 @@ class CompiledProfile:
   op_is_backward: np.ndarray
   num_positions: int
   temp_bytes: int
+  moved: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
   @functools.cached_property
   def residuals(self) -> np.ndarray:
@@ -101,6 +103,8 @@ class CompiledProfile:
     is_counted = (self.offsets >= 0) & (producer >= 0) & (self.op_position[producer] >= 0)
     is_residual = np.zeros(self.program.num_values, bool)
     is_residual[self.residuals] = True
+    for copy, value in reversed(self.moved.items()):
+      is_residual[value] |= is_residual[copy]  # the same bytes, until they are copied
     # What a stack of residuals starts as has its memory already.
     for value in np.argsort(self.program.value_producer, kind="stable")[::-1]:
       before = self.program.value_in_place_of[value]
@@ -114,9 +118,15 @@ class CompiledProfile:
     """Of each residual: position, bytes, first step and end."""
     program = self.program
     values, starts, ends = liveness.live_ranges(program, program.schedule)
+    first = np.zeros(program.num_values, np.int64)
+    first[values] = starts
+    for copy, value in self.moved.items():
+      if value not in self.residuals:
+        first[copy] = first[value]
     chosen = np.isin(values, self.residuals)
     values = values[chosen]
-    return (self.op_position[program.value_producer[values]], program.value_bytes[values], starts[chosen], ends[chosen])
+    position = self.op_position[program.value_producer[values]]
+    return position, program.value_bytes[values], first[values], ends[chosen]
 
   def inside_bytes(self, start: int, stop: int, left_out: Collection[int] = ()) -> int:
     """The most bytes live while an op of positions ``[start, stop)`` runs, residuals of other positions not counted.
@@ -187,7 +197,27 @@ def read_profile(traced: TracedFn, program: StepProgram, offsets: np.ndarray, te
   tags = [parse_tag(scope) for scope in program.op_scopes]
   op_position = np.array([-1 if tag is None else position_of[tag.equation_id] for tag in tags], np.int32)
   is_backward = np.array([tag is not None and tag.is_backward for tag in tags], bool)
-  return CompiledProfile(program, offsets, op_position, is_backward, len(traced.inlined.eqns), temp_bytes)
+  moved = _moved(program, op_position, is_backward)
+  for copy, value in moved.items():
+    op_position[program.value_producer[copy]] = op_position[program.value_producer[value]]
+  return CompiledProfile(program, offsets, op_position, is_backward, len(traced.inlined.eqns), temp_bytes, moved)
+
+
+def _moved(program: StepProgram, op_position: np.ndarray, is_backward: np.ndarray) -> dict[int, int]:
+  """As of `CompiledProfile`: XLA:GPU transposes what a loop has stacked between the loop and that of its backward
+  pass, by an op that is of no equation.
+  """
+  is_source = (program.value_kind == TEMPORARY) & (program.value_producer >= 0)
+  is_source &= (op_position >= 0)[program.value_producer] & ~is_backward[program.value_producer]
+  found: dict[int, int] = {}
+  for op in map(int, program.schedule):
+    inputs, outputs = program.inputs(op), program.outputs(op)
+    if op_position[op] >= 0 or len(inputs) != 1 or len(outputs) != 1:
+      continue
+    value, copy = int(inputs[0]), int(outputs[0])
+    if is_source[value] and program.value_bytes[value] == program.value_bytes[copy]:
+      found[copy], is_source[copy] = value, True
+  return found
 
 
 def _positions(traced: TracedFn) -> list[int]:

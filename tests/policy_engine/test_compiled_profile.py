@@ -1,5 +1,6 @@
 """The policy engine's cost model: XLA's own sizes and offsets, by the equations that they came from."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -12,7 +13,7 @@ import coopjax
 from coopjax import _core
 from coopjax.jaxpr.tags import tagged_fn
 from coopjax.jaxpr.trace import differentiable, fn_and_gradient, trace
-from coopjax.policy_engine.compiled_profile import profile_of
+from coopjax.policy_engine.compiled_profile import profile_of, read_profile
 from coopjax.policy_engine.search import plan_policy
 from coopjax.program import liveness
 from coopjax.xla.buffer_assignment import BufferAssignment, value_offsets
@@ -20,6 +21,7 @@ from coopjax.xla.compile import compile_abstract, module_of
 from coopjax.xla.module import predict_memory, read_step_program
 from tests.support import models
 from tests.support.checks import compile_step, temp_bytes
+from tests.support.programs import Builder
 
 
 @functools.cache
@@ -95,6 +97,23 @@ def test_offsets_are_those_of_the_backend_and_our_packing_agrees():
     live = [v for v in values[(starts <= step) & (step < ends)] if has_place[v]]
     spans = sorted((int(offsets[v]), int(offsets[v] + program.value_bytes[v])) for v in live)
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+
+
+def test_what_the_compiler_lays_out_anew_for_the_backward_pass_is_kept_by_its_equation():
+  """As XLA:GPU transposes a loop's stacks, by ops of no equation."""
+  traced = differentiable(trace(lambda x: jnp.cos(jnp.sin(x)), (jnp.ones(8),)))
+  b = Builder()
+  stack = b.op([b.value(8)], 100)
+  moved = b.op([b.op([stack], 100)], 100)  # twice
+  saved = b.op([stack], 7)
+  b.op([moved, saved], 1)
+  program = b.build()
+  scopes = ("jvp(coop0)/sin", "", "", "jvp(coop1)/cos", "transpose(jvp(coop1))/mul")
+  program = dataclasses.replace(program, op_scopes=scopes)
+  profile = read_profile(traced, program, np.arange(program.num_values), 208)
+  assert profile.residuals.tolist() == [moved, saved] and profile.residual_bytes.tolist() == [100, 7]
+  # The stack and its copies are the same bytes, and nothing is left of the rest but what the backward pass makes.
+  assert profile.inside_bytes(0, 2) == 108 and profile.inside_bytes(1, 2, left_out=[0, 1]) == 1
 
 
 def test_windows_evict_residuals_until_the_limit_holds():
