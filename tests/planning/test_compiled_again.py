@@ -14,7 +14,7 @@ import coopjax
 from coopjax.planning import plannable
 from tests.support.checks import assert_same, temp_bytes
 
-WEIGHTS, X = [jnp.eye(64) + i for i in range(5)], jnp.ones((512, 64))
+WEIGHTS, X = [jnp.eye(64) + i for i in range(4)], jnp.ones((512, 64))
 OPTIONS = {"xla_cpu_enable_fast_math": False}
 
 

@@ -51,7 +51,7 @@ def test_trials_are_made_with_less_effort(monkeypatch, what):
   monkeypatch.setattr(hook, "_plan", recording)
   monkeypatch.setattr(function_plan, "_choices", function_plan.KeptChoices())
   monkeypatch.setenv("COOPJAX_CACHE_DIR", "")
-  weights, rows = WEIGHTS[:8], models.normal(51, 500, 64)
+  weights, rows = WEIGHTS[:6], models.normal(51, 500, 64)
   options = {"budget": 0.4, "on_infeasible": "best_effort"}
   with warnings.catch_warnings():  # whether it is reached is not the question here
     warnings.simplefilter("ignore", coopjax.BudgetExceededWarning)
