@@ -1,5 +1,6 @@
 """The benchmark of what fits, small and on a CPU, whose memory is made as small: batches, rows, and what is kept."""
 
+import functools
 import importlib
 import json
 import sys
@@ -26,6 +27,7 @@ def test_the_largest_batches(benchmark, tmp_path, monkeypatch, capsys):
   limit = int(plain["total_gib"] * benchmark.GIB)
   monkeypatch.setattr("coopjax.xla.device_budget.fitting_bytes", lambda target: limit)
   monkeypatch.setattr(benchmark, "PER_DEVICE", (2, 4))
+  monkeypatch.setattr(benchmark, "planned", functools.cache(benchmark.planned))  # at one batch for two rows
   monkeypatch.setitem(benchmark.JOBS, "1B", job)
   assert benchmark.allowed(Budget.parse("fits"), benchmark.targets.resolve("cpu")).limit_bytes == limit
   out = tmp_path / "what_fits.json"

@@ -185,7 +185,7 @@ def test_what_the_hlo_engine_repeats_under_checkpoints_counts():
 
 
 def test_where_the_hlo_engine_repeats_much_a_division_that_repeats_less_is_taken():
-  _, params, ids = models.gpt(depth=3, batch=2)
+  _, params, ids = models.gpt(depth=2, batch=2)
 
   def loss(block):
     def of_tokens(params, ids):

@@ -41,8 +41,8 @@ def results(form):
   [
     ("mlp", 0.75),
     ("mlp", 0.5),
-    ("unrolled", 0.3),
-    ("scan", 0.35),
+    ("unrolled", 0.45),
+    ("scan", 0.5),
     ("checkpoint", 0.75),
   ],
 )
