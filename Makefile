@@ -50,7 +50,9 @@ WITHOUT_JAX := $(addprefix --ignore=tests/,planners \
   $(addprefix --deselect=tests/,$(addprefix api/test_linen.py::test_,a_block_costs_its_budget_more \
   example_resnet_holds nothing_kept_is_flax_remat) api/test_nnx.py::test_a_call_costs_its_budget_more \
   $(addprefix api/test_remat.py::test_,auto_comes_as_near plans_are_deterministic a_budget_too_small_names) \
+  $(addprefix api/test_transform_bytes.py::test_,fits_its_budget_by transformed_it) \
   $(addprefix house/test_examples.py::test_,batches_are benchmark_measures demo_ folded_layers llama_holds two_hosts) \
+  $(addprefix planning/test_argnums.py::test_,a_best_effort a_share_of they_differ) \
   $(addprefix planning/test_around.py::test_,a_share_that_the a_step_repeats_no_more the_least_bytes) \
   $(addprefix planning/test_existing.py::test_,at_least_what replaced_at_the_hands_bytes) \
   planning/test_many_hosts.py::test_four_processes planning/test_plan_steps.py::test_a_trainer_under \
