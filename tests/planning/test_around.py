@@ -138,16 +138,16 @@ def test_a_step_that_can_not_be_planned_as_one_is_refused():
 def test_a_share_that_the_function_alone_can_not_be_brought_to_is_of_the_step():
   """Two losses, kept at once, are twice what one keeps, and need not be."""
   x = jnp.tile(X, (8, 1))
-  two_of = lambda loss: jax.jit(jax.grad(lambda params, x: loss(params, x) * loss(params, jnp.sin(x))))
-  bytes_of = lambda step: temp_bytes(step.lower(PARAMS, x).compile())
+  made = lambda gradient: jax.jit(gradient).lower(PARAMS, x).compile()
+  two_of = lambda loss: made(jax.grad(lambda params, x: loss(params, x) * loss(params, jnp.sin(x))))
   with pytest.raises(coopjax.BudgetInfeasibleError) as caught:
     coopjax.plan(scanned, PARAMS, x, budget=1, engine="policy")
-  share = 0.95 * caught.value.smallest_bytes / bytes_of(jax.jit(jax.grad(scanned)))
+  share = 0.95 * caught.value.smallest_bytes / temp_bytes(made(jax.grad(scanned)))
   with pytest.raises(coopjax.BudgetInfeasibleError):
     coopjax.plan(scanned, PARAMS, x, budget=share, engine="policy")
-  fitted = two_of(coopjax.remat(scanned, budget=share, engine="policy"))
-  assert bytes_of(fitted) <= share * bytes_of(two_of(scanned))
-  assert_same(fitted(PARAMS, x), two_of(scanned)(PARAMS, x))
+  plain, fitted = two_of(scanned), two_of(coopjax.remat(scanned, budget=share, engine="policy"))
+  assert temp_bytes(fitted) <= share * temp_bytes(plain)
+  assert_same(fitted(PARAMS, x), plain(PARAMS, x))
 
 
 SCALES = models.normal(3, 256, 96)
