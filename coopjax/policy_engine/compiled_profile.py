@@ -16,7 +16,7 @@ in place of the one that JAX would, names are chosen by JAX's graph; what is ins
 
 import dataclasses
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 import jax
 import numpy as np
@@ -55,7 +55,7 @@ class CompiledProfile:
   op_is_backward: np.ndarray
   num_positions: int
   temp_bytes: int
-  moved: Mapping[int, int] = dataclasses.field(default_factory=dict)
+  moved: dict[int, int] = dataclasses.field(default_factory=dict)
 
   @functools.cached_property
   def residuals(self) -> np.ndarray:
