@@ -46,7 +46,7 @@ class CompiledProfile:
     op_is_backward: whether the op belongs to the transposed pass, bool ``[num_ops]``.
     num_positions: equations of `TracedFn.inlined`.
     temp_bytes: compiled temporaries.
-    moved: forward values that XLA copies of its own accord, into the layout in which they are read, by their copies.
+    moved: stacks of loops of the forward pass that XLA lays out anew of its own accord, by their copies.
   """
 
   program: StepProgram
@@ -208,7 +208,8 @@ def _moved(program: StepProgram, op_position: np.ndarray, is_backward: np.ndarra
   pass, by an op that is of no equation.
   """
   is_source = (program.value_kind == TEMPORARY) & (program.value_producer >= 0)
-  is_source &= (op_position >= 0)[program.value_producer] & ~is_backward[program.value_producer]
+  is_loop = np.array([kind == "while" for kind in program.op_kinds] or [False] * program.num_ops, bool)
+  is_source &= (is_loop & ~is_backward & (op_position >= 0))[program.value_producer]
   found: dict[int, int] = {}
   for op in map(int, program.schedule):
     inputs, outputs = program.inputs(op), program.outputs(op)

@@ -109,7 +109,7 @@ def test_what_the_compiler_lays_out_anew_for_the_backward_pass_is_kept_by_its_eq
   b.op([moved, saved], 1)
   program = b.build()
   scopes = ("jvp(coop0)/sin", "", "", "jvp(coop1)/cos", "transpose(jvp(coop1))/mul")
-  program = dataclasses.replace(program, op_scopes=scopes)
+  program = dataclasses.replace(program, op_scopes=scopes, op_kinds=("while", *["fusion"] * 4))
   profile = read_profile(traced, program, np.arange(program.num_values), 208)
   assert profile.residuals.tolist() == [moved, saved] and profile.residual_bytes.tolist() == [100, 7]
   # The stack and its copies are the same bytes, and nothing is left of the rest but what the backward pass makes.
