@@ -21,14 +21,11 @@ from coopjax.xla.targets import Target
 
 _jit = jax.jit  # JAX's own, whatever the name stands for by then (`coopjax.launching`)
 # What is compiled here is looked at, never run: XLA makes the same module of it, and LLVM, half of a compile, no fast
-# code. JAX's switch does not reach XLA:TPU's rematerialization: with this, no value is large enough for it. Kernels of
-# a GPU that is not here can't be timed: without what goes before that, three fifths of a trial, all bytes are the same.
-_QUICK_CODE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+# code. JAX's switch does not reach XLA:TPU's rematerialization: with this, no value is large enough for it.
 _PLANNING: dict[str, dict[str, Any]] = {
-  "cpu": _QUICK_CODE,
+  "cpu": {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True},
   "tpu": {"xla_tpu_rematerialization_min_size_in_bytes": 2**50},
 }
-_PLANNING_AHEAD = {**_PLANNING, "gpu": {**_QUICK_CODE, "xla_gpu_autotune_level": 0}}
 # Goes on where a program needs more memory than the device has.
 _ANY_SIZE = {"tpu": {"xla_tpu_no_crash_on_oom": True}}
 _TPU_SCHEDULER_PERCENT = 95  # XLA's default: of the memory of a device, what a schedule aims at
@@ -295,10 +292,9 @@ def _compile(
   lowered: jax.stages.Lowered, fn: Compilable, target: Target | None, options: dict[str, Any] | None = None
 ) -> jax.stages.Compiled:
   without_remat = contextlib.nullcontext() if _platform(target) == "cpu" else compat.without_xla_remat()
-  planning = _PLANNING if target is None or target.is_running else _PLANNING_AHEAD
   try:
     with compat.no_trace(), without_remat, standing.suspended():
-      return lowered.compile(compiler_options={**planning.get(_platform(target), {}), **(options or {})})
+      return lowered.compile(compiler_options={**_PLANNING.get(_platform(target), {}), **(options or {})})
   except jax.errors.JaxRuntimeError as error:
     if "RESOURCE_EXHAUSTED" not in str(error):
       raise
