@@ -22,6 +22,7 @@ from coopjax.xla.module import parse_module, predict_memory, read_step_program
 from tests.support import models
 
 pytestmark = pytest.mark.targets
+by_hook = pytest.mark.skipif(compat.hook_platform("tpu") is None, reason="this JAX has no HLO hook on accelerators")
 TPU, GPU = "tpu:v5e:2x2", "gpu:h100"
 
 
@@ -67,7 +68,7 @@ def test_memory_is_predicted(target, name):
   assert predicted.temp_bytes == pytest.approx(memory.temp_size_in_bytes, rel=0.001)
 
 
-@pytest.mark.skipif(compat.hook_platform("tpu") is None, reason="this JAX has no HLO hook on accelerators")
+@by_hook
 @pytest.mark.parametrize("target, budget", [(TPU, 0.5), (GPU, 0.6)])
 def test_a_plan_holds_its_budget_when_compiled(target, budget):
   loss, *args = mlp()
@@ -77,7 +78,7 @@ def test_a_plan_holds_its_budget_when_compiled(target, budget):
   assert [decision for decision in plan.decisions if decision.decision == "recomputed"]
 
 
-@pytest.mark.skipif(compat.hook_platform("gpu") is None, reason="this JAX has no HLO hook on accelerators")
+@by_hook
 @pytest.mark.parametrize("engine", ["hlo", "auto"])
 @pytest.mark.parametrize("budget", ["1.75 MiB", 0.8])
 def test_a_program_with_more_in_it_than_the_function(engine, budget):
@@ -93,7 +94,7 @@ def test_a_program_with_more_in_it_than_the_function(engine, budget):
   assert temp_bytes[1] <= (0.8 * temp_bytes[0] if budget == 0.8 else 7 << 18)
 
 
-@pytest.mark.skipif(compat.hook_platform("gpu") is None, reason="this JAX has no HLO hook on accelerators")
+@by_hook
 def test_products_of_a_library_are_repeated():
   """On a GPU that is at hand the compiler takes most products from cuBLAS; here it is told to."""
   loss, *args = mlp()
@@ -106,7 +107,7 @@ def test_products_of_a_library_are_repeated():
   assert all(each.type.startswith("f32") for each in repeated)  # of its scratch, nothing is said
 
 
-@pytest.mark.skipif(compat.hook_platform("tpu") is None, reason="this JAX has no HLO hook on accelerators")
+@by_hook
 @pytest.mark.parametrize("target", [TPU, GPU])
 def test_order_and_clones_are_what_the_hook_handed_back(target):
   loss, *args = mlp()

@@ -131,14 +131,8 @@ def pooled(layer):
   return loss, weights, models.normal(99, 128, 16)
 
 
-@pytest.mark.parametrize(
-  ("program", "layer", "policy"),
-  [
-    (pyramid, dense, None),
-    (skips, gated, jax.checkpoint_policies.dots_saveable),
-    (pooled, dense, jax.checkpoint_policies.dots_saveable),
-  ],
-)
+@pytest.mark.parametrize(("program", "layer"), [(pyramid, dense), (skips, gated), (pooled, dense)])
+@pytest.mark.parametrize("policy", [None, jax.checkpoint_policies.dots_saveable], ids=["nothing", "products"])
 def test_unlike_layers_repeat_no_more_than_by_hand(program, layer, policy):
   plain, *args = program(layer)
   by_hand, *_ = program(jax.checkpoint(layer, policy=policy))

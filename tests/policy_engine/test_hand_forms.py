@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 
 import jax
@@ -157,9 +158,9 @@ def test_a_policy_in_loops_is_carried_out_as_written(program, names, mark):
     (summed, jax.checkpoint_policies.dots_saveable),
     (in_a_jit, jax.checkpoint_policies.dots_saveable),
     (in_a_branch, jax.checkpoint_policies.dots_saveable),
-    (unrolled(in_a_jit), jax.checkpoint_policies.dots_saveable),
-    (unrolled(in_a_branch), None),
-    (unrolled(in_a_shard_map), jax.checkpoint_policies.dots_saveable),
+    *itertools.product(
+      map(unrolled, (in_a_jit, in_a_branch, in_a_shard_map)), (None, jax.checkpoint_policies.dots_saveable)
+    ),
   ],
 )
 def test_a_plan_repeats_no_more_than_what_people_write(program, policy):

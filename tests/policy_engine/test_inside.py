@@ -94,8 +94,10 @@ def loss(weights, x, layer=gated, is_scanned=True):
 @pytest.mark.parametrize(
   ("layer", "is_scanned", "engine"),
   [
+    (gated, True, "policy"),
     (branching, True, "policy"),
     (convolved, False, "policy"),
+    (with_a_rule, True, "policy"),
     (with_a_rule, False, "policy"),
     (gated, True, "auto"),
   ],

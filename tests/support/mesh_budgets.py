@@ -270,10 +270,11 @@ def shares_of_steps():
     return jax.jit(step, donate_argnums=0).lower(*placed()).compile()
 
   plain = make(scanned_loss)
-  fitted = make(coopjax.remat(scanned_loss, budget=0.6, effort="fast"))
-  print(f"{temp_bytes(plain)} -> {temp_bytes(fitted)} bytes")
-  assert temp_bytes(fitted) <= 0.6 * temp_bytes(plain) and "rematted_computation" in fitted.as_text()
-  assert_close(fitted(*placed()), plain(*placed()))
+  for engine in ("policy", "auto"):
+    fitted = make(coopjax.remat(scanned_loss, budget=0.6, engine=engine, effort="fast"))
+    print(f"{engine}: {temp_bytes(plain)} -> {temp_bytes(fitted)} bytes")
+    assert temp_bytes(fitted) <= 0.6 * temp_bytes(plain) and "rematted_computation" in fitted.as_text()
+    assert_close(fitted(*placed()), plain(*placed()))
 
 
 def scan_over_explicit_axes():

@@ -80,12 +80,13 @@ def regions():
 
   args, step = shapes("fsdp"), step_of(jax.checkpoint(gathered_layer))
   plain, hand = (step_of(each).lower(*args).compile() for each in (gathered_layer, saving_products))
-  plan = coopjax.plan(step, *args, budget=temp_bytes(hand))
-  print(plan.headline())
-  fitted = plan.apply(step).lower(*args).compile()
-  assert temp_bytes(fitted) == plan.measured.temp_bytes <= temp_bytes(hand) < temp_bytes(plain)
-  assert "rematted_computation" in fitted.as_text() and "on each device, recomputes" in plan.headline()
-  assert_close(fitted(*put("fsdp")), plain(*put("fsdp")))
+  for engine in ("policy", "auto"):
+    plan = coopjax.plan(step, *args, budget=temp_bytes(hand), engine=engine)
+    print(plan.headline())
+    fitted = plan.apply(step).lower(*args).compile()
+    assert temp_bytes(fitted) == plan.measured.temp_bytes <= temp_bytes(hand) < temp_bytes(plain)
+    assert "rematted_computation" in fitted.as_text() and "on each device, recomputes" in plan.headline()
+    assert_close(fitted(*put("fsdp")), plain(*put("fsdp")))
 
 
 def groups():

@@ -98,7 +98,7 @@ def checkpointed_mlp(depth=24, width=64, batch=1024):
 
 MODELS = {
   "mlp": functools.partial(models.mlp, depth=16),
-  "unrolled": functools.partial(decoder, depth=3),
+  "unrolled": decoder,
   "scan": functools.partial(decoder, form="scan"),
   "checkpoint": checkpointed_mlp,
 }
