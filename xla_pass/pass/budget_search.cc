@@ -41,13 +41,24 @@ PlanRound RoundOf(const CarriedOut& done) {
 
 }  // namespace
 
-bool BudgetSearch::Run(const HloAnalysis& analysis, const HloProgram& hlo, std::vector<Schedule> starts) {
+void BudgetSearch::Begin(const HloAnalysis& analysis, const HloProgram& hlo, std::vector<Schedule> starts) {
   analysis_ = &analysis;
   hlo_ = &hlo;
   starts_ = std::move(starts);
   if (starts_.empty()) starts_.emplace_back();
   inner_.emplace(analysis, reader_, planners_, allowance_);
   tried_.clear();
+  room_bytes_ = 0;
+}
+
+void BudgetSearch::RunCounted(const HloAnalysis& analysis, const HloProgram& hlo, std::vector<Schedule> starts) {
+  Begin(analysis, hlo, std::move(starts));
+  room_bytes_ = CountOutputs(hlo).bytes;
+  PlanShare(1);
+}
+
+bool BudgetSearch::Run(const HloAnalysis& analysis, const HloProgram& hlo, std::vector<Schedule> starts) {
+  Begin(analysis, hlo, std::move(starts));
   PlanShare(1);
   report_.least_workspaces = inner_->LeastWorkspaces(/*looks=*/false);
   const PlanRank& alone = tried_.at(1).rank;
@@ -93,7 +104,7 @@ void BudgetSearch::PlanShare(double share) {
   tried_[share].rank = {options_.came_bytes, std::numeric_limits<double>::infinity(), options_.came_bytes};
   std::set<int64_t> limits;
   ModulePlan last;
-  for (int64_t limit_bytes = budget_bytes; limits.insert(limit_bytes).second;) {
+  for (int64_t limit_bytes = budget_bytes + room_bytes_; limits.insert(limit_bytes).second;) {
     const bool is_first = limits.size() == 1;
     if (!is_first && allowance_.Left() == 0) return;
     PlanInside(limit_bytes, share);
@@ -128,6 +139,7 @@ void BudgetSearch::PlanInside(int64_t limit_bytes, double share) {
     round_.inner = std::make_shared<const std::vector<InnerPlan>>(std::move(inside.plans));
   }
   round_.inside = std::move(inside);
+  if (room_bytes_ > 0) round_.counted = CountOutputs(this->hlo());
 }
 
 std::vector<ModulePlan> BudgetSearch::PlanStarts(int64_t limit_bytes) {
@@ -144,12 +156,20 @@ std::vector<ModulePlan> BudgetSearch::PlanFrom(std::span<const OpId> order, cons
                                                int64_t limit_bytes) {
   const Stopwatch stopwatch(&report_.plan_s);
   const int64_t max_steps = planners_.given ? allowance_.Left() / kPartOfSteps : allowance_.Left();
-  const RematTask task = {.hlo = hlo(),
-                          .order = order,
+  const Schedule longer = round_.counted ? WithLastOp(*round_.counted, order) : Schedule(order.begin(), order.end());
+  const RematTask task = {.hlo = round_.counted ? round_.counted->hlo : hlo(),
+                          .order = longer,
                           .planner = planner,
                           .limit_bytes = std::max<int64_t>(limit_bytes, 0),
                           .max_steps = max_steps};
-  return planners_.Plan(task, &report_.fault);
+  std::vector<ModulePlan> plans = planners_.Plan(task, &report_.fault);
+  if (round_.counted) {
+    for (ModulePlan& plan : plans) {
+      plan.schedule = WithoutLastOp(*round_.counted, std::move(plan.schedule));
+      plan.order = WithoutLastOp(*round_.counted, std::move(plan.order));
+    }
+  }
+  return plans;
 }
 
 // The budget is out of reach: of the plans nearest to it the one that packs best, plans with a little more room among
@@ -159,12 +179,12 @@ void BudgetSearch::Settle(const ModulePlan& nearest, double share) {
   if (planners_.is_large) return;
   std::vector<int64_t> limits = {nearest.peak_bytes};
   if (planners_.given) {
-    limits.push_back(options_.budget_bytes);
+    limits.push_back(options_.budget_bytes + room_bytes_);
   } else {
     for (const double room : kRoomToSettle) limits.push_back(Times(1 + room, nearest.peak_bytes));
   }
   for (const int64_t limit_bytes : limits) {
-    const bool is_packed = tried_.at(share).rank.temp_bytes <= nearest.peak_bytes;
+    const bool is_packed = tried_.at(share).rank.temp_bytes + room_bytes_ <= nearest.peak_bytes;
     if (allowance_.Left() == 0 || (planners_.given && is_packed)) return;
     for (const ModulePlan& plan : PlanFrom(nearest.order, nearest.planner, limit_bytes)) Consider(plan, share);
   }

@@ -20,6 +20,7 @@
 #include "bridge/read_module.h"
 #include "pass/carried_out.h"
 #include "pass/inner_planner.h"
+#include "pass/output_room.h"
 #include "pass/plan_archive.h"
 #include "pass/remat_planner.h"
 
@@ -72,6 +73,9 @@ class BudgetSearch {
   // something better, as far as splits can tell. May run more than once.
   bool Run(const HloAnalysis& analysis, const HloProgram& hlo, std::vector<Schedule> starts);
 
+  // The same for one share of the budget, with room in the buffers of outputs.
+  void RunCounted(const HloAnalysis& analysis, const HloProgram& hlo, std::vector<Schedule> starts);
+
   // Within the budget, then cheap, then small; if none holds it, the cheapest of those near the smallest. None where
   // nothing takes less than the module as it came.
   std::optional<CarriedOut> TakeBest();
@@ -90,6 +94,7 @@ class BudgetSearch {
     PlannedInside inside;
     std::shared_ptr<const std::vector<InnerPlan>> inner;
     std::optional<HloProgram> hlo;               // the entry, where something was planned inside
+    std::optional<CountedOutputs> counted;       // it, where outputs count
     std::map<Schedule, CarriedOut> carried_out;  // with that inside: planners often agree
   };
 
@@ -97,6 +102,7 @@ class BudgetSearch {
   const HloAnalysis& analysis() const { return round_.inside.module ? *round_.inside.module->analysis : *analysis_; }
 
   void Split();
+  void Begin(const HloAnalysis& analysis, const HloProgram& hlo, std::vector<Schedule> starts);
   bool IsHopeless(const Tried& alone) const;
   double NextShare() const;
   void PlanShare(double share);
@@ -117,6 +123,7 @@ class BudgetSearch {
   const HloProgram* hlo_ = nullptr;
   std::vector<Schedule> starts_;
   std::optional<InnerPlanner> inner_;
+  int64_t room_bytes_ = 0;                       // in the buffers of outputs, where they count
   std::map<double, Tried> tried_;                // by share
   Round round_;
   // Of all runs.

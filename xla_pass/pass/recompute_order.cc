@@ -7,6 +7,7 @@
 
 #include "bridge/transform.h"
 #include "pass/carried_out.h"
+#include "pass/output_room.h"
 #include "pass/packed_module.h"
 #include "program/liveness.h"
 #include "verify/verify.h"
@@ -69,6 +70,7 @@ class Pass {
   void SearchInnerOrders();
   std::vector<ComputationSchedule> InnerOrder(int32_t computation) const;
   void OrderInside(std::span<const ComputationSchedule> orders);
+  void AddCountedOrders(const OrderJudge& judge, const OrderSearchOptions& options);
   void PackOrder();
   void PlanOrder();
   int64_t OrderedBytes() const;
@@ -104,7 +106,23 @@ void Pass::SearchOrder() {
   const OrderSearchOptions options = {.num_judged = IsLarge() ? kJudgedOfLarge : kJudged,
                                       .max_steps = allowance_.Left() / 2};
   result_.orders = SearchOrders(program(), result_.costs, judge, options);
+  if (!IsLarge() && UsesOutputRoom(result_.hlo, result_.before.temp_bytes)) AddCountedOrders(judge, options);
   if (!IsLarge()) PackOrder();
+}
+
+// Orders that are small where outputs count.
+void Pass::AddCountedOrders(const OrderJudge& judge, const OrderSearchOptions& options) {
+  const CountedOutputs counted = CountOutputs(result_.hlo);
+  const StepProgram& program = counted.hlo.program;
+  const OrderJudge judge_shorter = [&](const Schedule& order) { return judge(WithoutLastOp(counted, order)); };
+  for (RankedOrder& ranked :
+       SearchOrders(program, ComputeRemakeCosts(program, program.schedule), judge_shorter, options)) {
+    ranked.order = WithoutLastOp(counted, ranked.order);
+    ranked.peak_bytes = ComputeLiveness(this->program(), ranked.order).peak_bytes;
+    if (std::ranges::find(result_.orders, ranked.order, &RankedOrder::order) == result_.orders.end())
+      result_.orders.push_back(std::move(ranked));
+  }
+  std::ranges::stable_sort(result_.orders, {}, &RankedOrder::judged_bytes);
 }
 
 // Where the best order loses bytes between its buffers, one like it that loses fewer.
@@ -205,6 +223,9 @@ void Pass::Search(int64_t budget_bytes, bool is_large) {
                                        .max_rounds = is_large ? kMaxRoundsOfLarge : kMaxRounds,
                                        .near_smallest = options_.near_smallest};
   BudgetSearch search(original_, reader_, planners, options, allowance_);
+  if (UsesOutputRoom(result_.hlo, result_.before.temp_bytes)) {
+    search.RunCounted(*analysis_, result_.hlo, Starts(is_large));
+  }
   HloProgram came;
   bool plans_as_it_came = inner_ordered_ && reader_.Read(original_, &came).empty();
   if (!plans_as_it_came || !options_.planner) {

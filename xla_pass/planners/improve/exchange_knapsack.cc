@@ -1,6 +1,7 @@
 #include "planners/improve/exchange_knapsack.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <map>
 #include <utility>
@@ -80,37 +81,42 @@ class Annealing {
   double Uniform() { return static_cast<double>(random_() >> 11) * 0x1p-53; }
 
   double Overflow() const {
-    double most = 0;
-    for (double bytes : free_) most = std::max(most, -bytes);
-    return most;
+    std::array<double, 4> most = {};   // lanes: one maximum would wait for itself at every row
+    size_t k = 0;
+    for (; k + most.size() <= free_.size(); k += most.size()) {
+      for (size_t lane = 0; lane < most.size(); ++lane) most[lane] = std::max(most[lane], -free_[k + lane]);
+    }
+    for (; k < free_.size(); ++k) most[0] = std::max(most[0], -free_[k]);
+    return *std::ranges::max_element(most);
   }
 
-  void Set(int32_t item, bool is_in) {
+  // Puts an item in, or takes it out.
+  void Turn(int32_t item) {
     CountSteps(1 + std::ssize(free_) / 8);
-    const double sign = is_in ? -1 : 1;
+    const double sign = is_in_[item] ? 1 : -1;
     const double* bytes = bytes_.data() + static_cast<size_t>(item) * free_.size();
     for (size_t k = 0; k < free_.size(); ++k) free_[k] += sign * bytes[k];
     gain_s_ -= sign * items_[item].gain_s;
-    is_in_[item] = is_in;
+    is_in_[item] ^= 1;
   }
 
-  // Flips an item, which pushes out those that it excludes; takes it back if luck says so.
+  // Turns an item, which pushes out those that it excludes; takes it back if luck says so.
   void Flip(int32_t item, double temperature) {
     const double before_s = gain_s_, overflow_before = overflow_;
-    pushed_.clear();
+    turned_.assign(1, item);
     if (!is_in_[item]) {
       for (int32_t other : items_[item].conflicts) {
-        if (!is_in_[other]) continue;
-        pushed_.push_back(other);
-        Set(other, false);
+        if (is_in_[other]) turned_.push_back(other);
       }
     }
-    Set(item, !is_in_[item]);
+    free_before_ = free_;
+    for (size_t i = turned_.size(); i-- > 0;) Turn(turned_[i]);
     overflow_ = Overflow();
     const double worse_s = before_s - gain_s_ + penalty_ * (overflow_ - overflow_before);
     if (worse_s > 0 && Uniform() >= std::exp(-worse_s / temperature)) {
-      Set(item, !is_in_[item]);
-      for (int32_t other : pushed_) Set(other, true);
+      CountSteps(std::ssize(turned_) * (1 + std::ssize(free_) / 8));
+      free_.swap(free_before_);
+      for (int32_t other : turned_) is_in_[other] ^= 1;
       gain_s_ = before_s;
       overflow_ = overflow_before;
       return;
@@ -138,7 +144,8 @@ class Annealing {
   std::vector<uint8_t> is_in_;
   std::vector<double> bytes_;   // per item and row
   std::vector<double> free_;    // per row
-  std::vector<int32_t> pushed_;
+  std::vector<double> free_before_;
+  std::vector<int32_t> turned_;
   double unit_s_ = 0, penalty_ = 0;
   double gain_s_ = 0, overflow_ = 0;
   uint64_t num_ties_ = 0;
