@@ -20,7 +20,7 @@ DEFAULT_STEPS = 1_000_000_000
 # searched after it, are less together.
 _STEPS_PER_INSTRUCTION = {"fast": 15_000, "normal": 30_000, "best": 600_000}
 _MOST_INSTRUCTIONS = 100_000
-_LEAST_INSTRUCTIONS = 300  # smaller programs get as many steps: less than 0.1 s, which finds much
+_LEAST_INSTRUCTIONS = 500  # smaller programs get as many steps: some 0.1 s, which find much
 
 
 def check_effort(effort: str) -> None:
