@@ -41,6 +41,7 @@ _NEARBY = 1.15  # of the budget: predictions within that may be wrong
 _MAYBE = 1.2  # of the budget: of the few policies that everybody tries, what is predicted to take more is not tried; or
 _MAYBE_ROUGHLY = 1.35  # where estimates go by no compile
 _NEAR_MISS = 0.01  # of the budget
+_UNLIKELY = 4  # times what predictions were off by: what is above the budget by more hardly ever fits
 _LEAVES_ROOM = 0.9  # of the budget: what a plan takes that drafts of more bytes are made beyond
 _HAND_ROUNDS = 3  # of a search, its last: for what a person would pick
 _MAX_BOLD_MISSES = 10
@@ -180,10 +181,8 @@ class Progress[Decisions: Hashable]:
       bare = [c for c in bare if c.is_by_hand and c.estimated_bytes <= self._budget] or bare
     # Those that cut scans alike compile alike, and so do kin.
     seen = {(trial.candidate.scan_bodies, trial.candidate.kin) for trial in bare_tried}
-    found = self._first(
-      bare,
-      lambda candidate: ((candidate.scan_bodies, candidate.kin) in seen, candidate.estimated_bytes, candidate.flops),
-    )
+    is_seen = lambda candidate: (candidate.scan_bodies, candidate.kin) in seen
+    found = self._first(bare, lambda candidate: (is_seen(candidate), candidate.estimated_bytes, candidate.flops))
     return found or self._smaller_than_all(untried) or self._before_refusal(untried)
 
   def _before_refusal(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
@@ -220,27 +219,30 @@ class Progress[Decisions: Hashable]:
   def _likeliest_gain(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
     """By how much less it repeats than the plan, or while there is none than all of these, times how likely it fits."""
     least = self._least_flops if self._holds else max((candidate.flops for candidate in untried), default=0.0)
-    spread = spread_of(self._tried, self._num_shards)
-
-    def gain(candidate: SearchCandidate[Decisions]) -> float:
-      off = self._off.get(kind_of(candidate), ())[-_TOLD_BY:]
-      off_bytes = statistics.median(off) if len(off) >= _TELLING else spread
-      fits = statistics.NormalDist(self._budget, max(off_bytes, _NEAR_MISS * self._budget, 1.0))
-      return (least - candidate.flops) * (1 - fits.cdf(self._predict(candidate)))
-
+    gain = lambda c: (least - c.flops) * (1 - self._fits(c).cdf(self._predict(c)))
     return self._first([c for c in untried if c.flops < least], lambda candidate: -gain(candidate))
+
+  def _fits(self, candidate: SearchCandidate[Decisions]) -> statistics.NormalDist:
+    """Predictions with which candidates like this fit: the budget, give or take what predictions were off by."""
+    off = self._off.get(kind_of(candidate), ())[-_TOLD_BY:]
+    off_bytes = statistics.median(off) if len(off) >= _TELLING else spread_of(self._tried, self._num_shards)
+    return statistics.NormalDist(self._budget, max(off_bytes, _NEAR_MISS * self._budget, 1.0))
 
   def _last_by_hand(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
     """Before the search ends, a few of what a person would pick that may fit if predictions are off by twice as much as
-    they were; of drafts all.
+    they were; of drafts all that are likely to, and a few others.
     """
+    reach = math.inf
     if self._are_drafts:
-      return self._likeliest_gain(untried)
+      likely = [c for c in untried if self._fits(c).zscore(self._predict(c)) <= _UNLIKELY]
+      if found := self._likeliest_gain(likely):
+        return found
+    else:
+      off = 2 * max(map(abs, self._excess)) if self._excess else math.inf
+      reach = min(_MAYBE * self._budget, (1 + _MARGIN) * self._budget + off)
     if self._num_last == _HAND_ROUNDS:
       return None
     self._num_last += 1
-    off = 2 * max(map(abs, self._excess)) if self._excess else math.inf
-    reach = min(_MAYBE * self._budget, (1 + _MARGIN) * self._budget + off)
     return self._likeliest_gain([c for c in untried if self._predict(c) <= reach])
 
   def _smaller_than_all(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
