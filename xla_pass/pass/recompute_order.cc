@@ -76,6 +76,7 @@ class Pass {
   int64_t OrderedBytes() const;
   void Recompute(int64_t budget_bytes);
   void Search(int64_t budget_bytes, bool is_large);
+  void TakeBestOf(BudgetSearch* search);
   std::vector<Schedule> Starts(bool is_large) const;
   void TakeOrder();
   void Finish();
@@ -222,21 +223,28 @@ void Pass::Search(int64_t budget_bytes, bool is_large) {
                                        .came_bytes = result_.before.temp_bytes,
                                        .max_rounds = is_large ? kMaxRoundsOfLarge : kMaxRounds,
                                        .near_smallest = options_.near_smallest};
-  BudgetSearch search(original_, reader_, planners, options, allowance_);
   if (UsesOutputRoom(result_.hlo, result_.before.temp_bytes)) {
+    BudgetSearch search(original_, reader_, planners, options, Allowance(allowance_.Left() / 2));
     search.RunCounted(*analysis_, result_.hlo, Starts(is_large));
+    TakeBestOf(&search);
   }
+  BudgetSearch search(original_, reader_, planners, options, allowance_);
   HloProgram came;
   bool plans_as_it_came = inner_ordered_ && reader_.Read(original_, &came).empty();
   if (!plans_as_it_came || !options_.planner) {
     plans_as_it_came &= search.Run(*analysis_, result_.hlo, Starts(is_large)) && !is_large;
   }
   if (plans_as_it_came) search.Run(original_, came, Starts(is_large));
-  std::optional<CarriedOut> found = search.TakeBest();
+  TakeBestOf(&search);
+  result_.least_workspaces = search.report().least_workspaces;
+}
+
+void Pass::TakeBestOf(BudgetSearch* search) {
+  std::optional<CarriedOut> found = search->TakeBest();
+  const int64_t budget_bytes = *options_.budget_bytes;
   if (!best_ || (found && found->Rank(budget_bytes) < best_->Rank(budget_bytes))) best_ = std::move(found);
-  const BudgetSearchReport& report = search.report();
+  const BudgetSearchReport& report = search->report();
   std::ranges::copy(report.rounds, std::back_inserter(result_.rounds));
-  result_.least_workspaces = report.least_workspaces;
   result_.reason = report.fault;
   result_.timing.plan_s += report.plan_s;
   result_.timing.emit_s += report.emit_s;
