@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import statistics
 from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
@@ -17,6 +16,9 @@ _FLAT = 0.25  # of what estimates fall by: compiled bytes that fall by less have
 _APART = 0.05  # of the larger of two estimates: nearer to each other, they show nothing of it
 _SAYS_LITTLE = 0.1  # of an estimate: what takes less lies elsewhere, in a TPU's vector memory for one
 _MAX_LIKE_THE_LEAST = 3  # tries at what estimates don't tell from what took the least
+_ENOUGH = 3  # tries at the least memory, before the budget counts as out of reach
+_WITHIN_REACH = 1.1  # of the budget: worth more tries
+_SAME = 0.02  # of the least: what unlike ways come to, and of the budget: beyond it
 _LEAST_SLOPE = -0.95  # of errors: more estimated bytes are more bytes
 
 
@@ -172,45 +174,30 @@ def predicted_bytes(
   return max(compiled[nearest] + slope * (num_bytes - estimated[nearest]), _floor_bytes(candidate, trials))
 
 
-def expected_flops(
-  trials: Sequence[Trial], budget_bytes: int, untried_ratio: float, num_shards: int = 1
-) -> Callable[[SearchCandidate], float]:
+def expected_flops[Decisions: Hashable](
+  trials: Sequence[Trial[Decisions]],
+  budget_bytes: int,
+  predict_unaided: Callable[[SearchCandidate[Decisions]], float],
+) -> Callable[[SearchCandidate[Decisions]], float]:
   """From candidates to what they repeat, with what the HLO engine does under them: for each byte over the budget that
-  they are predicted to take without that help, as much as it did where it was asked for.
+  they are predicted to take without that help, as much as it did where it had nearly as many to spare.
 
   Args:
     trials: so far.
     budget_bytes: that the engine helps to hold.
-    untried_ratio: as for `predicted_bytes`.
-    num_shards: as for `predicted_bytes`.
+    predict_unaided: from a candidate to what it takes without that help.
   """
-  helped = [
-    trial.hlo_share.recompute_flops / (trial.unaided_bytes - budget_bytes)
-    for trial in trials
-    if trial.hlo_share and trial.unaided_bytes > budget_bytes
-  ]
-  if not helped:
-    return lambda candidate: candidate.flops
-  rate = statistics.median(helped)
-  unaided = [dataclasses.replace(trial, temp_bytes=trial.unaided_bytes) for trial in trials]
-  over_bytes = lambda candidate: predicted_bytes(candidate, unaided, untried_ratio, num_shards) - budget_bytes
-  return lambda candidate: candidate.flops + rate * max(0.0, over_bytes(candidate))
+  helped = [trial for trial in trials if trial.hlo_share and trial.unaided_bytes > budget_bytes]
 
+  def flops_of(candidate: SearchCandidate[Decisions]) -> float:
+    left_bytes = predict_unaided(candidate) if helped else 0.0
+    if left_bytes <= budget_bytes:
+      return candidate.flops
+    nearest = min(helped, key=lambda trial: abs(trial.unaided_bytes - left_bytes))
+    share = (left_bytes - budget_bytes) / (nearest.unaided_bytes - budget_bytes)
+    return candidate.flops + (nearest.flops - nearest.candidate.flops) * min(1.0, share)
 
-def least_help_flops[Decisions: Hashable](
-  candidate: SearchCandidate[Decisions],
-  trials: Sequence[Trial[Decisions]],
-  predict: Callable[[SearchCandidate[Decisions]], float],
-) -> float:
-  """That the HLO engine repeats under a candidate without loops: at least what it did, twice or more, where it had less
-  to do, by what the candidate is predicted to take.
-  """
-  helped = [trial for trial in trials if trial.flops > trial.candidate.flops and not trial.candidate.has_loops]
-  if candidate.has_loops or len(helped) < 2:
-    return 0.0
-  left_bytes = predict(candidate)
-  flops = [trial.flops - trial.candidate.flops for trial in helped if trial.unaided_bytes <= left_bytes]
-  return min(flops) if len(flops) > 1 else 0.0
+  return flops_of
 
 
 def like_the_least[Decisions: Hashable](
@@ -227,6 +214,17 @@ def like_the_least[Decisions: Hashable](
   if sum(is_like(trial.candidate) for trial in trials) > _MAX_LIKE_THE_LEAST:
     return ()
   return sorted(filter(is_like, candidates), key=lambda each: (-each.num_segments, each.flops))
+
+
+def is_out_of_reach(least_tried: Sequence[Trial], budget_bytes: int) -> bool:
+  """Whether enough of what takes the least says that a budget is out of its reach: by much, or because unlike ways to
+  cut straight code come to the same, which is what is always there.
+  """
+  sizes = [trial.temp_bytes for trial in least_tried]
+  if len(sizes) < _ENOUGH or min(sizes) > _WITHIN_REACH * budget_bytes:
+    return len(sizes) >= _ENOUGH
+  is_floor = len(sizes) > _ENOUGH and not in_loops(least_tried) and max(sizes) <= (1 + _SAME) * min(sizes)
+  return is_floor and min(sizes) > (1 + _SAME) * budget_bytes
 
 
 def _floor_bytes(candidate: SearchCandidate, trials: Sequence[Trial]) -> float:
@@ -277,9 +275,11 @@ def doubted_bytes(
   alike = _alike(candidate, trials)
   if not alike or not candidate.has_loops:
     return 0.0
+  spread = max(spread_of(alike, num_shards), least_spread)
+  if alike[0].candidate.loops != candidate.loops:
+    return spread
   nearest = min(_distance(candidate, trial) for trial in alike)
-  spread = spread_of(alike, num_shards)
-  return max(spread, least_spread) * nearest / (CUT_WEIGHT + nearest)
+  return spread * nearest / (CUT_WEIGHT + nearest)
 
 
 def spread_of(trials: Sequence[Trial], num_shards: int = 1) -> float:

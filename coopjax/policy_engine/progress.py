@@ -7,18 +7,19 @@ across a cut.) Once a plan holds, a cheaper one that might just fit is compiled,
 repeats least is taken.
 
 What a turn of a loop needs beside what it saves depends on which values are saved: of scan bodies the errors of all
-trials count, the more the more alike the bodies are (`predictions`); candidates unlike all tried get the benefit of the
-doubt, and those that a person would pick are tried if they might fit.
+trials count, the more the more alike the bodies are (`predictions`). Once a plan holds, what is expected to gain most
+is compiled next, as long as that is worth a compile (`expected_gain`).
 
 Where the HLO engine works under the checkpoints (`HloEngineShare`), the curve is of bytes without its help, and what it
-repeats counts like the rest. How far it helps is seen from compile to compile: once a plan holds, candidates that need
-somewhat more bytes than it does are worth a try, too.
+repeats counts like the rest. Once a plan holds, candidates that need somewhat more bytes than it are worth a try, too.
 """
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
+from coopjax.policy_engine.expected_gain import ExpectedGain
 from coopjax.policy_engine.policy_plan import PolicyPlan
 from coopjax.policy_engine.predictions import (
   SearchCandidate,
@@ -27,8 +28,8 @@ from coopjax.policy_engine.predictions import (
   doubted_bytes,
   expected_flops,
   in_loops,
+  is_out_of_reach,
   kind_of,
-  least_help_flops,
   like_the_least,
   predicted_bytes,
   say_little,
@@ -44,16 +45,14 @@ _NEAR_MISS = 0.01  # of the budget
 _UNLIKELY = 4  # times what predictions were off by: what is above the budget by more hardly ever fits
 _LEAVES_ROOM = 0.9  # of the budget: what a plan takes that drafts of more bytes are made beyond
 _HAND_ROUNDS = 3  # of a search, its last: for what a person would pick
-_MAX_BOLD_MISSES = 10
 _TOLD_BY = 3  # trials: predictions from fewer may be off by anything
 _TELLING = 2  # predictions from so many that say how far others may be off
-_MAX_BARE = 3  # tries at the least memory, or at less, before the budget counts as out of reach
-_WITHIN_REACH = 1.1  # of the budget: worth more tries
+_MAX_SMALLER = 3  # tries at less than all before
 _SPARED_BY_SAVING = 1.5  # of the budget: what is tried takes no more where something that saves more may fit
 _AIDED_MARGIN = 0.25  # of what the best plan takes unaided: the HLO engine may help out with more
 _MAX_AIDED_MISSES = 2  # tries at that
 _TOLERANCE = 0.03  # of the forward FLOPs: what is no reason to prefer a candidate, or to compile once more
-_LOOP_TOLERANCE = 0.003  # the same where scan bodies are decided on, whose layers need no rule to be alike; or
+_LOOP_TOLERANCE = 0.005  # the same where scan bodies are decided on, whose layers need no rule to be alike; or
 _LOOP_SHARE = 0.02  # of the FLOPs that are repeated, if that is less
 
 
@@ -84,18 +83,15 @@ class Progress[Decisions: Hashable]:
     undone = min((candidate.estimated_bytes for candidate in space.found if not candidate.flops), default=0.0)
     self._num_shards = max(1, round(undone / max(self._baseline, 1.0))) if space.is_spread else 1
     self._predicted: dict[SearchCandidate[Decisions], float] = {}  # from the trials so far
-    self._excess: list[float] = []  # by which predictions from other trials were too high
     self._off: dict[Hashable, list[float]] = {}  # by kind (`kind_of`), what predictions from others of it were off by
 
   def record(self, trial: Trial[Decisions]) -> None:
     is_first = not self._holds
     if trial.candidate is self._twin:
       self._barriers_cost = trial.temp_bytes >= self._tried[-1].temp_bytes
-    off_bytes, kind = self._predict(trial.candidate) - trial.temp_bytes, kind_of(trial.candidate)
-    if trial.candidate.has_loops and len(in_loops(self._tried)) >= _TOLD_BY:
-      self._excess.append(off_bytes)
+    kind = kind_of(trial.candidate)
     if any(kind_of(other.candidate) == kind for other in self._tried):
-      self._off.setdefault(kind, []).append(abs(off_bytes))
+      self._off.setdefault(kind, []).append(abs(self._predict(trial.candidate) - trial.temp_bytes))
     self._tried.append(trial)
     self._predicted.clear()
     is_bold = not (is_first or trial.candidate.is_plain_policy)  # such a policy is tried whatever is predicted
@@ -135,14 +131,16 @@ class Progress[Decisions: Hashable]:
     if self._holds:
       least = self._least_flops
       by_hand = [c for c in untried if c.is_by_hand and c.flops < least]
-      with_help = lambda c: c.flops + least_help_flops(c, self._tried, self._predict)
-      untried = [c for c in untried if with_help(c) < least - self._tolerance(c, least)]
+      flops = self._flops_of_straight_code()
+      untried = [c for c in untried if flops(c) < least - self._tolerance(c, least)]
+      if in_loops(self._tried):
+        return self._worth_a_try(by_hand, untried, is_last=rounds_left == 1)
       # A plan at hand that people do better than: theirs first.
       if (rounds_left <= _HAND_ROUNDS or not self._tried) and (
         found := self._first_by_hand(by_hand, is_last=rounds_left == 1)
       ):
         return found
-    fitting = [c for c in untried if self._hoped(c) <= self._limit(is_looped=c.has_loops)]
+    fitting = [c for c in untried if self._predict(c) <= self._limit(is_looped=c.has_loops)]
     if self._holds and (not self._tried or any(trial.hlo_share for trial in self._tried)):  # help costs, too
       fitting = [c for c in fitting if c.has_loops or self._predict(c) <= self._budget] or fitting
     if self._tried:
@@ -155,7 +153,7 @@ class Progress[Decisions: Hashable]:
       found = self._first(
         self._nearly_cheapest(fitting),
         lambda candidate: (
-          self._hoped(candidate) if candidate.has_loops else 0,
+          self._predict(candidate) if candidate.has_loops else 0,
           candidate.num_segments if candidate.kin else -candidate.num_segments,
           candidate.flops,
           candidate.estimated_bytes,
@@ -168,13 +166,9 @@ class Progress[Decisions: Hashable]:
     bare_tried = [trial for trial in self._tried if trial.candidate.is_bare]
     # Where these are a start whatever they take, what people have tells nothing of what takes the least.
     least_tried = [trial for trial in bare_tried if self._space.is_profiled or not trial.candidate.is_by_hand]
-    is_hopeless = len(least_tried) >= _MAX_BARE and _are_over(least_tried, self._budget)
+    is_hopeless = is_out_of_reach(least_tried, self._budget)
     if self._feasible() or (self._holds and self._tried):
-      if found := self._first_by_hand(by_hand):
-        return found
-      near = [c for c in untried if c.has_loops and c.is_bare and self._least(c, _NEARBY - 1) <= self._budget]
-      found = self._first(near, lambda candidate: (self._predict(candidate), candidate.flops))
-      return found or self._last_by_hand(by_hand)
+      return self._first_by_hand(by_hand) or self._last_by_hand(by_hand)
     if is_hopeless:  # but for what a person would do, whatever is estimated
       bare = [candidate for candidate in bare if candidate.is_by_hand]
     elif self._tried and not any(trial.candidate.is_by_hand for trial in bare_tried):  # before deeper cuts
@@ -229,26 +223,53 @@ class Progress[Decisions: Hashable]:
     return statistics.NormalDist(self._budget, max(off_bytes, _NEAR_MISS * self._budget, 1.0))
 
   def _last_by_hand(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
-    """Before the search ends, a few of what a person would pick that may fit if predictions are off by twice as much as
-    they were; of drafts all that are likely to, and a few others.
+    """Before the search ends, a few of what a person would pick that may fit; of drafts all that are likely to, and a
+    few others.
     """
-    reach = math.inf
     if self._are_drafts:
       likely = [c for c in untried if self._fits(c).zscore(self._predict(c)) <= _UNLIKELY]
       if found := self._likeliest_gain(likely):
         return found
-    else:
-      off = 2 * max(map(abs, self._excess)) if self._excess else math.inf
-      reach = min(_MAYBE * self._budget, (1 + _MARGIN) * self._budget + off)
     if self._num_last == _HAND_ROUNDS:
       return None
     self._num_last += 1
+    reach = math.inf if self._are_drafts else _MAYBE * self._budget
     return self._likeliest_gain([c for c in untried if self._predict(c) <= reach])
+
+  def _worth_a_try(
+    self, by_hand: Sequence[SearchCandidate[Decisions]], others: Sequence[SearchCandidate[Decisions]], *, is_last: bool
+  ) -> SearchCandidate[Decisions] | None:
+    """Of scan bodies, once a plan holds: what is expected to gain most, if that is worth a compile; the more tries came
+    to nothing, the more it has to be. Where the search would end, what a person would pick has another chance: the few
+    policies that everybody tries, then what is worth more than the last such try.
+    """
+    least, tried = self._least_flops, self._tried
+    expected_gain = ExpectedGain(tried, self._best(), least, self._budget, self._predict_unaided, self._over_bytes)
+
+    def most(candidates: Sequence[SearchCandidate[Decisions]], num_misses: float):
+      enough = lambda c: self._tolerance(c, least if c.is_by_hand else math.inf) * (1 + num_misses)
+      worth = [candidate for candidate in candidates if expected_gain(candidate) > enough(candidate)]
+      return self._first(worth, lambda candidate: -expected_gain(candidate))
+
+    bare = [candidate for candidate in by_hand if candidate.is_bare]
+    if found := (is_last and most(bare, 0)) or most([*by_hand, *others], self._misses):
+      return found
+    if self._are_drafts:
+      return self._last_by_hand(by_hand)
+    plain = [c for c in by_hand if c.is_plain_policy and expected_gain.chance(c)]
+    found = self._first(plain, lambda candidate: -expected_gain(candidate)) or most(by_hand, self._num_last / 2)
+    self._num_last += 1
+    return found
+
+  def _over_bytes(self, candidate: SearchCandidate[Decisions]) -> tuple[float, float]:
+    """That scan bodies are predicted to take beyond the budget, and the deviation of that."""
+    doubt = doubted_bytes(candidate, self._tried, _DOUBT * self._budget, self._num_shards)
+    return self._predict(candidate) - self._limit(is_looped=True), max(doubt, self._fits(candidate).stdev)
 
   def _smaller_than_all(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
     """What is predicted to take less than all that was tried, as long as such tries come to less."""
     sizes = [trial.temp_bytes for trial in self._tried]
-    if not sizes or len(sizes) - sizes.index(min(sizes)) > _MAX_BARE:
+    if not sizes or len(sizes) - sizes.index(min(sizes)) > _MAX_SMALLER:
       return None
     return self._first([c for c in untried if self._predict(c) < min(sizes)], self._predict)
 
@@ -313,27 +334,21 @@ class Progress[Decisions: Hashable]:
     # if not of the estimate itself; and none is taken to need more than the program as it is.
     ratios = [trial.unaided_bytes / max(trial.candidate.estimated_bytes, 1.0) for trial in self._tried]
     ratio = min([1.0, self._ratio, *ratios])
-    # One value more, or another one, may change what a turn takes by as much as any trial showed.
-    errors = [trial.error_bytes(self._num_shards) for trial in in_loops(self._tried)]
     kin_tried = {trial.candidate.kin for trial in self._tried} - {None}
 
     def is_near(candidate: SearchCandidate[Decisions]) -> bool:
       estimated_bytes, predicted_bytes = candidate.estimated_bytes / self._num_shards, self._predict(candidate)
-      if candidate.has_loops and predicted_bytes - self._most_excess > self._budget:
-        return False
       if candidate.is_plain_policy:
         hoped_bytes = ratio * min(candidate.estimated_bytes, self._space.baseline_bytes)
         is_told = candidate.kin in kin_tried
         return (predicted_bytes if is_told else min(predicted_bytes, hoped_bytes)) <= self._budget * reach
-      if candidate.has_loops and errors and estimated_bytes + min(errors) <= self._budget:
-        return True
       near_bytes = self._budget * (1 + (_NEARBY - 1) / max(1, num_tried))
       return (predicted_bytes if candidate.kin in kin_tried else min(predicted_bytes, estimated_bytes)) <= near_bytes
 
     near = list(filter(is_near, candidates))
     if is_last:
       near = [candidate for candidate in near if candidate.is_bare] or near
-    flops = expected_flops(self._tried, self._budget, self._ratio, self._num_shards)
+    flops = expected_flops(self._tried, self._budget, self._predict_unaided)
     return self._first(near, lambda candidate: (flops(candidate), self._predict(candidate)))
 
   def _nearly_cheapest(self, candidates: Sequence[SearchCandidate[Decisions]]) -> list[SearchCandidate[Decisions]]:
@@ -366,34 +381,20 @@ class Progress[Decisions: Hashable]:
       self._predicted[candidate] = predicted_bytes(candidate, self._tried, self._ratio, self._num_shards)
     return self._predicted[candidate]
 
-  def _hoped(self, candidate: SearchCandidate[Decisions]) -> float:
-    """The prediction, less what it may be too high by once a plan holds: the more tries missed, the less."""
-    boldness = max(0.0, 1 - self._misses / _MAX_BOLD_MISSES) if self._feasible() else 0.0
-    return self._least(candidate, _DOUBT, boldness)
+  def _predict_unaided(self, candidate: SearchCandidate[Decisions]) -> float:
+    unaided = [dataclasses.replace(trial, temp_bytes=trial.unaided_bytes) for trial in self._tried]
+    return predicted_bytes(candidate, unaided, self._ratio, self._num_shards)
 
-  def _least(self, candidate: SearchCandidate[Decisions], doubt: float, boldness: float = 1.0) -> float:
-    """The prediction, less what it may be too high by, where so much of the budget is in doubt."""
-    doubted = doubted_bytes(candidate, self._tried, doubt * self._budget, self._num_shards)
-    return self._predict(candidate) - boldness * min(doubted, self._most_excess)
-
-  @property
-  def _most_excess(self) -> float:
-    """That predictions were too high by at most, once there were enough of them to tell, and a little more."""
-    return max(*self._excess, 0.0) + _MARGIN * self._budget if len(self._excess) >= _TELLING else math.inf
+  def _flops_of_straight_code(self) -> Callable[[SearchCandidate[Decisions]], float]:
+    """From candidates to what they repeat, with what the HLO engine is expected to if it did so twice."""
+    straight = [trial for trial in self._tried if not trial.candidate.has_loops]
+    if sum(trial.flops > trial.candidate.flops for trial in straight) < _TELLING:
+      return lambda candidate: candidate.flops
+    flops_of = expected_flops(straight, self._budget, self._predict_unaided)
+    return lambda candidate: candidate.flops if candidate.has_loops else flops_of(candidate)
 
   def _tolerance(self, candidate: SearchCandidate[Decisions], least_flops: float) -> float:
     """FLOPs that are no reason to prefer a candidate to one that repeats so many, or to compile once more."""
     if not candidate.has_loops:
       return _TOLERANCE * self._space.forward_flops
     return min(_LOOP_TOLERANCE * self._space.forward_flops, _LOOP_SHARE * least_flops)
-
-
-def _are_over(tried: Sequence[Trial], budget_bytes: int) -> bool:
-  """Whether a budget is out of reach of what takes the least: by much, or because unlike ways to cut straight code come
-  to the same, which is what is always there.
-  """
-  sizes = [trial.temp_bytes for trial in tried]
-  if min(sizes) > _WITHIN_REACH * budget_bytes:
-    return True
-  is_floor = len(tried) > _MAX_BARE and not in_loops(tried) and max(sizes) <= (1 + _MARGIN) * min(sizes)
-  return is_floor and min(sizes) > (1 + _MARGIN) * budget_bytes

@@ -5,6 +5,7 @@ import types
 import numpy as np
 import pytest
 
+from coopjax.policy_engine.expected_gain import ExpectedGain
 from coopjax.policy_engine.predictions import HloEngineShare, Trial, expected_flops, predicted_bytes
 
 
@@ -73,15 +74,37 @@ def test_what_takes_next_to_nothing_of_its_estimate_does_so_in_proportion():
   assert predicted_bytes(body(60.0, 9), trials, 1.0) == pytest.approx(60.0 * 3.8 / 69.7)
 
 
-def test_what_the_hlo_engine_repeats_is_as_much_for_each_byte_over_the_budget_as_it_was():
-  def candidate(estimated, saved, flops):
-    return types.SimpleNamespace(**vars(body(estimated, saved)), flops=flops)
+class Known(types.SimpleNamespace):
+  __hash__ = object.__hash__
 
+
+def candidate(estimated, saved, flops):
+  return Known(**vars(body(estimated, saved)), flops=flops)
+
+
+def test_what_the_hlo_engine_repeats_is_as_much_as_where_it_had_nearly_as_many_bytes_to_spare():
   trials = [  # one took what it was estimated to, without help
     Trial(candidate(1200, 0, 5.0), 1000, HloEngineShare(1200, 40.0)),
     Trial(candidate(1400, 1, 3.0), 1000, HloEngineShare(1400, 80.0)),
     Trial(candidate(900, 2, 50.0), 900, HloEngineShare(900, 0.0)),
   ]
-  assert expected_flops(trials, 1000, 1.0)(candidate(1300, 3, 4.0)) == pytest.approx(4.0 + 300 * 0.2)
-  assert expected_flops(trials, 1000, 1.0)(candidate(950, 3, 30.0)) == 30.0
-  assert expected_flops(trials[2:], 1000, 1.0)(candidate(1300, 3, 4.0)) == 4.0
+  expected = lambda trials, *args: expected_flops(trials, 1000, lambda each: each.estimated_bytes)(candidate(*args))
+  assert expected(trials, 1350, 3, 4.0) == pytest.approx(4.0 + 80.0 * 350 / 400)
+  assert expected(trials, 1900, 3, 4.0) == 84.0  # at least
+  assert expected(trials, 950, 3, 30.0) == 30.0
+  assert expected(trials[2:], 1300, 3, 4.0) == 4.0
+
+
+def test_what_scan_bodies_are_expected_to_gain_is_less_the_less_likely_they_fit_and_the_oftener_help_spoilt_it():
+  best = Trial(candidate(1100, 0, 35.0), 1000, HloEngineShare(1100, 5.0))
+  spoilt = [Trial(candidate(1200 + i, 1 + i, 10.0), 1000, HloEngineShare(1200 + i, 90.0)) for i in range(3)]
+  gain = lambda trials, each, over=(0.0, 50.0): ExpectedGain(
+    trials, best, 40.0, 1000, lambda each: each.estimated_bytes, lambda _: over
+  )(each)
+  like_best, more = candidate(1050, 9, 20.0), candidate(1300, 9, 20.0)
+  assert gain([best], like_best) == pytest.approx((40.0 - 20.0 - 5.0 / 2) / 2)
+  assert gain([best], more, over=(-500.0, 50.0)) > 0.9 * 15.0  # fits for sure, with the help that there was
+  assert 0 < gain([best], more, over=(150.0, 50.0)) < 0.1 * 15.0  # hardly, but it may
+  assert gain([best], more, over=(500.0, 50.0)) == 0.0
+  assert gain([best, *spoilt], like_best) == gain([best], like_best)
+  assert gain([best, *spoilt], more) == pytest.approx(gain([best], more) * 2 / 5)
