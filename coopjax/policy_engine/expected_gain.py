@@ -16,6 +16,9 @@ class ExpectedGain[Decisions: Hashable]:
   Cauchy's distribution. And the HLO engine's help is cheap or dear by what can be repeated at all: the tries so far say
   how often it left nothing of what was gained, where it had more to spare than under the plan.
 
+  Attributes:
+    flops: from a candidate to what it repeats, with what the HLO engine is expected to.
+
   Args:
     trials: so far.
     best: of them, if one is within the budget.
@@ -39,7 +42,7 @@ class ExpectedGain[Decisions: Hashable]:
     cheap = [trial for trial in helped if trial not in spoiled]
     self._stays_cheap = (1 + len(cheap)) / (1 + len(helped))
     self._spared_bytes = max(budget_bytes, best.unaided_bytes if best else 0)
-    self._flops_of = expected_flops(cheap, budget_bytes, predict_unaided)
+    self.flops = expected_flops(cheap, budget_bytes, predict_unaided)
     self._least_flops, self._predict_unaided, self._over_bytes = least_flops, predict_unaided, over_bytes
     self._known: dict[SearchCandidate[Decisions], float] = {}
 
@@ -51,7 +54,7 @@ class ExpectedGain[Decisions: Hashable]:
 
   def __call__(self, candidate: SearchCandidate[Decisions]) -> float:
     if candidate not in self._known:
-      gain = self.chance(candidate) * (self._least_flops - self._flops_of(candidate))
+      gain = self.chance(candidate) * (self._least_flops - self.flops(candidate))
       is_in_doubt = self._stays_cheap < 1 and self._predict_unaided(candidate) > self._spared_bytes
       self._known[candidate] = gain * self._stays_cheap if is_in_doubt else gain
     return self._known[candidate]

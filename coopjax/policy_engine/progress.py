@@ -7,8 +7,8 @@ across a cut.) Once a plan holds, a cheaper one that might just fit is compiled,
 repeats least is taken.
 
 What a turn of a loop needs beside what it saves depends on which values are saved: of scan bodies the errors of all
-trials count, the more the more alike the bodies are (`predictions`). Once a plan holds, what is expected to gain most
-is compiled next, as long as that is worth a compile (`expected_gain`).
+trials count, the more the more alike the bodies are (`predictions`). Once a plan holds, what is likely or expected to
+gain most is compiled next, as long as that is worth a compile (`expected_gain`).
 
 Where the HLO engine works under the checkpoints (`HloEngineShare`), the curve is of bytes without its help, and what it
 repeats counts like the rest. Once a plan holds, candidates that need somewhat more bytes than it are worth a try, too.
@@ -239,9 +239,9 @@ class Progress[Decisions: Hashable]:
   def _worth_a_try(
     self, by_hand: Sequence[SearchCandidate[Decisions]], others: Sequence[SearchCandidate[Decisions]], *, is_last: bool
   ) -> SearchCandidate[Decisions] | None:
-    """Of scan bodies, once a plan holds: what is expected to gain most, if that is worth a compile; the more tries came
-    to nothing, the more it has to be. Where the search would end, what a person would pick has another chance: the few
-    policies that everybody tries, then what is worth more than the last such try.
+    """Of scan bodies, once a plan holds: the cheapest that should fit and is worth a compile, else what is expected to
+    gain most; the more tries came to nothing, the more it has to be. Where the search would end, what a person would
+    pick has another chance: the few policies that everybody tries, then what is worth more than the last such try.
     """
     least, tried = self._least_flops, self._tried
     expected_gain = ExpectedGain(tried, self._best(), least, self._budget, self._predict_unaided, self._over_bytes)
@@ -249,7 +249,8 @@ class Progress[Decisions: Hashable]:
     def most(candidates: Sequence[SearchCandidate[Decisions]], num_misses: float):
       enough = lambda c: self._tolerance(c, least if c.is_by_hand else math.inf) * (1 + num_misses)
       worth = [candidate for candidate in candidates if expected_gain(candidate) > enough(candidate)]
-      return self._first(worth, lambda candidate: -expected_gain(candidate))
+      likely = [candidate for candidate in worth if expected_gain.chance(candidate) >= 0.5]
+      return self._first(likely, expected_gain.flops) or self._first(worth, lambda candidate: -expected_gain(candidate))
 
     bare = [candidate for candidate in by_hand if candidate.is_bare]
     if found := (is_last and most(bare, 0)) or most([*by_hand, *others], self._misses):
