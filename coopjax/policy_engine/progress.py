@@ -246,19 +246,21 @@ class Progress[Decisions: Hashable]:
     least, tried = self._least_flops, self._tried
     expected_gain = ExpectedGain(tried, self._best(), least, self._budget, self._predict_unaided, self._over_bytes)
 
-    def most(candidates: Sequence[SearchCandidate[Decisions]], num_misses: float):
+    def worth(candidates: Sequence[SearchCandidate[Decisions]], num_misses: float):
       enough = lambda c: self._tolerance(c, least if c.is_by_hand else math.inf) * (1 + num_misses)
-      worth = [candidate for candidate in candidates if expected_gain(candidate) > enough(candidate)]
-      likely = [candidate for candidate in worth if expected_gain.chance(candidate) >= 0.5]
-      return self._first(likely, expected_gain.flops) or self._first(worth, lambda candidate: -expected_gain(candidate))
+      return [candidate for candidate in candidates if expected_gain(candidate) > enough(candidate)]
 
-    bare = [candidate for candidate in by_hand if candidate.is_bare]
-    if found := (is_last and most(bare, 0)) or most([*by_hand, *others], self._misses):
+    most = lambda candidates: self._first(candidates, lambda candidate: -expected_gain(candidate))
+    if is_last and (found := most(worth([candidate for candidate in by_hand if candidate.is_bare], 0))):
+      return found
+    others = worth([*by_hand, *others], self._misses)
+    likely = [candidate for candidate in others if expected_gain.chance(candidate) >= 0.5]
+    if found := self._first(likely, expected_gain.flops) or most(others):
       return found
     if self._are_drafts:
       return self._last_by_hand(by_hand)
     plain = [c for c in by_hand if c.is_plain_policy and expected_gain.chance(c)]
-    found = self._first(plain, lambda candidate: -expected_gain(candidate)) or most(by_hand, self._num_last / 2)
+    found = most([*plain, *worth(by_hand, self._num_last / 2)])
     self._num_last += 1
     return found
 
