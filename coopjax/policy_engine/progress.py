@@ -259,7 +259,8 @@ class Progress[Decisions: Hashable]:
       return found
     if self._are_drafts:
       return self._last_by_hand(by_hand)
-    plain = [c for c in by_hand if c.is_plain_policy and expected_gain.chance(c)]
+    may_fit = lambda candidate: expected_gain.chance(candidate) or self._predict(candidate) <= _MAYBE * self._budget
+    plain = [candidate for candidate in by_hand if candidate.is_plain_policy and may_fit(candidate)]
     found = most([*plain, *worth(by_hand, self._num_last / 2)])
     self._num_last += 1
     return found
