@@ -72,6 +72,7 @@ class Progress[Decisions: Hashable]:
     self._budget = budget_bytes
     self._below_flops = below_flops
     self._tried: list[Trial[Decisions]] = []
+    self._unaided: list[Trial[Decisions]] = []  # the same, without the HLO engine's help
     self._misses = 0  # since a plan holds: tries that made nothing better
     self._num_last = 0  # tries of what a person would pick, where the search would end
     self._passed: set[SearchCandidate[Decisions]] = set()
@@ -93,6 +94,7 @@ class Progress[Decisions: Hashable]:
     if any(kind_of(other.candidate) == kind for other in self._tried):
       self._off.setdefault(kind, []).append(abs(self._predict(trial.candidate) - trial.temp_bytes))
     self._tried.append(trial)
+    self._unaided.append(dataclasses.replace(trial, temp_bytes=trial.unaided_bytes))
     self._predicted.clear()
     is_bold = not (is_first or trial.candidate.is_plain_policy)  # such a policy is tried whatever is predicted
     self._misses += is_bold and not (self._best() is trial and trial.flops < self._below_flops)
@@ -162,14 +164,13 @@ class Progress[Decisions: Hashable]:
       if found is not None:
         return found
       fitting = [candidate for candidate in fitting if candidate not in self._passed]
+    if self._holds and self._tried:
+      return self._first_by_hand(by_hand) or self._last_by_hand(by_hand)
     bare = [candidate for candidate in untried if candidate.is_bare]
     bare_tried = [trial for trial in self._tried if trial.candidate.is_bare]
     # Where these are a start whatever they take, what people have tells nothing of what takes the least.
     least_tried = [trial for trial in bare_tried if self._space.is_profiled or not trial.candidate.is_by_hand]
-    is_hopeless = is_out_of_reach(least_tried, self._budget)
-    if self._feasible() or (self._holds and self._tried):
-      return self._first_by_hand(by_hand) or self._last_by_hand(by_hand)
-    if is_hopeless:  # but for what a person would do, whatever is estimated
+    if is_out_of_reach(least_tried, self._budget):  # but for what a person would do, whatever is estimated
       bare = [candidate for candidate in bare if candidate.is_by_hand]
     elif self._tried and not any(trial.candidate.is_by_hand for trial in bare_tried):  # before deeper cuts
       bare = [c for c in bare if c.is_by_hand and c.estimated_bytes <= self._budget] or bare
@@ -386,8 +387,7 @@ class Progress[Decisions: Hashable]:
     return self._predicted[candidate]
 
   def _predict_unaided(self, candidate: SearchCandidate[Decisions]) -> float:
-    unaided = [dataclasses.replace(trial, temp_bytes=trial.unaided_bytes) for trial in self._tried]
-    return predicted_bytes(candidate, unaided, self._ratio, self._num_shards)
+    return predicted_bytes(candidate, self._unaided, self._ratio, self._num_shards)
 
   def _flops_of_straight_code(self) -> Callable[[SearchCandidate[Decisions]], float]:
     """From candidates to what they repeat, with what the HLO engine is expected to if it did so twice."""
