@@ -39,6 +39,7 @@ _WORTH_REORDERING = 1 << 16  # bytes of temporaries; most programs of a process 
 _JUST_MISSED = 1.25  # of the budget; or
 _JUST_MISSED_BY_SKETCH = 1.01  # where there are other trials
 _ONCE_MORE = 2  # times the steps, then
+_SKETCHES = 3  # for the steps of one effort
 _NEXT_TO_NOTHING = 0.005  # of the program's cost
 _OUT_OF_REACH = 1  # bytes
 _A_LITTLE_LESS = 0.93  # than the least: what is in reach may be found where what is out of it was not
@@ -197,10 +198,11 @@ def _search(
 ) -> RecomputeOrderResult:
   """What is found within the bytes, or by a better order alone where None are given.
 
-  Every effort up to the mark's is made, and the best of what they find taken: more of it never gives less. A search
-  that ended by itself would end the same with more. Where the budget is just missed, one greater effort is made, and
-  one for the least that there is: what a budget out of reach was told can be reached, is reached when it is asked for.
-  A greater effort is not made either where what is repeated is next to nothing already.
+  Every effort up to the mark's is made, and the best of what they find taken: more of it never gives less. A sketch
+  takes a part of the least of them, and all where it just misses the budget. A search that ended by itself would end
+  the same with more. Where the budget is just missed, one greater effort is made, and one for the least that there is:
+  what a budget out of reach was told can be reached, is reached when it is asked for. A greater effort is not made
+  either where what is repeated is next to nothing already.
   """
   found: list[RecomputeOrderResult] = []
 
@@ -214,15 +216,17 @@ def _search(
     return _core.num_cuts() > num_cuts and not is_done
 
   steps = [effort.steps_of(each, module.num_instructions) for each in effort.up_to(mark.effort)]
-  is_open = all(search(max_steps) for max_steps in steps)
+  sketch_steps = steps[0] // _SKETCHES
+  is_open = all(map(search, [sketch_steps] if is_sketch else steps))
 
   def reached_bytes() -> int:
     return min(result.after.temp_bytes for result in found)
 
-  def is_just_missed() -> bool:
-    just_missed = _JUST_MISSED_BY_SKETCH if is_sketch else _JUST_MISSED
-    return budget_bytes is not None and budget_bytes < reached_bytes() <= just_missed * budget_bytes
+  def is_just_missed(by: float = _JUST_MISSED_BY_SKETCH if is_sketch else _JUST_MISSED) -> bool:
+    return budget_bytes is not None and budget_bytes < reached_bytes() <= by * budget_bytes
 
+  if is_open and is_just_missed(_JUST_MISSED):  # what one of both holds, is held
+    is_open = all(map(search, steps if is_sketch else [sketch_steps]))
   if is_open and is_just_missed():
     search(_ONCE_MORE * steps[-1])
   if is_just_missed():

@@ -47,6 +47,7 @@ _COMPILED_ROUNDS = 4  # each compiles for an accelerator
 _ASKS_POLICY_ABOVE = 0.5  # of the forward pass repeated by the HLO engine alone: the policy engine is asked, too
 _ABOUT = 1.35  # of the budget: what is predicted to take that may fit
 _NEARER = 1.1  # times the least that the policy engine came to: with more effort the HLO engine may come to less
+_AS_GOOD = 0.5  # of the FLOPs that a sketch repeats: with all of its effort the HLO engine may come to as few
 _QUICK_PLANNER = "peak"
 _log = logging.getLogger("coopjax.planning")
 
@@ -107,14 +108,17 @@ class Case:
   def choose_by_module(self) -> Chosen:
     """Plans on the module alone, where the compiled program takes what the model predicts."""
     request, module = self.request, self.baseline.module
-    outcome = self._planned_module(module, request.budget, is_sketch=self.sketches)
-    chosen = Chosen(Choice(request.mark(self.fingerprint)), outcome)
+    is_sketch = self.sketches or request.engine == "auto"
+    outcome = self._planned_module(module, request.budget, is_sketch=is_sketch)
+    choice = Choice(request.mark(self.fingerprint))
     profile = functools.cache(lambda: profile_of_module(self.traced, module))
     if request.engine == "auto" and (not outcome.fits or self._repeats_much(outcome, profile)):
-      return self.choose_by_policy(outcome, profile=profile(), rival=chosen if outcome.fits else None)
+      return self.choose_by_policy(outcome, profile=profile(), rival=Chosen(choice, outcome) if outcome.fits else None)
+    if is_sketch and not self.sketches:
+      outcome = self._planned_module(module, request.budget)
     if not outcome.fits and self.traced.placement.is_known:  # else the hook, which sees one device's program, decides
       self._report_missed(outcome)
-    return chosen
+    return Chosen(choice, outcome)
 
   def choose_by_compiles(self, platform: str) -> Chosen:
     """Plans for an accelerator, where the compiled program need not take what the model predicts.
@@ -249,6 +253,9 @@ class Case:
         if best.is_feasible:
           break
       assert best is not None  # there is always a limit
+      if rival and before is None and not self.sketches and best.recompute_flops > _AS_GOOD * below_flops:
+        outcome = self._planned_module(self.baseline.module, request.budget)
+        rival, below_flops = dataclasses.replace(rival, outcome=outcome), outcome.recompute_flops
       if rival and not (best.is_feasible and best.recompute_flops < below_flops):
         return rival
       if trials.smallest is None and not best.is_feasible:
@@ -258,8 +265,7 @@ class Case:
       return self._carry_over(outcome, best if is_known_best else found[0], before)
     if not best.is_feasible:
       if before is None and outcome and outcome.predicted.temp_bytes <= _NEARER * best.smallest_bytes:
-        if self.sketches:
-          outcome = self._planned_module(self.baseline.module, request.budget)
+        outcome = self._planned_module(self.baseline.module, request.budget)
         # The HLO engine alone comes nearer.
         if outcome.predicted.temp_bytes < best.smallest_bytes:
           if not outcome.fits:

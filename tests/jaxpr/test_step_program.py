@@ -245,7 +245,7 @@ _UNARY = (
 _BINARY = (jnp.add, jnp.multiply, lambda x, y: jnp.where(x > y, x, y), lambda x, y: jnp.outer(x, y).sum(0))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
   st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=8),
   st.sampled_from(

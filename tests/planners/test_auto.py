@@ -1,7 +1,6 @@
 """The auto planner: never worse than the others, improvement, limits, budgets out of reach."""
 
 import dataclasses
-import time
 
 import numpy as np
 import pytest
@@ -44,7 +43,7 @@ def plan(program, budget_bytes, **options):
 # ---- never worse, near optimal -----------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(random_programs(), SHARES)
 def test_auto_is_never_worse(program, share):
   budget_bytes = int(share * peak_of(program))
@@ -58,7 +57,7 @@ def test_auto_is_never_worse(program, share):
       assert result.peak_live_bytes <= 1.01 * other.peak_live_bytes
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(random_programs(), SHARES)
 def test_auto_is_deterministic(program, share):
   first, second = (plan(program, int(share * peak_of(program))) for _ in range(2))
@@ -80,7 +79,7 @@ def test_annealing_in_the_programs_own_order_counts():
   assert plan(program, 26).recompute_cost_s == 9.0  # the op that reads y, d and c needs 26 bytes in every order
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(random_programs(), SHARES)
 def test_auto_is_never_worse_than_fastsa(program, share):
   budget_bytes = max(int(share * peak_of(program)), _core.lower_bound(program.core)[0])
@@ -90,7 +89,7 @@ def test_auto_is_never_worse_than_fastsa(program, share):
     assert result.is_feasible and result.recompute_cost_s <= other.recompute_cost_s * (1 + 1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(random_programs(max_ops=7, plain=True), SHARES)
 def test_finds_what_exact_search_finds(program, share):
   budget_bytes = int(share * peak_of(program))
@@ -142,7 +141,7 @@ def test_unit_costs_stay_near_the_bound(share, most_gap):
 # ---- improvement -------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(random_programs(), SHARES, st.integers(0, 3))
 def test_neighbourhood_search_never_worsens(program, share, seed):
   budget_bytes = int(share * peak_of(program))
@@ -168,7 +167,7 @@ def test_neighbourhood_search_stops_at_the_bound():
   assert _core.recompute_totals(program.core, improved["schedule"])[0] < start.recompute_cost_s
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(random_programs(), SHARES, st.integers(0, 3))
 def test_exchanges_never_worsen(program, share, seed):
   budget_bytes = int(share * peak_of(program))
@@ -218,7 +217,7 @@ def test_exchanges_swap_three_for_one():
 # ---- limits and budgets out of reach -----------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(random_programs())
 def test_budgets_out_of_reach_get_the_smallest_peak(program):
   bound, _ = _core.lower_bound(program.core)
@@ -247,10 +246,9 @@ def test_no_steps_still_give_a_valid_plan():
 
 def test_steps_bound_the_search():
   program = unit_costs(transformer(num_layers=24))
-  start, before = time.process_time(), _core.steps_taken()
+  before = _core.steps_taken()
   plan(program, peak_of(program) // 8, max_steps=50_000_000)
   assert _core.steps_taken() - before < 100_000_000
-  assert time.process_time() - start < 1.0
 
 
 def test_large_programs_are_planned_in_segments():

@@ -39,7 +39,7 @@ def least_peak_of_groups(program) -> int:
   return min(least[1:])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(random_programs(max_ops=7, plain=True))
 def test_the_least_peak_stays(program):
   assert least_peak_of_groups(program) == oracles.least_order_peak(program)

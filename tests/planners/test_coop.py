@@ -62,7 +62,7 @@ def check(program, planner, budget_bytes):
   return result
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(random_programs(), SHARES, st.integers(0, 2**32))
 def test_product_of_switches_is_valid_with_placements(program, share, seed):
   program, budget_bytes = with_kinds(program), int(share * peak_of(program))
@@ -70,7 +70,7 @@ def test_product_of_switches_is_valid_with_placements(program, share, seed):
     check(program, planner, budget_bytes)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(random_programs(), SHARES)
 def test_presets_are_valid_and_deterministic(program, share):
   program, budget_bytes = with_kinds(program), int(share * peak_of(program))

@@ -47,7 +47,7 @@ def check(program, result, budget_bytes) -> None:
   assert result.is_feasible == (result.peak_live_bytes <= budget_bytes)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(random_programs(), SHARES)
 def test_product_of_switches_is_valid_and_deterministic(program, share):
   given_peak = peak_of(program)
@@ -61,7 +61,7 @@ def test_product_of_switches_is_valid_and_deterministic(program, share):
       assert sorted(result.schedule) == list(range(program.num_ops))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(random_programs(), SHARES)
 def test_a_plan_handed_in_comes_back_no_worse(program, share):
   budget_bytes = int(share * peak_of(program))
@@ -77,7 +77,7 @@ def test_a_plan_handed_in_comes_back_no_worse(program, share):
       assert polished.peak_live_bytes <= plan.peak_live_bytes
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(random_programs(max_ops=6, plain=True), SHARES)
 def test_no_plan_in_the_same_order_beats_exact_search(program, share):
   budget_bytes = int(share * peak_of(program))
@@ -88,7 +88,7 @@ def test_no_plan_in_the_same_order_beats_exact_search(program, share):
     assert best is not None and result.recompute_cost_s >= best - 1e-9
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(random_programs(max_ops=6))
 def test_order_only_comes_down_to_the_least_peak_of_all_orders(program):
   orders = [

@@ -132,7 +132,7 @@ def test_same_problem_same_answer(solver):
   assert first.status == "optimal" and first.x.tolist() == second.x.tolist()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
   st.lists(st.tuples(st.integers(-5, 5), st.integers(-4, 4), st.integers(-4, 4)), min_size=1, max_size=6),
   st.integers(-3, 8),

@@ -73,7 +73,7 @@ def has_exclusive_shares(program) -> bool:
 
 
 @both_solvers
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(program=random_programs(max_ops=8))
 def test_the_ilp_finds_the_least_peak_of_all_orders(solver, program):
   least = oracles.least_order_peak(program)
@@ -84,7 +84,7 @@ def test_the_ilp_finds_the_least_peak_of_all_orders(solver, program):
     assert result.counters["gap"] == pytest.approx(0, abs=1e-6)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(random_programs(max_ops=8))
 def test_bounds_hold_for_every_order(program):
   least = oracles.least_order_peak(program)
@@ -96,7 +96,7 @@ def test_bounds_hold_for_every_order(program):
   assert result.counters["bound_bytes"] <= least <= result.peak_live_bytes
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(random_programs(max_ops=10, plain=True))
 def test_plain_programs_are_ordered_optimally(program):
   assert ModelPlanner(relative_gap=0.0).plan(program, 0).peak_live_bytes == oracles.least_order_peak(program)
@@ -133,7 +133,7 @@ def test_a_window_leaves_the_rest_in_place():
 
 
 @pytest.mark.parametrize("planner", SWITCHES[::4])
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(program=random_programs(max_ops=12), share=st.sampled_from([1.0, 0.6]))
 def test_switches_are_valid(planner, program, share):
   budget_bytes = int(share * peak_of(program))
@@ -219,7 +219,7 @@ def test_control_edges_move_updates_early_and_generators_late():
   assert add_control_edges(program, updates_early=False, generators_late=False) is program
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(random_programs(max_ops=14), st.booleans(), st.booleans())
 def test_control_edges_only_take_orders_away(program, early, late):
   restricted = add_control_edges(program, updates_early=early, generators_late=late)
@@ -262,7 +262,7 @@ def least_heap(program, schedule) -> int:
 
 @both_solvers
 @pytest.mark.parametrize("preplaces", [False, True])
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(program=random_programs(max_ops=6, plain=True))
 def test_addresses_are_as_tight_as_exhaustive_search(solver, preplaces, program):
   options = AddressOptions(1, preplaces, 10_000, 10.0, solver)

@@ -86,7 +86,7 @@ def test_nothing_to_pack():
   assert pack([0], [1], [0], method="best_fit").fragmentation == 0.0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(problems(max_buffers=6, max_size=4), st.sampled_from([1, 2]))
 def test_search_finds_the_smallest_heap(problem, alignment):
   packing = pack(*problem, alignment=alignment)
@@ -100,7 +100,7 @@ def test_search_finds_the_smallest_heap(problem, alignment):
     check(below, *problem, alignment)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(problems(), st.sampled_from([1, 8]))
 def test_greedy_packings_are_valid_and_search_is_no_worse(problem, alignment):
   best = pack(*problem, alignment=alignment, effort=10_000_000)
@@ -256,7 +256,7 @@ def check_inputs_survive(program, step, op, output, offsets, latest) -> None:
       assert mine == other
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
   random_programs(max_ops=16),
   st.integers(0, 5),

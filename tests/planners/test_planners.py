@@ -57,7 +57,7 @@ def test_named_peaks(name):
   assert peak_of(make()) == peak
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(random_programs(max_ops=14), st.integers(0, 5), st.randoms(use_true_random=False))
 def test_four_ways_to_count_live_bytes_agree(program, num_repeats, random):
   steps = with_repeats(program, random, num_repeats)
@@ -68,7 +68,7 @@ def test_four_ways_to_count_live_bytes_agree(program, num_repeats, random):
   assert validate(program, schedule).peak_live_bytes == max(expected, default=0)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(random_programs(), st.randoms(use_true_random=False))
 def test_core_and_validator_agree_on_what_is_valid(program, random):
   schedule = program.schedule.tolist()
@@ -102,7 +102,7 @@ def test_overwritten_weight_is_not_read_again():
       check(program, planner.plan(program, budget_bytes), budget_bytes)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(random_programs(), SHARES)
 def test_peak_switches_stay_valid(program, share):
   budget_bytes = int(share * peak_of(program))
@@ -112,7 +112,7 @@ def test_peak_switches_stay_valid(program, share):
     assert np.array_equal(result.schedule, planner.plan(program, budget_bytes).schedule)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(random_programs(max_ops=7, plain=True), SHARES)
 def test_no_plan_beats_exact_search(program, share):
   budget_bytes = int(share * peak_of(program))
@@ -218,7 +218,7 @@ def test_budgets_out_of_reach_are_refused_with_what_forces_them(planner):
   assert enough.require_feasible(programs.skip()) is enough
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(random_programs(max_ops=10), st.sampled_from([1.0, 0.7, 0.4]))
 def test_every_planner_is_valid_and_the_same_twice(program, share):
   """Aliases, in-place pairs, pinned ops, several outputs, zero bytes; the empty program too."""

@@ -1,7 +1,5 @@
 """Planning programs of ten thousand ops and more, and that the way there is valid on small ones."""
 
-import time
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -80,7 +78,7 @@ def test_unrolled_steps_are_hills_of_their_own():
   assert result.recompute_cost_s <= 8.2 * single.recompute_cost_s
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(random_programs(max_ops=40), st.sampled_from([0.9, 0.7, 0.5, 0.3]))
 def test_small_programs_of_any_shape(program, share):
   budget_bytes = int(share * peak_of(program))
@@ -93,9 +91,9 @@ def test_small_programs_of_any_shape(program, share):
 
 def test_no_steps_still_give_a_valid_plan():
   program = layered(20_000)
-  start = time.perf_counter()
+  before = _core.steps_taken()
   result = SegmentPlanner().plan(program, peak_of(program) // 4, max_steps=0)
-  assert time.perf_counter() - start < 2
+  assert _core.steps_taken() - before < 10_000_000
   check(program, result, peak_of(program) // 4)
   assert result.counters["is_cut_short"]
 
