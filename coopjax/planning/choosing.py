@@ -95,8 +95,8 @@ class Chosen:
 class Case:
   """What is asked for one function (see `function_plan.choose_anew`), and the ways to answer.
 
-  With `sketches`, the HLO engine's plans are for choosing alone, because the hook will plan the user's own program: a
-  fast planner comes first, and efforts are those of trials.
+  On a CPU, the HLO engine's plans are for choosing alone, because the hook will plan the program: their efforts are
+  those of trials and, with `sketches`, where that program is the user's own, a fast planner comes first.
   """
 
   traced: TracedFn
@@ -108,14 +108,13 @@ class Case:
   def choose_by_module(self) -> Chosen:
     """Plans on the module alone, where the compiled program takes what the model predicts."""
     request, module = self.request, self.baseline.module
-    is_sketch = self.sketches or request.engine == "auto"
-    outcome = self._planned_module(module, request.budget, is_sketch=is_sketch)
+    outcome = self.planned_module(module, request.budget, is_sketch=True)
     choice = Choice(request.mark(self.fingerprint))
     profile = functools.cache(lambda: profile_of_module(self.traced, module))
     if request.engine == "auto" and (not outcome.fits or self._repeats_much(outcome, profile)):
       return self.choose_by_policy(outcome, profile=profile(), rival=Chosen(choice, outcome) if outcome.fits else None)
-    if is_sketch and not self.sketches:
-      outcome = self._planned_module(module, request.budget)
+    if not self.sketches and not outcome.fits:
+      outcome = self.planned_module(module, request.budget)
     if not outcome.fits and self.traced.placement.is_known:  # else the hook, which sees one device's program, decides
       self._report_missed(outcome)
     return Chosen(choice, outcome)
@@ -152,7 +151,7 @@ class Case:
     for _ in range(_COMPILED_ROUNDS):
       # A share stays one where it can: of a program with more in it, the hook takes the share of that.
       limit = request.budget if limit_bytes == budget_bytes else Budget(limit_bytes)
-      outcome, mark = self._planned_module(module, limit), request.mark(self.fingerprint, limit)
+      outcome, mark = self.planned_module(module, limit), request.mark(self.fingerprint, limit)
       measured = self._measure_marked(mark) if outcome.fits or request.engine == "hlo" else None
       if best is None or (measured and measured.temp_bytes < best.temp_bytes):
         best = Chosen(Choice(mark), outcome, before=before, measured=measured)
@@ -254,7 +253,7 @@ class Case:
           break
       assert best is not None  # there is always a limit
       if rival and before is None and not self.sketches and best.recompute_flops > _AS_GOOD * below_flops:
-        outcome = self._planned_module(self.baseline.module, request.budget)
+        outcome = self.planned_module(self.baseline.module, request.budget)
         rival, below_flops = dataclasses.replace(rival, outcome=outcome), outcome.recompute_flops
       if rival and not (best.is_feasible and best.recompute_flops < below_flops):
         return rival
@@ -265,7 +264,7 @@ class Case:
       return self._carry_over(outcome, best if is_known_best else found[0], before)
     if not best.is_feasible:
       if before is None and outcome and outcome.predicted.temp_bytes <= _NEARER * best.smallest_bytes:
-        outcome = self._planned_module(self.baseline.module, request.budget)
+        outcome = self.planned_module(self.baseline.module, request.budget)
         # The HLO engine alone comes nearer.
         if outcome.predicted.temp_bytes < best.smallest_bytes:
           if not outcome.fits:
@@ -311,7 +310,7 @@ class Case:
       )
     return Chosen(Choice(mark, decisions), outcome, found, is_certain, before)
 
-  def _planned_module(self, module: bytes, budget: Budget, *, is_sketch: bool = False) -> hook.Outcome:
+  def planned_module(self, module: bytes, budget: Budget, *, is_sketch: bool = False) -> hook.Outcome:
     """What the HLO engine makes of the module: by the first planner whose plan fits and is not dear, or by the last."""
     request, outcome = self.request.for_trials() if is_sketch else self.request, None
     for planner in dict.fromkeys((_QUICK_PLANNER, request.planner) if self.sketches else (request.planner,)):

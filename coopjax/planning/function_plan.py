@@ -133,7 +133,12 @@ def plan_function(traced: TracedFn, request: Request, baseline: Baseline) -> Rem
   if is_planned:
     planned = fn_and_gradient(traced, choice.flat_fn(traced))
     compile_fn = compile_draft if request.drafts else compile_abstract
-    measured = chosen.measured or request.measure(compile_fn(*planned, request.device))
+    with hook.outcomes(choice.mark) as made:
+      measured = chosen.measured or request.measure(compile_fn(*planned, request.device))
+    if found is None and chosen.measured is None:  # what chose may have been a sketch
+      case = Case(traced, baseline, request, fingerprint, sketches=False)
+      outcome = made[-1] if made else case.planned_module(baseline.module, request.budget)  # from JAX's cache
+      planning_s += outcome.seconds
   budget_bytes = request.budget.resolve(before.temp_bytes, before.resident_bytes)
   if measured.temp_bytes >= before.temp_bytes:
     warn_no_effect(traced, before, budget_bytes, outcome)
