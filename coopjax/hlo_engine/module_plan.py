@@ -39,7 +39,7 @@ _WORTH_REORDERING = 1 << 16  # bytes of temporaries; most programs of a process 
 _JUST_MISSED = 1.25  # of the budget; or
 _JUST_MISSED_BY_SKETCH = 1.01  # where there are other trials
 _ONCE_MORE = 2  # times the steps, then
-_SKETCHES = 3  # for the steps of one effort
+NUM_SKETCHES = 3  # in the steps of one effort, where there are many
 _NEXT_TO_NOTHING = 0.005  # of the program's cost
 _OUT_OF_REACH = 1  # bytes
 _A_LITTLE_LESS = 0.93  # than the least: what is in reach may be found where what is out of it was not
@@ -130,7 +130,7 @@ class Outcome:
 
 
 def plan_module(
-  module_bytes: bytes, marks: Collection[Mark], *, reorders: bool = False, is_sketch: bool = False
+  module_bytes: bytes, marks: Collection[Mark], *, reorders: bool = False, num_sketches: int = 0
 ) -> Outcome:
   """Plans one scheduled module and carries the plan out.
 
@@ -139,7 +139,8 @@ def plan_module(
     marks: of the module, or of the process; the strictest is obeyed.
     reorders: whether the order is improved where the budget is held, too, and before anything is recomputed. Always
       so without a budget.
-    is_sketch: more effort is made only where the budget is missed by next to nothing: it is one of many trials.
+    num_sketches: that share the least effort, where this is one, for a trial; where it just misses the budget, it has
+      all, and more only where that misses by next to nothing.
 
   Returns:
     The outcome; ``module_bytes`` is None with a reason where nothing is gained or anything is in doubt.
@@ -169,7 +170,7 @@ def plan_module(
     outcome = Outcome(module.name, mark, program, bound_program, baseline, budget_bytes, None, baseline, reason=reason)
   else:
     with effort.fuse(mark.time_limit_s):
-      found = _search(module, mark, None if fits else budget_bytes, searches_order, roofline, is_sketch)
+      found = _search(module, mark, None if fits else budget_bytes, searches_order, roofline, num_sketches)
       is_cut_short = _core.is_fuse_blown()
     bound_program = dataclasses.replace(found.program, op_workspace_bytes=found.least_workspaces)
     outcome = _told(
@@ -194,7 +195,7 @@ def _search(
   budget_bytes: int | None,
   searches_order: bool,
   roofline: Roofline,
-  is_sketch: bool,
+  num_sketches: int,
 ) -> RecomputeOrderResult:
   """What is found within the bytes, or by a better order alone where None are given.
 
@@ -216,8 +217,8 @@ def _search(
     return _core.num_cuts() > num_cuts and not is_done
 
   steps = [effort.steps_of(each, module.num_instructions) for each in effort.up_to(mark.effort)]
-  sketch_steps = steps[0] // _SKETCHES
-  is_open = all(map(search, [sketch_steps] if is_sketch else steps))
+  is_sketch, a_share = num_sketches > 0, [steps[0] // (num_sketches or NUM_SKETCHES)]
+  is_open = all(map(search, a_share if num_sketches > 1 else steps))
 
   def reached_bytes() -> int:
     return min(result.after.temp_bytes for result in found)
@@ -225,8 +226,8 @@ def _search(
   def is_just_missed(by: float = _JUST_MISSED_BY_SKETCH if is_sketch else _JUST_MISSED) -> bool:
     return budget_bytes is not None and budget_bytes < reached_bytes() <= by * budget_bytes
 
-  if is_open and is_just_missed(_JUST_MISSED):  # what one of both holds, is held
-    is_open = all(map(search, steps if is_sketch else [sketch_steps]))
+  if is_open and num_sketches != 1 and is_just_missed(_JUST_MISSED):  # what one of both holds, is held
+    is_open = all(map(search, steps if is_sketch else a_share))
   if is_open and is_just_missed():
     search(_ONCE_MORE * steps[-1])
   if is_just_missed():

@@ -47,7 +47,6 @@ _COMPILED_ROUNDS = 4  # each compiles for an accelerator
 _ASKS_POLICY_ABOVE = 0.5  # of the forward pass repeated by the HLO engine alone: the policy engine is asked, too
 _ABOUT = 1.35  # of the budget: what is predicted to take that may fit
 _NEARER = 1.1  # times the least that the policy engine came to: with more effort the HLO engine may come to less
-_AS_GOOD = 0.5  # of the FLOPs that a sketch repeats: with all of its effort the HLO engine may come to as few
 _QUICK_PLANNER = "peak"
 _log = logging.getLogger("coopjax.planning")
 
@@ -95,8 +94,8 @@ class Chosen:
 class Case:
   """What is asked for one function (see `function_plan.choose_anew`), and the ways to answer.
 
-  On a CPU, the HLO engine's plans are for choosing alone, because the hook will plan the program: their efforts are
-  those of trials and, with `sketches`, where that program is the user's own, a fast planner comes first.
+  With `sketches`, the HLO engine's plans are for choosing alone, because the hook will plan the user's own program: a
+  fast planner comes first, and efforts are those of trials.
   """
 
   traced: TracedFn
@@ -109,15 +108,17 @@ class Case:
     """Plans on the module alone, where the compiled program takes what the model predicts."""
     request, module = self.request, self.baseline.module
     outcome = self.planned_module(module, request.budget, is_sketch=True)
-    choice = Choice(request.mark(self.fingerprint))
     profile = functools.cache(lambda: profile_of_module(self.traced, module))
-    if request.engine == "auto" and (not outcome.fits or self._repeats_much(outcome, profile)):
-      return self.choose_by_policy(outcome, profile=profile(), rival=Chosen(choice, outcome) if outcome.fits else None)
-    if not self.sketches and not outcome.fits:
+    asks_policy = request.engine == "auto" and (not outcome.fits or self._repeats_much(outcome, profile))
+    if not self.sketches and (not outcome.fits or asks_policy):  # what repeats little spares compiles
       outcome = self.planned_module(module, request.budget)
+      asks_policy = asks_policy and (not outcome.fits or self._repeats_much(outcome, profile))
+    chosen = Chosen(Choice(request.mark(self.fingerprint)), outcome)
+    if asks_policy:
+      return self.choose_by_policy(outcome, profile=profile(), rival=chosen if outcome.fits else None)
     if not outcome.fits and self.traced.placement.is_known:  # else the hook, which sees one device's program, decides
       self._report_missed(outcome)
-    return Chosen(choice, outcome)
+    return chosen
 
   def choose_by_compiles(self, platform: str) -> Chosen:
     """Plans for an accelerator, where the compiled program need not take what the model predicts.
@@ -252,9 +253,6 @@ class Case:
         if best.is_feasible:
           break
       assert best is not None  # there is always a limit
-      if rival and before is None and not self.sketches and best.recompute_flops > _AS_GOOD * below_flops:
-        outcome = self.planned_module(self.baseline.module, request.budget)
-        rival, below_flops = dataclasses.replace(rival, outcome=outcome), outcome.recompute_flops
       if rival and not (best.is_feasible and best.recompute_flops < below_flops):
         return rival
       if trials.smallest is None and not best.is_feasible:
@@ -264,7 +262,8 @@ class Case:
       return self._carry_over(outcome, best if is_known_best else found[0], before)
     if not best.is_feasible:
       if before is None and outcome and outcome.predicted.temp_bytes <= _NEARER * best.smallest_bytes:
-        outcome = self.planned_module(self.baseline.module, request.budget)
+        if self.sketches:
+          outcome = self.planned_module(self.baseline.module, request.budget)
         # The HLO engine alone comes nearer.
         if outcome.predicted.temp_bytes < best.smallest_bytes:
           if not outcome.fits:
@@ -315,7 +314,7 @@ class Case:
     request, outcome = self.request.for_trials() if is_sketch else self.request, None
     for planner in dict.fromkeys((_QUICK_PLANNER, request.planner) if self.sketches else (request.planner,)):
       asked = Mark(budget, planner, request.effort, request.time_limit_s, target=request.speeds.name)
-      outcome = hook.plan_module(module, [asked], is_sketch=is_sketch)
+      outcome = hook.plan_module(module, [asked], num_sketches=int(is_sketch))
       if outcome.fits and not self._is_dear(outcome):
         break
     assert outcome is not None  # there is a planner to try
