@@ -226,7 +226,7 @@ def _search(
   def is_just_missed(by: float = _JUST_MISSED_BY_SKETCH if is_sketch else _JUST_MISSED) -> bool:
     return budget_bytes is not None and budget_bytes < reached_bytes() <= by * budget_bytes
 
-  if is_open and num_sketches != 1 and is_just_missed(_JUST_MISSED):  # what one of both holds, is held
+  if is_open and num_sketches != 1 and is_just_missed(_JUST_MISSED):  # what a trial held, its program holds
     is_open = all(map(search, steps if is_sketch else a_share))
   if is_open and is_just_missed():
     search(_ONCE_MORE * steps[-1])

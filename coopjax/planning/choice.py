@@ -1,7 +1,7 @@
 """How a traced function is carried out."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -13,8 +13,11 @@ from coopjax.hlo_engine import hook
 from coopjax.hlo_engine.mark import CHOICE, Mark, Whole
 from coopjax.jaxpr.tags import marked_fn
 from coopjax.jaxpr.trace import TracedFn
+from coopjax.memory_profile import MemoryProfile
 from coopjax.policy_engine import rewrite
 from coopjax.policy_engine.decisions import PolicyDecisions
+from coopjax.policy_engine.policy_plan import PolicyPlan
+from coopjax.policy_engine.shards import Shards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +111,45 @@ class Choice:
       return flat_fn
     rewritten = jax.make_jaxpr(flat_fn)(*[var.aval for var in traced.jaxpr.invars])
     return lambda *inputs: jax.core.eval_jaxpr(rewritten, rewritten.consts, *inputs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+  """A choice together with what the planning module showed.
+
+  Attributes:
+    choice: how the function is carried out.
+    outcome: of the HLO engine on the planning module, if it was at work.
+    policy_plan: of the policy engine, if it was at work.
+    is_certain: False where only the compile of the user's own program shows whether it fits.
+    before: memory without a plan, where that was compiled beside the module.
+    measured: memory with the plan, where that was compiled.
+    shards: how devices share the function's values, where the policy engine asked.
+  """
+
+  choice: Choice
+  outcome: hook.Outcome | None = None
+  policy_plan: PolicyPlan[PolicyDecisions] | None = None
+  is_certain: bool = True
+  before: MemoryProfile | None = None
+  measured: MemoryProfile | None = None
+  shards: Mapping[int | None, Shards] = dataclasses.field(default_factory=dict)
+
+  @property
+  def temp_bytes(self) -> int:
+    """Of what was compiled last, at an accelerator."""
+    compiled = self.measured or self.before
+    assert compiled is not None  # at an accelerator, the program without a plan at least
+    return compiled.temp_bytes
+
+  @property
+  def holds_budget(self) -> bool:
+    """The planning module fits; False where only a warning let a larger one pass, or nothing needed to be done."""
+    if not self.is_certain:
+      return False
+    if self.policy_plan is not None:
+      return self.policy_plan.is_feasible
+    return self.outcome is not None and self.outcome.fits and self.outcome.module_bytes is not None
 
 
 def _noted(traced: TracedFn) -> str | None:

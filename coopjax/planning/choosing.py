@@ -5,7 +5,7 @@ import functools
 import logging
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -29,7 +29,7 @@ from coopjax.jaxpr.trace import TracedFn, fn_and_gradient
 from coopjax.memory_profile import MemoryProfile
 from coopjax.planning import host_offload, resident
 from coopjax.planning.baseline import Baseline
-from coopjax.planning.choice import Choice
+from coopjax.planning.choice import Choice, Chosen
 from coopjax.planning.missed import missed
 from coopjax.planning.request import Request
 from coopjax.planning.trials import Trials
@@ -40,7 +40,7 @@ from coopjax.policy_engine.decisions import PolicyDecisions
 from coopjax.policy_engine.policy_plan import PolicyPlan
 from coopjax.policy_engine.predictions import HloEngineShare
 from coopjax.policy_engine.rewrite import rewrite
-from coopjax.policy_engine.shards import Shards, shards_of
+from coopjax.policy_engine.shards import shards_of
 from coopjax.xla.compile import OversizedProgram, compile_abstract, module_of, temp_bytes_of
 from coopjax.xla.module import predict_memory
 
@@ -50,45 +50,6 @@ _ABOUT = 1.35  # of the budget: what is predicted to take that may fit
 _NEARER = 1.1  # times the least that the policy engine came to: with more effort the HLO engine may come to less
 _QUICK_PLANNER = "peak"
 _log = logging.getLogger("coopjax.planning")
-
-
-@dataclasses.dataclass(frozen=True)
-class Chosen:
-  """A choice together with what the planning module showed.
-
-  Attributes:
-    choice: how the function is carried out.
-    outcome: of the HLO engine on the planning module, if it was at work.
-    policy_plan: of the policy engine, if it was at work.
-    is_certain: False where only the compile of the user's own program shows whether it fits.
-    before: memory without a plan, where that was compiled beside the module.
-    measured: memory with the plan, where that was compiled.
-    shards: how devices share the function's values, where the policy engine asked.
-  """
-
-  choice: Choice
-  outcome: hook.Outcome | None = None
-  policy_plan: PolicyPlan[PolicyDecisions] | None = None
-  is_certain: bool = True
-  before: MemoryProfile | None = None
-  measured: MemoryProfile | None = None
-  shards: Mapping[int | None, Shards] = dataclasses.field(default_factory=dict)
-
-  @property
-  def temp_bytes(self) -> int:
-    """Of what was compiled last, at an accelerator."""
-    compiled = self.measured or self.before
-    assert compiled is not None  # at an accelerator, the program without a plan at least
-    return compiled.temp_bytes
-
-  @property
-  def holds_budget(self) -> bool:
-    """The planning module fits; False where only a warning let a larger one pass, or nothing needed to be done."""
-    if not self.is_certain:
-      return False
-    if self.policy_plan is not None:
-      return self.policy_plan.is_feasible
-    return self.outcome is not None and self.outcome.fits and self.outcome.module_bytes is not None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -108,14 +69,16 @@ class Case:
   def choose_by_module(self) -> Chosen:
     """Plans on the module alone, where the compiled program takes what the model predicts."""
     request, module = self.request, self.baseline.module
-    outcome = self.planned_module(module, request.budget, num_sketches=1 if self.sketches else NUM_SKETCHES)
+    outcome = self._planned_module(module, request.budget, num_sketches=1 if self.sketches else NUM_SKETCHES)
     profile = functools.cache(lambda: profile_of_module(self.traced, module))
-    asks_policy = request.engine == "auto" and (not outcome.fits or self._repeats_much(outcome, profile))
-    if not self.sketches and (not outcome.fits or asks_policy):  # what repeats little spares compiles
-      outcome = self.planned_module(module, request.budget)
-      asks_policy = asks_policy and (not outcome.fits or self._repeats_much(outcome, profile))
+    by_hand = functools.cache(lambda: self._by_hand(profile()))
+    is_enough = lambda outcome: outcome.fits and not (request.engine == "auto" and self._repeats_much(outcome, by_hand))
+    suffices = is_enough(outcome)
+    if not self.sketches and not suffices:  # what repeats little spares compiles
+      outcome = self._planned_module(module, request.budget)
+      suffices = is_enough(outcome)
     chosen = Chosen(Choice(request.mark(self.fingerprint)), outcome)
-    if asks_policy:
+    if request.engine == "auto" and not suffices:
       return self.choose_by_policy(outcome, profile=profile(), rival=chosen if outcome.fits else None)
     if not outcome.fits and self.traced.placement.is_known:  # else the hook, which sees one device's program, decides
       self._report_missed(outcome)
@@ -149,17 +112,17 @@ class Case:
       if request.engine == "hlo":
         raise InvalidProgramError(f"engine='hlo' can't read the modules of XLA:{platform.upper()}: {error}") from error
       return self.choose_by_policy(before=before)
+    profile = functools.cache(lambda: profile_of_module(self.traced, module, before.temp_bytes))
     best: Chosen | None = None
     for _ in range(_COMPILED_ROUNDS):
       # A share stays one where it can: of a program with more in it, the hook takes the share of that.
       limit = request.budget if limit_bytes == budget_bytes else Budget(limit_bytes)
-      outcome, mark = self.planned_module(module, limit), request.mark(self.fingerprint, limit)
+      outcome, mark = self._planned_module(module, limit), request.mark(self.fingerprint, limit)
       measured = self._measure_marked(mark) if outcome.fits or request.engine == "hlo" else None
       if best is None or (measured and measured.temp_bytes < best.temp_bytes):
         best = Chosen(Choice(mark), outcome, before=before, measured=measured)
       if measured and measured.temp_bytes <= budget_bytes:
-        profile = functools.cache(lambda: profile_of_module(self.traced, module, before.temp_bytes))
-        if request.engine == "auto" and self._repeats_much(outcome, profile):
+        if request.engine == "auto" and self._repeats_much(outcome, lambda: self._by_hand(profile())):
           return self.choose_by_policy(outcome, before, profile(), rival=best)
         return best
       if not (measured and outcome.fits):
@@ -169,7 +132,7 @@ class Case:
       limit_bytes = max(min(limit_bytes - excess_bytes, in_proportion), 1)
     assert best is not None  # of the first round at least
     if request.engine == "auto":
-      return self.choose_by_policy(best.outcome, before, profile_of_module(self.traced, module, before.temp_bytes))
+      return self.choose_by_policy(best.outcome, before, profile())
     self._report_infeasible(budget_bytes, best.temp_bytes, module)
     return best
 
@@ -264,7 +227,7 @@ class Case:
     if not best.is_feasible:
       if before is None and outcome and outcome.predicted.temp_bytes <= _NEARER * best.smallest_bytes:
         if self.sketches:
-          outcome = self.planned_module(self.baseline.module, request.budget)
+          outcome = self._planned_module(self.baseline.module, request.budget)
         # The HLO engine alone comes nearer.
         if outcome.predicted.temp_bytes < best.smallest_bytes:
           if not outcome.fits:
@@ -310,7 +273,7 @@ class Case:
       )
     return Chosen(Choice(mark, decisions), outcome, found, is_certain, before)
 
-  def planned_module(self, module: bytes, budget: Budget, *, num_sketches: int = 0) -> hook.Outcome:
+  def _planned_module(self, module: bytes, budget: Budget, *, num_sketches: int = 0) -> hook.Outcome:
     """What the HLO engine makes of the module: by the first planner whose plan fits and is not dear, or by the last."""
     request, outcome = self.request.for_trials() if num_sketches else self.request, None
     for planner in dict.fromkeys((_QUICK_PLANNER, request.planner) if self.sketches else (request.planner,)):
@@ -339,13 +302,17 @@ class Case:
     limit_flops = _ASKS_POLICY_ABOVE * cost.jaxpr_flops(self.traced.inlined) / self._num_devices
     return self._is_whole and outcome.recompute_flops > limit_flops
 
-  def _repeats_much(self, outcome: hook.Outcome, profile: Callable[[], CompiledProfile | None]) -> bool:
+  def _by_hand(self, profile: CompiledProfile | None) -> Candidates:
+    """What people pick."""
+    return Candidates(self.traced, only_scans=False, profile=profile, planner=BY_HAND)
+
+  def _repeats_much(self, outcome: hook.Outcome, by_hand: Callable[[], Candidates]) -> bool:
     """Whether the HLO engine's plan is dear, or something that people pick is predicted to fit and to repeat less."""
     if self._is_dear(outcome):
       return True
     if not self._is_whole or not outcome.recompute_flops or outcome.budget_bytes is None:
       return False
-    space = Candidates(self.traced, only_scans=False, profile=profile(), planner=BY_HAND)
+    space = by_hand()
     room = _ABOUT * outcome.budget_bytes * max(1.0, space.baseline_bytes / outcome.baseline.temp_bytes)
     return any(
       candidate.flops < self._num_devices * outcome.recompute_flops and candidate.estimated_bytes <= room

@@ -21,8 +21,8 @@ from coopjax.memory_profile import MemoryProfile
 from coopjax.planning import host_offload, together
 from coopjax.planning.assemble import assemble
 from coopjax.planning.baseline import Baseline
-from coopjax.planning.choice import Choice
-from coopjax.planning.choosing import Case, Chosen
+from coopjax.planning.choice import Choice, Chosen
+from coopjax.planning.choosing import Case
 from coopjax.planning.kept import KeptChoices, key_of
 from coopjax.planning.remat_plan import RematPlan
 from coopjax.planning.request import Request
@@ -136,8 +136,9 @@ def plan_function(traced: TracedFn, request: Request, baseline: Baseline) -> Rem
     with hook.outcomes(choice.mark) as made:
       measured = chosen.measured or request.measure(compile_fn(*planned, request.device))
     if found is None and chosen.measured is None:  # what chose may have been a sketch
-      case = Case(traced, baseline, request, fingerprint, sketches=False)
-      outcome = made[-1] if made else case.planned_module(baseline.module, request.budget)  # from JAX's cache
+      assert choice.mark is not None  # of the HLO engine, which is all that is planned
+      # None is made of a program that JAX's compilation cache kept.
+      outcome = made[-1] if made else hook.plan_module(baseline.module, [Mark.from_text(choice.mark)])
       planning_s += outcome.seconds
   budget_bytes = request.budget.resolve(before.temp_bytes, before.resident_bytes)
   if measured.temp_bytes >= before.temp_bytes:
