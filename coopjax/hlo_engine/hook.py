@@ -27,7 +27,7 @@ from coopjax.errors import InvalidProgramError, RematNoEffectWarning, log
 from coopjax.hlo_engine import compiles
 from coopjax.hlo_engine.infeasible import why_infeasible
 from coopjax.hlo_engine.mark import Mark, is_marked, marks_in
-from coopjax.hlo_engine.module_plan import NUM_SKETCHES, Outcome, plan_module
+from coopjax.hlo_engine.module_plan import Outcome, plan_module
 from coopjax.xla import standing, targets
 from coopjax.xla.compile import module_of
 from coopjax.xla.device_budget import allowed
@@ -256,7 +256,7 @@ def _plan(module_bytes: bytes, marks: set[Mark], asked_of_all: Mark | None, is_s
     assert asked_of_all is not None  # else there is nothing to plan
     marks = {asked_of_all}
   with progress.shown("planning a program in its compile"):
-    outcome = plan_module(module_bytes, marks, reorders=asked_of_all is not None, num_sketches=NUM_SKETCHES * is_sketch)
+    outcome = plan_module(module_bytes, marks, reorders=asked_of_all is not None, is_sketch=is_sketch)
   for line in outcome.rounds:
     log(_log, logging.DEBUG, "%s: %s", outcome.name, line)
   log(_log, logging.INFO, "%s", outcome)

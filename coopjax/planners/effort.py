@@ -14,11 +14,12 @@ from collections.abc import Iterator
 
 from coopjax import _core
 
+SKETCH = "sketch"  # less than anyone asks for: finds nearly as much in most programs
 EFFORTS = ("fast", "normal", "best")
 DEFAULT_STEPS = 1_000_000_000
-# XLA:CPU compiles an instruction, those inside fusions counted, in 0.3 to 0.5 ms. "fast" and "normal", which is
-# searched after it, are less together.
-_STEPS_PER_INSTRUCTION = {"fast": 15_000, "normal": 30_000, "best": 600_000}
+# XLA:CPU compiles an instruction, those inside fusions counted, in 0.3 to 0.5 ms. Efforts are searched one after the
+# other where more may be worth it: all up to "normal" are about as much.
+_STEPS_PER_INSTRUCTION = {SKETCH: 5_000, "fast": 15_000, "normal": 25_000, "best": 600_000}
 _MOST_INSTRUCTIONS = 100_000
 _LEAST_INSTRUCTIONS = 500  # smaller programs get as many steps: some 0.1 s, which find much
 

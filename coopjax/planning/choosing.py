@@ -22,7 +22,6 @@ from coopjax.errors import (
 )
 from coopjax.hlo_engine import hook
 from coopjax.hlo_engine.mark import Mark
-from coopjax.hlo_engine.module_plan import NUM_SKETCHES
 from coopjax.jaxpr import cost
 from coopjax.jaxpr.tags import marked_fn
 from coopjax.jaxpr.trace import TracedFn, fn_and_gradient
@@ -69,7 +68,7 @@ class Case:
   def choose_by_module(self) -> Chosen:
     """Plans on the module alone, where the compiled program takes what the model predicts."""
     request, module = self.request, self.baseline.module
-    outcome = self._planned_module(module, request.budget, num_sketches=1 if self.sketches else NUM_SKETCHES)
+    outcome = self._planned_module(module, request.budget, is_sketch=True)
     profile = functools.cache(lambda: profile_of_module(self.traced, module))
     by_hand = functools.cache(lambda: self._by_hand(profile()))
     is_enough = lambda outcome: outcome.fits and not (request.engine == "auto" and self._repeats_much(outcome, by_hand))
@@ -273,12 +272,12 @@ class Case:
       )
     return Chosen(Choice(mark, decisions), outcome, found, is_certain, before)
 
-  def _planned_module(self, module: bytes, budget: Budget, *, num_sketches: int = 0) -> hook.Outcome:
+  def _planned_module(self, module: bytes, budget: Budget, *, is_sketch: bool = False) -> hook.Outcome:
     """What the HLO engine makes of the module: by the first planner whose plan fits and is not dear, or by the last."""
-    request, outcome = self.request.for_trials() if num_sketches else self.request, None
+    request, outcome = self.request.for_trials() if is_sketch else self.request, None
     for planner in dict.fromkeys((_QUICK_PLANNER, request.planner) if self.sketches else (request.planner,)):
       asked = Mark(budget, planner, request.effort, request.time_limit_s, target=request.speeds.name)
-      outcome = hook.plan_module(module, [asked], num_sketches=num_sketches)
+      outcome = hook.plan_module(module, [asked], is_sketch=is_sketch)
       if outcome.fits and not self._is_dear(outcome):
         break
     assert outcome is not None  # there is a planner to try

@@ -56,6 +56,15 @@ def test_the_least_that_a_budget_out_of_reach_was_told_is_reached(monkeypatch):
   assert set(asked) == {least_bytes // 2}
 
 
+def test_a_plan_that_repeats_nothing_ends_the_search(monkeypatch):
+  module = _bytes_of(hlo_corpus.PROGRAMS["cumulative"]().lower())  # whose outputs have room for what it needs before
+  search_once, num_searches = module_plan._search_once, []
+  monkeypatch.setattr(module_plan, "_search_once", lambda *args: num_searches.append(args) or search_once(*args))
+  outcome = plan_module(module, [Mark(Budget(share=0.8), effort="best")])
+  assert outcome.fits and outcome.module_bytes is not None and outcome.num_recomputed == 0
+  assert len(outcome.rounds) == len(num_searches) == 1
+
+
 def test_runs_are_moved_about_only_in_plans_that_may_be_taken():
   module = _bytes_of(hlo_corpus.PROGRAMS["eigenvalues_gradient"]().lower())
   smallest, near = (recompute_order.recompute_order(module, 1, near_smallest=share) for share in (1.0, 1.01))

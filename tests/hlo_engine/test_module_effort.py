@@ -20,7 +20,8 @@ def test_what_a_fuse_cut_short_says_so():
 
 @pytest.mark.parametrize("model", ["mlp", "gpt"])
 def test_more_effort_never_gives_a_worse_plan(monkeypatch, model):
-  monkeypatch.setattr(effort, "_STEPS_PER_INSTRUCTION", {"fast": 1_000, "normal": 5_000, "best": 25_000})
+  steps = {effort.SKETCH: 200, "fast": 1_000, "normal": 5_000, "best": 25_000}
+  monkeypatch.setattr(effort, "_STEPS_PER_INSTRUCTION", steps)
   monkeypatch.setattr(effort, "_LEAST_INSTRUCTIONS", 100)  # so few that every search is cut short
   module = module_of(scheduled.plain(model))
   for share in (0.8, 0.6, 0.4, 0.2):

@@ -12,8 +12,8 @@ from tests.support.transformer import transformer
 def test_steps_grow_with_effort_and_program():
   assert effort.EFFORTS == ("fast", "normal", "best") and effort.up_to("normal") == ("fast", "normal")
   for num_instructions in (0, 100, 5_000, 10**6):
-    fast, normal, best = (effort.steps_of(each, num_instructions) for each in effort.EFFORTS)
-    assert 0 < fast < normal < best / 2
+    sketch, fast, normal, best = (effort.steps_of(each, num_instructions) for each in (effort.SKETCH, *effort.EFFORTS))
+    assert 0 < sketch < fast < normal < best / 2
   assert effort.steps_of("normal", 5_000) > effort.steps_of("normal", 100)
 
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <numeric>
 #include <utility>
 
 #include "bridge/transform.h"
@@ -24,6 +25,7 @@ constexpr int32_t kMaxStarts = 3;             // orders that plans are made from
 constexpr int32_t kMaxOpsOfSecondSearch = 5'000;
 constexpr int64_t kLargeModule = 50'000;
 constexpr int32_t kMaxRounds = 6, kMaxRoundsOfLarge = 2;
+constexpr double kNextToNothing = 0.001;      // of the program's cost
 
 class Pass {
  public:
@@ -76,6 +78,7 @@ class Pass {
   int64_t OrderedBytes() const;
   void Recompute(int64_t budget_bytes);
   void Search(int64_t budget_bytes, bool is_large);
+  bool HoldsForNextToNothing(int64_t budget_bytes) const;
   void TakeBestOf(BudgetSearch* search);
   std::vector<Schedule> Starts(bool is_large) const;
   void TakeOrder();
@@ -227,6 +230,7 @@ void Pass::Search(int64_t budget_bytes, bool is_large) {
     BudgetSearch search(original_, reader_, planners, options, Allowance(allowance_.Left() / 2));
     search.RunCounted(*analysis_, result_.hlo, Starts(is_large));
     TakeBestOf(&search);
+    if (HoldsForNextToNothing(budget_bytes)) return;
   }
   BudgetSearch search(original_, reader_, planners, options, allowance_);
   HloProgram came;
@@ -237,6 +241,12 @@ void Pass::Search(int64_t budget_bytes, bool is_large) {
   if (plans_as_it_came) search.Run(original_, came, Starts(is_large));
   TakeBestOf(&search);
   result_.least_workspaces = search.report().least_workspaces;
+}
+
+bool Pass::HoldsForNextToNothing(int64_t budget_bytes) const {
+  if (!best_ || best_->heap.temp_bytes > budget_bytes) return false;
+  const std::vector<double>& costs = program().op_cost_s;
+  return best_->cost_s <= kNextToNothing * std::accumulate(costs.begin(), costs.end(), 0.0);
 }
 
 void Pass::TakeBestOf(BudgetSearch* search) {
