@@ -22,7 +22,7 @@ from coopjax.program.step_program import OUTPUT
 from coopjax.xla import standing, targets
 from coopjax.xla.compile import module_of
 from coopjax.xla.module import parse_module, read_step_program
-from tests.support import ROOT, models
+from tests.support import ROOT, models, sweeps
 from tests.support.checks import assert_same_bits, compile_step, temp_bytes
 from tests.support.hlo_hook import before_ours
 from tests.support.hlo_proto import GLUE, Module
@@ -150,7 +150,7 @@ def test_what_is_no_budget_or_planner_is_refused_at_once(options, error):
   assert standing.current() is None
 
 
-@pytest.mark.parametrize("planner", PLANNERS)
+@pytest.mark.parametrize("planner", sweeps.all_but([name for name in PLANNERS if name != "model"], PLANNERS))
 def test_every_planner_works_in_the_hook(planner, outcomes):
   step, share = (GPT, 0.98) if planner == "model" else (MLP, 0.7)  # MODeL orders and does not recompute
   alone = compile_step(*step)
@@ -254,6 +254,7 @@ CACHED = """
 """
 
 
+@pytest.mark.sweep
 def test_the_persistent_cache_never_skips_a_plan(tmp_path):
   environment = {**os.environ, "JAX_LOGGING_LEVEL": "INFO", "COOPJAX_CACHE_DIR": str(tmp_path / "decisions")}
   runs = []

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import coopjax
-from tests.support import models
+from tests.support import models, sweeps
 from tests.support.checks import assert_same, temp_bytes
 
 # The policy engine plans the function and its gradient with respect to every argument, not the step around it.
@@ -70,6 +70,7 @@ def network():
   return Network(depth=4, width=32), models.normal(1, 1024, 32)
 
 
+@pytest.mark.sweep
 def test_equinox_value_and_grad_of_the_array_partition(network):
   model, rows = network
   arrays, static = eqx.partition(model, eqx.is_array)
@@ -80,7 +81,9 @@ def test_equinox_value_and_grad_of_the_array_partition(network):
   check(lambda wrap: eqx.filter_value_and_grad(wrap(loss)), (arrays, rows), "policy")
 
 
-@pytest.mark.parametrize("method, engine", [("__call__", "hlo"), ("of_rows", "policy")])
+@pytest.mark.parametrize(
+  "method, engine", [("__call__", "hlo"), pytest.param("of_rows", "policy", marks=pytest.mark.sweep)]
+)
 def test_equinox_bound_methods(network, method, engine):
   """The module's arrays are tracers that the method closes over; their gradients flow all the same.
 
@@ -99,6 +102,7 @@ def test_equinox_bound_methods(network, method, engine):
   check(step, (arrays, rows), engine)
 
 
+@pytest.mark.sweep
 def test_equinox_filtered_transformations(network):
   """Modules whole, static leaves and all, through Equinox's own jit and gradient."""
   model, rows = network
@@ -119,7 +123,7 @@ def test_equinox_filtered_transformations(network):
   assert_same(actual, expected, rtol=0.0, atol=0.0)
 
 
-@pytest.mark.parametrize("engine", ["hlo", "policy"])
+@pytest.mark.parametrize("engine", sweeps.all_but(["policy"], ["hlo", "policy"]))
 def test_equinox_modules_with_leaves_that_are_no_arrays(network, engine):
   """As Equinox's own transformations have it, activation functions and all; results may have such leaves, too."""
   model, rows = network
@@ -143,6 +147,7 @@ def test_equinox_modules_with_leaves_that_are_no_arrays(network, engine):
   assert set(kinds) == {((64, 32), model.blocks[0].mlp.activation, "square")}
 
 
+@pytest.mark.sweep
 def test_equinox_steps_are_planned(network):
   """A step of modules, with a jit of Equinox's."""
   model, rows = network
@@ -190,6 +195,7 @@ def classifier():
   return loss, args
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("engine", ["hlo", "policy"])
 def test_keras_stateless_call(classifier, engine):
   """The moving averages and the state of the dropout's generator come out as without remat."""
@@ -199,6 +205,7 @@ def test_keras_stateless_call(classifier, engine):
   assert len(state) == len(args[1]) and all((np.asarray(a) != np.asarray(b)).any() for a, b in zip(state, args[1]))
 
 
+@pytest.mark.sweep
 def test_keras_model_trains_in_a_plan(classifier):
   """A plan made from shapes is carried out in a jitted step that updates parameters and state."""
   loss, args = classifier

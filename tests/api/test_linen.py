@@ -123,6 +123,7 @@ class Tied(Model):
     return x
 
 
+@pytest.mark.sweep
 def test_a_block_may_be_called_several_times(decided):
   variables = jax.jit(Tied().init)(RNGS, X)
   assert_same_bits(jax.jit(Tied(fitted(budget=0.5)).init)(RNGS, X), variables)
@@ -149,6 +150,7 @@ def cost_of_a_block(block):
   return (temp_bytes(steps[1]) - temp_bytes(steps[0])) / 2, num_bytes, steps[1]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("budget", [0, "600 KB", 0.6], ids=str)
 def test_a_block_costs_its_budget_more_than_under_flax_remat(budget, decided):
   budget_bytes = {"600 KB": 600_000, 0.6: 0.6 * 4 * HIDDEN_BYTES}.get(budget, budget)
@@ -169,6 +171,7 @@ def test_gradients_state_and_dropout_under_checkpoints():
     jax.tree.map(close, run(), run_plain())
 
 
+@pytest.mark.sweep
 def test_nothing_kept_is_flax_remat_and_more_is_less_recompute():
   reference = plain_step(block=FLAX_REMAT)[0]
   steps = [compile_step(Model(fitted(budget=budget)), variables_of())[0] for budget in (0, 2 * HIDDEN_BYTES)]
@@ -201,6 +204,7 @@ class Layer(nn.Module):
     return x + dense(WIDTH)(nn.tanh(dense(4 * WIDTH)(y))), None
 
 
+@pytest.mark.sweep
 def test_layers_under_scan(decided):
   def step(layer, length):
     scanned = nn.scan(layer, variable_axes={"params": 0}, split_rngs={"params": True, "dropout": True}, length=length)()
@@ -323,6 +327,7 @@ def test_flax_is_imported_when_it_is_asked_for():
     assert f"coopjax.{name} needs Flax: pip install 'coopjax[flax]'" in done.stdout, done.stderr
 
 
+@pytest.mark.sweep
 def test_example_resnet_holds_what_it_promises():
   small = ["--width", "8", "--blocks", "1", "--batch-size", "16", "--steps", "2"]
   command = [sys.executable, "-m", "tests.support.quick", str(ROOT / "examples" / "flax_resnet.py"), *small]

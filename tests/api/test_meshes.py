@@ -6,29 +6,29 @@ import sys
 
 import pytest
 
-from tests.support import ROOT
+from tests.support import ROOT, sweeps
 
 GROUPS = {
-  "in_place": (
+  "each kind": (
     "hlo_engine data",
-    "hlo_engine tensor",
-    "hlo_engine fsdp",
-    "hlo_engine data and tensor",
     "inside_shard_map",
     "collectives_run_once",
     "infeasible_over_auto_axes",
     "keys",
+    "plans_of_steps_elsewhere",
   ),
-  "plans": ("plans_of_shapes", "plans_of_steps", "plans_of_steps_elsewhere", "plans_of_other_meshes"),
+  "in_place": ("hlo_engine tensor", "hlo_engine fsdp", "hlo_engine data and tensor"),
+  "plans": ("plans_of_shapes", "plans_of_steps", "plans_of_other_meshes"),
   "scans": ("scan_over_auto_axes", "shares_of_steps", "scan_over_explicit_axes", "rungs_by_hand"),
 }
 
 
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("group", sweeps.all_but(["each kind"], GROUPS))
 def test_each_device_holds_the_budget(group):
   run("mesh_budgets", *GROUPS[group])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("cases", [("products", "loops"), ("regions", "groups")], ids="-".join)
 def test_what_a_shard_map_does_inside_is_planned(cases):
   run("mesh_shards", *cases)

@@ -107,6 +107,7 @@ def test_marked_calls_hold_the_step_with_the_same_bits(decided):
   assert decided == ["Block.__call__"]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("budget", [0, HIDDEN_BYTES])
 def test_a_call_costs_its_budget_more_than_under_flax_remat(budget, decided):
   (least, _), (most, _) = cost_of_a_call(FLAX_REMAT), cost_of_a_call(Block.__call__)

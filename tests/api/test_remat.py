@@ -16,12 +16,18 @@ from coopjax.planning import choosing
 from coopjax.policy_engine import search
 from coopjax.policy_engine.decisions import PolicyDecisions
 from coopjax.policy_engine.policy_plan import PolicyPlan
-from tests.support import models
+from tests.support import models, sweeps
 from tests.support.checks import assert_close, assert_same_bits, compile_step, num_dots, temp_bytes
 
 
 @pytest.mark.optimized
-@pytest.mark.parametrize("model", [models.mlp, functools.partial(models.gpt, depth=2)], ids=["mlp", "gpt"])
+@pytest.mark.parametrize(
+  "model",
+  [
+    pytest.param(models.mlp, id="mlp"),
+    pytest.param(functools.partial(models.gpt, depth=2), id="gpt", marks=pytest.mark.sweep),
+  ],
+)
 def test_hlo_engine_fits_the_budget_with_the_same_bits(model):
   loss, params, x = model()
   plain = compile_step(loss, params, x)
@@ -39,7 +45,10 @@ def test_recomputed_ops_stand_in_the_optimized_hlo():
   assert fitted.cost_analysis()["flops"] > plain.cost_analysis()["flops"]
 
 
-@pytest.mark.parametrize("budget", [0.5, "400 KB", coopjax.Budget.total("1 MB")], ids=str)
+BUDGETS = 0.5, "400 KB", coopjax.Budget.total("1 MB")
+
+
+@pytest.mark.parametrize("budget", sweeps.all_but(BUDGETS[::2], BUDGETS), ids=str)
 def test_plan_reports_the_compilers_numbers(budget):
   loss, params, x = models.mlp(depth=8, batch=512)
   plan = coopjax.plan(loss, params, x, budget=budget)
@@ -52,6 +61,7 @@ def test_plan_reports_the_compilers_numbers(budget):
   assert recomputed and all(function_plan.times >= 1 for function_plan in recomputed)
 
 
+@pytest.mark.sweep
 @pytest.mark.optimized
 def test_whole_train_step_with_donation_is_planned_in_place():
   loss, params, ids = models.gpt(depth=2)
@@ -110,7 +120,7 @@ def test_a_share_may_be_in_percent():
     coopjax.Budget.total("50%")
 
 
-@pytest.mark.parametrize("engine", ["auto", "hlo"])
+@pytest.mark.parametrize("engine", [pytest.param("auto", marks=pytest.mark.sweep), "hlo"])
 def test_a_total_that_is_missed_is_told_in_totals(engine):
   loss, params, x = models.mlp()
   memory = jax.jit(jax.value_and_grad(loss, (0, 1))).lower(params, x).compile().memory_analysis()
@@ -161,7 +171,9 @@ def test_a_budget_larger_than_needed_changes_nothing_and_says_so():
   assert plan.engine == "none" and plan.fits and plan.decisions == () and plan.overhead == 0
 
 
-@pytest.mark.parametrize("engine, planner", [("hlo", "auto"), ("auto", "peak"), ("policy", "auto")])
+@pytest.mark.parametrize(
+  "engine, planner", [("hlo", "auto"), pytest.param("auto", "peak", marks=pytest.mark.sweep), ("policy", "auto")]
+)
 def test_a_budget_too_small_names_what_forces_it(engine, planner):
   loss, params, x = models.mlp()
   with pytest.raises(coopjax.BudgetInfeasibleError, match="smallest reached is") as caught:
@@ -211,6 +223,7 @@ def test_nothing_to_differentiate(fn, args):
     jax.jit(jax.grad(lambda x: x * fitted(*args).sum() if args else x * fitted()))(1.0)
 
 
+@pytest.mark.sweep
 def test_closed_over_arrays_and_inner_checkpoints():
   loss, params, x = models.mlp()
   closed = lambda params: loss(params, x)
@@ -240,6 +253,7 @@ def test_decorator_forms_keep_name_and_statics():
   assert float(jax.jit(jax.grad(Model().loss))(0.0)) == 1.0
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore::coopjax.BudgetExceededWarning")  # so small a gradient by weights is more than half
 def test_transformations_compose():
   loss, params, x = models.mlp(depth=4, width=16, batch=32)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from tests.support import sweeps
 from tests.support.checks import assert_same, flags, temp_bytes
 from tests.support.layered import WEIGHTS, X, assert_recomputes_within, layer, remat, step
 
@@ -159,7 +160,10 @@ def plain_bytes(fn):
   return temp_bytes(step(fn).lower(X, WEIGHTS).compile())
 
 
-@pytest.mark.parametrize("fn", SHARES, ids=lambda fn: fn.__name__)
+TELLING = (scanned, conditionals, nested_jits, while_beside, custom_vjps, bfloat16, user_checkpoints, prints)
+
+
+@pytest.mark.parametrize("fn", sweeps.all_but(TELLING, SHARES), ids=lambda fn: fn.__name__)
 def test_fits_its_budget_by_recomputing(fn):
   expected = step(jax.checkpoint(fn))(X, WEIGHTS)
   for engine, share in SHARES[fn].items():
@@ -257,7 +261,10 @@ def plainly(fn, **_):
   return fn
 
 
-@pytest.mark.parametrize("transform", TRANSFORMS, ids=lambda fn: fn.__name__)
+CHEAPEST = (vjp, vmap_before, vmap_of_gradient, closed_over_tracers, static_arguments, remat_inside_remat)
+
+
+@pytest.mark.parametrize("transform", sweeps.all_but(CHEAPEST, TRANSFORMS), ids=lambda fn: fn.__name__)
 def test_transformed_it_fits_its_budget_by_recomputing(transform):
   """The policy engine plans what it sees, the function with its gradient: of what is made of it, less is asked."""
   plain, expected = compiled(transform, plainly), jax.jit(transform(jax.checkpoint))(X, WEIGHTS)
@@ -276,8 +283,12 @@ def test_forward_mode_keeps_nothing(engine):
   assert_same(fitted(X, WEIGHTS), jax.jit(pushed(jax.checkpoint))(X, WEIGHTS), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("remat3", "no_cotangents"), [(True, False), (False, True), (True, True)])
-@pytest.mark.parametrize(("fn", "engines"), [(layers, STRAIGHT), (scanned, STACKED)])
+@pytest.mark.parametrize(
+  ("remat3", "no_cotangents"), [pytest.param(True, False, marks=pytest.mark.sweep), (False, True), (True, True)]
+)
+@pytest.mark.parametrize(
+  ("fn", "engines"), [pytest.param(layers, STRAIGHT, marks=pytest.mark.sweep), (scanned, STACKED)]
+)
 def test_fits_its_budget_with_the_new_flags(fn, engines, remat3, no_cotangents):
   with flags(jax_remat3=remat3, jax_remat_barrier_no_cotangents=no_cotangents):
     fitted = {engine: step(fn, remat(share, engine)).lower(X, WEIGHTS).compile() for engine, share in engines.items()}

@@ -17,7 +17,7 @@ import pytest
 
 import coopjax
 from coopjax.planning import choosing
-from tests.support import ROOT
+from tests.support import ROOT, sweeps
 from tests.support.checks import SQUEEZED, assert_same, flags
 from tests.support.transform_kinds import KINDS, X
 
@@ -178,11 +178,14 @@ def plans_are_made_by_one_compile(monkeypatch):
   monkeypatch.setattr(choosing.search, "plan_policy", at_once)
 
 
+# Loops, a rule, and what is no matrix of floats. What the other kinds make of a gradient is in `test_transform_bytes`
+# and, of smaller functions, in `tests/conformance`.
+TELLING = "scan while_loop custom_jvp zero_size integer_arguments pytrees scalars_and_numpy passed_through"
 LEFT_AS_IS = pytest.mark.filterwarnings("ignore::coopjax.BudgetExceededWarning", "ignore::coopjax.RematNoEffectWarning")
 
 
 @LEFT_AS_IS
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", sweeps.all_but(TELLING.split(), KINDS))
 def test_goes_wherever_checkpoint_goes(kind):
   """One test a kind, which is compiled as one program; it names the transformations that fail."""
   expected, faults = cells(kind, "checkpoint"), {}
@@ -200,12 +203,14 @@ def test_goes_wherever_checkpoint_goes(kind):
 
 
 FLAG_TRANSFORMS = ("grad_of_all", "hessian", "vmap_of_grad", "in_checkpoint")
-FLAG_KINDS = ["scan", "switch", "custom_jvp", "user_checkpoint", "user_names", "typed_key"]
+FLAG_CASES = [("scan", True), ("custom_jvp", True), ("scan", False)]
+FLAG_SWEEPS = [(kind, True) for kind in ("switch", "user_checkpoint", "user_names", "typed_key")]
+FLAG_SWEEPS += [("user_checkpoint", False)]
 
 
 @LEFT_AS_IS
 @pytest.mark.parametrize(
-  "kind, no_cotangents", [(kind, True) for kind in FLAG_KINDS] + [("scan", False), ("user_checkpoint", False)]
+  "kind, no_cotangents", [*FLAG_CASES, *(pytest.param(*case, marks=pytest.mark.sweep) for case in FLAG_SWEEPS)]
 )
 def test_under_the_new_implementation_of_checkpoint(kind, no_cotangents):
   known = cells(kind, "checkpoint")
@@ -237,10 +242,17 @@ def test_a_loop_without_a_gradient_says_why():
     coopjax.plan(loop, X, budget=0.5)
 
 
-def test_named_axes_and_meshes_of_eight_devices():
+@pytest.mark.parametrize(
+  "cases",
+  [
+    pytest.param(("inside", "scan_inside", "sharded_inputs"), id="some"),
+    pytest.param((), id="all", marks=pytest.mark.sweep),
+  ],
+)
+def test_named_axes_and_meshes_of_eight_devices(cases):
   environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
   done = subprocess.run(
-    [sys.executable, "-W", "error", "-m", "tests.support.mesh_transforms"],
+    [sys.executable, "-W", "error", "-m", "tests.support.mesh_transforms", *cases],
     env=environment,
     text=True,
     capture_output=True,

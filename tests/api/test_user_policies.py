@@ -25,7 +25,9 @@ SAVE_KEPT = jax.checkpoint_policies.save_only_these_names("kept")
 
 
 @pytest.mark.filterwarnings("ignore::coopjax.BudgetExceededWarning")
-@pytest.mark.parametrize(("engine", "remat3"), [("policy", False), ("policy", True), ("hlo", False)])
+@pytest.mark.parametrize(
+  ("engine", "remat3"), [("policy", False), pytest.param("policy", True, marks=pytest.mark.sweep), ("hlo", False)]
+)
 def test_what_the_users_policy_saves_is_not_recomputed(engine, remat3):
   with flags(jax_remat3=remat3):
     plain = step(named).lower(X, WEIGHTS).compile()
@@ -58,7 +60,7 @@ def test_a_segment_around_does_not_recompute_what_an_inner_regions_policy_saves(
 
 
 @pytest.mark.filterwarnings("ignore::coopjax.BudgetExceededWarning")
-@pytest.mark.parametrize("is_step", [False, True], ids=["function", "step"])
+@pytest.mark.parametrize("is_step", [False, pytest.param(True, marks=pytest.mark.sweep)], ids=["function", "step"])
 def test_clones_around_spare_what_an_inner_regions_policy_saves(is_step):
   squeeze = functools.partial(coopjax.remat, engine="hlo", planner="peak", **SQUEEZED)
 

@@ -114,9 +114,13 @@ def test_explain_and_diff_read_saved_plans(dumped, capsys, tmp_path):
     (("inspect", ".", "--group-by", "mood"), "mood"),
   ],
 )
-def test_bad_input_is_two(arguments, message):
-  done = subprocess.run([sys.executable, "-m", "coopjax.cli", *arguments], capture_output=True, text=True)
-  assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
+def test_bad_input_is_two(capsys, arguments, message):
+  try:
+    status = main.main(list(arguments))
+  except SystemExit as ended:
+    status = ended.code
+  told = capsys.readouterr().err
+  assert status == 2 and message in told and "Traceback" not in told
 
 
 def test_arguments_go_by_their_names(dumped, capsys):

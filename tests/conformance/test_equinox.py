@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import coopjax
+from tests.support import sweeps
 
 KEY, X = jax.random.key(0), jnp.asarray(np.random.default_rng(0).normal(size=(5, 8)), "float32")
 OPTIONS = {"budget": 0.5, "on_infeasible": "best_effort", "effort": "fast"}
@@ -68,7 +69,9 @@ FILTERED = {
 
 
 @pytest.mark.filterwarnings("ignore::coopjax.BudgetExceededWarning")
-@pytest.mark.parametrize("name", [*PROGRAMS, *FILTERED])
+@pytest.mark.parametrize(
+  "name", sweeps.all_but(["bound", "inference_mode", "batch_norm", *FILTERED], [*PROGRAMS, *FILTERED])
+)
 def test_runs_as_under_filter_checkpoint(name):
   program, remats = PROGRAMS.get(name), {"equinox": coopjax.equinox.remat}
   if program is not None:
@@ -86,6 +89,7 @@ def test_static_results_stay_what_they_are():
   assert fitted(X, True)[1:] == (True, 2) and isinstance(fitted(X, False)[1], bool)
 
 
+@pytest.mark.sweep
 def test_runs_outside_of_jit():
   loss = lambda model, x: model(x, KEY).sum()
   actual = eqx.filter_grad(coopjax.equinox.remat(loss, engine="hlo", **OPTIONS))(BLOCK, X)

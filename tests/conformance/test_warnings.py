@@ -30,7 +30,12 @@ def warned(name, **options):
 
 
 @pytest.mark.parametrize(
-  "name, engine", [*((name, "hlo") for name in PROGRAMS), ("eager_gradient", "policy"), ("hvp", "policy")]
+  "name, engine",
+  [
+    *((name, "hlo") for name in PROGRAMS),
+    ("eager_gradient", "policy"),
+    pytest.param("hvp", "policy", marks=pytest.mark.sweep),
+  ],
 )
 def test_nothing_is_said_where_a_share_is_held(name, engine):
   assert not warned(name, budget=0.8, engine=engine)

@@ -98,6 +98,7 @@ RUN_EXPORTED = """
 """
 
 
+@pytest.mark.sweep
 def test_exported_programs_are_planned_wherever_coopjax_is_imported(tmp_path, caplog):
   loss, weights, x = MLP
   here, paths = [], []

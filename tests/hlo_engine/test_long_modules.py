@@ -18,7 +18,7 @@ def steps_of(fn):
   return fn(), _core.steps_taken() - start
 
 
-@pytest.mark.parametrize("num_layers, body", [(1_000, 0), (100, 8)])
+@pytest.mark.parametrize("num_layers, body", [pytest.param(1_000, 0, marks=pytest.mark.sweep), (100, 8)])
 def test_a_long_module_is_planned_within_its_effort(num_layers, body):
   data = long_module(num_layers, body=body)
   outcome, steps = steps_of(lambda: plan_module(data, [Mark(Budget(share=0.5))]))

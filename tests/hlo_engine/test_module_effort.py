@@ -18,7 +18,7 @@ def test_what_a_fuse_cut_short_says_so():
   assert not plan_module(module, [Mark(Budget(share=0.7), time_limit_s=1e6)]).is_cut_short
 
 
-@pytest.mark.parametrize("model", ["mlp", "gpt"])
+@pytest.mark.parametrize("model", ["mlp", pytest.param("gpt", marks=pytest.mark.sweep)])
 def test_more_effort_never_gives_a_worse_plan(monkeypatch, model):
   steps = {effort.SKETCH: 200, "fast": 1_000, "normal": 5_000, "best": 25_000}
   monkeypatch.setattr(effort, "_STEPS_PER_INSTRUCTION", steps)

@@ -97,7 +97,7 @@ def test_costs_and_ranks_of_buffers(decoder):
   assert np.any(seconds[ranked] > 2 * own_s)
 
 
-@pytest.mark.parametrize("planner", [None, "auto"])
+@pytest.mark.parametrize("planner", [None, pytest.param("auto", marks=pytest.mark.sweep)])
 def test_results_that_are_still_to_come_have_room(planner):
   """Eight products and their gradients: at a quarter, most of what the forward pass keeps lies where those will."""
 

@@ -37,6 +37,7 @@ def _with_kinds(program):
   return type(program)(**{**vars(program), "op_kinds": ("dot_general",) * program.num_ops})
 
 
+@pytest.mark.sweep
 def test_every_table_runs(benchmark, monkeypatch, tmp_path, capsys):
   monkeypatch.setattr(benchmark.scale, "SHAPES", ("wide",))
   arguments = "--models tiny --steps 50000000 --exact-steps 50000000 --sizes 200 --out"

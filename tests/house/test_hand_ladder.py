@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tests.support import ROOT
+from tests.support import ROOT, sweeps
 from tests.support.checks import assert_close
 
 MODULES = ("flash_attention", "ladder_programs", "backends", "tables", "hand_ladder")
@@ -39,7 +39,9 @@ def test_the_kernel_is_attention(benchmark):
   assert_close(gradient(flash), gradient(lambda *arrays: attention(*arrays, is_causal=True)), rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["decoder", "flash", "moe", "encoder_decoder", "unrolled"])
+@pytest.mark.parametrize(
+  "name", sweeps.all_but(["decoder", "flash"], ["decoder", "flash", "moe", "encoder_decoder", "unrolled"])
+)
 def test_higher_rungs_repeat_less(benchmark, name):
   bench = benchmark.Bench(program(benchmark, name), "cpu")
   rungs = ["nested", "full", "minimal", "minimal_with_context"]
@@ -59,6 +61,7 @@ def test_full_repeats_the_forward_products(benchmark):
   assert repeated == 4 * 2 * 16 * 2.0 * (of_tokens + attention)
 
 
+@pytest.mark.sweep
 def test_a_run_makes_rows(benchmark, monkeypatch, tmp_path, capsys):
   out = tmp_path / "rows.json"
   size = [word for name, value in SIZE.items() for word in (f"--{name.replace('_', '-')}", str(value))]

@@ -8,6 +8,8 @@ import pytest
 
 from tests.support import ROOT
 
+pytestmark = pytest.mark.sweep
+
 
 @pytest.fixture
 def benchmark(monkeypatch):

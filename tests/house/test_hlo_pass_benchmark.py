@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.support import ROOT
+from tests.support import ROOT, sweeps
 
 BENCHMARKS = ROOT / "benchmarks"
 
@@ -23,6 +23,7 @@ def benchmark(monkeypatch):
     sys.modules.pop(name)
 
 
+@pytest.mark.sweep
 def test_rows_are_kept_and_merged(benchmark, monkeypatch, tmp_path, capsys):
   out = tmp_path / "rows.json"
   for name in ("pad_and_concatenate", "sort_gradient", "pad_and_concatenate"):
@@ -41,7 +42,10 @@ def test_rows_are_kept_and_merged(benchmark, monkeypatch, tmp_path, capsys):
   assert "outputs differ in 0 cells" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["branches", "mlp_step_donated", "multiple_outputs", "random_samples"])
+BOUNDED = ("branches", "mlp_step_donated", "multiple_outputs", "random_samples")
+
+
+@pytest.mark.parametrize("name", sweeps.all_but(["branches", "multiple_outputs"], BOUNDED))
 def test_bounds_are_below_what_is_reached(benchmark, name):
   # Branches with scratch in their operands' buffers, and temporaries in those of results and of donated arguments.
   module = benchmark.capture(benchmark.hlo_corpus.PROGRAMS[name]().lower())

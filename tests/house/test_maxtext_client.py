@@ -45,6 +45,7 @@ def client(monkeypatch, tmp_path):
     sys.modules.pop(name, None)
 
 
+@pytest.mark.sweep
 def test_by_hand_run_and_written_out(client, monkeypatch, tmp_path, capsys):
   out = tmp_path / "maxtext.json"
   monkeypatch.setattr(sys, "argv", ["maxtext_client.py", "--jobs", "cpu", "--rungs", "minimal", "--out", str(out)])

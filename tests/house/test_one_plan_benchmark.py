@@ -19,6 +19,7 @@ def benchmark(monkeypatch):
     sys.modules.pop(name)
 
 
+@pytest.mark.sweep
 def test_two_processes_have_one_digest_for_each_request(benchmark, monkeypatch, tmp_path, capsys):
   out = tmp_path / "one_plan.json"
   monkeypatch.setattr(sys, "argv", ["one_plan.py", "--processes", "2", "--requests", "2", "--out", str(out)])

@@ -14,25 +14,36 @@ BENCHMARKS = ROOT / "benchmarks"
 NAME = "cumulative"
 
 
-@pytest.fixture
-def benchmark(monkeypatch):
-  monkeypatch.syspath_prepend(BENCHMARKS)
-  module = importlib.import_module("planned_modules")
-  monkeypatch.setattr(module.hlo_corpus, "use_virtual_devices", lambda: None)
-  monkeypatch.setattr(module, "BUDGETS", (0.9, 0.5))
-  yield module
+@pytest.fixture(scope="module")
+def benchmark():
+  with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(BENCHMARKS)
+    module = importlib.import_module("planned_modules")
+    patch.setattr(module.hlo_corpus, "use_virtual_devices", lambda: None)
+    patch.setattr(module, "BUDGETS", (0.9, 0.5))
+    yield module
   for name in [name for name in sys.modules if name == "planned_modules" or name.split(".")[0] == "hlo_corpus"]:
     sys.modules.pop(name)
 
 
+@pytest.fixture(scope="module")
+def contents(benchmark, tmp_path_factory):
+  """What is written twice of the same program's digests, from one captured module."""
+  directory = tmp_path_factory.mktemp("modules")
+  (directory / f"{NAME}.pb").write_bytes(benchmark.hlo_corpus.capture(NAME))
+  files = directory / "before.json", directory / "after.json"
+  with pytest.MonkeyPatch.context() as patch:
+    for file in files:
+      run(benchmark, patch, "write", file, "--modules", directory, "--names", NAME)
+  return {file.name: file.read_text() for file in files}
+
+
 @pytest.fixture
-def written(benchmark, monkeypatch, tmp_path):
-  """Two files of the same program's digests, from one captured module."""
-  (tmp_path / f"{NAME}.pb").write_bytes(benchmark.hlo_corpus.capture(NAME))
-  files = tmp_path / "before.json", tmp_path / "after.json"
-  for file in files:
-    run(benchmark, monkeypatch, "write", file, "--modules", tmp_path, "--names", NAME)
-  return files
+def written(contents, tmp_path):
+  """Two files of each test's own."""
+  for name, text in contents.items():
+    (tmp_path / name).write_text(text)
+  return [tmp_path / name for name in contents]
 
 
 def run(benchmark, monkeypatch, *arguments):

@@ -28,6 +28,7 @@ def rows_of(benchmark, monkeypatch, out, *options):
   return json.loads(out.read_text())["rows"]
 
 
+@pytest.mark.sweep
 def test_rows_say_what_planning_adds_and_are_kept(benchmark, monkeypatch, tmp_path, capsys):
   options = "--programs", "8 products", "--budgets", "0.5", "--engines"
   (hlo,) = rows_of(benchmark, monkeypatch, tmp_path / "rows.json", *options, "hlo")

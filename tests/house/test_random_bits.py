@@ -7,7 +7,7 @@ import sys
 import jax
 import pytest
 
-from tests.support import ROOT
+from tests.support import ROOT, sweeps
 
 BENCHMARKS = ROOT / "benchmarks"
 PROGRAMS = range(100, 124)
@@ -21,7 +21,7 @@ def benchmark(monkeypatch):
   sys.modules.pop("random_bits")
 
 
-@pytest.mark.parametrize("seed", PROGRAMS)
+@pytest.mark.parametrize("seed", sweeps.all_but(PROGRAMS[:6], PROGRAMS))
 def test_xla_is_given_the_same_program(benchmark, seed):
   program = benchmark.RandomProgram.of(seed)
   arguments = program.arguments()
@@ -33,6 +33,7 @@ def test_xla_is_given_the_same_program(benchmark, seed):
     assert "coopjax-mark" in planned and benchmark.unmarked(planned) == benchmark.unmarked(plain)
 
 
+@pytest.mark.sweep
 @pytest.mark.optimized
 def test_rows_are_kept_and_gone_on_from(benchmark, monkeypatch, tmp_path, capsys):
   out = tmp_path / "random_bits.json"

@@ -27,7 +27,7 @@ def rows_of(benchmark, monkeypatch, out, *options):
   return ended.value.code, json.loads(out.read_text())["rows"]
 
 
-@pytest.mark.parametrize("engine", ["hlo", "policy"])
+@pytest.mark.parametrize("engine", ["hlo", pytest.param("policy", marks=pytest.mark.sweep)])
 def test_what_is_reached_by_hand_and_what_an_error_names_is_held(engine, benchmark, monkeypatch, tmp_path, capsys):
   options = "--models", "residual", "--engines", engine
   code, (row,) = rows_of(benchmark, monkeypatch, tmp_path / "rows.json", *options)

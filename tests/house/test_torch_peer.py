@@ -31,6 +31,7 @@ def benchmark(monkeypatch):
     sys.modules.pop(name, None)
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc")
 def test_rows(benchmark, monkeypatch, tmp_path, capsys):
   torch, out = tmp_path / "torch", tmp_path / "torch_peer.json"

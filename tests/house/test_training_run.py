@@ -4,9 +4,12 @@ import importlib
 import json
 import sys
 
+import pytest
+
 from tests.support import ROOT
 
 
+@pytest.mark.sweep
 def test_runs_inside_budgets_are_resumed_with_the_same_bits(monkeypatch, tmp_path, capsys):
   for directory in ("examples", "benchmarks"):
     monkeypatch.syspath_prepend(ROOT / directory)

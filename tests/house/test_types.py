@@ -277,7 +277,7 @@ def test_callbacks_are_called_as_the_stub_says(stub, modules):
       planner=plan,
       searches_order=searches_order,
       near_smallest=1.0,
-      max_steps=500_000_000,
+      max_steps=5_000_000,
     )
   assert seen == {False, True}
 

@@ -20,6 +20,7 @@ def benchmark(monkeypatch, tmp_path):
     sys.modules.pop(name, None)
 
 
+@pytest.mark.sweep
 def test_the_largest_batches(benchmark, tmp_path, monkeypatch, capsys):
   size = benchmark.Size(0, 32, 32, 64, 4, 2, 2, vocabulary=64)
   job = benchmark.Job("decoder", size, mesh="fsdp", target="cpu")

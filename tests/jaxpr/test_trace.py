@@ -97,7 +97,7 @@ def busy(weights, x):
 BUSY_ARGS = (models.normal(1, 3, 32, 32), jnp.ones((32, 32)))
 
 
-@pytest.mark.parametrize("remat3", [False, True])
+@pytest.mark.parametrize("remat3", [False, pytest.param(True, marks=pytest.mark.sweep)])
 def test_tags_and_marks_reach_the_compiled_program(remat3):
   jax.config.update("jax_remat3", remat3)
   try:

@@ -13,7 +13,7 @@ from coopjax.planners.auto import AutoPlanner
 from coopjax.planners.fastsa import FastSAPlanner
 from coopjax.planners.peak import PeakPlanner
 from coopjax.program.validate import validate
-from tests.support import oracles, programs
+from tests.support import oracles, programs, sweeps
 from tests.support.programs import peak_of
 from tests.support.strategies import random_programs
 from tests.support.transformer import block_checkpoint, transformer
@@ -57,8 +57,9 @@ def test_auto_is_never_worse(program, share):
       assert result.peak_live_bytes <= 1.01 * other.peak_live_bytes
 
 
-@settings(max_examples=15)
-@given(random_programs(), SHARES)
+@sweeps.of_each_share
+@settings(max_examples=5)
+@given(program=random_programs())
 def test_auto_is_deterministic(program, share):
   first, second = (plan(program, int(share * peak_of(program))) for _ in range(2))
   assert np.array_equal(first.schedule, second.schedule)
@@ -100,7 +101,7 @@ def test_finds_what_exact_search_finds(program, share):
     assert result.recompute_cost_s <= best + 1e-9
 
 
-@pytest.mark.parametrize("num_layers", [4, 5, 6])
+@pytest.mark.parametrize("num_layers", [4, 5, pytest.param(6, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("budget_bytes", [40, 50, 60])
 def test_chains_are_optimal(num_layers, budget_bytes):
   program = programs.forward_backward(num_layers)
@@ -118,7 +119,7 @@ def test_chains_are_optimal(num_layers, budget_bytes):
     assert result.recompute_cost_s <= best
 
 
-@pytest.mark.parametrize("num_layers", [6, 12])
+@pytest.mark.parametrize("num_layers", [6, pytest.param(12, marks=pytest.mark.sweep)])
 def test_beats_checkpointing_every_block(num_layers):
   program = transformer(num_layers)
   checkpointed = validate(program, block_checkpoint(program, num_layers))
@@ -217,11 +218,12 @@ def test_exchanges_swap_three_for_one():
 # ---- limits and budgets out of reach -----------------------------------------------------------
 
 
-@settings(max_examples=40)
-@given(random_programs())
-def test_budgets_out_of_reach_get_the_smallest_peak(program):
+@pytest.mark.parametrize("missing_bytes", [1, pytest.param(10, marks=pytest.mark.sweep)])
+@settings(max_examples=20)
+@given(program=random_programs())
+def test_budgets_out_of_reach_get_the_smallest_peak(program, missing_bytes):
   bound, _ = _core.lower_bound(program.core)
-  result = plan(program, bound - 1)
+  result = plan(program, bound - missing_bytes)
   assert not result.is_feasible or program.num_ops == 0
   assert bound <= result.peak_live_bytes <= peak_of(program)
 

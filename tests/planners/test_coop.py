@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from coopjax.errors import InvalidProgramError
 from coopjax.planners.coop import ABLATIONS, COSTS, EVICTIONS, NUM_GROUPS, CoopPlanner
 from coopjax.program.validate import validate
-from tests.support import programs
+from tests.support import programs, sweeps
 from tests.support.programs import peak_of
 from tests.support.strategies import random_programs
 from tests.support.transformer import transformer
 
-SHARES = st.sampled_from([1.0, 0.85, 0.7, 0.5, 0.3])
 _PARTITIONS = [("off", 1), *itertools.product(("density", "op_list"), NUM_GROUPS)]
 SWITCHES = [
   CoopPlanner(
@@ -62,16 +61,18 @@ def check(program, planner, budget_bytes):
   return result
 
 
-@settings(max_examples=50)
-@given(random_programs(), SHARES, st.integers(0, 2**32))
+@sweeps.of_each_share
+@settings(max_examples=12)
+@given(program=random_programs(), seed=st.integers(0, 2**32))
 def test_product_of_switches_is_valid_with_placements(program, share, seed):
   program, budget_bytes = with_kinds(program), int(share * peak_of(program))
   for planner in random.Random(seed).sample(SWITCHES, 60):
     check(program, planner, budget_bytes)
 
 
-@settings(max_examples=40)
-@given(random_programs(), SHARES)
+@sweeps.of_each_share
+@settings(max_examples=10)
+@given(program=random_programs())
 def test_presets_are_valid_and_deterministic(program, share):
   program, budget_bytes = with_kinds(program), int(share * peak_of(program))
   for planner in ABLATIONS.values():

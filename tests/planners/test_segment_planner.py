@@ -3,14 +3,13 @@
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from benchmarks.layered import Layers, layered
 from coopjax import _core
 from coopjax.planners.peak import PeakPlanner
 from coopjax.planners.segments import SegmentPlanner
 from coopjax.program.validate import validate
-from tests.support import programs
+from tests.support import programs, sweeps
 from tests.support.programs import peak_of
 from tests.support.strategies import random_programs
 from tests.support.transformer import transformer
@@ -27,7 +26,11 @@ def check(program, result, budget_bytes: int):
 
 
 @pytest.mark.parametrize(
-  "is_varied, most", [(False, {0.5: 0.02, 0.25: 0.11, 0.05: 0.31}), (True, {0.5: 0.019, 0.25: 0.095, 0.05: 0.3})]
+  "is_varied, most",
+  [
+    pytest.param(False, {0.5: 0.02, 0.25: 0.11, 0.05: 0.31}, marks=pytest.mark.sweep),
+    (True, {0.5: 0.019, 0.25: 0.095, 0.05: 0.3}),
+  ],
 )
 def test_ten_thousand_ops(is_varied, most):
   program = layered(10_000, Layers(is_varied=is_varied))
@@ -78,8 +81,9 @@ def test_unrolled_steps_are_hills_of_their_own():
   assert result.recompute_cost_s <= 8.2 * single.recompute_cost_s
 
 
-@settings(max_examples=100)
-@given(random_programs(max_ops=40), st.sampled_from([0.9, 0.7, 0.5, 0.3]))
+@sweeps.of_each_share
+@settings(max_examples=25)
+@given(program=random_programs(max_ops=40))
 def test_small_programs_of_any_shape(program, share):
   budget_bytes = int(share * peak_of(program))
   one_level = SegmentPlanner(clean_up=False, max_levels=1, max_polished_ops=0)

@@ -20,7 +20,12 @@ def shapes(monkeypatch):
 
 @pytest.mark.parametrize(
   "shape, most_overhead",
-  [("chain", 0.08), ("layered", 0.03), ("unet", 0.03), ("wide", 0.03), ("random", 0.045), ("rnn", 0.08)],
+  [
+    ("chain", 0.08),
+    ("layered", 0.03),
+    ("wide", 0.03),
+    *(pytest.param(*case, marks=pytest.mark.sweep) for case in (("unet", 0.03), ("random", 0.045), ("rnn", 0.08))),
+  ],
 )
 def test_half_of_the_bytes(shapes, shape, most_overhead):
   program = shapes[shape](3000)
@@ -33,7 +38,7 @@ def test_half_of_the_bytes(shapes, shape, most_overhead):
 
 
 @pytest.mark.parametrize("share, most_overhead", [(0.5, 0.035), (0.25, 0.22)])  # by segments alone: 0.13 and none
-@pytest.mark.parametrize("num_ops", [10_000, 30_000])
+@pytest.mark.parametrize("num_ops", [10_000, pytest.param(30_000, marks=pytest.mark.sweep)])
 def test_what_is_read_far_away_is_planned_by_single_moves(shapes, num_ops, share, most_overhead):
   program = shapes["random"](num_ops)
   budget_bytes = int(share * peak_of(program))
@@ -42,6 +47,7 @@ def test_what_is_read_far_away_is_planned_by_single_moves(shapes, num_ops, share
   assert validate(program, result.schedule, budget_bytes=budget_bytes).is_valid
 
 
+@pytest.mark.sweep
 def test_plans_of_larger_programs_are_no_worse(shapes):
   for shape in ("unet", "rnn"):
     small, large = (
@@ -52,7 +58,7 @@ def test_plans_of_larger_programs_are_no_worse(shapes):
 
 
 @pytest.mark.parametrize("shape, least", [("wide", 0.043), ("rnn", 0.14)])  # the plans take 0.044 and 0.144
-@pytest.mark.parametrize("num_ops", [5000, 60_000])
+@pytest.mark.parametrize("num_ops", [5000, pytest.param(60_000, marks=pytest.mark.sweep)])
 def test_bounds_look_at_what_all_other_ops_come_before_or_after(shapes, shape, least, num_ops):
   program = shapes[shape](num_ops)
   assert _core.cost_bound(program.core, peak_of(program) // 4) > least * program.op_cost_s.sum()

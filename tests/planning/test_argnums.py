@@ -7,7 +7,7 @@ import pytest
 import coopjax
 from coopjax.jaxpr.trace import fn_and_gradient, trace, with_respect_to
 from coopjax.planning import function_plan
-from tests.support import models
+from tests.support import models, sweeps
 from tests.support.checks import assert_close, assert_same_bits, temp_bytes
 
 LOSS, WEIGHTS, X = models.mlp(depth=8, batch=512)
@@ -17,7 +17,7 @@ def compiled(fn, argnums):
   return jax.jit(jax.value_and_grad(fn, argnums)).lower(WEIGHTS, X).compile()
 
 
-@pytest.mark.parametrize("argnums", [0, 1, (0, 1), -1], ids=str)
+@pytest.mark.parametrize("argnums", sweeps.all_but([0, -1], [0, 1, (0, 1), -1]), ids=str)
 def test_a_plan_is_of_the_gradient_by_these_arguments(argnums):
   plan, plain = coopjax.plan(LOSS, WEIGHTS, X, budget=0.6, argnums=argnums), compiled(LOSS, argnums)
   fitted = compiled(plan.apply(LOSS), argnums)
@@ -28,7 +28,10 @@ def test_a_plan_is_of_the_gradient_by_these_arguments(argnums):
 
 
 def test_they_differ_in_memory_so_a_frontier_is_of_them_too():
-  by_weights, by_all = (coopjax.frontier(LOSS, WEIGHTS, X, budgets=[0.9], argnums=argnums) for argnums in (0, None))
+  by_weights, by_all = (
+    coopjax.frontier(LOSS, WEIGHTS, X, budgets=[0.9], argnums=argnums, engine="hlo", planner="peak")
+    for argnums in (0, None)
+  )
   assert by_weights.references[0].temp_bytes == temp_bytes(compiled(LOSS, 0))
   assert by_all.references[0].temp_bytes == temp_bytes(compiled(LOSS, (0, 1))) != by_weights.references[0].temp_bytes
 
@@ -84,7 +87,8 @@ def test_inside_a_jit_that_is_differentiated_they_do_not():
   assert found == [(True, True)]
 
 
-def test_a_best_effort_is_no_worse_than_no_remat():
+@pytest.mark.parametrize("share", [0.5, pytest.param(0.3, marks=pytest.mark.sweep)])
+def test_a_best_effort_is_no_worse_than_no_remat(share):
   """A user's policy that keeps everything leaves nothing to win, and each checkpoint costs copies of what it keeps."""
 
   def loss(weights, x):
@@ -97,15 +101,14 @@ def test_a_best_effort_is_no_worse_than_no_remat():
   arguments = weights, x.astype(jnp.bfloat16)
   plain = jax.jit(jax.value_and_grad(loss)).lower(*arguments).compile()
   everything = jax.checkpoint_policies.everything_saveable
-  for share in (0.5, 0.3):
-    with pytest.warns(coopjax.BudgetExceededWarning):
-      fitted = jax.jit(
-        jax.value_and_grad(
-          coopjax.remat(loss, budget=share, engine="policy", policy=everything, on_infeasible="best_effort")
-        )
-      ).lower(*arguments)
-    assert temp_bytes(fitted.compile()) <= temp_bytes(plain)
-    assert_same_bits(fitted.compile()(*arguments), plain(*arguments))
+  with pytest.warns(coopjax.BudgetExceededWarning):
+    fitted = jax.jit(
+      jax.value_and_grad(
+        coopjax.remat(loss, budget=share, engine="policy", policy=everything, on_infeasible="best_effort")
+      )
+    ).lower(*arguments)
+  assert temp_bytes(fitted.compile()) <= temp_bytes(plain)
+  assert_same_bits(fitted.compile()(*arguments), plain(*arguments))
 
 
 def frozen_first(weights, x):
@@ -121,7 +124,7 @@ FROZEN, BRANCH = models.normal(5, 64, 64) / 10, list(models.normal(6, 6, 64, 64)
 ROWS = models.normal(7, 256, 64)
 
 
-@pytest.mark.parametrize("engine", ["policy", "auto"])
+@pytest.mark.parametrize("engine", ["policy", pytest.param("auto", marks=pytest.mark.sweep)])
 def test_a_share_of_a_function_of_arrays_is_of_the_gradient_that_is_taken(engine):
   """A plan for all inputs kept 0.8 of the temporaries for a share of 0.6: it had twice as many to take it of."""
   step = lambda fn: jax.jit(jax.grad(lambda weights: jnp.mean(fn(weights, ROWS) ** 2))).lower(BRANCH).compile()

@@ -66,6 +66,7 @@ REMATS = {
 WAYS = [("function", "policy"), ("jitted", "auto"), ("blocks", "policy"), ("blocks", "auto")]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name, engine", WAYS)
 def test_what_checkpoints_by_hand_reach_in_a_step_is_held_in_it(name, engine):
   plain, by_hand = compiled(scanned), compiled(BY_HAND)
@@ -82,7 +83,7 @@ def test_what_checkpoints_by_hand_reach_in_a_step_is_held_in_it(name, engine):
   assert_same(results, plain(*arguments()))
 
 
-@pytest.mark.parametrize("grown, is_held", [(1.02, True), (50, False)])
+@pytest.mark.parametrize("grown, is_held", [(1.02, True), pytest.param(50, False, marks=pytest.mark.sweep)])
 def test_a_program_that_takes_more_than_when_it_was_planned_is_planned_for_less(grown, is_held, monkeypatch):
   """As on a GPU, whose compiler tries kernels out at every compile."""
   step = lambda budget: step_of(coopjax.remat(scanned, budget=budget, engine="policy"))
@@ -100,6 +101,7 @@ def test_a_program_that_takes_more_than_when_it_was_planned_is_planned_for_less(
   assert caught.value.smallest_bytes > budget_bytes
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name, engine", [("function", "policy"), ("blocks", "auto")])
 def test_the_least_bytes_that_the_error_names_are_the_steps(name, engine):
   with pytest.raises(coopjax.BudgetInfeasibleError) as caught:
@@ -135,6 +137,7 @@ def test_a_step_that_can_not_be_planned_as_one_is_refused():
     compiled(both)
 
 
+@pytest.mark.sweep
 def test_a_share_that_the_function_alone_can_not_be_brought_to_is_of_the_step():
   """Two losses, kept at once, are twice what one keeps, and need not be."""
   x = jnp.tile(X, (8, 1))
@@ -208,7 +211,7 @@ def test_a_remat_in_a_remat_that_alone_can_not_be_brought_to_its_share_is_a_part
   assert bytes_of(plan.apply(blocks(functools.partial(remat, budget=0.1)))) <= 0.6 * bytes_of(plain)
 
 
-@pytest.mark.parametrize("setting", [jax.set_mesh, lambda mesh: mesh])
+@pytest.mark.parametrize("setting", [jax.set_mesh, pytest.param(lambda mesh: mesh, marks=pytest.mark.sweep)])
 def test_a_step_that_is_lowered_under_a_mesh_is_planned_as_a_whole_when_it_is_compiled_outside(setting):
   mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 
@@ -275,7 +278,13 @@ def unrolled(params, x, block):
   return jnp.mean(x**2)
 
 
-@pytest.mark.parametrize("program, x", [(recurrent, X.reshape(16, 16, 128)), (unrolled, jnp.tile(X, (8, 1)))])
+@pytest.mark.parametrize(
+  "program, x",
+  [
+    (recurrent, X.reshape(16, 16, 128)),
+    pytest.param(unrolled, jnp.tile(X, (8, 1)), marks=pytest.mark.sweep),
+  ],
+)
 def test_a_step_repeats_no_more_than_with_products_saved_around_each_layer(program, x):
   flops = lambda step: cost.jaxpr_flops(compat.dce(jax.make_jaxpr(step)(*arguments()[:2], x).jaxpr))
 

@@ -88,6 +88,7 @@ def test_nothing_fits_and_what_is_no_batch():
     fit(microbatches=[])
 
 
+@pytest.mark.sweep
 def test_batches_are_such_as_some_number_of_microbatches_divides():
   found = fit(step, unit=64, microbatches=[3, 6], budget="170 KiB", engine="hlo")
   tried = [(point.batch, point.microbatches) for point in found.points]

@@ -62,6 +62,7 @@ def output_of(process):
   return out
 
 
+@pytest.mark.sweep
 def test_a_second_process_makes_no_planning_compile(home):
   code = """
     import coopjax

@@ -25,8 +25,15 @@ def compiled(loss):
   return jax.jit(jax.value_and_grad(loss)).lower(ADAPTERS, X).compile()
 
 
-@pytest.mark.parametrize("engine", ["policy", "hlo"])
-@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray])
+@pytest.mark.parametrize(
+  "kind, engine",
+  [
+    (np.asarray, "policy"),
+    (jnp.asarray, "hlo"),
+    pytest.param(np.asarray, "hlo", marks=pytest.mark.sweep),
+    pytest.param(jnp.asarray, "policy", marks=pytest.mark.sweep),
+  ],
+)
 def test_a_plans_numbers_are_those_of_the_program_with_constants(engine, kind):
   frozen = list(map(kind, FROZEN))
   loss = lambda adapters, x: quantized(frozen, adapters, x)

@@ -72,6 +72,7 @@ def test_a_vmap_around_the_gradient_counts_all_its_examples():
   assert three == 3 * one > 0
 
 
+@pytest.mark.sweep
 def test_examples_of_a_vmap_inside_the_gradient_count_too():
   def step(params, batch):
     return jax.grad(lambda params: jnp.mean(jax.vmap(lambda x: stack(block, params, x))(batch) ** 2))(params)
@@ -80,7 +81,7 @@ def test_examples_of_a_vmap_inside_the_gradient_count_too():
   assert plan.recompute_flops == pytest.approx(2 * planned(trained, weights(LAYERS), X).recompute_flops)
 
 
-@pytest.mark.parametrize("of_teacher", [block, other_block])
+@pytest.mark.parametrize("of_teacher", [pytest.param(block, marks=pytest.mark.sweep), other_block])
 def test_what_nobody_differentiates_counts_nothing(of_teacher):
   def step(params, teacher, x):
     wanted = jax.lax.stop_gradient(stack(of_teacher, teacher, x))

@@ -52,8 +52,19 @@ def masked_layer(x, weights):
   return x + checkpoint_name(jax.nn.silu(up), "gate") @ weights["down"]
 
 
-@pytest.mark.parametrize("is_scanned", [True, False])
-@pytest.mark.parametrize("names", [(), ("mixed",), ("mixed", "up"), ("gate", "mixed")])
+@pytest.mark.parametrize(
+  "names, is_scanned",
+  [
+    ((), True),
+    (("mixed",), False),
+    (("gate", "mixed"), True),
+    *(
+      pytest.param(*case, marks=pytest.mark.sweep)
+      for case in [((), False), (("mixed",), True), (("gate", "mixed"), False)]
+    ),
+    *(pytest.param(("mixed", "up"), is_scanned, marks=pytest.mark.sweep) for is_scanned in (True, False)),
+  ],
+)
 def test_a_policy_by_hand_is_carried_out_as_written(names, is_scanned):
   """Calls inside a layer stay calls: what is opened up, XLA fuses otherwise, to other bytes than by hand."""
 
@@ -83,6 +94,7 @@ def test_replaced_inside_the_loop_with_gradients_as_they_were():
   assert_close(compiled(*arguments()), reference(*arguments()))
 
 
+@pytest.mark.sweep
 def test_where_everything_fits_checkpoints_are_dropped_without_a_warning():
   step = make_step()
   plan = plan_by_policy(step, *arguments(), budget="1GiB")
@@ -91,6 +103,7 @@ def test_where_everything_fits_checkpoints_are_dropped_without_a_warning():
   assert flops_of(plan.apply(step)) == plain_flops()
 
 
+@pytest.mark.sweep
 def test_kept_checkpoints_are_the_users():
   step = make_step(saving("query", "up"))
   with pytest.warns(coopjax.RematNoEffectWarning, match="within the budget of 4.77 MiB as it is"):
@@ -107,6 +120,7 @@ def test_kept_checkpoints_are_the_users():
   assert asked in str(caught.value)
 
 
+@pytest.mark.sweep
 def test_at_least_what_a_policy_saves():
   step = make_step(saving("query"))
   plan = plan_by_policy(step, *arguments(), budget=BUDGET, existing="at_least")
@@ -116,6 +130,7 @@ def test_at_least_what_a_policy_saves():
   assert planned().recompute_flops <= plan.recompute_flops
 
 
+@pytest.mark.sweep
 def test_a_saved_plan_is_carried_out_in_another_process_on_unchanged_code(tmp_path):
   step, path = make_step(), tmp_path / "plan.json"
   plan = planned()
@@ -139,6 +154,7 @@ def test_an_enabled_plan_leaves_evaluations_alone_and_refuses_other_steps():
   loss = functools.partial(hand_rungs.loss, wrapped=jax.checkpoint(hand_rungs.layer))
   expected = jax.jit(loss)([other], x)
   with coopjax.enable(plan=plan):
+    assert bytes_of(make_step()) == plan.measured.temp_bytes
     assert_close(jax.jit(lambda *args: loss(*args))([other], x), expected)
     with pytest.raises(coopjax.PlanMismatchError, match="train_step has no remat region layer"):
       jax.jit(jax.grad(lambda *args: loss(*args)))([other], x)
@@ -214,7 +230,13 @@ def nested_loss():
 
 
 @pytest.mark.parametrize(
-  "library, num_regions", [(linen_loss, None), (nnx_loss, 1), (equinox_loss, 1), (nested_loss, 1)]
+  "library, num_regions",
+  [
+    (linen_loss, None),
+    pytest.param(nnx_loss, 1, marks=pytest.mark.sweep),
+    pytest.param(equinox_loss, 1, marks=pytest.mark.sweep),
+    (nested_loss, 1),
+  ],
 )
 def test_what_libraries_wrap_is_a_region(library, num_regions):
   params, loss = library()

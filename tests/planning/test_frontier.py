@@ -129,6 +129,7 @@ def test_a_step_is_divided_between_its_regions_within_totals():
   assert [reference.name for reference in plain.references][-1] == "checkpoint per layer"
 
 
+@pytest.mark.sweep
 def test_a_point_is_what_plan_gives_and_repeats_no_more_than_what_is_done_by_hand():
   def loss(stack, x):
     layer = jax.checkpoint(lambda x, weight: x + jax.nn.gelu(x @ weight) @ weight.T, prevent_cse=False)

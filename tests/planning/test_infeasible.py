@@ -42,7 +42,7 @@ def lines_of(fn, *comments):
     (straight, "hlo", False),
     (straight, "policy", False),
     (straight, "auto", True),
-    (scanned, "policy", False),
+    pytest.param(scanned, "policy", False, marks=pytest.mark.sweep),
     (scanned, "policy", True),
     (scanned, "auto", False),
   ],
@@ -115,6 +115,7 @@ def test_the_users_own_program_is_refused_too_and_the_least_it_names_is_reached(
   assert least_alone < temp_bytes(nearest) <= error.smallest_bytes
 
 
+@pytest.mark.sweep
 def test_what_the_policy_engine_plans_is_held_to_its_budget_when_it_is_compiled():
   weights = models.normal(2, 8, 64, 64)
   compiled = lambda fn: two_losses(fn).lower(X, weights).compile()
@@ -136,7 +137,7 @@ def test_what_the_policy_engine_plans_is_held_to_its_budget_when_it_is_compiled(
     compiled(remat(budget=total_bytes))
 
 
-@pytest.mark.parametrize("engine", ["policy", "hlo"])
+@pytest.mark.parametrize("engine", [pytest.param("policy", marks=pytest.mark.sweep), "hlo"])
 def test_examples_of_a_vmap_share_a_budget_in_bytes(engine):
   weights, xs = list(models.normal(2, 8, 64, 64)), X.reshape(2, -1, 64)
   each = lambda fn: jax.jit(jax.vmap(jax.value_and_grad(fn, (0, 1)), in_axes=(0, None))).lower(xs, weights).compile()

@@ -43,7 +43,11 @@ def step(batch_size):
 
 
 @pytest.mark.parametrize(
-  ("batch_size", "how", "more"), [(8, {"names_only": True}, 1.08), (56, {}, 1.02)], ids=["by names", "by both engines"]
+  ("batch_size", "how", "more"),
+  [
+    pytest.param(8, {"names_only": True}, 1.08, id="by names"),
+    pytest.param(56, {}, 1.02, id="by both engines", marks=pytest.mark.sweep),
+  ],
 )
 def test_the_least_and_all_above_it_are_reached(batch_size, how, more):
   fn, args = step(batch_size)
@@ -64,6 +68,7 @@ def dropped_out(params, tokens, key):
   return jnp.mean((x @ embedding.T) ** 2)
 
 
+@pytest.mark.sweep
 def test_what_came_of_the_least_is_reached_when_asked_for():
   params = 0.3 * normal(1, 50, 48), 0.3 * normal(2, 3, 48, 48)
   arguments = params, jnp.arange(200).reshape(4, 50) % 50, jax.random.key(0)

@@ -263,6 +263,7 @@ def test_processes_that_come_to_different_programs_are_told_of_both(tmp_path):
     assert story["plan"]
 
 
+@pytest.mark.sweep
 def test_processes_that_ask_for_different_budgets_are_told_of_both(tmp_path):
   first, second = Job(tmp_path, DIFFERENT, [{"COOPJAX_AGREEMENT_TIMEOUT_S": "30"}] * 2).stories(300)
   assert first == second

@@ -68,7 +68,15 @@ def test_blocks_that_miss_their_share_are_planned_once_and_the_program_around_th
   assert planned == ["block", "loss"] and len(traces) == of_plan
 
 
-@pytest.mark.parametrize("kind", [jax.jit, jax.grad, jax.jacrev, lambda loss: jax.grad(jax.jit(loss))])
+@pytest.mark.parametrize(
+  "kind",
+  [
+    jax.jit,
+    jax.grad,
+    pytest.param(jax.jacrev, marks=pytest.mark.sweep),
+    pytest.param(lambda loss: jax.grad(jax.jit(loss)), marks=pytest.mark.sweep),
+  ],
+)
 def test_where_no_program_holds_them_they_are_planned_once(planned, kind):
   for _ in range(2):
     kind(blocks(remat(0.7)))(WEIGHTS, X)

@@ -50,6 +50,7 @@ def test_a_step_is_planned_once_for_shapes_and_arrays():
   assert bytes_of(plain) == bytes_of(make_step()) != plan.measured.temp_bytes  # before and after: the trainer's own
 
 
+@pytest.mark.sweep
 def test_a_step_is_planned_again_for_other_shapes_while_it_lasts():
   with plan_by_policy() as steps:
     step = make_step()

@@ -77,6 +77,7 @@ def test_one_policy_saves_names_of_several_stacks_of_layers():
   assert flops_of(pasted, *args) == flops_of(make_step(best), *args)
 
 
+@pytest.mark.sweep
 def test_what_names_cannot_say_is_listed_with_its_worth():
   share, asked = 0.55, {"engine": "policy"}
   plan = coopjax.plan(make_step(), *arguments(), budget=share, **asked)

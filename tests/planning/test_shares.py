@@ -87,7 +87,7 @@ def looked_at(monkeypatch):
   return found
 
 
-@pytest.mark.parametrize("program", [optimized, many_steps, jitted_inside])
+@pytest.mark.parametrize("program", [pytest.param(optimized, marks=pytest.mark.sweep), many_steps, jitted_inside])
 def test_a_share_is_held_by_the_program_around(program, looked_at, monkeypatch):
   share = 0.52
   with monkeypatch.context() as without:  # what the function's own plan comes to: these programs test something
@@ -104,6 +104,7 @@ def test_a_share_is_held_by_the_program_around(program, looked_at, monkeypatch):
   assert_same(fitted(*fresh()), program(lambda fn: fn)[0](*fresh()))
 
 
+@pytest.mark.sweep
 def test_a_share_that_the_program_around_does_not_reach_is_refused_with_what_it_does():
   step, arguments = beside_another(by_policy(0.6))
   with pytest.raises(coopjax.BudgetInfeasibleError, match=re.escape("0.6 of the un-rematerialized")) as caught:

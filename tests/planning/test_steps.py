@@ -106,7 +106,7 @@ def test_accumulation_by_scan_is_held_inside_the_loop(engine, same):
   same(fitted(*arguments(batch=batch)), reference(*arguments(batch=batch)))
 
 
-@pytest.mark.parametrize("num_turns", [None, 4])
+@pytest.mark.parametrize("num_turns", [None, pytest.param(4, marks=pytest.mark.sweep)])
 def test_mixed_precision(num_turns):
   cast = functools.partial(jax.tree.map, lambda weight: weight.astype(jnp.bfloat16))
   batch = models.normal(99, 1024 * (num_turns or 1), 64).astype(jnp.bfloat16)
@@ -135,7 +135,7 @@ def costly(weights, x):
   return x
 
 
-@pytest.mark.parametrize("engine", ["policy", "hlo"])
+@pytest.mark.parametrize("engine", ["policy", pytest.param("hlo", marks=pytest.mark.sweep)])
 def test_the_region_that_is_cheap_to_repeat_repeats_first(engine):
   params = {
     "pairs": [(models.normal(i, 64, 4), models.normal(i, 4, 64)) for i in range(6)],
@@ -167,7 +167,7 @@ def scanned(stack, x):
 def test_what_the_hlo_engine_repeats_under_checkpoints_counts():
   """Out of the HLO engine's reach: what a scan stacks. Out of the policy engine's: what is in no region."""
   loss = lambda region: lambda params, x: jnp.mean(costly(params["weights"], region(params["stack"], x)) ** 2)
-  params = {"stack": jnp.stack(WEIGHTS), "weights": WEIGHTS}
+  params = {"stack": jnp.stack(WEIGHTS[:4]), "weights": WEIGHTS}
   plain, step = make_step(loss(scanned)), make_step(loss(fit(scanned)))
   budget = total_of(plain, *arguments(params), share=0.4)
   for engine in ("hlo", "policy"):
@@ -184,6 +184,7 @@ def test_what_the_hlo_engine_repeats_under_checkpoints_counts():
   close(fitted(*arguments(params)), compiled(plain, *arguments(params))(*arguments(params)))
 
 
+@pytest.mark.sweep
 def test_where_the_hlo_engine_repeats_much_a_division_that_repeats_less_is_taken():
   _, params, ids = models.gpt(depth=2, batch=2)
 
@@ -217,7 +218,7 @@ def test_a_total_where_the_parameters_dominate():
 
 
 def test_a_total_out_of_reach_says_what_is_smallest_and_what_forces_it():
-  step = make_step(fit(MLP))
+  step, arguments = make_step(fit(MLP)), functools.partial(globals()["arguments"], WEIGHTS[:4])
   memory = measure(compiled(make_step(MLP), *arguments()))
   for total_bytes, _what in ((memory.resident_bytes + 1024, "fusion|dot"), (memory.resident_bytes // 2, "arguments")):
     with pytest.raises(coopjax.BudgetInfeasibleError, match="smallest reached is .* in total") as caught:
@@ -228,10 +229,10 @@ def test_a_total_out_of_reach_says_what_is_smallest_and_what_forces_it():
   assert error.op == "arguments and outputs" and "args[2]" in str(error)
   with pytest.warns(coopjax.BudgetExceededWarning, match="smallest reached"):
     plan = plan_quickly(step, *arguments(), budget=coopjax.Budget.total(total_bytes), on_infeasible="best_effort")
-  assert not plan.fits and plan.measured.temp_bytes < 0.5 * plan.baseline.temp_bytes
+  assert not plan.fits and plan.measured.temp_bytes < 0.7 * plan.baseline.temp_bytes
 
 
-@pytest.mark.parametrize("num_turns", [None, 4])
+@pytest.mark.parametrize("num_turns", [pytest.param(None, marks=pytest.mark.sweep), 4])
 def test_a_plan_that_was_saved_gives_the_same_bytes(tmp_path, num_turns):
   step = make_step(fit(MLP), num_turns)
   arguments = functools.partial(globals()["arguments"], batch=models.normal(99, 1024 * (num_turns or 1), 64))
@@ -314,6 +315,7 @@ def test_a_step_without_a_jit_and_abstract_arguments():
   assert_same_bits(applied(WEIGHTS, X, rate=0.1), jax.jit(unneeded.apply(step))(WEIGHTS, X, rate=0.1))
 
 
+@pytest.mark.sweep
 def test_blocks_of_linen_share_a_step():
   from flax import linen as nn
 
@@ -376,6 +378,7 @@ def test_blocks_of_nnx_share_a_step():
   assert measure(fitted).temp_bytes == plan.measured.temp_bytes <= 0.5 * plan.baseline.temp_bytes
 
 
+@pytest.mark.sweep
 def test_two_losses_that_share_their_regions():
   """A candidate is estimated to take less in all than it keeps in the discriminator that runs three times."""
 

@@ -17,7 +17,7 @@ def sgd(weights, x):
   return jax.tree.map(lambda weight, grad: weight - 0.1 * grad, weights, grads), value
 
 
-@pytest.mark.parametrize("wrap", [jax.jit, lambda step: step])
+@pytest.mark.parametrize("wrap", [jax.jit, pytest.param(lambda step: step, marks=pytest.mark.sweep)])
 def test_the_module_of_the_step_is_planned_and_keeps_its_bits(wrap, tmp_path):
   step = wrap(sgd)
   plan = coopjax.plan(step, WEIGHTS, X, budget=0.5, planner="peak", effort="fast")

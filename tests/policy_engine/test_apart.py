@@ -112,7 +112,14 @@ def saving(*names):
 
 
 @pytest.mark.parametrize(
-  ("program", "names"), [(before, ()), (before, ("wide",)), (between, ()), (repeated, ("narrow",)), (thrice, ("wide",))]
+  ("program", "names"),
+  [
+    (before, ()),
+    pytest.param(before, ("wide",), marks=pytest.mark.sweep),
+    pytest.param(between, (), marks=pytest.mark.sweep),
+    (repeated, ("narrow",)),
+    pytest.param(thrice, ("wide",), marks=pytest.mark.sweep),
+  ],
 )
 def test_a_checkpoint_around_each_layer_is_a_candidate(program, names):
   plain, weights = program(same)
@@ -123,7 +130,14 @@ def test_a_checkpoint_around_each_layer_is_a_candidate(program, names):
   assert any(flops == pytest.approx(theirs, rel=0.01) for flops in repeated)
 
 
-@pytest.mark.parametrize(("program", "names"), [(before, ()), (repeated, ("wide",)), (thrice, ())])
+@pytest.mark.parametrize(
+  ("program", "names"),
+  [
+    (before, ()),
+    pytest.param(repeated, ("wide",), marks=pytest.mark.sweep),
+    pytest.param(thrice, (), marks=pytest.mark.sweep),
+  ],
+)
 def test_a_plan_repeats_no_more_than_a_checkpoint_around_each_layer(program, names):
   plain, weights = program(same)
   by_hand, _ = program(saving(*names))
@@ -134,6 +148,7 @@ def test_a_plan_repeats_no_more_than_a_checkpoint_around_each_layer(program, nam
   hand_rungs.check_no_more(plain, by_hand, ours, args)
 
 
+@pytest.mark.sweep
 def test_a_step_with_one_checkpoint_around_all_layers_of_a_turn():
   def step_of(wrap, wrap_all):
     loss, weights = before(wrap, wrap_all)

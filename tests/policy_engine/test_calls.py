@@ -131,8 +131,22 @@ def pooled(layer):
   return loss, weights, models.normal(99, 128, 16)
 
 
-@pytest.mark.parametrize(("program", "layer"), [(pyramid, dense), (skips, gated), (pooled, dense)])
-@pytest.mark.parametrize("policy", [None, jax.checkpoint_policies.dots_saveable], ids=["nothing", "products"])
+@pytest.mark.parametrize(
+  ("program", "layer", "policy"),
+  [
+    pytest.param(pyramid, dense, None, id="pyramid, nothing"),
+    pytest.param(skips, gated, jax.checkpoint_policies.dots_saveable, id="skips, products"),
+    *(
+      pytest.param(*case, marks=pytest.mark.sweep)
+      for case in (
+        (pyramid, dense, jax.checkpoint_policies.dots_saveable),
+        (skips, gated, None),
+        (pooled, dense, None),
+        (pooled, dense, jax.checkpoint_policies.dots_saveable),
+      )
+    ),
+  ],
+)
 def test_unlike_layers_repeat_no_more_than_by_hand(program, layer, policy):
   plain, *args = program(layer)
   by_hand, *_ = program(jax.checkpoint(layer, policy=policy))

@@ -132,8 +132,8 @@ def test_windows_evict_residuals_until_the_limit_holds():
   ("name", "shape", "most_rounds", "most_off"),
   [
     ("mlp", (("depth", 24), ("batch", 256)), 1, 0.02),
-    ("gpt", (), 4, 0.15),
-    ("gpt", (("depth", 4), ("scan", True)), 6, 0.2),  # what a body stacks is JAX's estimate
+    pytest.param("gpt", (), 4, 0.15, marks=pytest.mark.sweep),
+    pytest.param("gpt", (("depth", 4), ("scan", True)), 6, 0.2, marks=pytest.mark.sweep),  # of stacks, JAX's estimate
   ],
 )
 def test_estimates_are_near_the_compiled_bytes(name, shape, most_rounds, most_off):
@@ -144,6 +144,7 @@ def test_estimates_are_near_the_compiled_bytes(name, shape, most_rounds, most_of
   assert abs(plan.rounds[0].estimated_bytes - plan.rounds[0].temp_bytes) <= most_off * profile.temp_bytes
 
 
+@pytest.mark.sweep
 def test_a_profile_never_takes_more_recompute_nor_many_more_compiles():
   traced, profile = profiled("gpt")
   ours = planned_for_half("gpt")

@@ -15,7 +15,7 @@ from coopjax.policy_engine import groups
 from coopjax.policy_engine.decisions import PolicyDecisions
 from coopjax.policy_engine.rewrite import rewrite
 from coopjax.policy_engine.scan import find_scans
-from tests.support import hand_rungs
+from tests.support import hand_rungs, sweeps
 from tests.support.checks import assert_close, temp_bytes
 from tests.support.models import normal
 
@@ -67,8 +67,8 @@ def test_sizes_divide_the_turns_and_each_has_fewer_carries():
   assert groups.sizes(2) == groups.sizes(3) == groups.sizes(7) == []
 
 
-@pytest.mark.parametrize("size", groups.sizes(LENGTH))
-@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize("size", sweeps.all_but([3], groups.sizes(LENGTH)))
+@pytest.mark.parametrize("name", sweeps.all_but(["from the end, with results", "a counter, and numbers"], LOOPS))
 def test_any_loop_in_groups_has_the_same_gradients_and_the_flops_that_are_said(name, size):
   loss = lambda weights, x: sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(LOOPS[name](weights, x)))
   traced = differentiable(trace(loss, (STACK, START)))
@@ -103,7 +103,7 @@ DEEP = (
 PER_LAYER = deep(jax.checkpoint(layer, prevent_cse=False))
 
 
-@pytest.mark.parametrize("share", [0.75, 0.55])
+@pytest.mark.parametrize("share", [0.75, pytest.param(0.55, marks=pytest.mark.sweep)])
 def test_budgets_below_a_checkpoint_around_each_layer_are_held(share):
   budget = int(share * temp_bytes(hand_rungs.compiled(PER_LAYER, DEEP)))
   plan = coopjax.plan(deep(), *DEEP, budget=budget, engine="policy")
@@ -125,6 +125,7 @@ def test_at_the_bytes_of_a_checkpoint_around_each_layer_there_are_no_groups():
   hand_rungs.check_no_more(deep(), PER_LAYER, plan.apply(deep()), DEEP)
 
 
+@pytest.mark.sweep
 def test_a_step_around_the_loop_is_held_below_it_too():
   optimizer = optax.sgd(1e-3)
 

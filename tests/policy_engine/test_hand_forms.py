@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import json
 
 import jax
@@ -130,9 +129,15 @@ def called_twice(wrap):
   return loss, ([normal(i, 6, WIDTH, WIDTH, scale=0.2) for i in range(2)], normal(2, 4, WIDTH, WIDTH, scale=1.0))
 
 
-@pytest.mark.parametrize("mark", [None, "m"])
 @pytest.mark.parametrize(
-  ("program", "names"), [(called_twice, ()), (called_twice, (DOTS,)), (scanned_alone, ("query", "up"))]
+  ("program", "names", "mark"),
+  [
+    (called_twice, (), None),
+    (scanned_alone, ("query", "up"), "m"),
+    pytest.param(called_twice, (), "m", marks=pytest.mark.sweep),
+    pytest.param(scanned_alone, ("query", "up"), None, marks=pytest.mark.sweep),
+    *(pytest.param(called_twice, (DOTS,), mark, marks=pytest.mark.sweep) for mark in (None, "m")),
+  ],
 )
 def test_a_policy_in_loops_is_carried_out_as_written(program, names, mark):
   """To the same bytes: what is opened up, XLA fuses otherwise."""
@@ -153,13 +158,15 @@ def test_a_policy_in_loops_is_carried_out_as_written(program, names, mark):
 @pytest.mark.parametrize(
   ("program", "policy"),
   [
-    (invariants, None),
-    (quantized, jax.checkpoint_policies.dots_saveable),
+    pytest.param(invariants, None, marks=pytest.mark.sweep),
+    pytest.param(quantized, jax.checkpoint_policies.dots_saveable, marks=pytest.mark.sweep),
     (summed, jax.checkpoint_policies.dots_saveable),
-    (in_a_jit, jax.checkpoint_policies.dots_saveable),
-    (in_a_branch, jax.checkpoint_policies.dots_saveable),
-    *itertools.product(
-      map(unrolled, (in_a_jit, in_a_branch, in_a_shard_map)), (None, jax.checkpoint_policies.dots_saveable)
+    pytest.param(in_a_jit, jax.checkpoint_policies.dots_saveable, marks=pytest.mark.sweep),
+    pytest.param(in_a_branch, jax.checkpoint_policies.dots_saveable, marks=pytest.mark.sweep),
+    *(
+      pytest.param(unrolled(program), policy, marks=pytest.mark.sweep)
+      for program in (in_a_jit, in_a_branch, in_a_shard_map)
+      for policy in (None, jax.checkpoint_policies.dots_saveable)
     ),
   ],
 )

@@ -13,9 +13,12 @@ from tests.support.hand_rungs import RUNGS, arguments, by_hand, compiled, flops,
 @pytest.mark.parametrize(
   ("rung", "num_scans"),
   [
-    *((rung, 1) for rung in ("nothing", "queries", "with_context")),
-    *((rung, 2) for rung in ("nothing", "with_context")),
-    ("with_context", 0),
+    ("queries", 1),
+    ("with_context", 1),
+    *(
+      pytest.param(*case, marks=pytest.mark.sweep)
+      for case in (("nothing", 1), ("nothing", 2), ("with_context", 2), ("with_context", 0))
+    ),
   ],
 )
 def test_a_plan_repeats_no_more_than_the_hand_at_its_bytes(rung, num_scans):

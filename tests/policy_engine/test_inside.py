@@ -94,12 +94,12 @@ def loss(weights, x, layer=gated, is_scanned=True):
 @pytest.mark.parametrize(
   ("layer", "is_scanned", "engine"),
   [
-    (gated, True, "policy"),
-    (branching, True, "policy"),
+    pytest.param(gated, True, "policy", marks=pytest.mark.sweep),
+    pytest.param(branching, True, "policy", marks=pytest.mark.sweep),
     (convolved, False, "policy"),
-    (with_a_rule, True, "policy"),
+    pytest.param(with_a_rule, True, "policy", marks=pytest.mark.sweep),
     (with_a_rule, False, "policy"),
-    (gated, True, "auto"),
+    pytest.param(gated, True, "auto", marks=pytest.mark.sweep),
   ],
 )
 def test_a_plan_repeats_no_more_than_all_products_saved(layer, is_scanned, engine):

@@ -107,7 +107,7 @@ def scan_decisions(fn, args, *, offloaded, saved=()):
   return PolicyDecisions((Region(info.id, (Segment(0, len(body.eqns), True, saved, values),)),))
 
 
-@pytest.fixture(params=[False, True], ids=["classic", "remat3"])
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.sweep)], ids=["classic", "remat3"])
 def remat3(request):
   with jax.enable_checks(False):
     previous = jax.config.jax_remat3

@@ -39,10 +39,10 @@ def results(form):
 @pytest.mark.parametrize(
   ("form", "share"),
   [
-    ("mlp", 0.75),
+    pytest.param("mlp", 0.75, marks=pytest.mark.sweep),
     ("mlp", 0.5),
-    ("unrolled", 0.3),
-    ("scan", 0.35),
+    pytest.param("unrolled", 0.3, marks=pytest.mark.sweep),
+    pytest.param("scan", 0.35, marks=pytest.mark.sweep),
     ("checkpoint", 0.75),
   ],
 )

@@ -128,7 +128,7 @@ def test_segments_that_differ_are_no_alike():
   assert of(shifted) != of(same) != of(dataclasses.replace(same, inner=(Segment(6, 9, True), Segment(9, 12))))
 
 
-@pytest.mark.parametrize("decide", [mlp_decisions, nested_decisions])
+@pytest.mark.parametrize("decide", [pytest.param(mlp_decisions, marks=pytest.mark.sweep), nested_decisions])
 def test_transformations_compose(decide):
   loss, weights, x = models.mlp(depth=12, width=16, batch=32)
   traced = trace(loss, (weights, x))

@@ -1,5 +1,7 @@
 """Scan bodies cut into pieces, and a checkpoint around the pieces."""
 
+import pytest
+
 import coopjax
 from coopjax.jaxpr.trace import differentiable, trace
 from coopjax.policy_engine.candidates import Candidates
@@ -25,6 +27,7 @@ def test_a_checkpoint_around_the_pieces_goes_below_what_one_piece_or_pieces_alon
   assert min(one.flops for one in nested) > max(one.flops for one in flat)
 
 
+@pytest.mark.sweep
 def test_a_budget_that_only_nesting_reaches_is_held():
   loss, *arguments = decoder()
   plan = coopjax.plan(loss, *arguments, budget="9 MiB", engine="policy")

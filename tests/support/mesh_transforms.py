@@ -4,6 +4,7 @@ Each case is compared with the same under `jax.checkpoint`; its temporaries, one
 """
 
 import functools
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -128,8 +129,8 @@ def compiled(case, remat):
   return jax.jit(fn).lower(*args).compile(), args
 
 
-def main():
-  for case in CASES:
+def main(names):
+  for case in [case for case in CASES if case.__name__ in names] if names else CASES:
     plain, args = compiled(case, lambda fn: fn)
     checkpointed, _ = compiled(case, jax.checkpoint)
     for engine in ENGINES.get(case, ("hlo",)):
@@ -145,4 +146,4 @@ def main():
 if __name__ == "__main__":
   quick.be_quick()
   jax.config.update("jax_disable_most_optimizations", True)  # bytes, and numbers within rounding
-  main()
+  main(sys.argv[1:])

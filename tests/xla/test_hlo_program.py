@@ -16,7 +16,7 @@ from coopjax.program.cost import CPU, Roofline
 from coopjax.xla.buffer_assignment import BufferAssignment
 from coopjax.xla.compile import compile_abstract, module_of
 from coopjax.xla.module import AllocationKind, parse_module, predict_memory, read_step_program
-from tests.support import models
+from tests.support import models, sweeps
 from tests.support.hlo_hook import hook
 from tests.support.scheduled import sequence
 
@@ -94,7 +94,7 @@ def train_step(loss):
 MODELS = {"gpt": models.gpt, "resnet": resnet, "scanned_gpt": scanned_gpt, "lstm": lstm}
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=sweeps.all_but(["gpt", "lstm"], MODELS))
 def captured(request):
   loss, params, x = MODELS[request.param]()
   return capture(train_step(loss), params, x, donate=(0,))

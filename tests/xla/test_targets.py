@@ -271,7 +271,7 @@ def test_the_hlo_engine_is_refused_where_it_can_not_work(monkeypatch):
 @pytest.mark.parametrize(
   "arguments",
   [
-    pytest.param(["--target", "cpu", *SMALL], id="cpu"),
+    pytest.param(["--target", "cpu", *SMALL], id="cpu", marks=pytest.mark.sweep),
     pytest.param(["--target", "tpu:v5e:2x2", *LARGER], id="tpu", marks=needs_compilers),
   ],
 )
@@ -290,6 +290,7 @@ def test_the_example_shows_before_and_after_and_what_is_recomputed(arguments):
   assert "plan_for_v5e.py:" in recomputed and "(Decoder.block)" in recomputed
 
 
+@pytest.mark.sweep
 def test_the_benchmark_measures_and_joins_what_was_measured(monkeypatch, tmp_path):
   monkeypatch.syspath_prepend(ROOT / "benchmarks")
   backends, path = importlib.import_module("backends"), tmp_path / "backends.json"
