@@ -67,6 +67,7 @@ class Compile:
     story: what was done, in a line.
     interrupt: what the user stopped planning with, which XLA turns into an error of its own.
     refused: what there is to say of it if it is over a budget that it has to hold.
+    excess: what the hook has to say of it, where that is no error; `hold` knows better, if it has something to go by.
     is_trial: it is compiled to be looked at.
   """
 
@@ -77,6 +78,7 @@ class Compile:
     self.interrupt: BaseException | None = None
     self.is_planned, self.may_keep, self.story = False, True, "seen by no hook, or taken from JAX's compilation cache"
     self.refused: Excess | None = None
+    self.excess: Excess | None = None
     self.is_trial = standing.is_suspended()
 
   def planned(self, module_bytes: bytes, plan: Callable[[], tuple[bytes | None, Excess | None]]) -> bytes | None:
@@ -112,14 +114,15 @@ class Compile:
     if excess.is_refused and not self.is_trial:
       self.refused, self.may_keep = excess, False
       return planned
-    warn(excess.message)
+    self.excess = excess
     if not self.keys:
       self.may_keep = False  # the cache would give it without a word
       return planned
     return over_budget(planned or module_bytes)
 
-  def hold(self, program: compat.ProgramToCompile, executable: Any, inside: Mapping[str, Inside]) -> None:
+  def hold(self, program: compat.ProgramToCompile, executable: Any, inside: Mapping[str, Inside]) -> bool:
     """Refuses the compiled program, or warns of it, where it is over what it is held to, or within that as it is.
+    Returns whether it is held to anything.
 
     Args:
       program: as it came.
@@ -128,7 +131,7 @@ class Compile:
     """
     held = held_in(program.bytecode)
     if self.is_trial or not held:
-      return
+      return False
     temp_bytes = compat.temp_bytes_of(executable)
     of_bytes = [mark for mark in held if mark.whole is None]
     of_share = {mark: mark.whole for mark in held if mark.whole is not None}
@@ -136,7 +139,7 @@ class Compile:
     if of_share and (found := _limit_of_share(of_share, program, executable, inside)):
       limits.append(found)
     if not limits:
-      return
+      return False
     limit = min(limits, key=lambda limit: limit[1:])
     if (excess := _excess(program.name, executable, temp_bytes, *limit)) is not None:
       if excess.is_refused:
@@ -145,6 +148,7 @@ class Compile:
         warn(excess.message)
     elif of_bytes and temp_bytes <= limit[1] and _are_left(inside, executable):
       warn(without_effect(program.name, temp_bytes, limit[1]), RematNoEffectWarning)
+    return True
 
   def fail(self, error: Exception, *, is_lasting: bool = False) -> None:
     """Planning failed: the program is compiled as it came, and kept only where it would fail again."""
@@ -201,12 +205,13 @@ class Watcher:
           raise entered.interrupt from None
         raise
     inside = {} if entered.is_trial else self._expected(entered.keys)
-    if is_held and entered.refused is None:
-      entered.hold(program, executable, inside)
+    is_told = is_held and entered.refused is None and entered.hold(program, executable, inside)
     if entered.refused is not None:
       compile_program = functools.partial(self.around, is_held=False)
       return planned_anew(program, list(inside.values()), entered.refused, compile_program)
-    if not entered.is_planned and entered.keys:
+    if not is_told and entered.excess is not None:
+      warn(entered.excess.message)
+    elif not is_told and not entered.is_planned and entered.keys:
       _warn_if_over_budget(program.name, executable)
     if entered.about:
       self._tell(entered, program, executable)
@@ -322,16 +327,17 @@ def _limit(held: Collection[Mark], executable: Any) -> tuple[Budget, int, bool]:
 def _limit_of_share(
   held: Mapping[Mark, Whole], program: compat.ProgramToCompile, executable: Any, inside: Mapping[str, Inside]
 ) -> tuple[Budget, int, bool] | None:
-  """As `_limit`, for what holds a program to a share of what it takes without remats; None where it holds that, or has
-  nothing to hold.
+  """As `_limit`, for what holds a program to a share of what it takes without remats; None where nothing is to be held.
 
   Where it is within the share of what a function in it takes alone, nothing is asked of what is around. Else it is
   compiled without remats, as far as its buffers are known.
   """
   temp_bytes, results_bytes = compat.temp_bytes_of(executable), compat.results_bytes_of(executable)
   least_bytes = min(whole.at_least(results_bytes, program.num_devices) for whole in held.values())
-  is_held = temp_bytes <= min(whole.share for whole in held.values()) * least_bytes
-  if is_held or not has_both_passes(compat.module_bytes_of(executable)):
+  share = min(whole.share for whole in held.values())
+  if temp_bytes <= share * least_bytes:
+    return Budget(share=share), temp_bytes, False
+  if not has_both_passes(compat.module_bytes_of(executable)):
     return None
   asked = {
     mark: whole for mark, whole in held.items() if mark.key not in inside or inside[mark.key].is_differentiated(program)

@@ -133,6 +133,15 @@ def say_little(trials: Sequence[Trial]) -> bool:
   return all(trial.temp_bytes < _SAYS_LITTLE * trial.candidate.estimated_bytes for trial in trials)
 
 
+def hide_much(trials: Sequence[Trial], budget_bytes: int) -> bool:
+  """Whether trials that estimates don't tell apart differ by more than the budget: a compiler puts much elsewhere."""
+  points = sorted((trial.candidate.estimated_bytes, trial.temp_bytes) for trial in trials)
+  return any(
+    more <= (1 + _APART) * less and abs(one - other) > budget_bytes
+    for (less, one), (more, other) in itertools.combinations(points, 2)
+  )
+
+
 def predicted_bytes(
   candidate: SearchCandidate, trials: Sequence[Trial], untried_ratio: float, num_shards: int = 1
 ) -> float:

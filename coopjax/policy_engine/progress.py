@@ -27,6 +27,7 @@ from coopjax.policy_engine.predictions import (
   Trial,
   doubted_bytes,
   expected_flops,
+  hide_much,
   in_loops,
   is_out_of_reach,
   kind_of,
@@ -120,7 +121,8 @@ class Progress[Decisions: Hashable]:
     if not self._holds and (found := self._usual()):
       return found
     untried = [candidate for candidate in self._space.found if candidate not in self._passed]
-    if (looped := in_loops(self._tried)) and say_little(looped):
+    looped = in_loops(self._tried)
+    if looped and (say_little(looped) or self._is_in_the_dark(looped)):
       usual = [c for c in untried if c.is_by_hand]
       bare = [] if self._holds else [c for c in usual if c.is_bare]
       if found := self._first(bare, lambda candidate: candidate.flops) or self._likeliest_gain(usual):
@@ -180,6 +182,11 @@ class Progress[Decisions: Hashable]:
     found = self._first(bare, lambda candidate: (is_seen(candidate), candidate.estimated_bytes, candidate.flops))
     return found or self._smaller_than_all(untried) or self._before_refusal(untried)
 
+  def _is_in_the_dark(self, looped: Sequence[Trial[Decisions]]) -> bool:
+    """No plan holds, estimates don't tell what would, and little was tried of what people pick: that is few."""
+    num_tried = sum(trial.candidate.is_by_hand for trial in looped)
+    return not self._holds and num_tried <= _HAND_ROUNDS and hide_much(looped, self._budget)
+
   def _before_refusal(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
     """Where the least so far is near: first other ways to save nothing. To save can take less than to repeat, where
     devices exchange anew what is repeated. Policies without names show it; then what fits of what people pick, as far
@@ -213,9 +220,11 @@ class Progress[Decisions: Hashable]:
 
   def _likeliest_gain(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
     """By how much less it repeats than the plan, or while there is none than all of these, times how likely it fits."""
+    if self._holds:
+      untried = [candidate for candidate in untried if candidate.flops < self._least_flops]
     least = self._least_flops if self._holds else max((candidate.flops for candidate in untried), default=0.0)
     gain = lambda c: (least - c.flops) * (1 - self._fits(c).cdf(self._predict(c)))
-    return self._first([c for c in untried if c.flops < least], lambda candidate: -gain(candidate))
+    return self._first(untried, lambda candidate: -gain(candidate))
 
   def _fits(self, candidate: SearchCandidate[Decisions]) -> statistics.NormalDist:
     """Predictions with which candidates like this fit: the budget, give or take what predictions were off by."""

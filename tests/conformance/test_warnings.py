@@ -60,6 +60,23 @@ def test_a_program_over_its_budget_is_not_said_to_be_within_it(engine):
   assert categories == [coopjax.BudgetExceededWarning] * (engine != "policy"), list(map(str, said))
 
 
+def test_a_program_over_its_share_is_told_once_and_of_the_share_that_was_asked_for():
+  """What the engines divide the work by is another share, of other bytes."""
+
+  def loss(weights, x):
+    for weight in weights:
+      x = jnp.tanh(x @ weight)
+    return jnp.sum(x**2)
+
+  fitted = coopjax.remat(loss, budget=0.5, engine="auto", on_infeasible="best_effort")
+  square = jnp.ones((64, 64))
+  with pytest.warns(coopjax.BudgetExceededWarning) as said:
+    jax.jit(jax.grad(lambda weights, x: fitted(weights[:3], x)))([square] * 6, jnp.ones((128, 64)))
+  messages = [str(warning.message) for warning in said]
+  assert all("its budget of 64.00 KiB, 0.5 of" in message or "no plan brings loss" in message for message in messages)
+  assert sum(message.startswith("the program") for message in messages) == 1, messages
+
+
 @pytest.mark.parametrize("engine", ["policy", "hlo"])
 def test_a_gradient_within_its_budget_is_told_once(engine):
   ((category, message),) = warned("gradient", budget="1 GiB", engine=engine)
