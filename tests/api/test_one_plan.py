@@ -23,7 +23,7 @@ CODE = """
   from tests.support import models
   from tests.support.checks import compile_step
 
-  effort._STEPS_PER_INSTRUCTION = {each: 5_000 for each in effort.EFFORTS}
+  effort._STEPS_PER_INSTRUCTION = dict.fromkeys(effort._STEPS_PER_INSTRUCTION, 5_000)
   warnings.simplefilter("ignore")
   loss, *args = models.mlp(6, 32, 1024)
   marked = compile_step(coopjax.remat(loss, budget=0.5, engine="hlo"), *args).as_text()
