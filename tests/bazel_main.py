@@ -11,4 +11,4 @@ ROOT = pathlib.Path(__file__).parent.parent  # not resolved: the links are the s
 if __name__ == "__main__":
   os.environ.setdefault("HOME", os.environ["TEST_TMPDIR"])
   os.chdir(ROOT)
-  sys.exit(pytest.main([f"tests/{sys.argv[1]}", "-p", "no:cacheprovider", f"--rootdir={ROOT}"]))
+  sys.exit(pytest.main([f"tests/{sys.argv[1]}", "-m", "not sweep", "-p", "no:cacheprovider", f"--rootdir={ROOT}"]))
