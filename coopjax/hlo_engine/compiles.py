@@ -52,6 +52,7 @@ _ATTRIBUTES = re.compile(r', frontend_attributes=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*
 _FORWARD = re.compile(rb"(?<!transpose\()jvp\(")  # in the names of instructions
 _KEYS = re.compile(rb";key=([0-9a-f]+)")  # of marks; nothing else is read here, where an error would fail a compile
 _KEPT_FUNCTIONS = 4096
+_NO_LIMIT = 1 << 62  # bytes: what is held is held whatever the program takes
 _KEY = re.compile(r";key=[0-9a-f]*")  # differs between versions of coopjax, which may follow each other
 
 
@@ -336,7 +337,7 @@ def _limit_of_share(
   least_bytes = min(whole.at_least(results_bytes, program.num_devices) for whole in held.values())
   share = min(whole.share for whole in held.values())
   if temp_bytes <= share * least_bytes:
-    return Budget(share=share), temp_bytes, False
+    return Budget(share=share), _NO_LIMIT, False
   if not has_both_passes(compat.module_bytes_of(executable)):
     return None
   asked = {
