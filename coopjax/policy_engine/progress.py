@@ -88,7 +88,7 @@ class Progress[Decisions: Hashable]:
     self._off: dict[Hashable, list[float]] = {}  # by kind (`kind_of`), what predictions from others of it were off by
 
   def record(self, trial: Trial[Decisions]) -> None:
-    is_first, least = not self._holds, self._least_flops
+    is_first = not self._holds
     if trial.candidate is self._twin:
       self._barriers_cost = trial.temp_bytes >= self._tried[-1].temp_bytes
     kind = kind_of(trial.candidate)
@@ -98,8 +98,7 @@ class Progress[Decisions: Hashable]:
     self._unaided.append(dataclasses.replace(trial, temp_bytes=trial.unaided_bytes))
     self._predicted.clear()
     is_bold = not (is_first or trial.candidate.is_plain_policy)  # such a policy is tried whatever is predicted
-    enough = 0.0 if trial.candidate.has_loops else self._tolerance(trial.candidate, least)
-    self._misses += is_bold and not (self._best() is trial and trial.flops < least - enough)
+    self._misses += is_bold and not (self._best() is trial and trial.flops < self._below_flops)
 
   def aim_at(self, budget_bytes: int) -> None:
     """Goes on for another budget: what drafts may take for the program to hold it."""
@@ -137,8 +136,7 @@ class Progress[Decisions: Hashable]:
       least = self._least_flops
       by_hand = [c for c in untried if c.is_by_hand and c.flops < least]
       flops = self._flops_of_straight_code()
-      enough = 1 + self._misses  # the more tries came to nothing, the more another has to promise
-      untried = [c for c in untried if flops(c) < least - self._tolerance(c, least) * (1 if c.has_loops else enough)]
+      untried = [c for c in untried if flops(c) < least - self._tolerance(c, least)]
       if in_loops(self._tried):
         return self._worth_a_try(by_hand, untried, is_last=rounds_left == 1)
       # A plan at hand that people do better than: theirs first.

@@ -319,24 +319,6 @@ def test_tries_that_beat_no_plan_at_hand_are_in_vain():
   assert len(tried) == 2 and plan.recompute_flops > 198.0
 
 
-def test_small_gains_one_after_the_other_end_the_search():
-  """Attention at a half: whatever is kept, the HLO engine repeats about as much as that spares."""
-  rows = (
-    (2620, 73.0, 25.0),
-    (3130, 21.0, 67.0),
-    (3510, 4.0, 83.8),
-    (3500, 3.8, 83.4),
-    (3380, 4.6, 83.4),
-    (3250, 12.8, 75.4),
-  )
-  aided = [
-    Invented(num_bytes, 2120 + i, flops, is_plain=i == 0, is_by_hand=i == 0, hlo_share=HloEngineShare(num_bytes, more))
-    for i, (num_bytes, flops, more) in enumerate(rows)
-  ]
-  plan, tried = run(aided, 2133, baseline=4266, max_rounds=12, below_flops=91.8)
-  assert len(tried) <= 3 and plan.recompute_flops <= 88.2
-
-
 def test_one_program_that_was_far_off_makes_drafts_of_loops_no_less_certain():
   bare = Invented(4300.0, 830, 160.0, is_bare=True, is_plain=True, has_loops=True)
   without_loops = Invented(4360.0, 7200, 1.0)  # said to fit, and takes all that there is
