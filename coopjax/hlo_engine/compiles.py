@@ -210,10 +210,11 @@ class Watcher:
     if entered.refused is not None:
       compile_program = functools.partial(self.around, is_held=False)
       return planned_anew(program, list(inside.values()), entered.refused, compile_program)
-    if not is_told and entered.excess is not None:
-      warn(entered.excess.message)
-    elif not is_told and not entered.is_planned and entered.keys:
-      _warn_if_over_budget(program.name, executable)
+    if not is_told:
+      if entered.excess is not None:
+        warn(entered.excess.message)
+      elif not entered.is_planned and entered.keys:
+        _warn_if_over_budget(program.name, executable)
     if entered.about:
       self._tell(entered, program, executable)
     return executable

@@ -220,13 +220,11 @@ def _search(
     return budget_bytes is not None and budget_bytes < reached_bytes() <= by * budget_bytes
 
   def is_worth(each: str) -> bool:
-    if budget_bytes is None:
-      return not is_sketch
-    held = [result for result in found if result.after.temp_bytes <= budget_bytes]
-    if not held:
-      return not is_sketch or is_just_missed(_JUST_MISSED)
-    repeated_s = min(result.recompute_cost_s for result in held)
-    return not is_sketch and repeated_s > _WORTH_MORE[each] * float(found[0].program.op_cost_s.sum())
+    if is_sketch:
+      return is_just_missed(_JUST_MISSED)
+    held = [result for result in found if budget_bytes is not None and result.after.temp_bytes <= budget_bytes]
+    enough_s = _WORTH_MORE[each] * float(found[0].program.op_cost_s.sum())
+    return not held or min(result.recompute_cost_s for result in held) > enough_s
 
   efforts = (effort.SKETCH, *effort.up_to(mark.effort))
   steps = [effort.steps_of(each, module.num_instructions) for each in efforts]

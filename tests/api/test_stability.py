@@ -1,6 +1,6 @@
 """A small change to a model is a small change to its plan: with one layer more, three others do something else at most.
 
-At the same share of the temporaries. The layers are alike, so any of them may count as the new one.
+At the same share of the temporaries. The layers are alike, so any of the thirteen may count as the new one.
 """
 
 import collections
@@ -25,7 +25,6 @@ from tests.support import models, quick
 from tests.support.checks import temp_bytes
 
 DEPTHS = (12, 13)
-FEWER = (6, 7)
 FIRST_LAYER = 5  # equations before it: the embedding
 
 
@@ -54,7 +53,7 @@ def module(depth):
 
 def by_layer(depth, decided):
   """What is decided per position, layer by layer."""
-  few, many = (len(decoder(each).inlined.eqns) for each in FEWER)
+  few, many = (len(decoder(each).inlined.eqns) for each in DEPTHS)
   period = many - few
   starts = [FIRST_LAYER + i * period for i in range(depth)]
   return [tuple(decided.get(position) for position in range(start, start + period)) for start in starts]
@@ -80,20 +79,17 @@ def states(decisions):
 
 
 @pytest.mark.parametrize(
-  ("share", "is_compiled", "depths"),
+  ("share", "is_compiled"),
   [
-    *((share, False, FEWER) for share in (0.25, 0.4, 0.6)),
-    *(
-      pytest.param(share, False, DEPTHS, marks=pytest.mark.sweep)
-      for share in (0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6)
-    ),
-    pytest.param(0.5, True, DEPTHS, marks=pytest.mark.sweep),
+    *((share, False) for share in (0.25, 0.6)),
+    *(pytest.param(share, False, marks=pytest.mark.sweep) for share in (0.15, 0.2, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55)),
+    pytest.param(0.5, True, marks=pytest.mark.sweep),
   ],
 )
-def test_checkpoints_and_saved_values(share, is_compiled, depths):
+def test_checkpoints_and_saved_values(share, is_compiled):
   # By a compiler that takes 5% more than estimated, or by XLA.
   decided = []
-  for depth in depths:
+  for depth in DEPTHS:
     profile, candidates = space(depth)
 
     def temp_bytes_of(decisions, traced=decoder(depth), candidates=candidates):

@@ -218,7 +218,7 @@ def test_a_total_where_the_parameters_dominate():
 
 
 def test_a_total_out_of_reach_says_what_is_smallest_and_what_forces_it():
-  step, arguments = make_step(fit(MLP)), functools.partial(globals()["arguments"], WEIGHTS[:4])
+  step = make_step(fit(MLP))
   memory = measure(compiled(make_step(MLP), *arguments()))
   for total_bytes, _what in ((memory.resident_bytes + 1024, "fusion|dot"), (memory.resident_bytes // 2, "arguments")):
     with pytest.raises(coopjax.BudgetInfeasibleError, match="smallest reached is .* in total") as caught:
@@ -229,7 +229,7 @@ def test_a_total_out_of_reach_says_what_is_smallest_and_what_forces_it():
   assert error.op == "arguments and outputs" and "args[2]" in str(error)
   with pytest.warns(coopjax.BudgetExceededWarning, match="smallest reached"):
     plan = plan_quickly(step, *arguments(), budget=coopjax.Budget.total(total_bytes), on_infeasible="best_effort")
-  assert not plan.fits and plan.measured.temp_bytes < 0.7 * plan.baseline.temp_bytes
+  assert not plan.fits and plan.measured.temp_bytes < 0.5 * plan.baseline.temp_bytes
 
 
 @pytest.mark.parametrize("num_turns", [pytest.param(None, marks=pytest.mark.sweep), 4])
