@@ -75,8 +75,8 @@ def _run(options: argparse.Namespace, interrupts: Interrupts) -> int:
   try:
     status = options.command(options)
     sys.stdout.flush()
-  except BrokenPipeError:  # nobody reads on; nor may the interpreter write what is left
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+  except BrokenPipeError:  # nobody reads on
+    _drop_output()
     return 0
   except (KeyboardInterrupt, Exception) as error:
     if interrupts.came or isinstance(error, KeyboardInterrupt):
@@ -85,8 +85,17 @@ def _run(options: argparse.Namespace, interrupts: Interrupts) -> int:
     if options.traceback:
       raise
     print(printable(f"coopjax: {_told(error)}", keeps="\n"), file=sys.stderr)
+    try:
+      sys.stdout.flush()
+    except OSError:
+      _drop_output()
     return 2
   return status
+
+
+def _drop_output() -> None:
+  """What is left in the buffer goes nowhere: the interpreter's own flush at its end would fail, and be the exit status."""
+  os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _told(error: Exception) -> str:

@@ -244,10 +244,12 @@ def test_a_file_that_is_not_there_is_told_without_numbers(capsys):
   assert run(capsys, "explain", "nowhere.json") == (2, "", "coopjax: nowhere.json: No such file or directory\n")
 
 
-def test_what_can_not_be_written_is_told_without_numbers(dumped, tmp_path):
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_what_can_not_be_written_is_told_without_numbers(dumped, tmp_path, unbuffered):
   limited = ["bash", "-c", 'ulimit -f 0; exec "$@" > "$0"', str(tmp_path / "out")]
   command = [sys.executable, "-m", "coopjax.cli", "inspect", str(dumped[0])]
-  done = subprocess.run([*limited, *command], stderr=subprocess.PIPE, text=True)
+  environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+  done = subprocess.run([*limited, *command], stderr=subprocess.PIPE, text=True, env=environment)
   assert (done.returncode, done.stderr) == (2, "coopjax: File too large\n")
 
 
