@@ -273,6 +273,7 @@ def plan_segments(
   max_polished_ops: int = 2000000,
   max_trials: int = 100000000,
   max_steps: int = 6000000000,
+  stop_at_cost_s: float = 0.0,
 ) -> SegmentResult:
   """Rematerialization of large programs; see planners/segments/planner.h. `order` has no repeats."""
 

@@ -94,7 +94,7 @@ def _run(options: argparse.Namespace, interrupts: Interrupts) -> int:
 
 
 def _drop_output() -> None:
-  """What is left in the buffer goes nowhere: the interpreter's own flush at its end would fail, and be the exit status."""
+  """What is left in the buffer goes nowhere: else the interpreter's own flush fails at its end, and is the status."""
   os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -106,7 +106,9 @@ class AutoPlanner:
     return dataclasses.replace(search.validated(), seconds=stopwatch.seconds)
 
   def _start(self, search: "_Search", default: np.ndarray) -> None:
-    segments = search.run(SegmentPlanner(), default)
+    is_over = _core.live_bytes(search.program.core, default).max(initial=0) > search.budget_bytes
+    good_enough_s = search.bound_s + self.least_gap * search.total_s if is_over else 0.0
+    segments = search.run(SegmentPlanner(stop_at_cost_s=good_enough_s), default)
     if search.is_done:
       return
     if search.program.num_ops > self.large_ops:

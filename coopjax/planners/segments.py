@@ -24,6 +24,7 @@ class SegmentPlanner:
     clean_up: whether repeats that the budget has room for are taken out at the end.
     max_polished_ops: longer programs are not polished.
     max_trials: single moves tried in polishing.
+    stop_at_cost_s: a plan whose repeats cost no more is good enough.
   """
 
   num_rounds: int = 14
@@ -31,6 +32,7 @@ class SegmentPlanner:
   clean_up: bool = True
   max_polished_ops: int = 2_000_000
   max_trials: int = 100_000_000
+  stop_at_cost_s: float = 0.0
 
   def plan(
     self,

@@ -13,8 +13,9 @@ void BindSegments(nb::module_& m) {
   m.def(
       "plan_segments",
       [](const StepProgram& program, Array<int32_t> order, int64_t budget_bytes, int32_t num_rounds, int32_t max_levels,
-         bool clean_up, int32_t max_polished_ops, int64_t max_trials, int64_t max_steps) {
-        const SegmentOptions options = {num_rounds, max_levels, clean_up, max_polished_ops, max_trials, max_steps};
+         bool clean_up, int32_t max_polished_ops, int64_t max_trials, int64_t max_steps, double stop_at_cost_s) {
+        const SegmentOptions options = {num_rounds, max_levels, clean_up,      max_polished_ops,
+                                        max_trials, max_steps,  stop_at_cost_s};
         const std::vector<int32_t> steps = ToVector<int32_t>(order);
         SegmentResult result;
         {
@@ -36,6 +37,7 @@ void BindSegments(nb::module_& m) {
       nb::arg("program"), nb::arg("order"), nb::arg("budget_bytes"), nb::kw_only(), nb::arg("num_rounds") = 14,
       nb::arg("max_levels") = 6, nb::arg("clean_up") = true, nb::arg("max_polished_ops") = 2000000,
       nb::arg("max_trials") = 100000000, nb::arg("max_steps") = SegmentOptions{}.max_steps,
+      nb::arg("stop_at_cost_s") = 0.0,
       "Rematerialization of large programs; see planners/segments/planner.h. `order` has no repeats.");
 }
 

@@ -35,6 +35,7 @@ class BoundSearch {
       samples.assign(1, Measure(gate));
       Try(&samples);
     }
+    if (num_cuts_left_ <= 0) return best_;
     samples.clear();
     for (Step t = 0; t < num_ops; t += stride) samples.push_back(Measure(t));
     for (Step t : WidestSteps()) {

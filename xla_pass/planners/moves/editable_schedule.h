@@ -3,9 +3,9 @@
 // Positions are sparse 64-bit keys: step r of a schedule that was just taken over has key StepKey(r), so that
 // chains of recomputes fit between any two steps, and chains between those. Every edit appends to `changes()` the
 // key ranges whose live bytes it changed, and can be undone; Commit() folds the changes into the curve of live
-// bytes. Keys stay what they are, until there is little room left somewhere: then a commit numbers all anew. An edit
-// costs O(log repeats) per value it touches; a commit runs over the steps, but not over all that they read. Keep()
-// costs less: the edits stay, but live bytes are those of the last commit.
+// bytes. Keys stay what they are, until there is little room left somewhere: then a commit gives the steps around
+// there new ones. An edit costs O(log repeats) per value it touches; a commit runs over the steps, but not over all
+// that they read. Keep() costs less: the edits stay, but live bytes are those of the last commit.
 //
 // Op and value rules are those of program/step_program.h, in-place overwrites and may_share included.
 #pragma once
@@ -107,6 +107,7 @@ class EditableSchedule {
   std::vector<Edit> NetInserts(std::vector<Step>* removed) const;
   void MergeIn(std::span<const Edit> inserts);
   void ApplyChanges();
+  void Rename(Step first, std::span<const Key> before);
   bool Overwrites(OpId op, ValueId v) const;
   bool Shares(OpId op, Key key, ValueId v) const;
   bool DiesAt(ValueId v, Key key) const;

@@ -5,8 +5,10 @@
 namespace coopjax {
 namespace {
 
-// Between neighbours; a row of new keys between them is still no closer than every other one.
-constexpr Key kLeastRoom = 2 * (StepKeys::kMostInARow + 1);
+// Between neighbours: a row of new keys in the lower half of that is still no closer than every other one.
+constexpr Key kLeastRoom = 4 * (StepKeys::kMostInARow + 1);
+// Per step, where steps get new keys: what a thousand steps have that were put in before one.
+constexpr Key kNewRoom = StepKey(1) >> 10;
 
 }  // namespace
 
@@ -19,7 +21,7 @@ void StepKeys::Reset(Step num_steps) {
   }
   first_at_[num_steps] = num_steps;
   reserved_.clear();
-  is_tight_ = false;
+  tight_.clear();
 }
 
 Step StepKeys::AtOrAfter(Key key) const {
@@ -40,24 +42,24 @@ Key StepKeys::KeyBefore(Key key) const {
 
 Key StepKeys::KeyAfter(Key key) const {
   const Step step = AtOrAfter(key + 1);
-  const Key of_step = step < num_steps() ? keys_[step] : StepKey(static_cast<Step>(first_at_.size()));
+  const Key of_step = AtStep(step);
   const auto reserved = std::upper_bound(reserved_.begin(), reserved_.end(), key);
   return reserved == reserved_.end() ? of_step : std::min(of_step, *reserved);
 }
 
+// In the lower half of the room: the next row before `key`, however long this one is, finds half as much.
 FreeKeys StepKeys::Before(Key key, size_t count) const {
-  const Key stride = (key - KeyBefore(key)) / static_cast<Key>(count + 1);
-  return {key - static_cast<Key>(count) * stride, stride};
+  const Key before = KeyBefore(key), stride = (key - before) / static_cast<Key>(2 * count);
+  return {before + stride, stride};
 }
 
 void StepKeys::Reserve(Key key) {
-  is_tight_ |= key - KeyBefore(key) < kLeastRoom || KeyAfter(key) - key < kLeastRoom;
+  if (key - KeyBefore(key) < kLeastRoom || KeyAfter(key) - key < kLeastRoom) tight_.push_back(key);
   reserved_.insert(std::upper_bound(reserved_.begin(), reserved_.end(), key), key);
 }
 
 void StepKeys::Settle(std::span<const Key> inserted) {
   reserved_.clear();
-  is_tight_ = false;
   std::vector<Step> at(inserted.size());
   std::ranges::transform(inserted, at.begin(), [this](Key key) { return AtOrAfter(key); });
   MergeSteps(at, inserted, &keys_);
@@ -69,6 +71,25 @@ void StepKeys::TakeOut(std::span<const Step> steps) {
   for (size_t i = 0; i < steps.size(); ++i) taken[i] = keys_[steps[i]];
   EraseSteps(steps, &keys_);
   Shift(taken, -1);
+}
+
+// The steps around one that have plenty of room together.
+std::pair<Step, Step> StepKeys::Crowded(Step step) const {
+  for (Step reach = 1;; reach *= 2) {
+    const Step begin = std::max(step - reach, 0), end = std::min(step + reach, num_steps());
+    const bool is_all = begin == 0 && end == num_steps();
+    if (is_all || (AtStep(end) - BeforeStep(begin)) / (end - begin + 1) >= kNewRoom) return {begin, end};
+  }
+}
+
+void StepKeys::Spread(Step begin, Step end) {
+  const Key before = BeforeStep(begin), after = AtStep(end), stride = (after - before) / (end - begin + 1);
+  for (Step step = begin; step < end; ++step) keys_[step] = before + stride * (step - begin + 1);
+  Step first = begin;
+  for (Key r = (before >> kKeyBits) + 1; r < std::ssize(first_at_) && StepKey(static_cast<Step>(r)) <= after; ++r) {
+    while (first < end && keys_[first] < StepKey(static_cast<Step>(r))) ++first;
+    first_at_[r] = first;
+  }
 }
 
 // After `keys`, ascending, came, or went.

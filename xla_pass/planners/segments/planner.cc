@@ -61,6 +61,7 @@ class SegmentPlanner {
 
  private:
   bool IsOver() const { return allowance_.IsOver(); }
+  bool IsGoodEnough() const { return best_.peak_bytes <= budget_bytes_ && best_.cost_s <= options_.stop_at_cost_s; }
 
   Plan Judged(Schedule schedule) const {
     const int64_t peak = ComputeLiveness(context_.program, schedule).peak_bytes;
@@ -98,10 +99,11 @@ class SegmentPlanner {
         Keep(Polished(order_, /*is_squared=*/false));
         bare_steps_ = allowance_.Spent() - spent;
       }
+      if (IsGoodEnough()) return;
     }
     const bool has_segments = !IsTooDear(proposal);
     Keep(CleanedUp(std::move(proposal), budget_bytes_));
-    if (is_polished) Polish(has_segments);
+    if (is_polished && !IsGoodEnough()) Polish(has_segments);
   }
 
   // Level by level, in shorter and shorter segments, as long as the peak falls.
@@ -147,6 +149,7 @@ class SegmentPlanner {
       if (num_failures == kPatience || effort_.IsSpent() || allowance_.Left() < steps_needed) return;
       const Plan plan = margin == kBare ? order_ : Proposal(margin);
       num_failures = Keep(Polished(plan, /*is_squared=*/true)) ? 0 : num_failures + 1;
+      if (IsGoodEnough()) return;
     }
   }
 

@@ -27,6 +27,7 @@ struct SegmentOptions {
   int32_t max_polished_ops = 2'000'000;   // longer programs are not polished
   int64_t max_trials = 100'000'000;   // moves tried in polishing
   int64_t max_steps = 6 * kDefaultSteps;
+  double stop_at_cost_s = 0;      // of repeats: a plan that costs no more is good enough
 };
 
 struct SegmentResult {
