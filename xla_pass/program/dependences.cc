@@ -1,6 +1,7 @@
 #include "program/dependences.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace coopjax {
 
@@ -40,6 +41,23 @@ Csr OpTouches(const StepProgram& program) {
         row.push_back(overwritten);
       }
     }
+    result.AddRow(row);
+  }
+  return result;
+}
+
+Csr OpTouchesOfMade(const StepProgram& program) {
+  std::vector<uint8_t> is_made(program.num_values());
+  for (ValueId v = 0; v < program.num_values(); ++v) {
+    is_made[v] |= program.value_producer[v] != kNoOp || program.takes_budget(v);
+    if (program.value_in_place_of[v] != kNoValue) is_made[program.value_in_place_of[v]] = 1;
+  }
+  const Csr touches = OpTouches(program);
+  Csr result;
+  std::vector<ValueId> row;
+  for (OpId op = 0; op < program.num_ops(); ++op) {
+    row.clear();
+    std::ranges::copy_if(touches[op], std::back_inserter(row), [&](ValueId v) { return is_made[v]; });
     result.AddRow(row);
   }
   return result;

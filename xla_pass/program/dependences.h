@@ -19,6 +19,8 @@ Csr ValueReaders(const StepProgram& program);
 // Per op, the values that must be there when it runs: its inputs, and what it overwrites without reading
 // it (the buffer of a donated parameter).
 Csr OpTouches(const StepProgram& program);
+// The same but for what is there anyway and nobody overwrites, such as a weight that every step reads.
+Csr OpTouchesOfMade(const StepProgram& program);
 
 // The ops that must run before each op when none is repeated: producers of what it touches, control
 // predecessors and, for an in-place writer, the other readers of what it overwrites.
