@@ -106,9 +106,10 @@ class AutoPlanner:
     return dataclasses.replace(search.validated(), seconds=stopwatch.seconds)
 
   def _start(self, search: "_Search", default: np.ndarray) -> None:
+    max_steps = search.allowance.left  # the bound's are not the first plan's
     is_over = _core.live_bytes(search.program.core, default).max(initial=0) > search.budget_bytes
     good_enough_s = search.bound_s + self.least_gap * search.total_s if is_over else 0.0
-    segments = search.run(SegmentPlanner(stop_at_cost_s=good_enough_s), default)
+    segments = search.run(SegmentPlanner(stop_at_cost_s=good_enough_s), default, max_steps=max_steps)
     if search.is_done:
       return
     if search.program.num_ops > self.large_ops:
@@ -219,9 +220,12 @@ class _Search:
     best = self.best
     return (best.is_feasible and (best.num_recomputed == 0 or self.gap <= self.least_gap)) or self.allowance.is_over
 
-  def run(self, planner: Planner, start: np.ndarray, *, order: np.ndarray | None = None) -> PlannerResult:
+  def run(
+    self, planner: Planner, start: np.ndarray, *, order: np.ndarray | None = None, max_steps: int | None = None
+  ) -> PlannerResult:
     """Runs a planner from ``start``; ``order`` is what ``start`` was made from, if it has repeats."""
-    result = planner.plan(self.program, self.budget_bytes, max_steps=self.allowance.left, order=start)
+    max_steps = self.allowance.left if max_steps is None else max_steps
+    result = planner.plan(self.program, self.budget_bytes, max_steps=max_steps, order=start)
     if order is not None:
       result = dataclasses.replace(result, order=order)
     self._keep(result)
