@@ -103,7 +103,7 @@ class SegmentPlanner {
     }
     const bool has_segments = !IsTooDear(proposal);
     Keep(CleanedUp(std::move(proposal), budget_bytes_));
-    if (is_polished && !IsGoodEnough()) Polish(has_segments);
+    if (is_polished) Polish(has_segments);
   }
 
   // Level by level, in shorter and shorter segments, as long as the peak falls.
@@ -144,12 +144,12 @@ class SegmentPlanner {
   void Polish(bool has_segments) {
     int32_t num_failures = 0;
     for (double margin : kMargins) {
+      if (IsGoodEnough()) return;
       if (!has_segments && margin != kBare) continue;
       const auto steps_needed = static_cast<int64_t>(kSquaredSteps * static_cast<double>(bare_steps_));
       if (num_failures == kPatience || effort_.IsSpent() || allowance_.Left() < steps_needed) return;
       const Plan plan = margin == kBare ? order_ : Proposal(margin);
       num_failures = Keep(Polished(plan, /*is_squared=*/true)) ? 0 : num_failures + 1;
-      if (IsGoodEnough()) return;
     }
   }
 
