@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from coopjax import _core
+from coopjax.errors import MissingPackageError
 from coopjax.planners.milp import Milp
 from coopjax.program.stopwatch import Stopwatch
 
@@ -113,13 +114,13 @@ def default_solver() -> MilpSolver:
   """HiGHS if ``highspy`` is installed, else SciPy's.
 
   Raises:
-    ImportError: neither is installed.
+    MissingPackageError: neither is installed.
   """
   if importlib.util.find_spec("highspy"):
     return HighsSolver()
   if importlib.util.find_spec("scipy"):
     return ScipySolver()
-  raise ImportError("no MILP solver: install coopjax[ilp] (highspy), or scipy")
+  raise MissingPackageError("no MILP solver: install coopjax[ilp] (highspy), or scipy")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -24,7 +24,7 @@ from coopjax.jaxpr.trace import TracedFn, fn_and_gradient
 from coopjax.planning import regions
 from coopjax.planning.choice import Choice
 from coopjax.planning.kept import KeptChoices, program_key
-from coopjax.planning.request import Request
+from coopjax.planning.request import Request, no_hook
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
 from coopjax.policy_engine.residuals import graph_of
 from coopjax.policy_engine.save_curves import save_curve
@@ -77,7 +77,7 @@ def block_remat(
     on_infeasible="best_effort",
   )
   if engine == "hlo" and compat.hook_platform(jax.default_backend()) is None:
-    raise ValueError(f"engine='hlo': JAX {jax.__version__} has no HLO hook on {jax.default_backend()}; use 'policy'")
+    raise no_hook(jax.default_backend())
   return functools.partial(regions.region, choose=functools.partial(_choose, request=request))
 
 

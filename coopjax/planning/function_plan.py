@@ -2,12 +2,11 @@
 
 import dataclasses
 
-import jax
-
 from coopjax import compat, contexts, progress
 from coopjax.budget import format_bytes
 from coopjax.errors import (
   BudgetExceededWarning,
+  CoopjaxError,
   NotDifferentiableError,
   RematNoEffectWarning,
   warn,
@@ -25,7 +24,7 @@ from coopjax.planning.choice import Choice, Chosen
 from coopjax.planning.choosing import Case
 from coopjax.planning.kept import KeptChoices, key_of
 from coopjax.planning.remat_plan import RematPlan
-from coopjax.planning.request import Request
+from coopjax.planning.request import Request, no_hook
 from coopjax.program.stopwatch import Stopwatch
 from coopjax.xla.compile import compile_abstract, compile_draft
 from coopjax.xla.module import HeapResult
@@ -36,8 +35,8 @@ _choices = KeptChoices()
 def choose(traced: TracedFn, request: Request, *, says_unneeded: bool = True) -> Choice:
   """The choice for this program and request, made once per process, and kept on disk for the next one.
 
-  A program that can't be planned because it has no gradient is left as it is, with a warning. One whose sizes are
-  symbols (`jax.export`) can't be compiled yet: what it is compiled to when they are known, the hook plans.
+  A program that can't be planned, for one because it has no gradient, is left as it is, with a warning. One whose sizes
+  are symbols (`jax.export`) can't be compiled yet: what it is compiled to when they are known, the hook plans.
 
   Args:
     traced: the function.
@@ -92,6 +91,12 @@ def _choose_here(
   except NotDifferentiableError as error:
     if compat.num_gradients():
       warn(f"coopjax.remat has no effect: {error}", RematNoEffectWarning)
+    return Choice()
+  except CoopjaxError:
+    raise
+  except Exception as error:  # what JAX or XLA can't do with the function alone, they may do where it is called
+    cause = f"{traced.name} could not be planned: {type(error).__name__}: {error}".partition("\n")[0]
+    warn(f"coopjax.remat has no effect: {cause}", RematNoEffectWarning)
     return Choice()
   outcome, before = chosen.outcome, chosen.before
   # Of what is marked, the hook tells, which sees the whole program; nor is more than a gradient of the function known.
@@ -202,7 +207,7 @@ def choose_anew(
   request = dataclasses.replace(request, engine=host_offload.engine_for(traced, request.engine, request.platform))
   platform = compat.hook_platform(request.platform)
   if request.engine == "hlo" and platform is None:
-    raise ValueError(f"engine='hlo': JAX {jax.__version__} has no HLO hook on {request.platform}; use 'policy'")
+    raise no_hook(request.platform)
   case = Case(traced, baseline, request, fingerprint, sketches)
   # What XLA:TPU moves to vector memory after the hook, no mark of a budget can foresee for the user's own program.
   if request.engine == "policy" or platform is None or (request.engine == "auto" and platform == "tpu"):

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from coopjax.budget import Budget
+from coopjax.errors import UnknownTargetError
 from coopjax.hlo_engine.mark import Mark, Whole, keyed
 from coopjax.memory_profile import MemoryProfile
 from coopjax.planners import base
@@ -130,3 +131,8 @@ class Request:
     fuse_s = None if time_limit_s is None else float(time_limit_s)
     drafts = drafts and makes_drafts(device)
     return cls(budget, planner, engine, effort, on_infeasible, target, fuse_s, names_only, as_allocated, drafts)
+
+
+def no_hook(platform: str) -> UnknownTargetError:
+  """The error that asking for the HLO engine deserves where it has no way into the compile."""
+  return UnknownTargetError(f"engine='hlo': JAX {jax.__version__} has no HLO hook on {platform}; use 'policy'")

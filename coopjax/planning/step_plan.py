@@ -32,7 +32,7 @@ from coopjax.planning.missed import missed
 from coopjax.planning.policy_names import HLO_ENGINE, NOT_KNOWN, RegionNames, agreed
 from coopjax.planning.region_names import region_names
 from coopjax.planning.remat_plan import RegionPlan, RematPlan
-from coopjax.planning.request import Request
+from coopjax.planning.request import Request, no_hook
 from coopjax.planning.steps import Step, holds_checkpoint, why_no_regions
 from coopjax.planning.trials import Trials, Tried
 from coopjax.policy_engine import search
@@ -143,7 +143,7 @@ class _Planning:
     """Tries the HLO engine, then, where that misses the budget or repeats much, the policy engine with it under it."""
     request, platform = self._request, compat.hook_platform(self._request.platform)
     if request.engine == "hlo" and platform is None:
-      raise ValueError(f"engine='hlo': JAX {jax.__version__} has no HLO hook on {request.platform}; use 'policy'")
+      raise no_hook(request.platform)
     outcome = None
     with warnings.catch_warnings():
       warnings.simplefilter("ignore", BudgetExceededWarning)  # trials may miss the budget

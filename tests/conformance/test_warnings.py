@@ -4,6 +4,7 @@ import warnings
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import coopjax
@@ -89,3 +90,26 @@ def test_what_has_no_gradient_is_said_only_where_one_is_taken():
   with pytest.warns(coopjax.RematNoEffectWarning, match="no floating-point output") as caught:
     jax.jit(jax.grad(lambda x: jnp.sum(x) * counts(x)))(X)
   assert [warning.filename for warning in caught] == [__file__]
+
+
+@pytest.mark.parametrize("engine", ["policy", "auto"])
+def test_what_can_be_differentiated_in_the_trace_around_alone_runs_as_it_is(engine):
+  """A `custom_vmap` has no gradient but by what its rule makes of the batch."""
+
+  @jax.custom_batching.custom_vmap
+  def doubled_sine(x):
+    return 2 * jnp.sin(x)
+
+  doubled_sine.def_vmap(lambda size, in_batched, x: (2 * jnp.sin(x), in_batched[0]))
+
+  def loss(x):
+    return jnp.sum(jnp.tanh(doubled_sine(x) @ WEIGHTS[0]) ** 2)
+
+  batch = jnp.stack([X, 2 * X])
+  with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    gradient = jax.jit(jax.grad(lambda x: jax.vmap(coopjax.remat(loss, budget=0.5, engine=engine))(x).sum()))(batch)
+  np.testing.assert_allclose(gradient, jax.jit(jax.grad(lambda x: jax.vmap(loss)(x).sum()))(batch), rtol=1e-5)
+  if engine == "policy":
+    ((category, message),) = [(warning.category, str(warning.message)) for warning in said]
+    assert category is coopjax.RematNoEffectWarning and "loss could not be planned: ValueError: Lin" in message
