@@ -14,31 +14,25 @@ Where the HLO engine works under the checkpoints (`HloEngineShare`), the curve i
 repeats counts like the rest. Once a plan holds, candidates that need somewhat more bytes than it are worth a try, too.
 """
 
-import dataclasses
 import math
-import statistics
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
 from coopjax.policy_engine.expected_gain import ExpectedGain
+from coopjax.policy_engine.forecast import Forecast
 from coopjax.policy_engine.policy_plan import PolicyPlan
 from coopjax.policy_engine.predictions import (
   SearchCandidate,
   SearchSpace,
   Trial,
-  doubted_bytes,
   expected_flops,
   hide_much,
   in_loops,
   is_out_of_reach,
-  kind_of,
   like_the_least,
-  predicted_bytes,
   say_little,
-  spread_of,
 )
 
 _MARGIN = 0.02  # of the budget: how far predictions err, once there has been a compile
-_DOUBT = 0.1  # of the budget: how far the prediction of a scan body unlike those tried may err, at least
 _NEARBY = 1.15  # of the budget: predictions within that may be wrong
 _MAYBE = 1.2  # of the budget: of the few policies that everybody tries, what is predicted to take more is not tried; or
 _MAYBE_ROUGHLY = 1.35  # where estimates go by no compile
@@ -46,8 +40,8 @@ _NEAR_MISS = 0.01  # of the budget
 _UNLIKELY = 4  # times what predictions were off by: what is above the budget by more hardly ever fits
 _LEAVES_ROOM = 0.9  # of the budget: what a plan takes that drafts of more bytes are made beyond
 _HAND_ROUNDS = 3  # of a search, its last: for what a person would pick
-_TOLD_BY = 3  # trials: predictions from fewer may be off by anything
-_TELLING = 2  # predictions from so many that say how far others may be off
+_CLOSE_ROUNDS = 2  # after these: for what a person would pick that repeats less by however little
+_GOOD_CHANCE = 0.25  # that it fits
 _MAX_SMALLER = 3  # tries at less than all before
 _SPARED_BY_SAVING = 1.5  # of the budget: what is tried takes no more where something that saves more may fit
 _AIDED_MARGIN = 0.25  # of what the best plan takes unaided: the HLO engine may help out with more
@@ -70,39 +64,28 @@ class Progress[Decisions: Hashable]:
     are_drafts: bool,
   ):
     self._space, self._are_drafts = space, are_drafts
-    self._budget = budget_bytes
     self._below_flops = below_flops
-    self._tried: list[Trial[Decisions]] = []
-    self._unaided: list[Trial[Decisions]] = []  # the same, without the HLO engine's help
+    self._forecast = Forecast(space, budget_bytes, baseline_temp_bytes)
+    self._tried, self._predict = self._forecast.tried, self._forecast.bytes_of
     self._misses = 0  # since a plan holds: tries that made nothing better
     self._num_last = 0  # tries of what a person would pick, where the search would end
+    self._num_close = 0  # the same, of what gains next to nothing
     self._passed: set[SearchCandidate[Decisions]] = set()
     self._twin: SearchCandidate[Decisions] | None = None  # under way, if the last candidate is one
     self._barriers_cost = False  # a twin took more than what it is one of
-    self._baseline = float(baseline_temp_bytes)
-    # The program without checkpoints is scheduled differently, so it lends its ratio only until there is a trial.
-    self._ratio = self._baseline / max(space.baseline_bytes, 1.0)
-    undone = min((candidate.estimated_bytes for candidate in space.found if not candidate.flops), default=0.0)
-    self._num_shards = max(1, round(undone / max(self._baseline, 1.0))) if space.is_spread else 1
-    self._predicted: dict[SearchCandidate[Decisions], float] = {}  # from the trials so far
-    self._off: dict[Hashable, list[float]] = {}  # by kind (`kind_of`), what predictions from others of it were off by
+    self._baseline_bytes = baseline_temp_bytes
 
   def record(self, trial: Trial[Decisions]) -> None:
     is_first = not self._holds
     if trial.candidate is self._twin:
       self._barriers_cost = trial.temp_bytes >= self._tried[-1].temp_bytes
-    kind = kind_of(trial.candidate)
-    if any(kind_of(other.candidate) == kind for other in self._tried):
-      self._off.setdefault(kind, []).append(abs(self._predict(trial.candidate) - trial.temp_bytes))
-    self._tried.append(trial)
-    self._unaided.append(dataclasses.replace(trial, temp_bytes=trial.unaided_bytes))
-    self._predicted.clear()
+    self._forecast.record(trial)
     is_bold = not (is_first or trial.candidate.is_plain_policy)  # such a policy is tried whatever is predicted
     self._misses += is_bold and not (self._best() is trial and trial.flops < self._below_flops)
 
   def aim_at(self, budget_bytes: int) -> None:
     """Goes on for another budget: what drafts may take for the program to hold it."""
-    self._budget, self._misses = budget_bytes, 0
+    self._forecast.budget_bytes, self._misses = budget_bytes, 0
 
   def nothing_saved(self) -> Iterator[SearchCandidate[Decisions]]:
     """What most people have, around blocks as they may see them, where it was not tried and repeats less than the best;
@@ -135,7 +118,7 @@ class Progress[Decisions: Hashable]:
     if self._holds:
       least = self._least_flops
       by_hand = [c for c in untried if c.is_by_hand and c.flops < least]
-      flops = self._flops_of_straight_code()
+      flops = self._forecast.flops_of_straight_code()
       untried = [c for c in untried if flops(c) < least - self._tolerance(c, least)]
       if in_loops(self._tried):
         return self._worth_a_try(by_hand, untried, is_last=rounds_left == 1)
@@ -195,8 +178,8 @@ class Progress[Decisions: Hashable]:
     least = min(self._tried, key=lambda trial: trial.temp_bytes, default=None)
     if least is None or least.temp_bytes > _SPARED_BY_SAVING * self._budget:
       return None
-    usual, reach = [c for c in untried if c.is_by_hand], self._budget - least.error_bytes(self._num_shards)
-    fitting = [c for c in usual if c.estimated_bytes / self._num_shards <= reach]
+    usual, reach = [c for c in untried if c.is_by_hand], self._budget - least.error_bytes(self._forecast.num_shards)
+    fitting = [c for c in usual if c.estimated_bytes / self._forecast.num_shards <= reach]
     found = self._first(like_the_least(untried, self._tried, least.candidate), lambda _: 0)
     found = found or self._first([c for c in usual if c.is_plain_policy], self._predict)
     return found or self._first(fitting, lambda c: c.flops) or self._likeliest_gain(usual)
@@ -223,21 +206,15 @@ class Progress[Decisions: Hashable]:
     if self._holds:
       untried = [candidate for candidate in untried if candidate.flops < self._least_flops]
     least = self._least_flops if self._holds else max((candidate.flops for candidate in untried), default=0.0)
-    gain = lambda c: (least - c.flops) * (1 - self._fits(c).cdf(self._predict(c)))
+    gain = lambda c: (least - c.flops) * (1 - self._forecast.fits(c).cdf(self._predict(c)))
     return self._first(untried, lambda candidate: -gain(candidate))
-
-  def _fits(self, candidate: SearchCandidate[Decisions]) -> statistics.NormalDist:
-    """Predictions with which candidates like this fit: the budget, give or take what predictions were off by."""
-    off = self._off.get(kind_of(candidate), ())[-_TOLD_BY:]
-    off_bytes = statistics.median(off) if len(off) >= _TELLING else spread_of(self._tried, self._num_shards)
-    return statistics.NormalDist(self._budget, max(off_bytes, _NEAR_MISS * self._budget, 1.0))
 
   def _last_by_hand(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
     """Before the search ends, a few of what a person would pick that may fit; of drafts all that are likely to, and a
     few others.
     """
     if self._are_drafts:
-      likely = [c for c in untried if self._fits(c).zscore(self._predict(c)) <= _UNLIKELY]
+      likely = [c for c in untried if self._forecast.fits(c).zscore(self._predict(c)) <= _UNLIKELY]
       if found := self._likeliest_gain(likely):
         return found
     if self._num_last == _HAND_ROUNDS:
@@ -254,7 +231,9 @@ class Progress[Decisions: Hashable]:
     pick has another chance: the few policies that everybody tries, then what is worth more than the last such try.
     """
     least, tried = self._least_flops, self._tried
-    expected_gain = ExpectedGain(tried, self._best(), least, self._budget, self._predict_unaided, self._over_bytes)
+    expected_gain = ExpectedGain(
+      tried, self._best(), least, self._budget, self._forecast.unaided_bytes, self._over_bytes
+    )
 
     def worth(candidates: Sequence[SearchCandidate[Decisions]], num_misses: float):
       enough = lambda c: self._tolerance(c, least if c.is_by_hand else math.inf) * (1 + num_misses)
@@ -271,14 +250,17 @@ class Progress[Decisions: Hashable]:
       return self._last_by_hand(by_hand)
     may_fit = lambda candidate: expected_gain.chance(candidate) or self._predict(candidate) <= _MAYBE * self._budget
     plain = [candidate for candidate in by_hand if candidate.is_plain_policy and may_fit(candidate)]
-    found = most([*plain, *worth(by_hand, self._num_last / 2)])
-    self._num_last += 1
-    return found
+    if found := most([*plain, *worth(by_hand, self._num_last / 2)]):
+      self._num_last += 1
+      return found
+    if self._num_close == _CLOSE_ROUNDS:
+      return None
+    self._num_close += 1
+    return most([c for c in by_hand if expected_gain(c) > 0 and expected_gain.chance(c) >= _GOOD_CHANCE])
 
   def _over_bytes(self, candidate: SearchCandidate[Decisions]) -> tuple[float, float]:
     """That scan bodies are predicted to take beyond the budget, and the deviation of that."""
-    doubt = doubted_bytes(candidate, self._tried, _DOUBT * self._budget, self._num_shards)
-    return self._predict(candidate) - self._limit(is_looped=True), max(doubt, self._fits(candidate).stdev)
+    return self._predict(candidate) - self._limit(is_looped=True), self._forecast.doubted_bytes(candidate)
 
   def _smaller_than_all(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
     """What is predicted to take less than all that was tried, as long as such tries come to less."""
@@ -304,6 +286,10 @@ class Progress[Decisions: Hashable]:
     """Trials say that the budget is below the least memory that there is a candidate for."""
     bare = [self._predict(candidate) for candidate in self._space.found if candidate.is_bare]
     return bool(self._tried) and min(bare, default=0) > self._budget
+
+  @property
+  def _budget(self) -> int:
+    return self._forecast.budget_bytes
 
   @property
   def _holds(self) -> bool:
@@ -347,11 +333,12 @@ class Progress[Decisions: Hashable]:
     # Few policies are plain, so they have the benefit of the best ratio that a trial, or the program as it is, showed,
     # if not of the estimate itself; and none is taken to need more than the program as it is.
     ratios = [trial.unaided_bytes / max(trial.candidate.estimated_bytes, 1.0) for trial in self._tried]
-    ratio = min([1.0, self._ratio, *ratios])
+    ratio = min([1.0, self._forecast.ratio, *ratios])
     kin_tried = {trial.candidate.kin for trial in self._tried} - {None}
 
     def is_near(candidate: SearchCandidate[Decisions]) -> bool:
-      estimated_bytes, predicted_bytes = candidate.estimated_bytes / self._num_shards, self._predict(candidate)
+      estimated_bytes = candidate.estimated_bytes / self._forecast.num_shards
+      predicted_bytes = self._predict(candidate)
       if candidate.is_plain_policy:
         hoped_bytes = ratio * min(candidate.estimated_bytes, self._space.baseline_bytes)
         is_told = candidate.kin in kin_tried
@@ -362,7 +349,7 @@ class Progress[Decisions: Hashable]:
     near = list(filter(is_near, candidates))
     if is_last:
       near = [candidate for candidate in near if candidate.is_bare] or near
-    flops = expected_flops(self._tried, self._budget, self._predict_unaided)
+    flops = expected_flops(self._tried, self._budget, self._forecast.unaided_bytes)
     return self._first(near, lambda candidate: (flops(candidate), self._predict(candidate)))
 
   def _nearly_cheapest(self, candidates: Sequence[SearchCandidate[Decisions]]) -> list[SearchCandidate[Decisions]]:
@@ -384,27 +371,11 @@ class Progress[Decisions: Hashable]:
   def result(self) -> PolicyPlan[Decisions]:
     """The best so far; the program as it is if there was nothing to try."""
     if not self._tried:
-      return PolicyPlan.undecided(self._space, int(self._baseline), is_feasible=False)
+      return PolicyPlan.undecided(self._space, self._baseline_bytes, is_feasible=False)
     return PolicyPlan.of_trials(self._space, self._tried, self._best(), self._budget, are_drafts=self._are_drafts)
 
   def _best(self) -> Trial[Decisions] | None:
     return min(self._feasible(), key=lambda trial: trial.flops, default=None)
-
-  def _predict(self, candidate: SearchCandidate[Decisions]) -> float:
-    if candidate not in self._predicted:
-      self._predicted[candidate] = predicted_bytes(candidate, self._tried, self._ratio, self._num_shards)
-    return self._predicted[candidate]
-
-  def _predict_unaided(self, candidate: SearchCandidate[Decisions]) -> float:
-    return predicted_bytes(candidate, self._unaided, self._ratio, self._num_shards)
-
-  def _flops_of_straight_code(self) -> Callable[[SearchCandidate[Decisions]], float]:
-    """From candidates to what they repeat, with what the HLO engine is expected to if it did so twice."""
-    straight = [trial for trial in self._tried if not trial.candidate.has_loops]
-    if sum(trial.flops > trial.candidate.flops for trial in straight) < _TELLING:
-      return lambda candidate: candidate.flops
-    flops_of = expected_flops(straight, self._budget, self._predict_unaided)
-    return lambda candidate: candidate.flops if candidate.has_loops else flops_of(candidate)
 
   def _tolerance(self, candidate: SearchCandidate[Decisions], least_flops: float) -> float:
     """FLOPs that are no reason to prefer a candidate to one that repeats so many, or to compile once more."""
