@@ -63,10 +63,6 @@ def add_parsers(commands: Any) -> None:
   plan.add_argument(
     "--format", choices=FORMATS, help="print the plan as a policy over names, for a job without coopjax, not a report"
   )
-  plan.add_argument("--names-only", action="store_true", help="the best plan that such a policy can say")
-  plan.add_argument(
-    "--existing", default="replace", choices=EXISTING, help="what becomes of a step's jax.checkpoints (replace)"
-  )
   plan.add_argument("--best-effort", action="store_true", help="the smallest plan, where none holds the budget")
   plan.set_defaults(command=functools.partial(_printed, _plan))
   frontier = commands.add_parser(
@@ -88,9 +84,6 @@ def add_parsers(commands: Any) -> None:
   fit.add_argument("--batches", type=positive, nargs="+", metavar="N", help="to try (doubled until none fits)")
   fit.add_argument("--microbatches", type=positive, nargs="+", default=[1], metavar="N", help="numbers of them (1)")
   fit.add_argument("--unit", type=positive, default=1, metavar="N", help="that batches are multiples of (1)")
-  fit.add_argument(
-    "--existing", default="replace", choices=EXISTING, help="what becomes of a step's jax.checkpoints (replace)"
-  )
   fit.add_argument(
     "--output", "-o", type=files.output, metavar="FILE", help="save the plan of the largest batch, as of plan"
   )
@@ -120,8 +113,14 @@ def add_parsers(commands: Any) -> None:
       help="a function, beside the other or module.py:function, "
       "that returns the arguments as a tuple: arrays or jax.ShapeDtypeStruct",
     )
+    command.add_argument(
+      "--names-only", action="store_true", help="the best plan that a policy over the program's own names can say"
+    )
     command.add_argument("--time-limit", type=float, metavar="SECONDS", help="a fuse: ends planning, a budget (none)")
   for command in (plan, frontier, fit):
+    command.add_argument(
+      "--existing", default="replace", choices=EXISTING, help="what becomes of a step's jax.checkpoints (replace)"
+    )
     command.add_argument("--planner", default="auto", help="auto, peak, segments, coop, fastsa, model or exact (auto)")
     command.add_argument("--engine", default="auto", choices=("auto", "hlo", "policy"), help="(auto)")
     command.add_argument(
@@ -199,7 +198,8 @@ def _frontier(options: argparse.Namespace) -> tuple[int, str]:
   suffix = options.output.suffix if options.output else ""
   if suffix in PICTURES:
     display.require_pictures(f"frontier -o {options.output}")
-  found = coopjax.frontier(function, *args, budgets=options.budget, **_settings(options), **kwargs)
+  planned = {"existing": options.existing, "names_only": options.names_only, **_settings(options)}
+  found = coopjax.frontier(function, *args, budgets=options.budget, **planned, **kwargs)
   text = json.dumps(found.to_dict())
   if suffix == ".json":
     options.output.write_text(text)

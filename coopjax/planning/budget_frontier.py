@@ -9,7 +9,7 @@ from coopjax import display, progress
 from coopjax.budget import Budget, format_bytes
 from coopjax.errors import BudgetExceededWarning, CompileMemoryError, InvalidPlanError, RematNoEffectWarning
 from coopjax.memory_profile import MemoryProfile
-from coopjax.planning import files
+from coopjax.planning import files, regions
 from coopjax.planning.by_hand import DOTS, NO_LAYERS, Checkpointed, per_layer
 from coopjax.planning.plannable import Plannable
 from coopjax.planning.remat_plan import RematPlan
@@ -160,6 +160,8 @@ def frontier(
   effort: str = "normal",
   time_limit_s: float | None = None,
   argnums: int | Sequence[int] | None = None,
+  existing: str = "replace",
+  names_only: bool = False,
   **kwargs: Any,
 ) -> Frontier:
   """Plans `fn` with its gradient, or a whole step, for several budgets, and compiles each plan.
@@ -180,6 +182,8 @@ def frontier(
     effort: as for :func:`coopjax.remat`.
     time_limit_s: as for :func:`coopjax.remat`, for each budget.
     argnums: as for :func:`coopjax.plan`.
+    existing: as for :func:`coopjax.plan`.
+    names_only: as for :func:`coopjax.plan`.
     **kwargs: keyword arguments of ``fn``.
 
   Returns:
@@ -189,6 +193,7 @@ def frontier(
   Raises:
     InvalidBudgetError: a budget is not one.
     NotDifferentiableError: ``fn`` has no floating input or output.
+    PolicyNamesError: ``names_only`` where names can't be planned.
 
   Example:
     >>> import jax, jax.numpy as jnp, coopjax
@@ -201,6 +206,7 @@ def frontier(
     ['80%', '60%']
     >>> fitted = found.points[1].plan.apply(loss)
   """
+  regions.check_existing(existing)
   target = target or targets.of_arguments((args, kwargs))
   requests = [
     Request.checked(
@@ -211,6 +217,7 @@ def frontier(
       effort=effort,
       time_limit_s=time_limit_s,
       on_infeasible="best_effort",
+      names_only=names_only,
       drafts=True,
     )
     for budget in (SHARES if budgets is None else budgets)
@@ -218,7 +225,7 @@ def frontier(
   if not requests:
     raise ValueError("budgets=[]: at least one budget, or None for shares from 1 down")
   drafts = requests[0].drafts
-  program = Plannable.of(fn, args, kwargs, requests[0].device, argnums, drafts=drafts)
+  program = Plannable.of(fn, args, kwargs, requests[0].device, argnums, existing, drafts=drafts)
   with progress.shown(f"frontier of {program.name}"), warnings.catch_warnings():
     warnings.simplefilter("ignore", BudgetExceededWarning)
     warnings.simplefilter("ignore", RematNoEffectWarning)

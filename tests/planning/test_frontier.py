@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 
 import coopjax
 from coopjax import compat
@@ -220,3 +221,23 @@ def test_hardware_that_is_not_there(target):
     fitted = fn_and_gradient(differentiable(trace(point.plan.apply(loss), shapes)))
     measured = measure(compile_abstract(*fitted, targets.resolve(target)))
     assert point.temp_bytes == pytest.approx(measured.temp_bytes, rel=0.01)
+
+
+def test_a_step_keeps_its_checkpoints_or_is_planned_by_its_names_alone_as_by_plan():
+  def layer(x, weight):
+    return jnp.tanh(checkpoint_name(jnp.sin(x @ weight), "sine") @ weight), None
+
+  def step_under(policy):
+    loss = lambda stack, x: jnp.mean(jax.lax.scan(jax.checkpoint(layer, policy=policy), x, stack)[0] ** 2)
+    return jax.jit(jax.value_and_grad(loss))
+
+  arguments = models.normal(0, 6, 64, 64), X
+  bytes_of = lambda step: step.lower(*arguments).compile().memory_analysis().temp_size_in_bytes
+  bare, named = step_under(None), step_under(jax.checkpoint_policies.save_only_these_names("sine"))
+  found = coopjax.frontier(bare, *arguments, budgets=[1.0], existing="keep")
+  assert found.points[0].temp_bytes == bytes_of(bare) and not found.points[0].recompute_flops
+  found = coopjax.frontier(bare, *arguments, budgets=[bytes_of(named)], names_only=True)
+  assert found.points[0].temp_bytes <= bytes_of(named)
+  assert found.points[0].plan.to_jax() == 'policy = jax.checkpoint_policies.save_only_these_names("sine")'
+  with pytest.raises(ValueError, match="existing='all'"):
+    coopjax.frontier(bare, *arguments, existing="all")
