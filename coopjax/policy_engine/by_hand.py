@@ -40,6 +40,26 @@ _BY_FAR = 0.1  # of the bytes, repeating no more
 _MOSTLY = 3 / 4  # of a block, that the first and the last one have in common with it
 
 
+# The names that MaxText's layers give, and the sets of them that its `remat_policy` saves.
+_QKV, _OUT = {"query_proj", "key_proj", "value_proj", "qkv_proj"}, {"out_proj"}
+_MLP = {"mlpwi", "mlpwi_0", "mlpwi_1", "mlpwo"}
+_PUBLISHED = (
+  _OUT,
+  _QKV,
+  _QKV | _OUT,
+  _QKV | _OUT | {"context"},
+  _QKV | _OUT | {"mlpwo"},
+  _QKV | _OUT | _MLP,
+  _QKV | _OUT | _MLP | {"context"},
+)
+
+
+def published_sets(names: Iterable[str]) -> set[frozenset[str]]:
+  """The sets that most people choose among, of these names."""
+  known = frozenset(names)
+  return {known & chosen for chosen in _PUBLISHED} - {frozenset()}
+
+
 def on_host(name: str) -> str:
   """What stands in a set of names for one that is offloaded."""
   return _ON_HOST + name

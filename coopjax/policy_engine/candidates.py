@@ -154,7 +154,7 @@ class Candidates:
       if level == 0:
         self._add_rungs(graph, scans, ())
         if keeping := {scan.equation_id for scan in scans if has_invariants(jaxpr.eqns[scan.position])}:
-          self.found += [each.behind_barriers(keeping) for each in self.found if frozenset() in each.rungs]
+          self.found += [each.behind_barriers(keeping) for each in self.found if frozenset() in each.name_sets]
         if len(scans) > 1:  # the layers alone, without the loops of a loss or of an embedding
           layers = [max(scans, key=kept_bytes)]
           self._add_rungs(looped(layers, 0), layers, ())

@@ -62,7 +62,12 @@ class JointCandidate:
   flops: float
   is_bare: bool
   is_by_hand: bool = False
-  is_plain_policy: bool = False
+  name_sets: frozenset[frozenset[str]] = frozenset()
+
+  @property
+  def is_plain_policy(self) -> bool:
+    """Of a policy that people pick, whether it needs none of the user's names."""
+    return any(names <= NO_NAMES for names in self.name_sets)
 
   @functools.cached_property
   def decisions(self) -> tuple[Share, ...]:
@@ -197,13 +202,13 @@ class Division:
       named = [
         {names: rung for names, rung in ladder.by_hand.items() if names.isdisjoint(NO_NAMES)} for ladder in ladders
       ]
-      self.found = [self._joint(rungs, False) for rungs in _of_one_policy(ladders, named)]
+      self.found = [self._joint(rungs, frozenset()) for rungs in _of_one_policy(ladders, named)]
       return
     by_hand = _by_hand(ladders, [ladder.by_hand or _first(ladder.by_hand_inside) for ladder in ladders])
     for way in range(max(len(ladder.by_hand_inside) for ladder in ladders)):
       of_way = [_first(ladder.by_hand_inside[way:]) or ladder.by_hand for ladder in ladders]
-      for rungs, is_plain in _by_hand(ladders, of_way).items():
-        by_hand[rungs] = by_hand.get(rungs, False) or is_plain
+      for rungs, name_sets in _by_hand(ladders, of_way).items():
+        by_hand[rungs] = by_hand.get(rungs, frozenset()) | name_sets
     alone = _the_only(members)
     if alone is not None and not members[alone].is_looped:  # as if the function was all there is
       as_they_are = tuple(ladder.found[0] for ladder in ladders)
@@ -226,11 +231,11 @@ class Division:
     self._find()
     return len(self.found) > num_found
 
-  def _joint(self, rungs: tuple[Rung, ...], is_plain_policy: bool | None) -> JointCandidate:
-    """None where nobody would pick it by hand."""
+  def _joint(self, rungs: tuple[Rung, ...], name_sets: frozenset[frozenset[str]] | None) -> JointCandidate:
+    """Of the sets of names that come to it; None where nobody would pick it by hand."""
     flops, is_bare = sum(rung.flops for rung in rungs), all(rung.is_bare for rung in rungs)
-    is_by_hand = is_plain_policy is not None
-    return JointCandidate(rungs, self._members, _peak(rungs), flops, is_bare, is_by_hand, bool(is_plain_policy))
+    is_by_hand = name_sets is not None
+    return JointCandidate(rungs, self._members, _peak(rungs), flops, is_bare, is_by_hand, name_sets or frozenset())
 
 
 def _the_only(members: Sequence[Member]) -> int | None:
@@ -259,16 +264,16 @@ def _check_names(members: Sequence[Member], ladders: Sequence[Rungs]) -> None:
 
 def _by_hand(
   ladders: Sequence[Rungs], by_hand: Sequence[Mapping[frozenset[str], Rung]]
-) -> dict[tuple[Rung, ...], bool]:
+) -> dict[tuple[Rung, ...], frozenset[frozenset[str]]]:
   """One policy for all regions, as a person would write it: each set of names, as far as a region has them.
 
   Returns:
-    The rungs, and whether they need none of the user's names.
+    The rungs, and the sets that come to them.
   """
-  joint = dict[tuple[Rung, ...], bool]()
+  joint = dict[tuple[Rung, ...], frozenset[frozenset[str]]]()
   for chosen in dict.fromkeys(chosen for rungs in by_hand for chosen in rungs):
     rungs = tuple(_of_region(ladder, each, chosen) for ladder, each in zip(ladders, by_hand, strict=True))
-    joint[rungs] = joint.get(rungs, False) or chosen <= NO_NAMES
+    joint[rungs] = joint.get(rungs, frozenset()) | {chosen}
   return joint
 
 

@@ -37,8 +37,8 @@ class Candidate:
     kin: what the estimate's error depends on, beyond one level of segments: the segmentation around which checkpoints
       stand, and whether the last segment is under one, too, though the backward pass follows at once (nothing that an
       estimate shows, but XLA fuses otherwise). Between kin the difference is what passes between segments.
-    rungs: of a policy that people pick, the names, or products, that it saves in all scan bodies and all blocks: every
-      set of them that comes to this.
+    name_sets: of a policy that people pick, the names, or products, that it saves in all scan bodies and all blocks:
+      every set of them that comes to this.
     policy: one of these, where it is all that a person would say: checkpoints stand around scan bodies alone, and no
       loop is inside.
     home: as of `PolicyDecisions`.
@@ -52,7 +52,7 @@ class Candidate:
   waiting_flops: float = 0.0
   num_segments: int = 1
   kin: Hashable = None
-  rungs: tuple[frozenset[str], ...] = ()
+  name_sets: tuple[frozenset[str], ...] = ()
   policy: tuple[str, ...] | None = None
   home: int = 0
 
@@ -81,12 +81,12 @@ class Candidate:
   @property
   def is_by_hand(self) -> bool:
     """A policy that people pick."""
-    return bool(self.rungs)
+    return bool(self.name_sets)
 
   @property
   def is_plain_policy(self) -> bool:
     """Such a policy without any name of the user's: nothing is saved, or products."""
-    return any(names <= PRODUCTS for names in self.rungs)
+    return any(names <= PRODUCTS for names in self.name_sets)
 
   @functools.cached_property
   def decisions(self) -> PolicyDecisions:
@@ -264,7 +264,7 @@ class Ladder:
     is_plain = not (any(is_wrapped) or any(scan.has_scans for scan in self._scans.scans))
     policy = tuple(sorted(min(rung.names, key=len))) if is_plain else None
     found = self._candidate(points, frozenset() in rung.names, out)
-    return dataclasses.replace(found, rungs=rung.names, kin=kin, policy=policy)
+    return dataclasses.replace(found, name_sets=rung.names, kin=kin, policy=policy)
 
   def beyond(self) -> Iterator[Candidate]:
     """Below what segments take: the last one under a checkpoint, too, and checkpoints around checkpoints."""

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -50,6 +50,8 @@ class SearchCandidate[Decisions: Hashable](Protocol):
   def is_by_hand(self) -> bool: ...
   @property
   def is_plain_policy(self) -> bool: ...
+  @property
+  def name_sets(self) -> Collection[frozenset[str]]: ...
   @property
   def twin(self) -> "SearchCandidate[Decisions] | None": ...
   @property
@@ -140,6 +142,13 @@ def hide_much(trials: Sequence[Trial], budget_bytes: int) -> bool:
     more <= (1 + _APART) * less and abs(one - other) > budget_bytes
     for (less, one), (more, other) in itertools.combinations(points, 2)
   )
+
+
+def lie_elsewhere(trials: Sequence[Trial], budget_bytes: int, num_shards: int) -> bool:
+  """Whether more than the budget of what was estimated is not in the device's main memory: what fits, no estimate
+  tells.
+  """
+  return any(trial.error_bytes(num_shards) < -budget_bytes for trial in trials)
 
 
 def predicted_bytes(

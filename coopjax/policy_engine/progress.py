@@ -17,6 +17,7 @@ repeats counts like the rest. Once a plan holds, candidates that need somewhat m
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
+from coopjax.policy_engine.by_hand import published_sets
 from coopjax.policy_engine.expected_gain import ExpectedGain
 from coopjax.policy_engine.forecast import Forecast
 from coopjax.policy_engine.policy_plan import PolicyPlan
@@ -28,6 +29,7 @@ from coopjax.policy_engine.predictions import (
   hide_much,
   in_loops,
   is_out_of_reach,
+  lie_elsewhere,
   like_the_least,
   say_little,
 )
@@ -39,6 +41,7 @@ _MAYBE_ROUGHLY = 1.35  # where estimates go by no compile
 _NEAR_MISS = 0.01  # of the budget
 _UNLIKELY = 4  # times what predictions were off by: what is above the budget by more hardly ever fits
 _LEAVES_ROOM = 0.9  # of the budget: what a plan takes that drafts of more bytes are made beyond
+_HIDDEN = 2  # the same where estimates don't tell what fits
 _HAND_ROUNDS = 3  # of a search, its last: for what a person would pick
 _CLOSE_ROUNDS = 2  # after these: for what a person would pick that repeats less by however little
 _GOOD_CHANCE = 0.25  # that it fits
@@ -105,6 +108,8 @@ class Progress[Decisions: Hashable]:
       return found
     untried = [candidate for candidate in self._space.found if candidate not in self._passed]
     looped = in_loops(self._tried)
+    if looped and rounds_left <= _HAND_ROUNDS and (found := self._published(looped)):
+      return found
     if looped and (say_little(looped) or self._is_in_the_dark(looped)):
       usual = [c for c in untried if c.is_by_hand]
       bare = [] if self._holds else [c for c in usual if c.is_bare]
@@ -169,6 +174,15 @@ class Progress[Decisions: Hashable]:
     """No plan holds, estimates don't tell what would, and little was tried of what people pick: that is few."""
     num_tried = sum(trial.candidate.is_by_hand for trial in looped)
     return not self._holds and num_tried <= _HAND_ROUNDS and hide_much(looped, self._budget)
+
+  def _published(self, looped: Sequence[Trial[Decisions]]) -> SearchCandidate[Decisions] | None:
+    """Where estimates don't tell what fits, the last drafts are for the sets of names that most people choose among."""
+    if not self._are_drafts or not lie_elsewhere(looped, self._budget, self._forecast.num_shards):
+      return None
+    found = self._space.found
+    sets = published_sets(name for candidate in found for names in candidate.name_sets for name in names)
+    usual = [c for c in found if c.flops < self._least_flops and not sets.isdisjoint(c.name_sets)]
+    return self._first([c for c in usual if self._predict(c) <= _HIDDEN * self._budget], self._predict)
 
   def _before_refusal(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
     """Where the least so far is near: first other ways to save nothing. To save can take less than to repeat, where

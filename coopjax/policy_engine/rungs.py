@@ -184,7 +184,7 @@ def _rungs_of(
         candidate,
       )
     )
-    for names in candidate.rungs:
+    for names in candidate.name_sets:
       way = next((found for found in inside if names not in found), None)
       if way is None:
         inside.append(way := {})

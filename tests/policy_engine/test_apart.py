@@ -126,7 +126,7 @@ def test_a_checkpoint_around_each_layer_is_a_candidate(program, names):
   args = arguments(weights)
   theirs = hand_rungs.flops(program(saving(*names))[0], args) - hand_rungs.flops(plain, args)
   found = Candidates(differentiable(trace(plain, args)), only_scans=False, planner=BY_HAND).found
-  repeated = [candidate.flops for candidate in found if frozenset(names) in candidate.rungs]
+  repeated = [candidate.flops for candidate in found if frozenset(names) in candidate.name_sets]
   assert any(flops == pytest.approx(theirs, rel=0.01) for flops in repeated)
 
 

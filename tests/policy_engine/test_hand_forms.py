@@ -145,7 +145,7 @@ def test_a_policy_in_loops_is_carried_out_as_written(program, names, mark):
   by_hand, _ = program(functools.partial(jax.checkpoint, policy=policy_of(names)))
   traced = trace(plain, args)
   found = Candidates(traced, only_scans=False, planner=BY_HAND).found
-  twin = next(each.twin for each in found if frozenset(names) in each.rungs)
+  twin = next(each.twin for each in found if frozenset(names) in each.name_sets)
   assert twin is not None and twin.twin is None and twin.policy == names
   assert PolicyDecisions.from_json(json.loads(json.dumps(dataclasses.asdict(twin.decisions)))) == twin.decisions
   ours = compile_abstract(*fn_and_gradient(traced, rewrite(traced, twin.decisions, mark)))

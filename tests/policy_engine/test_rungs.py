@@ -27,7 +27,7 @@ def traced_layer():
 def test_unrolled_layers_have_the_rungs_of_a_checkpoint_around_each(rung):
   args = unrolled_arguments()
   traced = differentiable(trace(loss, args))
-  (found,) = (each for each in Candidates(traced, False).found if frozenset(RUNGS[rung]) in each.rungs)
+  (found,) = (each for each in Candidates(traced, False).found if frozenset(RUNGS[rung]) in each.name_sets)
   assert len(found.decisions.regions[0].segments) in (LAYERS, LAYERS + 1)
   hand = jax.value_and_grad(by_hand(RUNGS[rung], True), argnums=(0, 1))
   assert num_products(*fn_and_gradient(traced, rewrite(traced, found.decisions))) == num_products(hand, args)

@@ -258,6 +258,25 @@ def test_where_estimates_say_little_what_people_pick_comes_first():
   assert plan.is_feasible and plan.recompute_flops == 63.0 and len(tried) <= 6
 
 
+def test_where_estimates_hide_more_than_the_budget_the_last_tries_are_for_the_sets_that_most_people_pick():
+  # A decoder of eight layers on eight devices under XLA:TPU (10 KiB), its rung `minimal` the one that saves "mlpwo".
+  bare = Invented(11157.0, 265, 54.88, True, has_loops=True)
+  products = Invented(31257.0, 17463, 1.19, is_plain=True, has_loops=True)
+  numbers = (14057, 2238, 33.38), (14482, 1872, 32.32), (15157, 3609, 28.01), (14882, 2250, 30.17), (15282, 3633, 28.03)
+  numbers += (15457, 3593, 25.86), (15458, 3206, 25.87), (15158, 3230, 28.01), (15232, 3063, 28.02)
+  numbers += (18457, 4241, 9.75), (17658, 3441, 14.05), (16257, 4393, 21.57), (16258, 4393, 21.58), (15957, 4006, 23.71)
+  numbers += (15632, 4033, 25.88), (16032, 4415, 23.72), (18758, 4654, 9.78), (18613, 3845, 9.6), (17857, 3857, 18.37)
+  others = [
+    Invented(float(estimated), compiled, flops, is_by_hand=True, name=f"name {i}", has_loops=True)
+    for i, (estimated, compiled, flops) in enumerate(numbers)
+  ]
+  minimal = Invented(17657.0, 3038, 18.35, is_by_hand=True, name="mlpwo", has_loops=True)
+  search_in = lambda *found: run(found, 3038, baseline=31900, max_rounds=10, drafted=lambda num_bytes: num_bytes)
+  assert search_in(bare, products, *others, minimal)[0].recompute_flops == 18.35
+  unknown = dataclasses.replace(minimal, name="mine")  # nothing tells it from the others
+  assert search_in(bare, products, *others, unknown)[0].recompute_flops > 18.35
+
+
 def test_where_estimates_hide_more_than_the_budget_what_people_pick_comes_before_the_rest():
   # Eight layers with flash attention under XLA:TPU, sharded (10 KiB): what it keeps in vector memory no estimate shows.
   bare = [

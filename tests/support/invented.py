@@ -23,6 +23,7 @@ class Invented:
   hlo_share: HloEngineShare | None = None
   kin: str | None = None
   is_by_hand: bool = False
+  name: str = "name"  # that it saves, by hand
   is_plain: bool = False  # by hand, without any name
   has_loops: bool = False
   twin: int | None = None  # compiled bytes of the same behind a barrier
@@ -44,12 +45,9 @@ def run(invented, budget, baseline=1650, max_rounds=6, below_flops=math.inf, dra
       (region,) = decisions.regions
       behind = PolicyDecisions((dataclasses.replace(region, has_barrier=True),))
       compiled[behind] = dataclasses.replace(each, compiled=each.twin)
-    rungs = (frozenset[str](() if each.is_plain else {"name"}),) if each.is_by_hand or each.is_plain else ()
-    found.append(
-      Candidate(
-        lambda decisions=decisions: decisions, each.estimated, 0.0, each.flops, each.is_bare, kin=each.kin, rungs=rungs
-      )
-    )
+    sets = (frozenset[str](() if each.is_plain else {each.name}),) if each.is_by_hand or each.is_plain else ()
+    decide = lambda decisions=decisions: decisions
+    found.append(Candidate(decide, each.estimated, 0.0, each.flops, each.is_bare, kin=each.kin, name_sets=sets))
   space = types.SimpleNamespace(
     found=found,
     forward_flops=FORWARD,
