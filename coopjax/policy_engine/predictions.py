@@ -145,10 +145,10 @@ def hide_much(trials: Sequence[Trial], budget_bytes: int) -> bool:
 
 
 def lie_elsewhere(trials: Sequence[Trial], budget_bytes: int, num_shards: int) -> bool:
-  """Whether more than the budget of what was estimated is not in the device's main memory: what fits, no estimate
-  tells.
+  """Whether of what was estimated more than half of the budget is not in the device's main memory: what fits, no
+  estimate tells.
   """
-  return any(trial.error_bytes(num_shards) < -budget_bytes for trial in trials)
+  return any(trial.error_bytes(num_shards) < -budget_bytes / 2 for trial in trials)
 
 
 def predicted_bytes(

@@ -176,12 +176,13 @@ class Progress[Decisions: Hashable]:
     return not self._holds and num_tried <= _HAND_ROUNDS and hide_much(looped, self._budget)
 
   def _published(self, looped: Sequence[Trial[Decisions]]) -> SearchCandidate[Decisions] | None:
-    """Where estimates don't tell what fits, the last drafts are for the sets of names that most people choose among."""
+    """Where estimates don't tell what fits, the last drafts are for what most people choose among."""
     if not self._are_drafts or not lie_elsewhere(looped, self._budget, self._forecast.num_shards):
       return None
     found = self._space.found
     sets = published_sets(name for candidate in found for names in candidate.name_sets for name in names)
-    usual = [c for c in found if c.flops < self._least_flops and not sets.isdisjoint(c.name_sets)]
+    is_usual = lambda candidate: candidate.is_plain_policy or not sets.isdisjoint(candidate.name_sets)
+    usual = [candidate for candidate in found if candidate.flops < self._least_flops and is_usual(candidate)]
     return self._first([c for c in usual if self._predict(c) <= _HIDDEN * self._budget], self._predict)
 
   def _before_refusal(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
