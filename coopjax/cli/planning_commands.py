@@ -170,7 +170,7 @@ def _plan(options: argparse.Namespace) -> tuple[int, str]:
     with warnings.catch_warnings():
       for category in (RematNoEffectWarning, BudgetExceededWarning):  # what is printed says so
         warnings.simplefilter("ignore", category)
-      planned = {"existing": options.existing, "names_only": options.names_only, **_settings(options)}
+      planned = {"names_only": options.names_only, **_settings(options)}
       planned |= {"on_infeasible": "best_effort"} if options.best_effort else {}
       plan = coopjax.plan(function, *args, budget=budget, **planned, **kwargs)
   except BudgetInfeasibleError as error:
@@ -198,7 +198,7 @@ def _frontier(options: argparse.Namespace) -> tuple[int, str]:
   suffix = options.output.suffix if options.output else ""
   if suffix in PICTURES:
     display.require_pictures(f"frontier -o {options.output}")
-  planned = {"existing": options.existing, "names_only": options.names_only, **_settings(options)}
+  planned = {"names_only": options.names_only, **_settings(options)}
   found = coopjax.frontier(function, *args, budgets=options.budget, **planned, **kwargs)
   text = json.dumps(found.to_dict())
   if suffix == ".json":
@@ -222,7 +222,6 @@ def _fit(options: argparse.Namespace) -> tuple[int, str]:
     microbatches=options.microbatches,
     unit=options.unit,
     budget=options.budget,
-    existing=options.existing,
     **_settings(options),
   )
   if options.output and found.largest and found.largest.plan:
@@ -258,6 +257,7 @@ def _asked(options: argparse.Namespace) -> tuple[Any, tuple[Any, ...], dict[str,
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
   settings = {
+    "existing": options.existing,
     "planner": options.planner,
     "engine": options.engine,
     "target": options.target,

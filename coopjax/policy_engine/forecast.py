@@ -8,7 +8,7 @@ from coopjax.policy_engine import predictions
 from coopjax.policy_engine.predictions import SearchCandidate, SearchSpace, Trial, kind_of
 
 _DOUBT = 0.1  # of the budget: how far the prediction of a scan body unlike those tried may err, at least
-_NEAR_MISS = 0.01  # of the budget: what predictions are off by, at least
+_LEAST_OFF = 0.01  # of the budget: what predictions are off by, at least
 _TOLD_BY = 3  # predictions, the last ones, that say how far others may be off
 _TELLING = 2  # the fewest that do
 
@@ -54,7 +54,7 @@ class Forecast[Decisions: Hashable]:
     """Predictions with which candidates like this fit: the budget, give or take what predictions were off by."""
     off = self._off.get(kind_of(candidate), ())[-_TOLD_BY:]
     off_bytes = statistics.median(off) if len(off) >= _TELLING else predictions.spread_of(self.tried, self.num_shards)
-    return statistics.NormalDist(self.budget_bytes, max(off_bytes, _NEAR_MISS * self.budget_bytes, 1.0))
+    return statistics.NormalDist(self.budget_bytes, max(off_bytes, _LEAST_OFF * self.budget_bytes, 1.0))
 
   def doubted_bytes(self, candidate: SearchCandidate[Decisions]) -> float:
     """The deviation of what a scan body is predicted to take."""
