@@ -17,12 +17,12 @@ import jax
 
 from coopjax import compat
 from coopjax.budget import Budget, format_bytes
-from coopjax.errors import HostOffloadError, InvalidBudgetError, NotDifferentiableError, RematNoEffectWarning, warn
+from coopjax.errors import HostOffloadError, InvalidBudgetError, RematNoEffectWarning, warn
 from coopjax.hlo_engine import hook
 from coopjax.jaxpr.fingerprint import fingerprint_of
 from coopjax.jaxpr.trace import TracedFn, fn_and_gradient
 from coopjax.planning import regions
-from coopjax.planning.choice import Choice
+from coopjax.planning.choice import Choice, left_as_it_is
 from coopjax.planning.kept import KeptChoices, program_key
 from coopjax.planning.request import Request, no_hook
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
@@ -89,10 +89,8 @@ def _choose(traced: TracedFn, request: Request) -> Choice:
     return choice
   try:
     choice = choose_anew(traced, request, fingerprint_of(traced))
-  except NotDifferentiableError as error:
-    if compat.num_gradients():
-      warn(f"coopjax has no effect: {error}", RematNoEffectWarning)
-    return Choice()
+  except Exception as error:
+    return left_as_it_is(traced.name, error, "coopjax")
   _choices.put(key, choice, holds_budget=False)  # nothing was compiled: not worth a place on the disk
   return choice
 

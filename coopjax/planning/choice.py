@@ -8,7 +8,7 @@ import jax
 import jax.core
 
 from coopjax import compat, contexts
-from coopjax.errors import RematNoEffectWarning, warn
+from coopjax.errors import CoopjaxError, NotDifferentiableError, RematNoEffectWarning, warn
 from coopjax.hlo_engine import hook
 from coopjax.hlo_engine.mark import CHOICE, Mark, Whole
 from coopjax.jaxpr.tags import marked_fn
@@ -158,3 +158,24 @@ def _noted(traced: TracedFn) -> str | None:
     return None
   hook.watch()
   return CHOICE
+
+
+def left_as_it_is(name: str, error: Exception, door: str) -> Choice:
+  """The choice for what can't be planned: as it is, with the reason, where there is one to give.
+
+  What JAX or XLA can't do with a function alone, they may do where it is called.
+
+  Args:
+    name: of the function.
+    error: that planning ended with; one of ours, but for a missing gradient, is about what was asked, and is raised.
+    door: what was put around it.
+  """
+  if isinstance(error, NotDifferentiableError):
+    if compat.num_gradients():
+      warn(f"{door} has no effect: {error}", RematNoEffectWarning)
+  elif isinstance(error, CoopjaxError):
+    raise error
+  else:
+    cause = f"{name} could not be planned: {type(error).__name__}: {error}".partition("\n")[0]
+    warn(f"{door} has no effect: {cause}", RematNoEffectWarning)
+  return Choice()

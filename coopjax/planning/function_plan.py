@@ -6,8 +6,6 @@ from coopjax import compat, contexts, progress
 from coopjax.budget import format_bytes
 from coopjax.errors import (
   BudgetExceededWarning,
-  CoopjaxError,
-  NotDifferentiableError,
   RematNoEffectWarning,
   warn,
 )
@@ -20,7 +18,7 @@ from coopjax.memory_profile import MemoryProfile
 from coopjax.planning import host_offload, together
 from coopjax.planning.assemble import assemble
 from coopjax.planning.baseline import Baseline
-from coopjax.planning.choice import Choice, Chosen
+from coopjax.planning.choice import Choice, Chosen, left_as_it_is
 from coopjax.planning.choosing import Case
 from coopjax.planning.kept import KeptChoices, key_of
 from coopjax.planning.remat_plan import RematPlan
@@ -88,16 +86,8 @@ def _choose_here(
       chosen = by_gradient(
         traced, lambda fn: choose_anew(fn, Baseline.of(fn, request.device), request, fingerprint, sketches=True)
       )
-  except NotDifferentiableError as error:
-    if compat.num_gradients():
-      warn(f"coopjax.remat has no effect: {error}", RematNoEffectWarning)
-    return Choice()
-  except CoopjaxError:
-    raise
-  except Exception as error:  # what JAX or XLA can't do with the function alone, they may do where it is called
-    cause = f"{traced.name} could not be planned: {type(error).__name__}: {error}".partition("\n")[0]
-    warn(f"coopjax.remat has no effect: {cause}", RematNoEffectWarning)
-    return Choice()
+  except Exception as error:
+    return left_as_it_is(traced.name, error, "coopjax.remat")
   outcome, before = chosen.outcome, chosen.before
   # Of what is marked, the hook tells, which sees the whole program; nor is more than a gradient of the function known.
   is_plain = before is not None and chosen.choice == Choice() and request.budget.share is None and says_unneeded

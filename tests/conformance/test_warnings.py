@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import coopjax
+import coopjax.nnx
 from tests.support import models
 
 MLP, WEIGHTS, X = models.mlp(depth=6)
@@ -92,8 +93,16 @@ def test_what_has_no_gradient_is_said_only_where_one_is_taken():
   assert [warning.filename for warning in caught] == [__file__]
 
 
-@pytest.mark.parametrize("engine", ["policy", "auto"])
-def test_what_can_be_differentiated_in_the_trace_around_alone_runs_as_it_is(engine):
+def remat_of(engine):
+  return lambda loss: coopjax.remat(loss, budget=0.5, engine=engine)
+
+
+@pytest.mark.parametrize(
+  "wrap, is_told",
+  [(remat_of("policy"), True), (remat_of("auto"), False), (lambda loss: coopjax.nnx.remat(loss, budget=0.5), True)],
+  ids=["policy", "auto", "block"],
+)
+def test_what_can_be_differentiated_in_the_trace_around_alone_runs_as_it_is(wrap, is_told):
   """A `custom_vmap` has no gradient but by what its rule makes of the batch."""
 
   @jax.custom_batching.custom_vmap
@@ -108,8 +117,8 @@ def test_what_can_be_differentiated_in_the_trace_around_alone_runs_as_it_is(engi
   batch = jnp.stack([X, 2 * X])
   with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
-    gradient = jax.jit(jax.grad(lambda x: jax.vmap(coopjax.remat(loss, budget=0.5, engine=engine))(x).sum()))(batch)
+    gradient = jax.jit(jax.grad(lambda x: jax.vmap(wrap(loss))(x).sum()))(batch)
   np.testing.assert_allclose(gradient, jax.jit(jax.grad(lambda x: jax.vmap(loss)(x).sum()))(batch), rtol=1e-5)
-  if engine == "policy":
+  if is_told:
     ((category, message),) = [(warning.category, str(warning.message)) for warning in said]
     assert category is coopjax.RematNoEffectWarning and "loss could not be planned: ValueError: Lin" in message
