@@ -176,8 +176,11 @@ class Progress[Decisions: Hashable]:
     return not self._holds and num_tried <= _HAND_ROUNDS and hide_much(looped, self._budget)
 
   def _published(self, looped: Sequence[Trial[Decisions]]) -> SearchCandidate[Decisions] | None:
-    """Where estimates don't tell what fits, the last drafts are for what most people choose among."""
-    if not self._are_drafts or not lie_elsewhere(looped, self._budget, self._forecast.num_shards):
+    """Where a plan holds and estimates don't tell what else fits, the last drafts are for what most people choose
+    among; where none does, they are for what takes the least.
+    """
+    in_doubt = self._are_drafts and self._holds
+    if not (in_doubt and lie_elsewhere(looped, self._budget, self._forecast.num_shards)):
       return None
     found = self._space.found
     sets = published_sets(name for candidate in found for names in candidate.name_sets for name in names)
