@@ -29,6 +29,7 @@ _EXPECTED = (
   "expected a directory that --xla_dump_to wrote, or a *after_optimizations.hlo.pb, "
   "*after_optimizations.txt or *-buffer-assignment.txt in it"
 )
+_ENTRY = re.compile(r"^ENTRY ", re.MULTILINE)
 _ALLOCATION = re.compile(r"allocation (\d+): size (\d+)(.*):$")
 _VALUE = re.compile(r" value: <(\d+) (.+?)(?:\{([\d,]*)\})?(?: \(phi\))? @(\d+)> \(size=(\d+),offset=(\d+)\): (.*)$")
 _COLOR, _PARAMETER = re.compile(r"\bcolor (\d+)"), re.compile(r"\bparameter (\d+)")
@@ -154,6 +155,8 @@ def _read_proto(data: bytes, name: str, path: pathlib.Path) -> Dump:
 
 def _module_of_text(text: str, path: pathlib.Path) -> _core.HloModule:
   try:
+    if _ENTRY.search(text) is None:  # jaxlib's parser takes the last computation that is there for it
+      raise ValueError("no ENTRY computation")
     return _core.HloModule(compat.hlo_proto_of_text(text))
   except (ValueError, RuntimeError) as error:  # jaxlib's parser raises RuntimeErrors
     reason = str(error).strip().splitlines()[0][:200]

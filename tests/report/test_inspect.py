@@ -158,6 +158,7 @@ def test_damaged_and_foreign_files_are_refused_with_what_was_expected(dumps, tmp
     "cut.hlo.pb": proto[: len(proto) // 2],
     "picture.png": b"\x89PNG\r\n\x1a\n" + bytes(100),
     "cut.txt": text[: len(text) // 2].encode(),
+    "cut_between.txt": text[: text.index("\nENTRY ")].encode(),  # whole computations
     "notes.txt": b"a shopping list\n",
     "cut.gz": gzip.compress(proto)[:-20],
     "unscheduled.hlo.pb": before,
@@ -167,7 +168,7 @@ def test_damaged_and_foreign_files_are_refused_with_what_was_expected(dumps, tmp
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DumpError, match=f"(?s){name}.*expected a directory that --xla_dump_to wrote"):
       coopjax.inspect(tmp_path / name)
-  with pytest.raises(DumpError, match="holds no final module.*8 other files"):
+  with pytest.raises(DumpError, match="holds no final module.*9 other files"):
     coopjax.inspect(tmp_path)
   with pytest.raises(DumpError, match="does not exist"):
     coopjax.inspect(tmp_path / "nowhere")
