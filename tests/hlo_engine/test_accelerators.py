@@ -69,6 +69,25 @@ def test_memory_is_predicted(target, name):
 
 
 @by_hook
+def test_memory_of_a_mesh_is_predicted_by_its_schedule():
+  """Of what gathers the weights and sums their gradients, XLA:GPU makes synchronous what nothing runs beside."""
+  device = targets.resolve("gpu:h100:8")
+  mesh = device.mesh((8,), ("fsdp",))
+  loss, *_ = models.mlp(depth=6, width=256)
+  over = lambda *shape: jax.ShapeDtypeStruct(
+    shape, jnp.float32, sharding=jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("fsdp"))
+  )
+  traced = differentiable(trace(loss, ([over(256, 256)] * 6, over(2**12, 256))))
+  device.load()
+  hook.install(compat.hook_platform(device.platform))
+  compile_marked = lambda mark: compile_abstract(*fn_and_gradient(traced, tagged_fn(traced, mark)), device)
+  module, compiled = hook.observe("mesh", compile_marked)
+  num_starts = [each.count(b"async-start") for each in (module, module_of(compiled))]
+  assert num_starts[0] > num_starts[1]
+  assert predict_memory(module).temp_bytes == compiled.memory_analysis().temp_size_in_bytes
+
+
+@by_hook
 @pytest.mark.parametrize("target, budget", [(TPU, 0.5), (GPU, 0.6)])
 def test_a_plan_holds_its_budget_when_compiled(target, budget):
   loss, *args = mlp()

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 from coopjax import _core
+from coopjax.budget import Budget
 from coopjax.errors import InvalidProgramError
+from coopjax.hlo_engine.mark import Mark
+from coopjax.hlo_engine.module_plan import plan_module
 from coopjax.memory_profile import totals_of
 from coopjax.program import step_program
 from coopjax.program.cost import CPU, Roofline
@@ -126,6 +129,32 @@ def assert_predicted(module, compiled):
 
 def test_temp_bytes_are_the_executables(captured):
   assert_predicted(*captured)
+
+
+def residual_stream(depth: int = 3, width: int = 64):
+  """``(loss, weights, x)``: products read the stream through a bitcast, then it is added to, in place."""
+
+  def loss(weights, x):
+    for q, k, v, out, up in weights:
+      scores = jax.nn.softmax(jnp.einsum("bld,bmd->blm", x @ q, x @ k))
+      x = x + jnp.einsum("blm,bmd->bld", scores, x @ v) @ out
+      x = x + jax.nn.gelu(x @ up.T) @ up
+    return jnp.sum(x**2)
+
+  weights = [[models.normal(5 * i + j, width, width) for j in range(4)] for i in range(depth)]
+  for i, layer in enumerate(weights):
+    layer.append(models.normal(5 * i + 4, 4 * width, width))
+  return loss, weights, models.normal(99, 4, 128, width)
+
+
+@pytest.mark.parametrize("share", sweeps.all_but([0.25], [0.6, 0.4, 0.3, 0.25]))
+def test_what_a_plan_takes_is_the_executables(share):
+  loss, *args = residual_stream()
+  gradient = jax.value_and_grad(loss, argnums=(0, 1))
+  outcome = plan_module(capture(gradient, *args)[0], [Mark(Budget(share=share))])
+  assert outcome.fits and outcome.num_recomputed
+  predicted = assert_predicted(*capture(gradient, *args, rewrite=lambda _: outcome.module_bytes))
+  assert predicted.temp_bytes == outcome.predicted.temp_bytes
 
 
 def test_every_buffer_lies_where_xla_puts_it(captured):

@@ -7,6 +7,7 @@
 #include "base/allowance.h"
 #include "buffers/heap_simulator.h"
 #include "buffers/share.h"
+#include "buffers/synchronous.h"
 #include "packing/packing.h"
 
 namespace coopjax {
@@ -37,6 +38,7 @@ class Assigner {
       : alias_(alias), graph_(alias.graph()), dataflow_(alias.dataflow()), rules_(alias.rules()), ranges_(ranges) {
     allocation_of_.assign(dataflow_.num_values(), -1);
     is_in_heap_.assign(dataflow_.num_values(), 0);
+    if (rules_.makes_synchronous) is_synchronous_ = FindSynchronous(graph_, ranges_.sequence);
   }
   HeapResult Run();
 
@@ -46,7 +48,7 @@ class Assigner {
   bool TryOperandAllocations(int32_t value, int32_t buffer);
   bool TryAllocation(int32_t allocation, int32_t buffer);
   bool Interferes(int32_t value, int32_t other) const;
-  bool CanFollow(int32_t user, const HloLiveRange& operand) const;
+  bool CanFollow(int32_t user, int32_t operand) const;
   bool IsCopyOf(int32_t value, int32_t assigned) const;
   int32_t NewAllocation(int32_t buffer, AllocationKind kind);
   void AddToAllocation(int32_t allocation, int32_t buffer);
@@ -67,6 +69,7 @@ class Assigner {
   std::vector<int32_t> reusable_;          // in order of creation, that is of falling size
   std::vector<int32_t> allocation_of_;     // [value]
   std::vector<uint8_t> is_in_heap_;        // [value]
+  std::vector<uint8_t> is_synchronous_;    // [instruction], if there are some
   std::vector<int64_t> heap_offset_;       // [value]
   int32_t heap_allocation_ = -1;
   int64_t least_heap_bytes_ = 0;
@@ -111,7 +114,8 @@ void Assigner::AssignBuffer(int32_t buffer) {
   if (!alias_.is_in_main_memory(buffer) || AssignFixed(buffer)) return;
   for (const int32_t value : alias_.values(buffer)) {
     if (graph_.shape(dataflow_.definition(value)).is_tuple()) {
-      NewAllocation(buffer, AllocationKind::kTuple);
+      const bool is_made = is_synchronous_.empty() || !is_synchronous_[dataflow_.defining_instruction(value)];
+      if (is_made) NewAllocation(buffer, AllocationKind::kTuple);
       return;
     }
     if (TryOperandAllocations(value, buffer)) return;
@@ -160,17 +164,18 @@ bool Assigner::Interferes(int32_t value, int32_t other) const {
   const HloLiveRange& b = ranges_.of_value[other];
   if (!a.is_valid() || !b.is_valid()) return true;
   if (a.start > b.end || b.start > a.end) return false;
-  if (a.end == b.start) return !CanFollow(other, a);
-  if (b.end == a.start) return !CanFollow(value, b);
+  if (a.end == b.start) return !CanFollow(other, value);
+  if (b.end == a.start) return !CanFollow(value, other);
   return true;
 }
 
 // Whether `user`, defined where the operand's range ends, may take over the operand's memory.
-bool Assigner::CanFollow(int32_t user, const HloLiveRange& operand) const {
+bool Assigner::CanFollow(int32_t user, int32_t operand) const {
   const hlo::Node definition = dataflow_.definition(user);
   const int32_t definer = graph_.owner(definition);
-  return graph_.op(definer) != hlo::Op::kCopy && graph_.is_user_of(definer, graph_.owner(operand.end_node)) &&
-         alias_.CanShareOperandBuffer(operand.end_node, definition);
+  return graph_.op(definer) != hlo::Op::kCopy && std::ranges::any_of(dataflow_.positions(operand), [&](hlo::Node node) {
+    return graph_.is_user_of(definer, graph_.owner(node)) && alias_.CanShareOperandBuffer(node, definition);
+  });
 }
 
 bool Assigner::IsCopyOf(int32_t value, int32_t assigned) const {

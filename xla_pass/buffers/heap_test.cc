@@ -77,6 +77,24 @@ TEST(OutputsServeAsScratch) {
   EXPECT_TRUE(heap.buffers[2].kind == AllocationKind::kTemporary);
 }
 
+// z = x + x, w = reverse(z), out = reverse(w), where x was seen through a bitcast before: z takes over x, which lies in
+// the output's buffer.
+TEST(WhatIsSeenElsewhereIsTakenOver) {
+  HloBuilder b;
+  b.Begin("main");
+  const int64_t x = b.Add("reverse", kKilobyte, {b.Parameter(0, kKilobyte)});
+  const int64_t seen = b.Add("bitcast", F32({1, 256}), {x});
+  const int64_t y = b.Add("bitcast-convert", F32({}), {seen});
+  const int64_t z = b.Add("add", kKilobyte, {x, x});
+  const int64_t out = b.Add("reverse", kKilobyte, {b.Add("reverse", kKilobyte, {z})});
+  b.Add("tuple", TupleOf({kKilobyte, F32({})}), {out, y});
+  const HeapResult heap = Assign(b);
+  EXPECT_EQ(heap.temp_bytes, 1024);
+  for (const HeapBuffer& buffer : heap.buffers) {
+    if (buffer.instruction_id == z) EXPECT_TRUE(buffer.kind == AllocationKind::kOutput);
+  }
+}
+
 // The donated parameter is dead after x, so y lies in it; x itself may not, it is made while p is read.
 TEST(DonatedParametersServeAsScratch) {
   HloBuilder b;

@@ -97,14 +97,11 @@ void Calculator::SetRange(int32_t value) {
   // A parameter is there from the computation's start, wherever it is scheduled.
   range.start = is_parameter ? result_.span[computation].start : result_.time[definer];
   range.end = DefinitionEnd(definer);
-  range.end_node = definition;
   for (const hlo::Node node : dataflow_.positions(value).subspan(1)) {
     const int32_t holder = graph_.owner(node);
     const int32_t time =
         graph_.is_root(holder) ? result_.span[graph_.instruction(holder).computation].end : result_.time[holder];
-    if (time <= range.end) continue;
-    range.end = time;
-    range.end_node = node;
+    range.end = std::max(range.end, time);
   }
   if (is_parameter && computation == graph_.module().entry && !alias_.is_donated(definition)) {
     range.end = result_.end_time();

@@ -16,7 +16,6 @@ namespace coopjax {
 struct HloLiveRange {
   int32_t start = -1;               // -1: the value is not part of the scheduled program
   int32_t end = -1;                 // inclusive
-  hlo::Node end_node = hlo::Graph::kNoNode;  // the last node that shows the value
 
   bool is_valid() const { return start >= 0; }
 };

@@ -26,7 +26,7 @@ HloPlatform PlatformOf(const hlo::Module& module) {
 HeapRules RulesFor(HloPlatform platform) {
   switch (platform) {
     case HloPlatform::kGpu:
-      return {.platform = platform, .alignment = 256};
+      return {.platform = platform, .alignment = 256, .makes_synchronous = true};
     case HloPlatform::kTpu:
       return {.platform = platform,
               .alignment = 16384,

@@ -20,6 +20,7 @@ struct HeapRules {
   int64_t alignment = 64;              // of every buffer in the heap, and of temporary allocations
   int64_t granule_bytes = 1;           // sizes are rounded up to a multiple of this
   bool can_reuse_allocations = true;   // temporaries may lie in the allocations of outputs and donated parameters
+  bool makes_synchronous = false;      // what is synchronous by its schedule (buffers/synchronous.h), after it
   bool packs_as_it_runs = false;       // each value takes of what is free when it is made (buffers/running_heap.h)
   // memory_analysis() adds what is lost between buffers to the heap, which holds it already, and says 0 where nothing
   // but tables is left. For lost it takes, too, what a loop carries and fills part by part, in place: a scan's stacks.
