@@ -16,6 +16,7 @@ from coopjax.policy_engine.nesting import Chain, Nesting, nestings
 from coopjax.policy_engine.save_curves import CurvePoint, climb
 from coopjax.policy_engine.segment_curves import SegmentCurves
 
+GROUPS = "groups"  # the trait of turns that lie in groups, before their number
 CUT_WEIGHT = 3  # saved values that a cut more in a body makes as much of a difference as
 
 
@@ -133,7 +134,7 @@ def traits_of(scan_bodies: Iterable[Region]) -> Traits:
     nested = any(segment.inner for segment in region.segments)
     found.update((region.equation_id, leaf.stop, nested, i) for leaf in leaves[:-1] for i in range(CUT_WEIGHT))
     groups = region.group_size > 1
-    found.update((region.equation_id, "groups", region.group_size, i) for i in range(CUT_WEIGHT * groups))
+    found.update((region.equation_id, GROUPS, region.group_size, i) for i in range(CUT_WEIGHT * groups))
     found.update((region.equation_id, *value) for leaf in leaves for value in (*leaf.saved, *leaf.offloaded))
   return frozenset(found)
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from coopjax.policy_engine.ladders import CUT_WEIGHT, Traits
+from coopjax.policy_engine.ladders import CUT_WEIGHT, GROUPS, Traits
 
 _SLOPE_DOUBT = 0.1  # of the estimates: nearer to each other, their errors show little of a slope
 _FLAT = 0.25  # of what estimates fall by: compiled bytes that fall by less have come to what is always there
@@ -125,6 +125,11 @@ def in_loops(trials: Sequence[Trial]) -> list[Trial]:
   return [trial for trial in trials if trial.candidate.has_loops]
 
 
+def in_groups(candidate: SearchCandidate) -> bool:
+  """Whether turns of a loop lie in groups, which no estimate of others tells of."""
+  return any(trait[-3] == GROUPS for trait in candidate.traits)
+
+
 def kind_of(candidate: SearchCandidate) -> Hashable:
   """Predictions for candidates of one kind go by each other."""
   return candidate.has_loops, candidate.kin
@@ -182,13 +187,13 @@ def predicted_bytes(
     return num_bytes / num_shards + _expected(num_bytes / num_shards, estimates, errors, weights)
   if not trials:
     return num_bytes * untried_ratio
-  kin = [trial for trial in trials if trial.candidate.kin == candidate.kin]
+  kin = [trial for trial in trials if candidate.kin and trial.candidate.kin == candidate.kin]
   points = sorted((trial.candidate.estimated_bytes, trial.unaided_bytes) for trial in kin or trials)
   estimated, compiled = zip(*points, strict=True)
   if estimated[0] < num_bytes < estimated[-1]:
     return float(np.interp(num_bytes, estimated, compiled))
   nearest = 0 if num_bytes <= estimated[0] else -1
-  slope = 1.0 if kin and candidate.kin else min(1.0, compiled[nearest] / max(estimated[nearest], 1.0))
+  slope = 1.0 if kin else min(1.0, compiled[nearest] / max(estimated[nearest], 1.0))
   return max(compiled[nearest] + slope * (num_bytes - estimated[nearest]), _floor_bytes(candidate, trials))
 
 
