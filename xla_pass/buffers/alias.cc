@@ -24,7 +24,8 @@ HloAlias::HloAlias(const HloDataflow& dataflow)
   }
   MergeValues();
   MeasureBytes();
-  SortBuffers();
+  NumberInstructions();
+  largest_first_ = LargestFirst([](int32_t instruction) { return instruction; });
 }
 
 void HloAlias::FindInPlacePairs() {
@@ -47,13 +48,16 @@ void HloAlias::MeasureBytes() {
   }
 }
 
-void HloAlias::SortBuffers() {
-  std::vector<int32_t> position(graph().num_instructions(), 0);  // in XLA's post-order of the whole program
+void HloAlias::NumberInstructions() {
+  position_.assign(graph().num_instructions(), 0);
   int32_t next = 0;
   const std::vector<int32_t> computations = graph().CallGraphPostOrder();
   for (auto computation = computations.rbegin(); computation != computations.rend(); ++computation) {
-    for (const int32_t i : graph().PostOrder(*computation)) position[i] = next++;
+    for (const int32_t i : graph().PostOrder(*computation)) position_[i] = next++;
   }
+}
+
+std::vector<int32_t> HloAlias::LargestFirst(const std::function<int32_t(int32_t)>& place_of) const {
   struct Key {
     int64_t negative_bytes;
     bool stays_inside;
@@ -65,12 +69,14 @@ void HloAlias::SortBuffers() {
   for (int32_t buffer = 0; buffer < num_buffers(); ++buffer) {
     int32_t first = INT32_MAX;
     for (const int32_t value : values(buffer)) {
-      first = std::min(first, position[dataflow_.defining_instruction(value)]);
+      first = std::min(first, position_[place_of(dataflow_.defining_instruction(value))]);
     }
     keys.push_back({-buffer_bytes(buffer), !lives_out(buffer), first, buffer});
   }
   std::ranges::sort(keys);
-  for (const Key& key : keys) largest_first_.push_back(key.buffer);
+  std::vector<int32_t> order;
+  for (const Key& key : keys) order.push_back(key.buffer);
+  return order;
 }
 
 // Joins values into buffers. Buffers are numbered by the slot of the largest set at each merge (the

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -39,6 +40,8 @@ class HloAlias {
   }
   // The buffers as XLA takes them: larger ones first, then live-out ones, then by first definition, then by number.
   const std::vector<int32_t>& largest_first() const { return largest_first_; }
+  // The same where each instruction stands in the place of `place_of` it.
+  std::vector<int32_t> LargestFirst(const std::function<int32_t(int32_t)>& place_of) const;
   // Whether input_output_alias gives the parameter at this node to an output (a donation).
   bool is_donated(hlo::Node parameter_node) const { return is_donated_[parameter_node]; }
 
@@ -50,7 +53,7 @@ class HloAlias {
   void MergeValues();
   void FindInPlacePairs();
   void MeasureBytes();
-  void SortBuffers();
+  void NumberInstructions();
   std::span<const InPlacePair> in_place(int32_t instruction) const {
     const auto first = in_place_.begin() + in_place_offsets_[instruction];
     return {first, in_place_.begin() + in_place_offsets_[instruction + 1]};
@@ -72,6 +75,7 @@ class HloAlias {
   std::vector<int64_t> value_bytes_;
   std::vector<int64_t> buffer_bytes_;               // [buffer]
   std::vector<uint8_t> lives_out_;
+  std::vector<int32_t> position_;                   // [instruction], in XLA's post-order of the whole program
   std::vector<int32_t> largest_first_;
 };
 

@@ -7,7 +7,6 @@
 #include "base/allowance.h"
 #include "buffers/heap_simulator.h"
 #include "buffers/share.h"
-#include "buffers/synchronous.h"
 #include "packing/packing.h"
 
 namespace coopjax {
@@ -38,7 +37,6 @@ class Assigner {
       : alias_(alias), graph_(alias.graph()), dataflow_(alias.dataflow()), rules_(alias.rules()), ranges_(ranges) {
     allocation_of_.assign(dataflow_.num_values(), -1);
     is_in_heap_.assign(dataflow_.num_values(), 0);
-    if (rules_.makes_synchronous) is_synchronous_ = FindSynchronous(graph_, ranges_.sequence);
   }
   HeapResult Run();
 
@@ -69,7 +67,6 @@ class Assigner {
   std::vector<int32_t> reusable_;          // in order of creation, that is of falling size
   std::vector<int32_t> allocation_of_;     // [value]
   std::vector<uint8_t> is_in_heap_;        // [value]
-  std::vector<uint8_t> is_synchronous_;    // [instruction], if there are some
   std::vector<int64_t> heap_offset_;       // [value]
   int32_t heap_allocation_ = -1;
   int64_t least_heap_bytes_ = 0;
@@ -114,8 +111,7 @@ void Assigner::AssignBuffer(int32_t buffer) {
   if (!alias_.is_in_main_memory(buffer) || AssignFixed(buffer)) return;
   for (const int32_t value : alias_.values(buffer)) {
     if (graph_.shape(dataflow_.definition(value)).is_tuple()) {
-      const bool is_made = is_synchronous_.empty() || !is_synchronous_[dataflow_.defining_instruction(value)];
-      if (is_made) NewAllocation(buffer, AllocationKind::kTuple);
+      if (!ranges_.is_synchronous(dataflow_.defining_instruction(value))) NewAllocation(buffer, AllocationKind::kTuple);
       return;
     }
     if (TryOperandAllocations(value, buffer)) return;
@@ -174,8 +170,8 @@ bool Assigner::CanFollow(int32_t user, int32_t operand) const {
   const hlo::Node definition = dataflow_.definition(user);
   const int32_t definer = graph_.owner(definition);
   return graph_.op(definer) != hlo::Op::kCopy && std::ranges::any_of(dataflow_.positions(operand), [&](hlo::Node node) {
-    return graph_.is_user_of(definer, graph_.owner(node)) && alias_.CanShareOperandBuffer(node, definition);
-  });
+           return graph_.is_user_of(definer, graph_.owner(node)) && alias_.CanShareOperandBuffer(node, definition);
+         });
 }
 
 bool Assigner::IsCopyOf(int32_t value, int32_t assigned) const {
@@ -290,7 +286,12 @@ void Assigner::AddBuffers(const std::vector<int64_t>& bases, HeapResult* result)
 HeapResult Assigner::Run() {
   HeapResult result;
   CountSteps(kStepsPerValue * dataflow_.num_values());
-  for (const int32_t buffer : alias_.largest_first()) AssignBuffer(buffer);
+  if (ranges_.synchronous.empty()) {
+    for (const int32_t buffer : alias_.largest_first()) AssignBuffer(buffer);
+  } else {
+    const auto place_of = [&](int32_t instruction) { return ranges_.place_of(instruction); };
+    for (const int32_t buffer : alias_.LargestFirst(place_of)) AssignBuffer(buffer);
+  }
   AssignHeap(&result);
   const std::vector<int64_t> bases = PlaceTemporaries(&result);
   result.temp_bytes = ReportedTempBytes(result.temp_bytes, result);

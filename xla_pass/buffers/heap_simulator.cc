@@ -38,14 +38,14 @@ class Simulator {
 
  private:
   std::vector<int32_t> SortedValues() const {
-    std::vector<std::tuple<int32_t, int32_t, int32_t>> keys;
+    std::vector<std::tuple<int32_t, int32_t, int32_t, int32_t>> keys;
     for (int32_t value = 0; value < dataflow_.num_values(); ++value) {
       const HloLiveRange& range = ranges_.of_value[value];
-      if (is_in_heap_[value] && range.is_valid()) keys.emplace_back(range.start, range.end, value);
+      if (is_in_heap_[value] && range.is_valid()) keys.emplace_back(range.start, range.end, RankOf(value), value);
     }
     std::ranges::sort(keys);
     std::vector<int32_t> values;
-    for (const auto& [start, end, value] : keys) values.push_back(value);
+    for (const auto& [start, end, rank, value] : keys) values.push_back(value);
     return values;
   }
 
@@ -66,24 +66,31 @@ class Simulator {
   // An operand, not aliased with anything, that dies right here and whose memory may be taken over.
   int32_t DyingOperand(int32_t value, int32_t time) const {
     const hlo::Node definition = dataflow_.definition(value);
-    const int32_t definer = graph_.owner(definition);
+    const int32_t definer = graph_.owner(definition), reader = ranges_.place_of(definer);
     if (alias_.values(alias_.buffer_of(value)).size() > 1 || graph_.op(definer) == hlo::Op::kCopy) return -1;
     for (const int32_t operand : graph_.operands(definer)) {
       const int32_t candidate = dataflow_.value_at(graph_.node_base(operand));
       if (candidate < 0 || alias_.values(alias_.buffer_of(candidate)).size() > 1) continue;
       if (!is_in_heap_[candidate] || extended_[candidate] || ranges_.of_value[candidate].end != time) continue;
-      const hlo::Node operand_node = dataflow_.definition(candidate);
-      if (!graph_.is_user_of(definer, graph_.owner(operand_node))) continue;
-      if (alias_.CanShareOperandBuffer(operand_node, definition)) return candidate;
+      const hlo::Node defined = dataflow_.definition(candidate);
+      if (!graph_.is_user_of(reader, graph_.owner(defined))) continue;
+      const hlo::Node read = reader == definer ? defined : graph_.node_base(operand);
+      if (alias_.CanShareOperandBuffer(read, definition)) return candidate;
     }
     return -1;
+  }
+
+  // What ties go by.
+  int32_t RankOf(int32_t value) const {
+    const int32_t definer = dataflow_.defining_instruction(value), place = ranges_.place_of(definer);
+    return place == definer ? value : dataflow_.value_at(graph_.node_base(place));
   }
 
   void Allocate(int32_t value, int32_t shared_with) {
     const HloLiveRange& range = ranges_.of_value[value];
     const int64_t bytes = alias_.buffer_bytes(alias_.buffer_of(value));
     interval_of_[value] = static_cast<int32_t>(intervals_.size());
-    intervals_.push_back({value, bytes, clock_, -1, shared_with, range.start, range.end});
+    intervals_.push_back({value, bytes, clock_, -1, shared_with, range.start, range.end, RankOf(value)});
     if (bytes > 0) ++clock_;
   }
 
@@ -187,11 +194,11 @@ Packing PackHeap(const std::vector<HeapInterval>& intervals, const HeapRules& ru
   const PackingProblem problem = ProblemOf(intervals, rules.alignment);
   Packing by_size = PackByKey(problem, roots, [&](const Root& root) {
     const HeapInterval& interval = intervals[root.interval];
-    return std::make_tuple(-interval.bytes, interval.start - interval.end, interval.value);
+    return std::make_tuple(-interval.bytes, interval.start - interval.end, interval.rank);
   });
   Packing by_duration = PackByKey(problem, roots, [&](const Root& root) {
     const HeapInterval& interval = intervals[root.interval];
-    return std::make_tuple(interval.start - root.last_end, -interval.bytes, interval.value);
+    return std::make_tuple(interval.start - root.last_end, -interval.bytes, interval.rank);
   });
   return by_duration.heap_bytes < by_size.heap_bytes ? by_duration : by_size;
 }

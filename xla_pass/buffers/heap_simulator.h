@@ -19,6 +19,7 @@ struct HeapInterval {
   int32_t shared_with = -1;          // index of the interval whose memory this one reuses
   int32_t start_time = 0;            // the same range in flattened time, inclusive
   int32_t end_time = 0;
+  int32_t rank = 0;                  // what ties go by: XLA numbers the values so
 };
 std::vector<HeapInterval> SimulateHeap(const HloAlias& alias, const HloLiveRanges& ranges,
                                        const std::vector<uint8_t>& is_in_heap);

@@ -21,7 +21,11 @@ class Calculator {
 
   HloLiveRanges Run() {
     Flatten(graph_.module().entry);
+    if (alias_.rules().makes_synchronous) result_.synchronous = FindSynchronous(graph_, result_.sequence);
     for (int32_t value = 0; value < dataflow_.num_values(); ++value) SetRange(value);
+    for (int32_t i = 0; i < std::ssize(result_.synchronous); ++i) {
+      if (graph_.op(i) != hlo::Op::kParameter && result_.is_synchronous(i)) HoldOperands(i);
+    }
     SeparateAliases();
     return std::move(result_);
   }
@@ -34,6 +38,7 @@ class Calculator {
   void SetRange(int32_t value);
   int32_t DefinitionEnd(int32_t instruction) const;
   int32_t LastUse(int32_t value) const;
+  void HoldOperands(int32_t instruction);
   void SeparateAliases();
 
   const HloAlias& alias_;
@@ -96,7 +101,8 @@ void Calculator::SetRange(int32_t value) {
   HloLiveRange& range = result_.of_value[value];
   // A parameter is there from the computation's start, wherever it is scheduled.
   range.start = is_parameter ? result_.span[computation].start : result_.time[definer];
-  range.end = DefinitionEnd(definer);
+  if (result_.is_synchronous(definer)) range.start = result_.time[result_.synchronous[definer].done];
+  range.end = std::max(DefinitionEnd(definer), range.start);
   for (const hlo::Node node : dataflow_.positions(value).subspan(1)) {
     const int32_t holder = graph_.owner(node);
     const int32_t time =
@@ -107,6 +113,16 @@ void Calculator::SetRange(int32_t value) {
     range.end = result_.end_time();
   } else {
     range.end = std::max(range.end, LastUse(value));
+  }
+}
+
+// What a synchronous collective reads is there until it runs.
+void Calculator::HoldOperands(int32_t instruction) {
+  for (const int32_t operand : graph_.operands(instruction)) {
+    const int32_t value = dataflow_.value_at(graph_.node_base(operand));
+    if (value < 0) continue;
+    HloLiveRange& range = result_.of_value[value];
+    range.end = std::max(range.end, result_.time[result_.synchronous[instruction].done]);
   }
 }
 

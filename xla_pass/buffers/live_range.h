@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "buffers/alias.h"
+#include "buffers/synchronous.h"
 
 namespace coopjax {
 
@@ -29,7 +30,13 @@ struct HloLiveRanges {
     int32_t end = -1;
   };
   std::vector<Span> span;           // [computation]; -1 when not scheduled
+  std::vector<Synchronous> synchronous;  // [instruction], where XLA makes what is in it synchronous and there is some
 
+  bool is_synchronous(int32_t instruction) const { return !synchronous.empty() && synchronous[instruction].start >= 0; }
+  // In whose place an instruction stands once XLA has done so.
+  int32_t place_of(int32_t instruction) const {
+    return is_synchronous(instruction) ? synchronous[instruction].start : instruction;
+  }
   int32_t end_time() const { return static_cast<int32_t>(sequence.size()); }
 };
 

@@ -75,6 +75,24 @@ TEST(WhatTheResultShowsLivesToTheEnd) {
   EXPECT_TRUE(a.Lives(ranges, x, 1, 4) && a.Lives(ranges, y, 2, 2));
 }
 
+// p at 0, x at 1; what is wrapped at 2 and 3, its start at 4, its done at 5, where XLA:GPU has the collective run.
+TEST(WhatIsMadeSynchronousRunsAtItsDone) {
+  for (const bool is_gpu : {false, true}) {
+    HloBuilder b;
+    const int64_t wrapped = b.Begin("wrapped");
+    const int64_t reduced = b.Add("all-reduce", kArray, {b.Parameter(0, kArray)});
+    b.Begin("main");
+    const int64_t x = b.Add("reverse", kArray, {b.Parameter(0, kArray)});
+    const int64_t start = b.Add("async-start", TupleOf({TupleOf({kArray}), kArray}), {x}, {wrapped});
+    b.Add("reverse", kArray, {b.Add("async-done", kArray, {start})});
+    if (is_gpu) b.SetRaw(R"({"operation_queue_id":"0"})");
+    const Analysis a(b);
+    const HloLiveRanges ranges = ComputeHloLiveRanges(a.alias);
+    EXPECT_TRUE(a.Lives(ranges, x, 1, 5) && a.Lives(ranges, reduced, is_gpu ? 5 : 3, 6));
+    EXPECT_EQ(ranges.place_of(b.index(reduced)), b.index(is_gpu ? start : reduced));
+  }
+}
+
 // p at 0, x at 1; what is called stands before its call, parameter at 2, sine at 3; the call at 4, the fusion at 5. x
 // is last read by sine, whose value is the call's and lives until the fusion has read it. A fusion has no times inside.
 TEST(CallsAreFlattened) {

@@ -35,9 +35,9 @@ bool IsNothing(hlo::Op op) {
 
 }  // namespace
 
-std::vector<uint8_t> FindSynchronous(const hlo::Graph& graph, std::span<const int32_t> sequence) {
+std::vector<Synchronous> FindSynchronous(const hlo::Graph& graph, std::span<const int32_t> sequence) {
   const hlo::Module& module = graph.module();
-  std::vector<uint8_t> is_synchronous(graph.num_instructions(), 0);
+  std::vector<Synchronous> found;
   std::vector<std::vector<int32_t>> in_flight(module.computations.size());
   for (const int32_t i : sequence) {
     std::vector<int32_t>& starts = in_flight[graph.instruction(i).computation];
@@ -47,15 +47,16 @@ std::vector<uint8_t> FindSynchronous(const hlo::Graph& graph, std::span<const in
       starts.push_back(i);
     } else if (start >= 0 && IsCollectiveStart(graph, start)) {
       if (std::erase(starts, start) == 0) continue;
-      is_synchronous[start] = 1;
+      found.resize(graph.num_instructions());
+      found[start] = {start, i};
       for (const int32_t callee : graph.called(start)) {
-        for (const int32_t wrapped : module.computations[callee].instructions) is_synchronous[wrapped] = 1;
+        for (const int32_t wrapped : module.computations[callee].instructions) found[wrapped] = {start, i};
       }
     } else if (!IsNothing(graph.op(i))) {
       starts.clear();
     }
   }
-  return is_synchronous;
+  return found;
 }
 
 }  // namespace coopjax

@@ -14,13 +14,16 @@ using testing::TupleOf;
 
 const hlo::Shape kRow = F32({256});
 
-// Of what is added to `b`: which of the module's instructions are synchronous.
-std::vector<bool> Synchronous(HloBuilder& b, const std::vector<int64_t>& ids) {
+// The done of each of these instructions of `b`, 0 for none.
+std::vector<int64_t> DoneOf(HloBuilder& b, const std::vector<int64_t>& ids) {
   const hlo::Module module = b.Finish();
   const hlo::Graph graph(module);
-  const std::vector<uint8_t> found = FindSynchronous(graph, graph.sequence(module.entry));
-  std::vector<bool> of_ids;
-  for (const int64_t id : ids) of_ids.push_back(found[b.index(id)] != 0);
+  const std::vector<Synchronous> found = FindSynchronous(graph, graph.sequence(module.entry));
+  std::vector<int64_t> of_ids;
+  for (const int64_t id : ids) {
+    const int32_t done = found[b.index(id)].done;
+    of_ids.push_back(done < 0 ? 0 : graph.instruction(done).id);
+  }
   return of_ids;
 }
 
@@ -36,7 +39,7 @@ TEST(WithNothingBetween) {
   const int64_t third = b.Add("all-reduce-start", kRow, {p});
   b.Add("negate", kRow, {x});
   b.Add("add", kRow, {b.Add("all-reduce-done", kRow, {third}), y});
-  EXPECT_TRUE((Synchronous(b, {first, second, third, x}) == std::vector<bool>{true, true, false, false}));
+  EXPECT_TRUE((DoneOf(b, {first, second, third, x}) == std::vector<int64_t>{x, y, 0, 0}));
 }
 
 // A wrapped collective with what it wraps; another computation that runs at the side stays there, and is work itself.
@@ -55,7 +58,7 @@ TEST(OfWhatIsWrappedCollectivesAlone) {
   const int64_t work = b.Add("async-start", in_flight, {p}, {wrapped_work});
   const int64_t worked = b.Add("async-done", kRow, {work});
   b.Add("add", kRow, {b.Add("add", kRow, {worked, scattered}), b.Add("async-done", kRow, {around})});
-  EXPECT_TRUE((Synchronous(b, {collective, inside, around, work}) == std::vector<bool>{true, true, false, false}));
+  EXPECT_TRUE((DoneOf(b, {collective, inside, around, work}) == std::vector<int64_t>{scattered, scattered, 0, 0}));
 }
 
 }  // namespace
