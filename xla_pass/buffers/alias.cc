@@ -4,7 +4,21 @@
 #include <iterator>
 #include <numeric>
 
+#include "buffers/synchronous.h"
+
 namespace coopjax {
+namespace {
+
+// Of all computations, one after the other.
+std::vector<int32_t> Sequences(const hlo::Graph& graph) {
+  std::vector<int32_t> all;
+  for (int32_t c = 0; c < std::ssize(graph.module().computations); ++c) {
+    std::ranges::copy(graph.sequence(c), std::back_inserter(all));
+  }
+  return all;
+}
+
+}  // namespace
 
 HloAlias::HloAlias(const HloDataflow& dataflow)
     : dataflow_(dataflow), rules_(RulesFor(PlatformOf(dataflow.graph().module()))) {
@@ -31,9 +45,13 @@ HloAlias::HloAlias(const HloDataflow& dataflow)
 void HloAlias::FindInPlacePairs() {
   in_place_offsets_ = {0};
   in_place_offsets_.reserve(graph().num_instructions() + 1);
+  // The start of a pair writes in place, the plain collective that XLA puts in its place need not.
+  std::vector<Synchronous> synchronous;
+  if (rules_.makes_synchronous) synchronous = FindSynchronous(graph(), Sequences(graph()));
   for (int32_t i = 0; i < graph().num_instructions(); ++i) {
+    const bool is_gone = !synchronous.empty() && synchronous[i].start == i;
     const bool is_analysed = graph().is_control_flow(graph().instruction(i).computation) && !graph().is_dropped(i);
-    if (is_analysed) std::ranges::copy(InPlacePairs(graph(), i), std::back_inserter(in_place_));
+    if (is_analysed && !is_gone) std::ranges::copy(InPlacePairs(graph(), i), std::back_inserter(in_place_));
     in_place_offsets_.push_back(static_cast<int32_t>(in_place_.size()));
   }
 }
