@@ -8,6 +8,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 import coopjax
+from tests.support.checks import assert_close, compile_step, num_instructions, temp_bytes
 from tests.support.models import normal
 
 WIDTH, LENGTH, NUM_LAYERS = 32, 32, 4
@@ -82,3 +83,26 @@ def test_what_came_of_the_least_is_reached_when_asked_for():
   taken = temp_bytes(caught.value.smallest_bytes)
   assert taken <= caught.value.smallest_bytes
   assert temp_bytes(taken) <= taken
+
+
+def recurrent(weights, sequence, checkpoint=lambda cell: cell):
+  """A scan of a gated unit over time: turns in groups take less than a checkpoint around the body."""
+
+  def cell(hidden, x):
+    update, reset = (jax.nn.sigmoid(x @ weights[i] + hidden @ weights[i + 1]) for i in (0, 2))
+    hidden += update * (jnp.tanh(x @ weights[4] + (reset * hidden) @ weights[5]) - hidden)
+    return hidden, hidden
+
+  return jnp.sum(jax.lax.scan(checkpoint(cell), jnp.zeros_like(sequence[0]), sequence)[1] ** 2)
+
+
+def test_a_budget_far_out_of_reach_is_told_of_turns_in_groups():
+  args = [0.1 * normal(i, 64, 64) for i in range(6)], normal(6, 64, 32, 64)
+  with pytest.raises(coopjax.BudgetInfeasibleError) as caught:
+    coopjax.plan(recurrent, *args, budget=1, engine="policy")
+  plan = coopjax.plan(recurrent, *args, budget=caught.value.smallest_bytes, engine="policy")
+  by_hand = compile_step(functools.partial(recurrent, checkpoint=jax.checkpoint), *args)
+  fitted = compile_step(plan.apply(recurrent), *args)
+  assert temp_bytes(fitted) <= plan.budget_bytes <= 0.8 * temp_bytes(by_hand)
+  assert num_instructions(fitted, "while") > num_instructions(by_hand, "while")  # a group is repeated by its turns
+  assert_close(fitted(*args), by_hand(*args))

@@ -57,6 +57,17 @@ def straight(estimated, num_segments, kin=None):
   )
 
 
+def test_a_segmentation_without_kin_goes_by_all_that_was_tried():
+  """The U-Net of three trials at 70%: a plan of a third less was taken for too large, and not tried."""
+  kin = "last"
+  trials = [
+    Trial(straight(estimated, count, kin), compiled, None)
+    for estimated, count, kin, compiled in ((896, 2, None, 1152), (576, 4, kin, 704), (704, 4, kin, 704))
+  ]
+  assert predicted_bytes(straight(768, 2), trials, 1.0) == pytest.approx(704 + 448 / 3)
+  assert predicted_bytes(straight(768, 4, kin), trials, 1.0) == 704 + 64
+
+
 def test_what_segments_take_whatever_they_save_is_learnt():
   """A GPT's eight segments: a third less estimated, and nothing less compiled."""
   trials = [Trial(straight(1796, 8), 2191, None), Trial(straight(1481, 8), 2150, None)]
