@@ -23,9 +23,6 @@ class Calculator {
     Flatten(graph_.module().entry);
     if (alias_.rules().makes_synchronous) result_.synchronous = FindSynchronous(graph_, result_.sequence);
     for (int32_t value = 0; value < dataflow_.num_values(); ++value) SetRange(value);
-    for (int32_t i = 0; i < std::ssize(result_.synchronous); ++i) {
-      if (graph_.op(i) != hlo::Op::kParameter && result_.is_synchronous(i)) HoldOperands(i);
-    }
     SeparateAliases();
     return std::move(result_);
   }
@@ -38,7 +35,6 @@ class Calculator {
   void SetRange(int32_t value);
   int32_t DefinitionEnd(int32_t instruction) const;
   int32_t LastUse(int32_t value) const;
-  void HoldOperands(int32_t instruction);
   void SeparateAliases();
 
   const HloAlias& alias_;
@@ -87,6 +83,7 @@ int32_t Calculator::LastUse(int32_t value) const {
     if (graph_.op(user) == hlo::Op::kWhile && result_.span[graph_.called(user)[0]].start >= 0) {
       user = graph_.parameter(graph_.called(user)[0], 0);
     }
+    if (result_.is_synchronous(user)) user = result_.synchronous[user].done;
     last = std::max(last, result_.time[user]);
   });
   return last;
@@ -113,16 +110,6 @@ void Calculator::SetRange(int32_t value) {
     range.end = result_.end_time();
   } else {
     range.end = std::max(range.end, LastUse(value));
-  }
-}
-
-// What a synchronous collective reads is there until it runs.
-void Calculator::HoldOperands(int32_t instruction) {
-  for (const int32_t operand : graph_.operands(instruction)) {
-    const int32_t value = dataflow_.value_at(graph_.node_base(operand));
-    if (value < 0) continue;
-    HloLiveRange& range = result_.of_value[value];
-    range.end = std::max(range.end, result_.time[result_.synchronous[instruction].done]);
   }
 }
 
