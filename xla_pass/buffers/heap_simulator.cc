@@ -72,12 +72,19 @@ class Simulator {
       const int32_t candidate = dataflow_.value_at(graph_.node_base(operand));
       if (candidate < 0 || alias_.values(alias_.buffer_of(candidate)).size() > 1) continue;
       if (!is_in_heap_[candidate] || extended_[candidate] || ranges_.of_value[candidate].end != time) continue;
-      const hlo::Node defined = dataflow_.definition(candidate);
+      const hlo::Node defined = DefinitionOf(candidate);
       if (!graph_.is_user_of(reader, graph_.owner(defined))) continue;
       const hlo::Node read = reader == definer ? defined : graph_.node_base(operand);
       if (alias_.CanShareOperandBuffer(read, definition)) return candidate;
     }
     return -1;
+  }
+
+  // As XLA has it: a plain collective that takes the place of a pair makes what the done shows.
+  hlo::Node DefinitionOf(int32_t value) const {
+    const int32_t definer = dataflow_.defining_instruction(value);
+    if (!ranges_.is_synchronous(definer)) return dataflow_.definition(value);
+    return graph_.node_base(ranges_.synchronous[definer].done);
   }
 
   // What ties go by.
@@ -194,11 +201,11 @@ Packing PackHeap(const std::vector<HeapInterval>& intervals, const HeapRules& ru
   const PackingProblem problem = ProblemOf(intervals, rules.alignment);
   Packing by_size = PackByKey(problem, roots, [&](const Root& root) {
     const HeapInterval& interval = intervals[root.interval];
-    return std::make_tuple(-interval.bytes, interval.start - interval.end, interval.rank);
+    return std::make_tuple(-interval.bytes, interval.start - interval.end, interval.rank, interval.value);
   });
   Packing by_duration = PackByKey(problem, roots, [&](const Root& root) {
     const HeapInterval& interval = intervals[root.interval];
-    return std::make_tuple(interval.start - root.last_end, -interval.bytes, interval.rank);
+    return std::make_tuple(interval.start - root.last_end, -interval.bytes, interval.rank, interval.value);
   });
   return by_duration.heap_bytes < by_size.heap_bytes ? by_duration : by_size;
 }

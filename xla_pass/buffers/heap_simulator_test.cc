@@ -12,16 +12,20 @@ namespace {
 
 using testing::F32;
 using testing::HloBuilder;
+using testing::TupleOf;
 
 const hlo::Shape kKilobyte = F32({256});
 
-// All values but the parameter are in the heap.
+// All values but the parameters are in the heap.
 std::vector<HeapInterval> Simulate(HloBuilder& b) {
   std::string error;
   const auto analysis = AnalyzeHlo(b.Finish(), &error);
   EXPECT_EQ(error, "");
-  std::vector<uint8_t> is_in_heap(analysis->dataflow->num_values(), 1);
-  is_in_heap[0] = 0;
+  const HloDataflow& dataflow = *analysis->dataflow;
+  std::vector<uint8_t> is_in_heap;
+  for (int32_t value = 0; value < dataflow.num_values(); ++value) {
+    is_in_heap.push_back(dataflow.graph().op(dataflow.defining_instruction(value)) != hlo::Op::kParameter);
+  }
   return SimulateHeap(*analysis->alias, analysis->ranges, is_in_heap);
 }
 
@@ -59,6 +63,30 @@ TEST(ADyingOperandIsTakenOver) {
   EXPECT_EQ(shared_with("negate", false), 0);
   EXPECT_EQ(shared_with("negate", true), -1);
   EXPECT_EQ(shared_with("copy", false), -1);
+}
+
+// On XLA:GPU a collective between whose start and done nothing runs is a plain one, and its result is taken over too.
+TEST(WhatASynchronousCollectiveMakesIsTakenOver) {
+  for (const bool is_gpu : {false, true}) {
+    HloBuilder b;
+    const int64_t wrapped = b.Begin("wrapped");
+    b.Add("all-reduce", kKilobyte, {b.Parameter(0, kKilobyte)});
+    b.Begin("main");
+    const int64_t x = b.Add("reverse", kKilobyte, {b.Parameter(0, kKilobyte)});
+    const int64_t start = b.Add("async-start", TupleOf({TupleOf({kKilobyte}), kKilobyte}), {x}, {wrapped});
+    b.Add("negate", kKilobyte, {b.Add("async-done", kKilobyte, {start})});
+    if (is_gpu) b.SetRaw(R"({"operation_queue_id":"0"})");
+    const std::vector<HeapInterval> heap = Simulate(b);
+    EXPECT_EQ(heap.back().shared_with, is_gpu ? 3 : -1);  // after x and two tables
+  }
+}
+
+// Results of one collective have one rank: the values' numbers then decide.
+TEST(TiesGoByRankThenByValue) {
+  std::vector<HeapInterval> intervals;
+  for (int k = 40; k-- > 0;) intervals.push_back({k, 64, 0, 100, -1, 0, 0, k / 20});
+  const Packing packing = PackHeap(intervals, {});
+  for (size_t k = 0; k < 40; ++k) EXPECT_EQ(packing.offsets[k], 64 * (39 - static_cast<int64_t>(k)));
 }
 
 // 40 bytes under 16: 64 + 16 at multiples of 64, and 40 + 16 without.

@@ -83,12 +83,15 @@ std::vector<InPlacePair> OneToOnePairs(const hlo::Graph& graph, int32_t i, int32
   return pairs;
 }
 
-// Collective-permute with four operands writes into its second one.
+// Collective-permute of operand, destination and where in each writes into the destination. Four that are combined into
+// one have as many operands, and a tuple of results.
 std::vector<InPlacePair> CollectivePermutePairs(const hlo::Graph& graph, int32_t i, hlo::Node output) {
   const auto operands = graph.operands(i);
   if (operands.size() != 4 || output == hlo::Graph::kNoNode) return {};
+  const hlo::Node destination = graph.node_base(operands[1]);
+  if (graph.shape(destination).is_tuple() != graph.shape(output).is_tuple()) return {};
   std::vector<InPlacePair> pairs;
-  const int32_t size = std::min(graph.subtree_size(graph.node_base(operands[1])), graph.subtree_size(output));
+  const int32_t size = std::min(graph.subtree_size(destination), graph.subtree_size(output));
   for (int32_t k = 0; k < size; ++k) pairs.push_back({1, k, output - graph.node_base(i) + k});
   return pairs;
 }

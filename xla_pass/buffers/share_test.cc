@@ -49,6 +49,7 @@ TEST(SomeOpcodesWriteInPlace) {
   EXPECT_EQ(PairsOf("all-reduce-start", kPair, 2), "0.0>1 1.0>2");
   EXPECT_EQ(PairsOf("collective-permute", kArray, 4), "1.0>0");
   EXPECT_EQ(PairsOf("collective-permute", kArray, 1), "");
+  EXPECT_EQ(PairsOf("collective-permute", TupleOf({kArray, kArray, kArray, kArray}), 4), "");  // four combined
   EXPECT_EQ(PairsOf("negate", kArray, 1), "");
 }
 
