@@ -21,7 +21,7 @@ from coopjax.errors import PlanMismatchError
 from coopjax.jaxpr import user_policy
 from coopjax.jaxpr.tags import marked_fn, marked_jaxpr, tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn
-from coopjax.policy_engine import groups, host_copies
+from coopjax.policy_engine import groups, host_copies, key_splits
 from coopjax.policy_engine.by_hand import policy_of
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment, Value
 from coopjax.policy_engine.inside import is_inside, opened
@@ -176,7 +176,7 @@ class _InsideRewriter:
     is_loop = equation.params["length"] > 1 and equation.params["unroll"] == 1
     prevent_cse = region.has_barrier or len(list(region.leaves)) > 1 or not is_loop
     return compat.map_sub_jaxprs(
-      equation, lambda body: self._body(self.transform(body), region, prevent_cse), lambda rule: rule
+      equation, lambda body: self._body(self.transform(body), region, prevent_cse, equation), lambda rule: rule
     )
 
   def _in_groups(self, equation: core.JaxprEqn, region: Region) -> core.JaxprEqn:
@@ -189,16 +189,17 @@ class _InsideRewriter:
     )
     return groups.in_groups(equation, region.group_size, wrapped, plain, checkpoint)
 
-  def _body(self, body: core.Jaxpr, region: Region, prevent_cse: bool) -> core.Jaxpr:
+  def _body(self, body: core.Jaxpr, region: Region, prevent_cse: bool, scan: core.JaxprEqn | None = None) -> core.Jaxpr:
+    checkpoints = self._checkpoints
     if region.policy is not None:
-      as_it_is = lambda *inputs: jax.core.eval_jaxpr(body, (), *inputs)
-      run = compat.pinned_checkpoint(
-        as_it_is, policy=_policy_of(region, self._checkpoints.policy), prevent_cse=prevent_cse
-      )
-    else:
-      segmented = _Evaluator(body, region, self._checkpoints, prevent_cse)
-      run = lambda *inputs: segmented.evaluate(inputs)
-    return jax.make_jaxpr(run)(*[var.aval for var in body.invars])
+      checkpoints = dataclasses.replace(checkpoints, policy=_policy_of(region, checkpoints.policy))
+      region = dataclasses.replace(region, segments=(Segment(0, len(body.eqns), True),), policy=None)
+    leaf, is_repeated = next(region.leaves)
+    num_before = 0
+    if scan is not None and is_repeated:
+      num_before = key_splits.num_before(body, leaf.stop, compat.scan_carries(scan), scan.params["length"])
+    segmented = _Evaluator(body, region, checkpoints, prevent_cse, num_before=num_before)
+    return jax.make_jaxpr(lambda *inputs: segmented.evaluate(inputs))(*[var.aval for var in body.invars])
 
 
 class _Evaluator:
@@ -211,6 +212,7 @@ class _Evaluator:
     checkpoints: _Checkpoints,
     prevent_cse: bool,
     alike: dict[Hashable, Callable] | None = None,
+    num_before: int = 0,
   ):
     bounds = [0, *(leaf.stop for leaf, _ in region.leaves)]
     if bounds[:-1] != [leaf.start for leaf, _ in region.leaves] or bounds[-1] != len(jaxpr.eqns):
@@ -220,6 +222,7 @@ class _Evaluator:
     self._checkpoints = checkpoints
     self._prefix = f"coopjax:{checkpoints.digest}:{'' if region.equation_id is None else region.equation_id}"
     self._prevent_cse = prevent_cse
+    self._num_before = num_before  # equations that run before the first checkpoint instead of in it
     self._last_read = {
       **{var: i for i, equation in enumerate(jaxpr.eqns) for var in _variables(equation.invars)},
       **dict.fromkeys(_variables(jaxpr.outvars), len(jaxpr.eqns)),
@@ -231,7 +234,11 @@ class _Evaluator:
 
   def evaluate(self, inputs: Sequence[Any]) -> list[Any]:
     env = compat.environment(self._jaxpr, inputs)
-    for segment in self._region.segments:
+    segments = self._region.segments
+    if self._num_before:
+      self._run(Segment(0, self._num_before), env)
+      segments = (_from(self._num_before, segments[0]), *segments[1:])
+    for segment in segments:
       if self._is_paced:
         invars, _ = self._interface(segment)
         env |= zip(invars, jax.lax.optimization_barrier([env[var] for var in invars]), strict=True)
@@ -325,6 +332,12 @@ class _Evaluator:
       if atom not in made
     }
     return list(read), [var for var in made if self._last_read.get(var, -1) >= segment.stop]
+
+
+def _from(start: int, segment: Segment) -> Segment:
+  """The segment without what stands before `start`, which is in its first piece."""
+  inner = segment.inner and (_from(start, segment.inner[0]), *segment.inner[1:])
+  return dataclasses.replace(segment, start=start, inner=inner)
 
 
 def _read(env: dict[core.Var, Any], atom: Any) -> Any:

@@ -129,10 +129,31 @@ def called_twice(wrap):
   return loss, ([normal(i, 6, WIDTH, WIDTH, scale=0.2) for i in range(2)], normal(2, 4, WIDTH, WIDTH, scale=1.0))
 
 
+def dropped_out(wrap):
+  """A loop that carries a random key, split in front of each turn's block."""
+
+  @wrap
+  def block(x, weights, key):
+    kept = jax.random.bernoulli(key, 0.9, x.shape)
+    return x + jnp.where(kept, jnp.tanh(x @ weights[0]) @ weights[1], 0.0)
+
+  def turn(carry, weights):
+    x, key = carry
+    key, mine = jax.random.split(key)
+    return (block(x, weights, mine), key), None
+
+  def loss(weights, x):
+    (x, _), _ = jax.lax.scan(turn, (x, jax.random.key(0)), weights)
+    return jnp.mean(x**2)
+
+  return loss, ([normal(i, 6, WIDTH, WIDTH, scale=0.2) for i in range(2)], normal(2, 4, WIDTH, WIDTH, scale=1.0))
+
+
 @pytest.mark.parametrize(
   ("program", "names", "mark"),
   [
     (called_twice, (), None),
+    (dropped_out, (), None),
     (scanned_alone, ("query", "up"), "m"),
     pytest.param(called_twice, (), "m", marks=pytest.mark.sweep),
     pytest.param(scanned_alone, ("query", "up"), None, marks=pytest.mark.sweep),
