@@ -70,7 +70,9 @@ def parse_tag(op_name: str) -> Tag | None:
   ids = _TAG.findall(op_name)
   if not ids:
     return None
-  return Tag(int(ids[-1]), "transpose(" in op_name, "rematted_computation" in op_name)
+  # Inside are the transformations of what the function does itself: it may take gradients.
+  is_backward = op_name.partition("jvp(")[0].endswith("transpose(")
+  return Tag(int(ids[-1]), is_backward, "rematted_computation" in op_name)
 
 
 def tag_jaxpr(

@@ -1,5 +1,6 @@
 """The ways to choose how one function is carried out: on its module alone, by compiles, or by the policy engine."""
 
+import collections
 import dataclasses
 import functools
 import logging
@@ -165,6 +166,7 @@ class Case:
     best, found_with = None, trial_mark
     below_flops = rival.outcome.recompute_flops if rival and rival.outcome else math.inf
     least_bytes = math.inf
+    compiled_with = collections.defaultdict[str | None, dict[PolicyDecisions, tuple[int, HloEngineShare | None]]](dict)
     link = host_offload.link(request.budget, request.device)
     with warnings.catch_warnings():
       warnings.simplefilter("ignore", BudgetExceededWarning)  # trials may miss the budget
@@ -174,11 +176,9 @@ class Case:
       smallest_bytes = lambda: int(least_bytes) if rival is None else 0
       for within_bytes in search.limits(budget_bytes, smallest_bytes):
         # The least is found, and told, the same whatever was asked.
-        of_ways, compiled = (
-          list[PolicyPlan[PolicyDecisions]](),
-          dict[PolicyDecisions, tuple[int, HloEngineShare | None]](),
-        )
+        of_ways = list[PolicyPlan[PolicyDecisions]]()
         found_with = under and on_trial.mark(self.fingerprint, Budget(within_bytes))
+        compiled = compiled_with[found_with]
         compile_trial = functools.partial(trials.compile, mark=found_with)
         for only_scans in ways:
           plan = search.plan_policy(

@@ -113,17 +113,31 @@ def plan_policy(
       known[decisions] = temp_bytes_of(compile_fn(*rewritten(decisions))), hlo_share_of()
     return known[decisions][0]
 
+  whole_bytes_of = whole_fn and (lambda decisions: temp_bytes_of(whole_fn(*rewritten(decisions))))
+  hlo_share_in = lambda decisions: known[decisions][1]
+
+  def search_in(space: Candidates) -> PolicyPlan[PolicyDecisions]:
+    return search(
+      space,
+      budget_bytes,
+      compiled_bytes,
+      baseline_temp_bytes,
+      max_rounds,
+      whole_bytes_of=whole_bytes_of,
+      hlo_share_of=hlo_share_in,
+      below_flops=below_flops,
+    )
+
   space = Candidates(traced, only_scans, profile, link, shards=shards, planner=planner)
-  return search(
-    space,
-    budget_bytes,
-    compiled_bytes,
-    baseline_temp_bytes,
-    max_rounds,
-    whole_bytes_of=whole_fn and (lambda decisions: temp_bytes_of(whole_fn(*rewritten(decisions)))),
-    hlo_share_of=lambda decisions: known[decisions][1],
-    below_flops=below_flops,
-  )
+  found = search_in(space)
+  if found.is_feasible or not (space.is_profiled and found.rounds) or below_flops < math.inf:
+    return found
+  # What a profile takes to be as large whatever is repeated may come to less.
+  rough = Candidates(traced, only_scans, None, link, shards=shards, planner=planner)
+  if min((each.estimated_bytes for each in rough.found if each.is_bare), default=math.inf) > found.smallest_bytes / 2:
+    return found
+  again = search_in(rough)
+  return again if again.smallest_bytes < found.smallest_bytes else found
 
 
 def search[Decisions: Hashable](

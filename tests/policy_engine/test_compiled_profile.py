@@ -11,6 +11,7 @@ import pytest
 
 import coopjax
 from coopjax import _core
+from coopjax.compat import name_scopes
 from coopjax.jaxpr.tags import tagged_fn
 from coopjax.jaxpr.trace import differentiable, fn_and_gradient, trace
 from coopjax.policy_engine.compiled_profile import profile_of, read_profile
@@ -78,6 +79,45 @@ def test_a_nested_jit_and_a_scan_lead_to_the_equation_that_holds_them():
   assert "scan" in primitives(traced, kept) and "tanh" in primitives(traced, kept)
   (scan,) = [position for position in kept if primitives(traced, [position]) == ["scan"]]
   assert profile.residual_bytes[scan] >= 6 * 256 * 64 * 4  # stacked
+
+
+def in_a_field(weights, points):
+  """The residual of a differential equation: a loss that takes gradients itself."""
+
+  def field(at):
+    for weight in weights:
+      at = jnp.tanh(at @ weight)
+    return at.sum()
+
+  def residual(at):
+    slope = jax.grad(field)
+    _, curve = jax.jvp(slope, (at,), (jnp.ones_like(at),))
+    return slope(at)[1] - 0.1 * curve[0]
+
+  return jnp.mean(jax.vmap(residual)(points) ** 2)
+
+
+IN_A_FIELD = [models.normal(i, 2 if i == 0 else 16, 16, scale=0.2) for i in range(5)], models.normal(9, 256, 2)
+
+
+def test_a_gradient_inside_of_the_function_is_of_its_forward_pass():
+  traced = trace(in_a_field, IN_A_FIELD)
+  profile = profile_of(traced, compile_abstract(*fn_and_gradient(traced, tagged_fn(traced))))
+  of_inner = [i for i, equation in enumerate(traced.inlined.eqns) if "transpose(" in name_scopes(equation)]
+  is_inner = np.isin(profile.op_position, of_inner)
+  assert (is_inner & profile.op_is_backward).any() and (is_inner & ~profile.op_is_backward).any()
+  assert profile.residual_bytes[of_inner].any()
+
+
+@pytest.mark.sweep
+def test_what_a_profile_takes_to_be_out_of_reach_is_tried_by_jaxs_estimates():
+  plan = coopjax.plan(in_a_field, *IN_A_FIELD, budget=0.5, engine="policy", argnums=0)
+  plain, fitted = (compile_step(fn, *IN_A_FIELD) for fn in (in_a_field, plan.apply(in_a_field)))
+  assert plan.fits and temp_bytes(fitted) <= 0.52 * temp_bytes(plain)
+  assert fitted.as_text().count(" dot(") > plain.as_text().count(" dot(") and "rematted" in fitted.as_text()
+  jax.tree.map(
+    functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=1e-6), *(f(*IN_A_FIELD) for f in (fitted, plain))
+  )
 
 
 def test_offsets_are_those_of_the_backend_and_our_packing_agrees():
