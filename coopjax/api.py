@@ -202,7 +202,8 @@ def plan(
     time_limit_s: as for :func:`remat`.
     on_infeasible: as for :func:`remat`.
     argnums: positions of the arguments that the function is differentiated by, as for `jax.grad`; by default all. With
-      it, a function that takes gradients itself is no step. Not for a step with regions.
+      it, a function that takes gradients itself is no step; nor is one without regions that returns one number, a loss.
+      Not for a step with regions.
     existing: what becomes of a step's own ``jax.checkpoint``s: ``"replace"`` plans what is under them in place of what
       they say, ``"at_least"`` as well, but keeps what their policies save, and ``"keep"`` leaves them alone.
     names_only: the best plan that a policy over the step's own names (``checkpoint_name``) can say, one for all of its

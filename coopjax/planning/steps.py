@@ -25,7 +25,7 @@ from coopjax.jaxpr import cost, non_arrays
 from coopjax.jaxpr.fingerprint import fingerprint_of_step
 from coopjax.jaxpr.placement import Spread, path_name
 from coopjax.jaxpr.tags import marked
-from coopjax.jaxpr.trace import TracedFn, explained
+from coopjax.jaxpr.trace import TracedFn, explained, is_floating
 from coopjax.planning import existing as existing_checkpoints
 from coopjax.planning import regions, resident
 from coopjax.planning.choice import Choice
@@ -144,7 +144,8 @@ def find_step(
   target: Target | None = None,
   existing: str = "replace",
 ) -> Step | None:
-  """The function as a step, if it takes gradients, of remat regions or without any; else None.
+  """The function as a step, if it takes gradients, of remat regions or without any; else None. What has no regions and
+  returns one number is a loss, whatever it takes.
 
   Args:
     fn: with a jit of its own, or without.
@@ -173,7 +174,14 @@ def find_step(
     runs.member(i, fingerprint, traced, collector.policies.get(fingerprint))
     for i, (fingerprint, traced) in enumerate(collector.regions.items())
   )
+  if not members and _is_one_number(jaxpr):
+    return None
   return Step(name, jitted, args, kwargs, members, jaxpr, existing)
+
+
+def _is_one_number(jaxpr: core.Jaxpr) -> bool:
+  """What it returns is: of a loss that takes gradients itself, of a field or an energy, not of a step."""
+  return [(atom.aval.shape, is_floating(atom.aval)) for atom in jaxpr.outvars] == [((), True)]
 
 
 def _jaxpr_of(traced: Any) -> core.Jaxpr:

@@ -7,7 +7,7 @@ import coopjax
 from coopjax.xla.compile import measure
 from tests.support import models
 from tests.support.checkpointed_steps import arguments, make_step
-from tests.support.checks import assert_same_bits
+from tests.support.checks import assert_same_bits, temp_bytes
 
 MLP, WEIGHTS, X = models.mlp(depth=6)
 
@@ -44,7 +44,15 @@ def test_without_an_engine_for_it_the_error_says_what_to_wrap():
   assert any("wrap the body of the scan" in note for note in caught.value.__notes__)
 
 
-def test_with_argnums_a_function_that_takes_gradients_is_a_function():
+@pytest.mark.parametrize("argnums", [0, None])
+def test_a_loss_that_takes_gradients_is_a_function_that_is_differentiated(argnums):
   penalized = lambda weights, x: MLP(weights, x) + (jax.grad(MLP, argnums=1)(weights, x) ** 2).sum()
-  plan = coopjax.plan(penalized, WEIGHTS[:3], X, budget=0.9, argnums=0, planner="peak", effort="fast")
-  assert plan.fits and not plan.regions
+  plan = coopjax.plan(penalized, WEIGHTS[:3], X, budget=0.9, argnums=argnums, planner="peak", effort="fast")
+  gradient = jax.value_and_grad(penalized, (0, 1) if argnums is None else argnums)
+  assert plan.fits and plan.baseline.temp_bytes == temp_bytes(jax.jit(gradient).lower(WEIGHTS[:3], X).compile())
+
+
+def test_with_argnums_what_takes_gradients_is_no_step():
+  with_gradient = jax.value_and_grad(MLP, argnums=1)
+  plan = coopjax.plan(with_gradient, WEIGHTS[:3], X, budget=0.9, argnums=0, planner="peak", effort="fast")
+  assert plan.fits and plan.baseline.temp_bytes > temp_bytes(jax.jit(with_gradient).lower(WEIGHTS[:3], X).compile())
