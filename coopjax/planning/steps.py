@@ -181,7 +181,8 @@ def find_step(
 
 def _is_one_number(jaxpr: core.Jaxpr) -> bool:
   """What it returns is: of a loss that takes gradients itself, of a field or an energy, not of a step."""
-  return [(atom.aval.shape, is_floating(atom.aval)) for atom in jaxpr.outvars] == [((), True)]
+  types = [atom.aval for atom in jaxpr.outvars]
+  return len(types) == 1 and is_floating(types[0]) and cost.num_elements(types[0]) == 1
 
 
 def _jaxpr_of(traced: Any) -> core.Jaxpr:
