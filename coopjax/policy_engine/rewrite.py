@@ -194,11 +194,12 @@ class _InsideRewriter:
     if region.policy is not None:
       checkpoints = dataclasses.replace(checkpoints, policy=_policy_of(region, checkpoints.policy))
       region = dataclasses.replace(region, segments=(Segment(0, len(body.eqns), True),), policy=None)
-    leaf, is_repeated = next(region.leaves)
-    num_before = 0
+    leaf, is_repeated = next(region.leaves, (Segment(0, 0), False))
     if scan is not None and is_repeated:
-      num_before = key_splits.num_before(body, leaf.stop, compat.scan_carries(scan), scan.params["length"])
-    segmented = _Evaluator(body, region, checkpoints, prevent_cse, num_before=num_before)
+      num = key_splits.num_before(body, leaf.stop, compat.scan_carries(scan), scan.params["length"])
+      before, (first, *others) = [Segment(0, num)] if num else [], region.segments
+      region = dataclasses.replace(region, segments=(*before, _from(num, first), *others))
+    segmented = _Evaluator(body, region, checkpoints, prevent_cse)
     return jax.make_jaxpr(lambda *inputs: segmented.evaluate(inputs))(*[var.aval for var in body.invars])
 
 
@@ -212,7 +213,6 @@ class _Evaluator:
     checkpoints: _Checkpoints,
     prevent_cse: bool,
     alike: dict[Hashable, Callable] | None = None,
-    num_before: int = 0,
   ):
     bounds = [0, *(leaf.stop for leaf, _ in region.leaves)]
     if bounds[:-1] != [leaf.start for leaf, _ in region.leaves] or bounds[-1] != len(jaxpr.eqns):
@@ -222,7 +222,6 @@ class _Evaluator:
     self._checkpoints = checkpoints
     self._prefix = f"coopjax:{checkpoints.digest}:{'' if region.equation_id is None else region.equation_id}"
     self._prevent_cse = prevent_cse
-    self._num_before = num_before  # equations that run before the first checkpoint instead of in it
     self._last_read = {
       **{var: i for i, equation in enumerate(jaxpr.eqns) for var in _variables(equation.invars)},
       **dict.fromkeys(_variables(jaxpr.outvars), len(jaxpr.eqns)),
@@ -234,11 +233,7 @@ class _Evaluator:
 
   def evaluate(self, inputs: Sequence[Any]) -> list[Any]:
     env = compat.environment(self._jaxpr, inputs)
-    segments = self._region.segments
-    if self._num_before:
-      self._run(Segment(0, self._num_before), env)
-      segments = (_from(self._num_before, segments[0]), *segments[1:])
-    for segment in segments:
+    for segment in self._region.segments:
       if self._is_paced:
         invars, _ = self._interface(segment)
         env |= zip(invars, jax.lax.optimization_barrier([env[var] for var in invars]), strict=True)
