@@ -17,7 +17,7 @@ import numpy as np
 from jax.extend import core
 
 from coopjax import compat
-from coopjax.policy_engine.bodies import MAX_CUTTINGS, MAX_POINTS, Body, Loop, ladder
+from coopjax.policy_engine.bodies import MAX_CUTTINGS, MAX_POINTS, Body, Loop, inside_bytes, ladder
 from coopjax.policy_engine.by_hand import Block, blocks_of, ways_to_tell_blocks
 from coopjax.policy_engine.calls import calls_from
 from coopjax.policy_engine.cuts import bytes_between, cut
@@ -150,11 +150,10 @@ class _Opening:
   ):
     self.loops, self.blocks, self._alone = loops, blocks, alone
     self._of, self._graph, self._turns = of, graph, WorkingSets(graph)
-    self._residual_bytes, self._cotangent_bytes = graph.residual_bytes(), graph.cotangent_bytes()
+    self._stacked_bytes = graph.stacked_bytes()
     spans = [*((loop.position, loop.position + 1) for loop in loops), *((each.position, each.stop) for each in blocks)]
     self.bounds = tuple(sorted({0, graph.num_positions, *itertools.chain(*spans)}))
     self._layers = {layer.position: layer for layer in (*loops, *blocks)}
-    self._peaks: dict[tuple[int, CurvePoint], int] = {}  # of blocks, by where they start
 
   def body(self, level: int, bounds: tuple[int, ...], *, is_cut: bool = False) -> Body:
     """With the loops' bodies cut at this level; with `is_cut` each piece between them is a block."""
@@ -165,7 +164,7 @@ class _Opening:
       if start in loops:
         curves.append(loops[start][1].curve)
       elif start in self._layers or (is_cut and start not in self._alone):
-        curves.append(save_curve(self._graph, start, stop, max_points=MAX_POINTS))
+        curves.append(save_curve(self._graph, start, stop, max_points=MAX_POINTS, is_stacked=True))
       else:
         curves.append([self._as_it_is(start, stop)])
     *points, as_it_is = (self._joined(bounds, points) for points in climb(curves))
@@ -183,7 +182,7 @@ class _Opening:
     return self._joined(self.bounds, points)
 
   def _as_it_is(self, start: int, stop: int) -> CurvePoint:
-    return CurvePoint(int(self._residual_bytes[start:stop].sum()), 0.0, False, ())
+    return CurvePoint(int(self._stacked_bytes[start:stop].sum()), 0.0, False, ())
 
   def _joined(self, bounds: tuple[int, ...], points: Sequence[CurvePoint]) -> CurvePoint:
     """The choices of one turn, as one for all turns."""
@@ -203,8 +202,4 @@ class _Opening:
     """While this piece of a turn is differentiated: of a scan, what was stacked of this turn has been cut out."""
     if isinstance(self._layers.get(start), Loop):
       return point.inside_bytes + point.saved_bytes
-    if point.is_wrapped:
-      if (start, point) not in self._peaks:
-        self._peaks[start, point] = self._turns.peak_bytes(start, stop, point.saved)
-      return self._peaks[start, point]
-    return int(self._cotangent_bytes[start:stop].max(initial=0))
+    return inside_bytes(self._turns, start, stop, point)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from coopjax.policy_engine.cuts import bytes_between
 from coopjax.policy_engine.decisions import Region, in_order
 from coopjax.policy_engine.forward_graph import ForwardGraph
-from coopjax.policy_engine.save_curves import CurvePoint, Form, climb, save_curve
+from coopjax.policy_engine.save_curves import CurvePoint, Form, climb, save_curve, tradeoffs
 from coopjax.policy_engine.working_set import WorkingSets
 
 MAX_CUTTINGS = 4
@@ -86,14 +86,16 @@ class Loop(abc.ABC):
     return self.regions(self.body(level), self.body(level).curve[0])
 
 
-def of_pieces(turns: WorkingSets, bounds: tuple[int, ...], length: int, form: Form) -> Body:
-  """Cut at these bounds, each piece under a checkpoint."""
+def of_pieces(
+  turns: WorkingSets, bounds: tuple[int, ...], length: int, form: Form, *, choose_apart: bool = False
+) -> Body:
+  """Cut at these bounds, each piece under a checkpoint; with `choose_apart`, some may also stay as they are."""
   graph = turns.graph
-  curves = [save_curve(graph, start, stop, form, MAX_POINTS) for start, stop in itertools.pairwise(bounds)]
+  curves = [save_curve(graph, *piece, form, MAX_POINTS, is_stacked=True) for piece in itertools.pairwise(bounds)]
   return Body(
     bounds,
     int(length * bytes_between(graph, bounds).sum()),
-    joint_curve(turns, bounds, curves, length),
+    joint_curve(turns, bounds, curves, length, choose_apart=choose_apart and len(curves) > 1),
   )
 
 
@@ -137,18 +139,30 @@ def dearer(body: Body, inner_flops: float) -> Body:
 
 
 def joint_curve(
-  turns: WorkingSets, bounds: Sequence[int], curves: Sequence[Sequence[CurvePoint]], length: int
+  turns: WorkingSets,
+  bounds: Sequence[int],
+  curves: Sequence[Sequence[CurvePoint]],
+  length: int,
+  *,
+  choose_apart: bool = False,
 ) -> tuple[CurvePoint, ...]:
-  """The choices for all pieces of a body together, of all steps; the last leaves the scan as it is."""
+  """The choices for all pieces of a body together, of all steps; the last leaves the scan as it is.
+
+  With `choose_apart`, also those that leave some pieces as they are, where these repeat less at the same bytes.
+  """
   wrapped = [[point for point in points if point.is_wrapped] for points in curves]
   pieces = list(itertools.pairwise(bounds))
-  as_it_is = CurvePoint(length * turns.graph.stacked_bytes(), 0.0, False, ())
-  return ladder((joined(turns, pieces, points, length) for points in climb(wrapped)), as_it_is)
+  as_it_is = CurvePoint(int(length * turns.graph.stacked_bytes().sum()), 0.0, False, ())
+  found = [joined(turns, pieces, points, length) for points in climb(wrapped)]
+  if choose_apart:
+    apart = (joined(turns, pieces, points, length) for points in tradeoffs(curves))
+    found += (point for point in apart if point.is_wrapped and point.pieces)
+  return ladder(found, as_it_is)
 
 
 def ladder(rungs: Iterable[CurvePoint], as_it_is: CurvePoint) -> tuple[CurvePoint, ...]:
   """A curve of these, by rising bytes, and of the loop as it is."""
-  by_bytes = {rung.saved_bytes: rung for rung in rungs}
+  by_bytes = {rung.saved_bytes: rung for rung in sorted(rungs, key=lambda rung: -rung.flops)}
   return (*(by_bytes[saved] for saved in sorted(by_bytes) if saved < as_it_is.saved_bytes), as_it_is)
 
 
@@ -156,12 +170,19 @@ def joined(
   turns: WorkingSets, pieces: Sequence[tuple[int, int]], points: Sequence[CurvePoint], length: int
 ) -> CurvePoint:
   """The choices for the pieces of one turn, as one for all turns."""
+  are_wrapped = all(point.is_wrapped for point in points)
   return CurvePoint(
     length * sum(point.saved_bytes for point in points),
     length * sum(point.flops for point in points),
-    True,
+    any(point.is_wrapped for point in points),
     in_order(value for point in points for value in point.saved),
     in_order(value for point in points for value in point.offloaded),
     length * sum(point.waiting_flops for point in points),
-    max(turns.peak_bytes(*piece, point.saved) for piece, point in zip(pieces, points, strict=True)),
+    max(inside_bytes(turns, *piece, point) for piece, point in zip(pieces, points, strict=True)),
+    pieces=() if are_wrapped else tuple(points),
   )
+
+
+def inside_bytes(turns: WorkingSets, start: int, stop: int, point: CurvePoint) -> int:
+  """What is held while this piece of a turn is differentiated, repeated or not."""
+  return turns.peak_bytes(start, stop, point.saved) if point.is_wrapped else turns.plain_bytes(start, stop)

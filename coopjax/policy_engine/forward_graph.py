@@ -1,7 +1,7 @@
 """The differentiated forward pass of a region as a graph of ops and values (`residuals` reads it off)."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 from jax.extend import core
@@ -81,15 +81,11 @@ class ForwardGraph:
 
   def residual_bytes(self) -> np.ndarray:
     """Bytes of residual buffers by the position that makes them."""
-    per_position = np.zeros(self.num_positions, np.int64)
-    for root in self.kept_roots:
-      per_position[self.value_position[root]] += self.value_bytes[root]
-    return per_position
+    return self._at_makers(self.kept_roots)
 
-  def stacked_bytes(self) -> int:
-    """Bytes of all residual buffers, those that cheap ops make, too: what a loop around stacks, one turn's share."""
-    roots = {self.value_root[value] for value in self.residuals} - {-1}
-    return sum(self.value_bytes[root] for root in roots)
+  def stacked_bytes(self) -> np.ndarray:
+    """The same of all residual buffers, those that cheap ops make, too: what a loop around stacks, one turn's share."""
+    return self._at_makers({self.value_root[value] for value in self.residuals} - {-1})
 
   def crossed_bytes(self) -> np.ndarray:
     """Bytes that are made before each boundary between positions and read behind it, int64 ``[num_positions + 1]``."""
@@ -98,6 +94,12 @@ class ForwardGraph:
   def cotangent_bytes(self) -> np.ndarray:
     """The same of cotangents."""
     return self._at_boundaries(self.cotangents)
+
+  def _at_makers(self, roots: Collection[int]) -> np.ndarray:
+    per_position = np.zeros(self.num_positions, np.int64)
+    for root in roots:
+      per_position[self.value_position[root]] += self.value_bytes[root]
+    return per_position
 
   def _at_boundaries(self, rows: np.ndarray) -> np.ndarray:
     made, read, num_bytes = rows.T

@@ -17,6 +17,7 @@ from coopjax.policy_engine.save_curves import CurvePoint, climb
 from coopjax.policy_engine.segment_curves import SegmentCurves
 
 GROUPS = "groups"  # the trait of turns that lie in groups, before their number
+AS_IT_IS = "as it is"  # the trait of a piece of a body under no checkpoint, before its end
 CUT_WEIGHT = 3  # saved values that a cut more in a body makes as much of a difference as
 
 
@@ -122,7 +123,8 @@ class Candidate:
 
 
 def traits_of(scan_bodies: Iterable[Region]) -> Traits:
-  """What the memory of one turn depends on: where bodies are cut, which counts more, and what they save.
+  """What the memory of one turn depends on: where bodies are cut and what is left as it is, which counts more, and what
+  they save.
 
   Example:
     >>> traits_of([Region(3, (Segment(0, 9, True, saved=((2, 0),)),))])
@@ -131,10 +133,12 @@ def traits_of(scan_bodies: Iterable[Region]) -> Traits:
   found = set[tuple]()
   for region in scan_bodies:
     leaves = [leaf for leaf, _ in region.leaves]
+    plain = [leaf.stop for leaf, is_repeated in region.leaves if not is_repeated]
     nested = any(segment.inner for segment in region.segments)
     found.update((region.equation_id, leaf.stop, nested, i) for leaf in leaves[:-1] for i in range(CUT_WEIGHT))
     groups = region.group_size > 1
     found.update((region.equation_id, GROUPS, region.group_size, i) for i in range(CUT_WEIGHT * groups))
+    found.update((region.equation_id, AS_IT_IS, stop, i) for stop in plain for i in range(CUT_WEIGHT))
     found.update((region.equation_id, *value) for leaf in leaves for value in (*leaf.saved, *leaf.offloaded))
   return frozenset(found)
 

@@ -8,6 +8,7 @@ import dataclasses
 import enum
 import heapq
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -22,6 +23,7 @@ _MANY_CURVES = 8
 _LEAST_STEP = 1 / 8  # of a curve's bytes
 _PRODUCT_FLOPS_PER_BYTE = 5  # read and made: a product takes more, an elementwise op or a sum less
 _OTHER_OPS = 1e-3  # what an op that is no product counts where only products do, so that ties are broken
+_NEARLY = 0.01  # of the FLOPs that another way repeats
 MIN_SHARE = 1e-3  # of a segment's FLOPs: what spares less is not worth a saved value
 
 
@@ -96,6 +98,25 @@ def _climb(curves: Sequence[Sequence[CurvePoint]]) -> Iterator[list[CurvePoint]]
       heapq.heappush(queue, rung(i, level + 1))
 
 
+def tradeoffs(curves: Sequence[Sequence[CurvePoint]]) -> list[tuple[CurvePoint, ...]]:
+  """Of all ways to choose one point of every curve, those that no other beats in bytes and FLOPs, without what repeats
+  nearly as much as one of fewer bytes.
+  """
+  front = [(0, 0.0, tuple[CurvePoint, ...]())]
+  for curve in curves:
+    ways = [
+      (num_bytes + point.saved_bytes, flops + point.flops, (*chosen, point))
+      for num_bytes, flops, chosen in front
+      for point in curve
+    ]
+    front, last = [], math.inf
+    for way in sorted(ways, key=lambda way: way[:2]):
+      if way[1] < (1 - _NEARLY) * last:
+        front.append(way)
+        last = way[1]
+  return [chosen for _, _, chosen in front]
+
+
 class Form(enum.Enum):
   """Which of the values that spare about as much is saved: before or after a rotary embedding, a cast, a sum.
 
@@ -109,16 +130,23 @@ class Form(enum.Enum):
 
 
 def save_curve(
-  graph: ForwardGraph, start: int, stop: int, form: Form = Form.EVERY_OP, max_points: int = 16
+  graph: ForwardGraph,
+  start: int,
+  stop: int,
+  form: Form = Form.EVERY_OP,
+  max_points: int = 16,
+  *,
+  is_stacked: bool = False,
 ) -> list[CurvePoint]:
   """Choices for one segment, from nothing saved to not wrapped at all: bytes rise, FLOPs fall.
 
   Each repeats the least that its bytes allow, of what the form counts. What spares less than a thousandth of the
-  segment is left out.
+  segment is left out. With `is_stacked`, a loop around stacks what is not wrapped (`ForwardGraph.stacked_bytes`).
   """
   region = SavingRegion(graph, start, stop)
   points = region.points(form, max_points)
-  bare, everything = points[0].flops, int(graph.residual_bytes()[start:stop].sum())
+  residual_bytes = graph.stacked_bytes() if is_stacked else graph.residual_bytes()
+  bare, everything = points[0].flops, int(residual_bytes[start:stop].sum())
   if not bare or not everything:
     return points[:1]
   kept = points[:1]

@@ -36,7 +36,7 @@ from coopjax.policy_engine.bodies import (
 )
 from coopjax.policy_engine.by_hand import named_values, values_of
 from coopjax.policy_engine.cuts import cut
-from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment, Value
+from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment, Value, merged
 from coopjax.policy_engine.forward_graph import ForwardGraph
 from coopjax.policy_engine.offload import HostLink, HostTrips, Input, carried_inputs
 from coopjax.policy_engine.offload_curves import offload_curve
@@ -78,9 +78,12 @@ class Scan(Loop):
     """As of `Loop`."""
     if not choice.is_wrapped:
       return ()
-    segments = tuple(
-      Segment(start, stop, True, _made_in(choice.saved, start, stop), _made_in(choice.offloaded, start, stop))
-      for start, stop in zip(body.bounds, body.bounds[1:], strict=False)
+    pieces = list(itertools.pairwise(body.bounds))
+    segments = merged(
+      [
+        Segment(*piece, point.is_wrapped, _made_in(choice.saved, *piece), _made_in(choice.offloaded, *piece))
+        for piece, point in zip(pieces, choice.pieces or [choice] * len(pieces), strict=True)
+      ]
     )
     if body.is_nested:
       segments = (Segment(0, body.bounds[-1], True, inner=segments),)
@@ -196,7 +199,10 @@ def _as_body(
     bounds = sorted(cut(graph), key=len) if is_cut else [(0, graph.num_positions)]
     bounds = [bounds[i] for i in sorted({*np.linspace(0, len(bounds) - 1, MAX_CUTTINGS, dtype=int).tolist()})]
     turns = WorkingSets(graph)
-    bodies, *others = ([of_pieces(turns, each, length, form) for each in bounds] for form in forms)
+    bodies, *others = (
+      [of_pieces(turns, each, length, form, choose_apart=not scans and form is Form.EVERY_OP) for each in bounds]
+      for form in forms
+    )
     if region is not None:
       inputs = [carried_inputs(body, piece.bounds, carried) for piece in bodies]
       bodies = [

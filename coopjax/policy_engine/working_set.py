@@ -28,6 +28,7 @@ class WorkingSets:
 
   def __init__(self, graph: ForwardGraph):
     self.graph = graph
+    self._peaks: dict[tuple[int, int, frozenset[Value]], int] = {}
     self._cotangents = graph.cotangent_bytes()
     root = graph.value_root
     self._last_read = list(graph.value_position)  # per root
@@ -47,6 +48,16 @@ class WorkingSets:
 
   def peak_bytes(self, start: int, stop: int, saved: Collection[Value]) -> int:
     """Most bytes held at once while the segment ``[start, stop)`` is made again and differentiated."""
+    key = start, stop, frozenset(saved)
+    if key not in self._peaks:
+      self._peaks[key] = self._peak_bytes(*key)
+    return self._peaks[key]
+
+  def plain_bytes(self, start: int, stop: int) -> int:
+    """The same of a segment that is not made again: its residuals are there already."""
+    return int(self._cotangents[start:stop].max(initial=0))
+
+  def _peak_bytes(self, start: int, stop: int, saved: Collection[Value]) -> int:
     graph, saved_roots = self.graph, {self._root_of[value] for value in saved}
     wanted_at: dict[int, int] = {}  # per root made in the segment: the first position, from behind, that wants it
     for root in graph.kept_roots:

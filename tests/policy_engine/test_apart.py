@@ -1,4 +1,4 @@
-"""Layers of several kinds in the body of a loop, some in loops inside: a checkpoint around each, none around all."""
+"""Layers of several kinds in a loop, some in loops inside: a checkpoint around each, or around one, none around all."""
 
 import functools
 
@@ -146,6 +146,19 @@ def test_a_plan_repeats_no_more_than_a_checkpoint_around_each_layer(program, nam
   plan = coopjax.plan(plain, *args, budget=hand_bytes, engine="policy")
   ours = coopjax.RematPlan.from_json(plan.to_json()).apply(plain)
   hand_rungs.check_no_more(plain, by_hand, ours, args)
+
+
+def test_one_of_two_blocks_under_a_checkpoint():
+  def program(wrap):
+    gate = wrap(gated)
+    layer = lambda x, weights: wide(gate(x, weights), weights)
+    return lambda weights, x: jnp.mean(scanned(layer, x, weights) ** 2)
+
+  dots = functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable, prevent_cse=False)
+  plain, by_hand, args = program(same), program(dots), arguments(of_wide(4))
+  hand_bytes = temp_bytes(hand_rungs.compiled(by_hand, args))
+  plan = coopjax.plan(plain, *args, budget=hand_bytes, engine="policy")
+  hand_rungs.check_no_more(plain, by_hand, coopjax.RematPlan.from_json(plan.to_json()).apply(plain), args)
 
 
 @pytest.mark.sweep
