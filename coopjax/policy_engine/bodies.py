@@ -5,6 +5,7 @@ What is kept inside counts once for each turn, in bytes and in FLOPs spared.
 
 import abc
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
@@ -28,6 +29,8 @@ class Body:
     curve: bytes and FLOPs of all steps; the first point keeps nothing but the segments' inputs, the last may leave
       the loop as the user wrote it.
     offload_curve: the same with values offloaded; empty where nothing can be.
+    mixed_curve: where some pieces stay as they are, between the same ends; made when asked for, and empty where there
+      is one piece, or loops inside.
     is_nested: what passes between the segments is repeated, too, step by step: they lie in one more (`Segment.inner`).
     inner: decisions for scans inside the body, carried out whenever the body is wrapped.
     group_size: as of `Region`.
@@ -38,6 +41,7 @@ class Body:
   stacked_bytes: int
   curve: tuple[CurvePoint, ...]
   offload_curve: tuple[CurvePoint, ...] = ()
+  mixed_curve: Callable[[], tuple[CurvePoint, ...]] = tuple
   is_nested: bool = False
   inner: tuple[Region, ...] = ()
   group_size: int = 1
@@ -92,11 +96,16 @@ def of_pieces(
   """Cut at these bounds, each piece under a checkpoint; with `choose_apart`, some may also stay as they are."""
   graph = turns.graph
   curves = [save_curve(graph, *piece, form, MAX_POINTS, is_stacked=True) for piece in itertools.pairwise(bounds)]
-  return Body(
-    bounds,
-    int(length * bytes_between(graph, bounds).sum()),
-    joint_curve(turns, bounds, curves, length, choose_apart=choose_apart and len(curves) > 1),
-  )
+  body = Body(bounds, int(length * bytes_between(graph, bounds).sum()), joint_curve(turns, bounds, curves, length))
+  if not choose_apart or len(curves) == 1:
+    return body
+
+  def mixed_curve() -> tuple[CurvePoint, ...]:
+    pieces, (bare, *_, as_it_is) = list(itertools.pairwise(bounds)), body.curve
+    mixed = (joined(turns, pieces, points, length) for points in tradeoffs(curves))
+    return bare, *ladder((point for point in mixed if point.pieces and point.is_wrapped), as_it_is)
+
+  return dataclasses.replace(body, mixed_curve=functools.cache(mixed_curve))
 
 
 def nested(graph: ForwardGraph, body: Body, length: int) -> Body:
@@ -139,30 +148,18 @@ def dearer(body: Body, inner_flops: float) -> Body:
 
 
 def joint_curve(
-  turns: WorkingSets,
-  bounds: Sequence[int],
-  curves: Sequence[Sequence[CurvePoint]],
-  length: int,
-  *,
-  choose_apart: bool = False,
+  turns: WorkingSets, bounds: Sequence[int], curves: Sequence[Sequence[CurvePoint]], length: int
 ) -> tuple[CurvePoint, ...]:
-  """The choices for all pieces of a body together, of all steps; the last leaves the scan as it is.
-
-  With `choose_apart`, also those that leave some pieces as they are, where these repeat less at the same bytes.
-  """
+  """The choices for all pieces of a body together, of all steps; the last leaves the scan as it is."""
   wrapped = [[point for point in points if point.is_wrapped] for points in curves]
   pieces = list(itertools.pairwise(bounds))
   as_it_is = CurvePoint(int(length * turns.graph.stacked_bytes().sum()), 0.0, False, ())
-  found = [joined(turns, pieces, points, length) for points in climb(wrapped)]
-  if choose_apart:
-    apart = (joined(turns, pieces, points, length) for points in tradeoffs(curves))
-    found += (point for point in apart if point.is_wrapped and point.pieces)
-  return ladder(found, as_it_is)
+  return ladder((joined(turns, pieces, points, length) for points in climb(wrapped)), as_it_is)
 
 
 def ladder(rungs: Iterable[CurvePoint], as_it_is: CurvePoint) -> tuple[CurvePoint, ...]:
   """A curve of these, by rising bytes, and of the loop as it is."""
-  by_bytes = {rung.saved_bytes: rung for rung in sorted(rungs, key=lambda rung: -rung.flops)}
+  by_bytes = {rung.saved_bytes: rung for rung in rungs}
   return (*(by_bytes[saved] for saved in sorted(by_bytes) if saved < as_it_is.saved_bytes), as_it_is)
 
 

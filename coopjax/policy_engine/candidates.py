@@ -86,6 +86,7 @@ class Candidates:
     self.found: list[Candidate] = []
     self._curves: dict[object, list[CurvePoint]] = {}  # that segments of all graphs have
     self._deeper: Callable[[], None] | None = None  # `deepen`, if it was not asked yet
+    self._wider: Callable[[], None] | None = None  # the same of `widen`
     if only_scans and not home.work:
       self.forward_flops, self.baseline_bytes = cost.jaxpr_flops(home.jaxpr), 0.0
       return
@@ -113,9 +114,23 @@ class Candidates:
       Whether there is more than before.
     """
     deeper, self._deeper = self._deeper, None
+    return self._find_more(deeper)
+
+  def widen(self) -> bool:
+    """Finds what leaves some pieces of a loop's body as they are, and has others under checkpoints.
+
+    Not looked for unless a plan leaves room: XLA's bytes depend on such choices in ways that mislead a search.
+
+    Returns:
+      Whether there is more than before.
+    """
+    wider, self._wider = self._wider, None
+    return self._find_more(wider)
+
+  def _find_more(self, find: Callable[[], None] | None) -> bool:
     num_found = len(self.found)
-    if deeper is not None:
-      deeper()
+    if find is not None:
+      find()
     return len(self.found) > num_found
 
   def _find(
@@ -184,7 +199,16 @@ class Candidates:
           self._add_ladders(looped(in_groups, 0), ScanLevel(in_groups, 0, are_alone=True), is_cut=not only_scans)
       self._place(home, num_found)
 
-    self._deeper = add_groups
+    def add_mixed() -> None:
+      num_found = len(self.found)
+      with home.scope.entered():
+        for level in range(_num_levels(scans)):
+          if any(scan.body(level).mixed_curve() for scan in scans):
+            mixed = ScanLevel(scans, level, are_alone=True, are_mixed=True)
+            self._add_ladders(looped(scans, level), mixed, is_cut=not only_scans)
+      self._place(home, num_found)
+
+    self._deeper, self._wider = add_groups, add_mixed
 
   def _place(self, home: Home, since: int = 0) -> None:
     """Tells the candidates found since then where they stand."""

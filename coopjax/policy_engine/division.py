@@ -172,7 +172,7 @@ class Division:
     names_only: bool = False,
   ):
     self._members, self._only_scans, self._link, self._shards = tuple(members), only_scans, link, shards or {}
-    self._names_only, self._is_deep = names_only, False
+    self._names_only, self._is_deep, self._is_wide = names_only, False, False
     self.is_spread = any(member.traced.placement.is_spread and not self._shards.get(member.key) for member in members)
     self.undecided = (Share(PolicyDecisions(), 0.0, 0.0),) * len(members)
     self._find()
@@ -191,7 +191,8 @@ class Division:
     # One policy offloads in all regions, and straight-line code is planned without.
     may_offload = not self._names_only or all(each.is_looped for each in self._members if each.num_runs)
     link = self._link if may_offload else None
-    return rungs_of(member, self._only_scans, link, shards, ends_forward, is_deep=self._is_deep)
+    more = {"is_deep": self._is_deep, "is_wide": self._is_wide}
+    return rungs_of(member, self._only_scans, link, shards, ends_forward, **more)
 
   def _find(self) -> None:
     members, ladders = self._members, [self._ladder(member) for member in self._members]
@@ -227,7 +228,18 @@ class Division:
     """As of `candidates.Candidates`, for all regions."""
     if self._is_deep or self._names_only:
       return False
-    self._is_deep, num_found = True, len(self.found)
+    self._is_deep = True
+    return self._find_more()
+
+  def widen(self) -> bool:
+    """Same."""
+    if self._is_wide or self._names_only:
+      return False
+    self._is_wide = True
+    return self._find_more()
+
+  def _find_more(self) -> bool:
+    num_found = len(self.found)
     self._find()
     return len(self.found) > num_found
 

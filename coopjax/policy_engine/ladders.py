@@ -169,12 +169,14 @@ class ScanLevel:
     are_alone: they stand between segments and climb their own curves; otherwise they stand inside segments, which
       repeat them whole, with their barest decisions.
     may_offload: the curves are those with values offloaded.
+    are_mixed: pieces of bodies may stay as they are, where there are curves for that.
   """
 
   scans: Sequence[Loop] = ()
   level: int = 0
   are_alone: bool = False
   may_offload: bool = False
+  are_mixed: bool = False
 
   @property
   def alone(self) -> frozenset[int]:
@@ -183,7 +185,7 @@ class ScanLevel:
   def curve(self, scan: Loop) -> Sequence[CurvePoint]:
     """Of a scan between segments."""
     body = scan.body(self.level)
-    return body.offload_curve if self.may_offload else body.curve
+    return body.offload_curve if self.may_offload else (self.are_mixed and body.mixed_curve()) or body.curve
 
   @property
   def inside_regions(self) -> tuple[Region, ...]:

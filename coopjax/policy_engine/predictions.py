@@ -75,7 +75,8 @@ class SearchCandidate[Decisions: Hashable](Protocol):
 class SearchSpace[Decisions: Hashable](Protocol):
   """What is searched: the candidates, what the forward pass takes, and the decisions that leave everything as it is.
 
-  `deepen` adds candidates that take less and repeat more, if there are any that it has not added yet.
+  `deepen` adds candidates that take less and repeat more, if there are any that it has not added yet; `widen` those for
+  what room a plan leaves.
   """
 
   @property
@@ -91,6 +92,7 @@ class SearchSpace[Decisions: Hashable](Protocol):
   @property
   def undecided(self) -> Decisions: ...
   def deepen(self) -> bool: ...
+  def widen(self) -> bool: ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -102,7 +102,15 @@ class Progress[Decisions: Hashable]:
         yield candidate
 
   def next_candidate(self, rounds_left: int) -> SearchCandidate[Decisions] | None:
-    """The cheapest candidate that should fit; before the first that does, and on the last try, the smallest."""
+    """The cheapest candidate that should fit; before the first that does, and on the last try, the smallest. Where none
+    is worth a try and the plan leaves room, there may be others for that.
+    """
+    found = self._next_candidate(rounds_left)
+    if found is None and in_loops(self._tried) and self._has_room and self._space.widen():
+      found = self._next_candidate(rounds_left)
+    return found
+
+  def _next_candidate(self, rounds_left: int) -> SearchCandidate[Decisions] | None:
     if twin := self._twin_of_a_near_miss():
       return twin
     if not self._holds and (found := self._usual()):
@@ -217,9 +225,12 @@ class Progress[Decisions: Hashable]:
   @property
   def _overshoots(self) -> bool:
     """Two drafts in a row missed the budget, and the plan leaves much room: a hit is worth more than another miss."""
+    return self._are_drafts and self._has_room and all(trial.temp_bytes > self._budget for trial in self._tried[-2:])
+
+  @property
+  def _has_room(self) -> bool:
     best = self._best()
-    has_room = best is not None and best.temp_bytes <= _LEAVES_ROOM * self._budget
-    return self._are_drafts and has_room and all(trial.temp_bytes > self._budget for trial in self._tried[-2:])
+    return best is not None and best.temp_bytes <= _LEAVES_ROOM * self._budget
 
   def _likeliest_gain(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
     """By how much less it repeats than the plan, or while there is none than all of these, times how likely it fits."""

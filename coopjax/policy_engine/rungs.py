@@ -129,13 +129,14 @@ def rungs_of(
   ends_forward: bool,
   *,
   is_deep: bool = False,
+  is_wide: bool = False,
 ) -> Rungs:
   """All rungs of a differentiable region; the arguments are those of `division.Division`.
 
-  With `is_deep` those that `candidates.Candidates.deepen` finds, too.
+  With `is_deep` those that `candidates.Candidates.deepen` finds, too, and with `is_wide` those of `widen`.
   """
   with member.traced.scope.entered():
-    found = _rungs_of(member, only_scans, link, shards, ends_forward, is_deep)
+    found = _rungs_of(member, only_scans, link, shards, ends_forward, is_deep, is_wide)
   return found if member.num_examples == 1 else found.of_examples(member.num_examples)
 
 
@@ -146,6 +147,7 @@ def _rungs_of(
   shards: Mapping[int | None, Shards] | None,
   ends_forward: bool,
   is_deep: bool,
+  is_wide: bool,
 ) -> Rungs:
   jaxpr, table = tag_jaxpr(member.traced.inlined)
   by_hand: Mapping[frozenset[str], Rung] = {}
@@ -164,10 +166,12 @@ def _rungs_of(
       by_hand = _by_hand(member, jaxpr, as_layer)
     if member.is_looped:
       of_work = next((of_region.of_work for of_region in (shards or {}).values()), 1)
-      return _of_layer(member, jaxpr, cost.jaxpr_flops(jaxpr) / of_work, as_layer, by_hand)
+      return _of_layer(member, jaxpr, cost.jaxpr_flops(jaxpr) / of_work, as_layer, by_hand, is_wide)
   space = Candidates(member.traced, only_scans, link=link, shards=shards, ends_forward=ends_forward)
   if is_deep:
     space.deepen()
+  if is_wide:
+    space.widen()
   kept_bytes, inside = member.num_kept * space.baseline_bytes, list[dict[frozenset[str], Rung]]()
   rungs = [Rung(kept_bytes, 0.0, 0.0, not kept_bytes, PolicyDecisions)]
   for candidate in space.found:
@@ -193,7 +197,12 @@ def _rungs_of(
 
 
 def _of_layer(
-  member: Member, jaxpr: core.Jaxpr, flops: float, as_layer: Scan | None, by_hand: Mapping[frozenset[str], Rung]
+  member: Member,
+  jaxpr: core.Jaxpr,
+  flops: float,
+  as_layer: Scan | None,
+  by_hand: Mapping[frozenset[str], Rung],
+  is_wide: bool,
 ) -> Rungs:
   """All rungs of a region that a loop runs, each time with so many FLOPs."""
   forward_flops = member.num_runs * flops
@@ -204,7 +213,7 @@ def _of_layer(
   opened = list(_opened(as_layer))
   for loop in (as_layer, *opened):
     for body in loop.bodies:
-      for curve in (body.curve, body.offload_curve):
+      for curve in (body.curve, body.offload_curve, body.mixed_curve() if is_wide else ()):
         for i, point in enumerate(curve[:-1]):
           rungs.append(_rung(member, jaxpr, loop, body, point, is_bare=i == 0))
   # What a turn gets from the one before is kept by all alike, but where it goes to the host.

@@ -56,6 +56,7 @@ def run(invented, budget, baseline=1650, max_rounds=6, below_flops=math.inf, dra
     is_spread=False,
     is_profiled=is_profiled,
     deepen=lambda: False,
+    widen=lambda: False,
   )
   whole = []
 
