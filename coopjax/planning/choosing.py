@@ -165,6 +165,7 @@ class Case:
     found: list[PolicyPlan[PolicyDecisions]] = []
     best, found_with = None, trial_mark
     below_flops = rival.outcome.recompute_flops if rival and rival.outcome else math.inf
+    alone = under and HloEngineShare(under.baseline.temp_bytes, under.recompute_flops)
     least_bytes = math.inf
     compiled_with = collections.defaultdict[str | None, dict[PolicyDecisions, tuple[int, HloEngineShare | None]]](dict)
     link = host_offload.link(request.budget, request.device)
@@ -194,6 +195,7 @@ class Case:
             planner=request.planner,
             hlo_share_of=trials.hlo_share,
             below_flops=below_flops,
+            alone=alone,
             shards=shards,
             whole_fn=functools.partial(compile_trial, whole=True) if trials.are_drafts else None,
             compiled=compiled,

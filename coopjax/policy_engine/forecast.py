@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Callable, Hashable
 
 from coopjax.policy_engine import predictions
-from coopjax.policy_engine.predictions import SearchCandidate, SearchSpace, Trial, kind_of
+from coopjax.policy_engine.predictions import HloEngineShare, SearchCandidate, SearchSpace, Trial, kind_of
 
 _DOUBT = 0.1  # of the budget: how far the prediction of a scan body unlike those tried may err, at least
 _LEAST_OFF = 0.01  # of the budget: what predictions are off by, at least
@@ -23,9 +23,15 @@ class Forecast[Decisions: Hashable]:
     num_shards: devices that share what estimates are of.
   """
 
-  def __init__(self, space: SearchSpace[Decisions], budget_bytes: int, baseline_temp_bytes: int):
+  def __init__(
+    self,
+    space: SearchSpace[Decisions],
+    budget_bytes: int,
+    baseline_temp_bytes: int,
+    alone: HloEngineShare | None = None,
+  ):
     self.tried: list[Trial[Decisions]] = []
-    self.budget_bytes = budget_bytes
+    self.budget_bytes, self._alone = budget_bytes, alone
     self.ratio = baseline_temp_bytes / max(space.baseline_bytes, 1.0)
     undone = min((candidate.estimated_bytes for candidate in space.found if not candidate.flops), default=0.0)
     self.num_shards = max(1, round(undone / max(baseline_temp_bytes, 1))) if space.is_spread else 1
@@ -66,5 +72,5 @@ class Forecast[Decisions: Hashable]:
     straight = [trial for trial in self.tried if not trial.candidate.has_loops]
     if sum(trial.flops > trial.candidate.flops for trial in straight) < _TELLING:
       return lambda candidate: candidate.flops
-    flops_of = predictions.expected_flops(straight, self.budget_bytes, self.unaided_bytes)
+    flops_of = predictions.expected_flops(straight, self.budget_bytes, self.unaided_bytes, self._alone)
     return lambda candidate: candidate.flops if candidate.has_loops else flops_of(candidate)

@@ -203,6 +203,7 @@ def expected_flops[Decisions: Hashable](
   trials: Sequence[Trial[Decisions]],
   budget_bytes: int,
   predict_unaided: Callable[[SearchCandidate[Decisions]], float],
+  alone: HloEngineShare | None = None,
 ) -> Callable[[SearchCandidate[Decisions]], float]:
   """From candidates to what they repeat, with what the HLO engine does under them: for each byte over the budget that
   they are predicted to take without that help, as much as it did where it had nearly as many to spare.
@@ -211,16 +212,21 @@ def expected_flops[Decisions: Hashable](
     trials: so far.
     budget_bytes: that the engine helps to hold.
     predict_unaided: from a candidate to what it takes without that help.
+    alone: what the engine did without checkpoints, where that is known.
   """
   helped = [trial for trial in trials if trial.hlo_share and trial.unaided_bytes > budget_bytes]
+  shares = [HloEngineShare(trial.unaided_bytes, trial.flops - trial.candidate.flops) for trial in helped]
 
   def flops_of(candidate: SearchCandidate[Decisions]) -> float:
     left_bytes = predict_unaided(candidate) if helped else 0.0
     if left_bytes <= budget_bytes:
       return candidate.flops
-    nearest = min(helped, key=lambda trial: abs(trial.unaided_bytes - left_bytes))
-    share = (left_bytes - budget_bytes) / (nearest.unaided_bytes - budget_bytes)
-    return candidate.flops + (nearest.flops - nearest.candidate.flops) * min(1.0, share)
+    nearest = min(shares, key=lambda share: abs(share.unaided_bytes - left_bytes))
+    most = nearest if alone is None or alone.unaided_bytes <= nearest.unaided_bytes else alone
+    bytes_left = budget_bytes, nearest.unaided_bytes, most.unaided_bytes
+    return candidate.flops + float(
+      np.interp(left_bytes, bytes_left, (0.0, nearest.recompute_flops, most.recompute_flops))
+    )
 
   return flops_of
 

@@ -22,6 +22,7 @@ from coopjax.policy_engine.expected_gain import ExpectedGain
 from coopjax.policy_engine.forecast import Forecast
 from coopjax.policy_engine.policy_plan import PolicyPlan
 from coopjax.policy_engine.predictions import (
+  HloEngineShare,
   SearchCandidate,
   SearchSpace,
   Trial,
@@ -66,10 +67,11 @@ class Progress[Decisions: Hashable]:
     below_flops: float,
     *,
     are_drafts: bool,
+    alone: HloEngineShare | None = None,
   ):
     self._space, self._are_drafts = space, are_drafts
     self._below_flops = below_flops
-    self._forecast = Forecast(space, budget_bytes, baseline_temp_bytes)
+    self._forecast = Forecast(space, budget_bytes, baseline_temp_bytes, alone)
     self._tried, self._predict = self._forecast.tried, self._forecast.bytes_of
     self._misses = 0  # since a plan holds: tries that made nothing better
     self._num_last = 0  # tries of what a person would pick, where the search would end
@@ -80,12 +82,14 @@ class Progress[Decisions: Hashable]:
     self._baseline_bytes = baseline_temp_bytes
 
   def record(self, trial: Trial[Decisions]) -> None:
-    is_first = not self._holds
+    is_first, least = not self._holds, self._least_flops
     if trial.candidate is self._twin:
       self._barriers_cost = trial.temp_bytes >= self._tried[-1].temp_bytes
     self._forecast.record(trial)
     is_bold = not (is_first or trial.candidate.is_plain_policy)  # such a policy is tried whatever is predicted
-    self._misses += is_bold and not (self._best() is trial and trial.flops < self._below_flops)
+    self._misses += is_bold and (
+      trial.temp_bytes > self._budget or trial.flops >= least - self._tolerance(trial.candidate, least)
+    )
 
   def aim_at(self, budget_bytes: int) -> None:
     """Goes on for another budget: what drafts may take for the program to hold it."""

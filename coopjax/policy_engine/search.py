@@ -70,6 +70,7 @@ def plan_policy(
   planner: str = "auto",
   hlo_share_of: Callable[[], HloEngineShare | None] = lambda: None,
   below_flops: float = math.inf,
+  alone: HloEngineShare | None = None,
   shards: Mapping[int | None, Shards] | None = None,
   whole_fn: CompileFn | None = None,
   compiled: dict[PolicyDecisions, tuple[int, HloEngineShare | None]] | None = None,
@@ -89,6 +90,7 @@ def plan_policy(
     planner: "coop" and "segments" say how saved values are found (`candidates.Candidates`).
     hlo_share_of: what the HLO engine did in the last compile; None where it was not at work.
     below_flops: as for `search`.
+    alone: same.
     shards: from `shards.shards_of`; without, a program that is spread is planned as a whole.
     whole_fn: the same, where `compile_fn` makes drafts.
     compiled: trials of other searches in the same program, of which none is compiled twice; added to.
@@ -126,6 +128,7 @@ def plan_policy(
       whole_bytes_of=whole_bytes_of,
       hlo_share_of=hlo_share_in,
       below_flops=below_flops,
+      alone=alone,
     )
 
   space = Candidates(traced, only_scans, profile, link, shards=shards, planner=planner)
@@ -150,6 +153,7 @@ def search[Decisions: Hashable](
   whole_bytes_of: Callable[[Decisions], int] | None = None,
   hlo_share_of: Callable[[Decisions], HloEngineShare | None] = lambda _: None,
   below_flops: float = math.inf,
+  alone: HloEngineShare | None = None,
 ) -> PolicyPlan[Decisions]:
   """The verify-and-replan loop: the least recompute whose compiled temporaries hold the budget.
 
@@ -162,6 +166,7 @@ def search[Decisions: Hashable](
     whole_bytes_of: compiles what there are drafts of.
     hlo_share_of: what the HLO engine did in a program that was compiled; None where it was not at work.
     below_flops: that a plan at hand repeats: others are only of interest if they repeat less.
+    alone: what the HLO engine did to the program as it is, if it was asked.
 
   Returns:
     The plan; without decisions if the program fits as it is or nothing can be decided.
@@ -169,7 +174,7 @@ def search[Decisions: Hashable](
   if baseline_temp_bytes <= budget_bytes or not space.found:
     return PolicyPlan.undecided(space, baseline_temp_bytes, is_feasible=baseline_temp_bytes <= budget_bytes)
   are_drafts = whole_bytes_of is not None
-  progress = Progress(space, budget_bytes, baseline_temp_bytes, below_flops, are_drafts=are_drafts)
+  progress = Progress(space, budget_bytes, baseline_temp_bytes, below_flops, are_drafts=are_drafts, alone=alone)
 
   def try_some(num_rounds: int) -> PolicyPlan[Decisions]:
     for rounds_left in range(num_rounds, 0, -1):

@@ -104,6 +104,10 @@ def test_what_the_hlo_engine_repeats_is_as_much_as_where_it_had_nearly_as_many_b
   assert expected(trials, 1900, 3, 4.0) == 84.0  # at least
   assert expected(trials, 950, 3, 30.0) == 30.0
   assert expected(trials[2:], 1300, 3, 4.0) == 4.0
+  alone = HloEngineShare(2400, 180.0)
+  with_alone = lambda *args: expected_flops(trials, 1000, lambda each: each.estimated_bytes, alone)(candidate(*args))
+  assert with_alone(1350, 3, 4.0) == pytest.approx(4.0 + 80.0 * 350 / 400)
+  assert with_alone(1900, 3, 4.0) == pytest.approx(4.0 + 80.0 + 100.0 * 500 / 1000)
 
 
 def test_what_scan_bodies_are_expected_to_gain_is_less_the_less_likely_they_fit_and_the_oftener_help_spoilt_it():
