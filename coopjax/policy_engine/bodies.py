@@ -34,6 +34,7 @@ class Body:
     is_nested: what passes between the segments is repeated, too, step by step: they lie in one more (`Segment.inner`).
     inner: decisions for scans inside the body, carried out whenever the body is wrapped.
     group_size: as of `Region`.
+    is_peeled: same.
     loops: those inside that choose apart, each with a cutting of its own body, by position: then so do all pieces.
   """
 
@@ -45,6 +46,7 @@ class Body:
   is_nested: bool = False
   inner: tuple[Region, ...] = ()
   group_size: int = 1
+  is_peeled: bool = False
   loops: Mapping[int, tuple["Loop", "Body"]] = dataclasses.field(default_factory=dict)
 
 
@@ -119,21 +121,37 @@ def nested(graph: ForwardGraph, body: Body, length: int) -> Body:
   return Body(body.bounds, 0, curve, curve, is_nested=True)
 
 
-def in_groups(graph: ForwardGraph, body: Body, length: int, size: int, carried_bytes: int) -> Body:
-  """A body whose turns lie in groups: all but the last of a group save what a point says, until the group is done."""
-  bare, early = body.curve[0], (size - 1) / size
-  again = early * length * sum(graph.flops) + bare.flops / size
+def in_groups(
+  graph: ForwardGraph, body: Body, length: int, size: int, *, is_peeled: bool, carried_bytes: int, constant_bytes: int
+) -> Body:
+  """A body in one piece, whose turns lie in groups.
+
+  Args:
+    graph: of the body.
+    body: how the turns of a group are carried out: they keep what a point says, until the group is done.
+    length: turns of the loop.
+    size: of a group.
+    is_peeled: the last turn of a group is no part of its loop: what it keeps is not stacked, it is differentiated at
+      once, and has gradients of its own for what no turn changes.
+    carried_bytes: by a turn to the next.
+    constant_bytes: of what has a gradient, and no turn changes.
+  """
+  *wrapped, as_it_is = body.curve
+  num_early = size - is_peeled
+  early, bare = num_early / size, body.curve[0]
+  again = early * length * sum(graph.flops) + (bare.flops / size if is_peeled else 0.0)
+  if not (is_peeled or body.inner):
+    wrapped.append(dataclasses.replace(as_it_is, is_wrapped=True, pieces=(as_it_is,)))
   curve = [
     dataclasses.replace(
       point,
-      saved_bytes=(size - 1) * point.saved_bytes // length,
+      saved_bytes=num_early * point.saved_bytes // length,
       flops=again + early * point.flops,
-      inside_bytes=(size - 1) * carried_bytes + max(bare.inside_bytes, point.inside_bytes),
+      inside_bytes=num_early * carried_bytes + is_peeled * constant_bytes + max(bare.inside_bytes, point.inside_bytes),
     )
-    for point in body.curve
-    if point.is_wrapped
+    for point in wrapped
   ]
-  return dataclasses.replace(body, curve=tuple(curve), offload_curve=(), group_size=size)
+  return dataclasses.replace(body, curve=tuple(curve), offload_curve=(), group_size=size, is_peeled=is_peeled)
 
 
 def dearer(body: Body, inner_flops: float) -> Body:

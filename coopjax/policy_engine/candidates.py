@@ -8,6 +8,7 @@ each with a curve of its own; inside segments, that repeat them whole; and, insi
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -18,7 +19,7 @@ from coopjax.jaxpr.tags import EquationInfo, tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn
 from coopjax.policy_engine.apart import ways_to_open
 from coopjax.policy_engine.bodies import Loop
-from coopjax.policy_engine.by_hand import Block, rungs, ways_to_tell_blocks
+from coopjax.policy_engine.by_hand import Block, HandRung, rungs, ways_to_tell_blocks
 from coopjax.policy_engine.compiled_profile import CompiledProfile
 from coopjax.policy_engine.cuts import cut
 from coopjax.policy_engine.decisions import PolicyDecisions, Region
@@ -197,6 +198,8 @@ class Candidates:
       with home.scope.entered():
         for in_groups in _in_groups(scans):
           self._add_ladders(looped(in_groups, 0), ScanLevel(in_groups, 0, are_alone=True), is_cut=not only_scans)
+          if not any(scan.bodies[0].is_peeled for scan in in_groups):
+            self._add_nested_by_hand(looped(in_groups, 0), in_groups)
       self._place(home, num_found)
 
     def add_mixed() -> None:
@@ -217,13 +220,22 @@ class Candidates:
 
   def _add_rungs(self, graph: ForwardGraph, scans: Sequence[Loop], blocks: Sequence[Block]) -> None:
     """What a person would pick, whatever else is found (`rungs`)."""
+    self.found += map(self._by_hand(graph, scans, blocks).by_hand, rungs([*scans, *blocks]))
+
+  def _add_nested_by_hand(self, graph: ForwardGraph, in_groups: Sequence[Scan]) -> None:
+    """Loops of loops as people write them: a checkpoint around each group, and around each turn of it or none."""
+    ladder = self._by_hand(graph, in_groups, ())
+    for at in (0, -1):
+      rung = HandRung((frozenset(),), {scan.position: scan.bodies[0].curve[at] for scan in in_groups})
+      self.found.append(dataclasses.replace(ladder.by_hand(rung), policy=None))
+
+  def _by_hand(self, graph: ForwardGraph, scans: Sequence[Loop], blocks: Sequence[Block]) -> Ladder:
     together = ScanLevel(scans, 0, are_alone=True)
     alone = self._effects | together.alone
     decided = frozenset(scan.position for scan in scans)
     curves = SegmentCurves(graph, SegmentBytes(graph, self._profile, decided), None, self._ends_forward, self._curves)
     bounds = {*uncut(graph, alone), *(end for block in blocks for end in (block.position, block.stop))}
-    ladder = Ladder(curves, tuple(sorted(bounds)), together, alone, is_cut=bool(blocks))
-    self.found += map(ladder.by_hand, rungs([*scans, *blocks]))
+    return Ladder(curves, tuple(sorted(bounds)), together, alone, is_cut=bool(blocks))
 
   def _add_ladders(
     self, graph: ForwardGraph, scans: "ScanLevel", is_cut: bool = True, host: TopOffload | None = None
@@ -254,11 +266,12 @@ def _in_groups(scans: Sequence[Scan]) -> Iterator[list[Scan]]:
   """The scans with turns in ever larger groups, where that spares much of what all of them carry."""
   least_bytes = _LEAST_CARRIED * max((scan.carried_bytes for scan in scans), default=0)
   sizes = [scan.group_sizes if scan.carried_bytes >= least_bytes else () for scan in scans]
-  for level in range(max(map(len, sizes), default=0)):
-    yield [
-      dataclasses.replace(scan, bodies=(scan.in_groups(of[min(level, len(of) - 1)]),) if of else (scan.tightest,))
+  for level, is_peeled in itertools.product(range(max(map(len, sizes), default=0)), (True, False)):
+    bodies = (
+      scan.in_groups(of[min(level, len(of) - 1)], is_peeled) if of else scan.tightest
       for scan, of in zip(scans, sizes, strict=True)
-    ]
+    )
+    yield [dataclasses.replace(scan, bodies=(body,)) for scan, body in zip(scans, bodies, strict=True)]
 
 
 def _num_levels(scans: Sequence[Loop]) -> int:

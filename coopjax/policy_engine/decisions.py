@@ -70,7 +70,8 @@ class Region:
     segments: of the region's equations, in order and without gaps.
     is_looped: a loop of the user's runs it, turn by turn, so that what it keeps is stacked as by a scan's body.
     has_barrier: what its checkpoints repeat, XLA may not move out of the loop and keep, where no turn changes it.
-    group_size: turns of the scan that lie in one more checkpoint (`groups`), whose last has none of its own.
+    group_size: turns of the scan that lie in one more checkpoint (`groups`).
+    is_peeled: the last of a group has no checkpoint of its own.
     policy: what a policy saves by name (`by_hand.policy_of`), where a person would say so: the region is carried out as
       the user wrote it, in one checkpoint with this policy, to the same bytes as by hand. What that comes to is `saved`
       of its one segment. None: in segments.
@@ -81,6 +82,7 @@ class Region:
   is_looped: bool = False
   has_barrier: bool = False
   group_size: int = 1
+  is_peeled: bool = False
   policy: tuple[str, ...] | None = None
 
   @property
@@ -128,12 +130,12 @@ class PolicyDecisions:
       )
 
     def region(entry):
-      marks = (entry.get(name, False) for name in ("is_looped", "has_barrier"))
+      marks = {name: entry.get(name, False) for name in ("is_looped", "has_barrier", "is_peeled")}
       policy = entry.get("policy")
       return Region(
         entry["equation_id"],
         tuple(map(segment, entry["segments"])),
-        *marks,
+        **marks,
         group_size=int(entry.get("group_size", 1)),
         policy=None if policy is None else tuple(map(str, policy)),
       )

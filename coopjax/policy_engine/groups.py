@@ -2,10 +2,11 @@
 
 A checkpoint around the body keeps the carry of every turn. With one around every `size` turns only every `size`-th is
 kept; a group is run forward once more when its turn comes, and keeps the carries, and what its turns save, until it is
-done. The last turn of a group is differentiated as soon as it has run, so it needs no checkpoint of its own. For
-`length` turns that is ``length / size + size - 1`` carries in place of `length`, for up to
-``(size - 1) / size`` of a further forward pass: none where the turns save everything that they repeat otherwise. After
-Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, section 4.
+done. The last turn of a group is differentiated as soon as it has run: peeled off the group's loop, it needs no
+checkpoint of its own. For `length` turns that is ``length / size + size - 1`` carries in place of `length`, for up to
+``(size - 1) / size`` of a further forward pass: none where the turns save everything that they repeat otherwise. Not
+peeled, it is a carry and a turn more; but a peeled turn has gradients of its own for what all turns share: the weights
+of a recurrent net. After Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, section 4.
 
 No parameter is copied for it but those of one group: the stacks that a loop goes over are looked at in another shape.
 Only sizes that divide the number of turns are used: what is left over would have to be cut off the stacks.
@@ -42,15 +43,19 @@ def sizes(length: int) -> list[int]:
 
 
 def in_groups(
-  scan: core.JaxprEqn, size: int, wrapped: core.Jaxpr, plain: core.Jaxpr, checkpoint: Callable[[Callable], Callable]
+  scan: core.JaxprEqn,
+  size: int,
+  wrapped: core.Jaxpr,
+  plain: core.Jaxpr | None,
+  checkpoint: Callable[[Callable], Callable],
 ) -> core.JaxprEqn:
   """A scan as one call that runs its turns in groups.
 
   Args:
     scan: the equation.
     size: of a group; divides the scan's length.
-    wrapped: the body of all turns of a group but the last.
-    plain: the body of the last.
+    wrapped: the body of all turns of a group but the last, if that is peeled off.
+    plain: the body of the last; None where it is not peeled.
     checkpoint: puts a function of arrays under a checkpoint.
   """
   is_reverse, num_groups = scan.params["reverse"], scan.params["length"] // size
@@ -66,6 +71,8 @@ def in_groups(
       return run_body
 
     def group(carry, slices):
+      if plain is None:
+        return lax.scan(turn(wrapped), list(carry), list(slices), size, is_reverse)
       early, last = zip(*(_parted(each, is_reverse) for each in slices), strict=True) if slices else ((), ())
       carry, made = lax.scan(turn(wrapped), list(carry), list(early), size - 1, is_reverse)
       carry, made_last = turn(plain)(carry, last)

@@ -136,8 +136,9 @@ def traits_of(scan_bodies: Iterable[Region]) -> Traits:
     plain = [leaf.stop for leaf, is_repeated in region.leaves if not is_repeated]
     nested = any(segment.inner for segment in region.segments)
     found.update((region.equation_id, leaf.stop, nested, i) for leaf in leaves[:-1] for i in range(CUT_WEIGHT))
-    groups = region.group_size > 1
-    found.update((region.equation_id, GROUPS, region.group_size, i) for i in range(CUT_WEIGHT * groups))
+    if region.group_size > 1:
+      groups = region.group_size, region.is_peeled
+      found.update((region.equation_id, GROUPS, groups, i) for i in range(CUT_WEIGHT))
     found.update((region.equation_id, AS_IT_IS, stop, i) for stop in plain for i in range(CUT_WEIGHT))
     found.update((region.equation_id, *value) for leaf in leaves for value in (*leaf.saved, *leaf.offloaded))
   return frozenset(found)
@@ -215,6 +216,8 @@ class Ladder:
     self._scan_at = {scan.position: scan for scan in scans.scans if scans.are_alone}
     pieces = list(itertools.pairwise(bounds))
     self._is_scan = np.array([start in self._scan_at for start in bounds[:-1]])
+    in_groups = {at for at, scan in self._scan_at.items() if scan.body(scans.level).group_size > 1}
+    self._is_in_groups = np.array([start in in_groups for start in bounds[:-1]])
     residuals = curves.measured.residual_bytes
     self._residuals = np.array([residuals[start:stop].sum() for start, stop in pieces], np.float64)
     self._repeated = np.zeros(len(pieces))  # held while a step of a scan inside the segment is repeated
@@ -316,6 +319,7 @@ class Ladder:
     kept[self._is_scan] += self._residuals[self._is_scan]  # stacked by the barest decisions
     turn = np.array([point.inside_bytes for point in points])
     inside = np.where(self._is_scan, kept + self._inside + turn, self._inside + self._repeated)
+    kept[self._is_in_groups] = self._residuals[self._is_in_groups]  # what turns of a group save is gone with it
     before = np.concatenate([[0], np.cumsum(kept + out)])[:-1]
     return Candidate(
       lambda: self._decisions(points),

@@ -276,8 +276,11 @@ def _floor_bytes(candidate: SearchCandidate, trials: Sequence[Trial]) -> float:
 
 
 def _alike(candidate: SearchCandidate, trials: Sequence[Trial]) -> list[Trial]:
-  """Those that decide on the same scans, or on any: what a scan keeps that is left as it is, XLA fuses otherwise."""
-  looped = in_loops(trials)
+  """Those that decide on the same scans, or on any: what a scan keeps that is left as it is, XLA fuses otherwise. Turns
+  in groups, and others, go by each other.
+  """
+  looped, grouped = in_loops(trials), in_groups(candidate)
+  looped = [trial for trial in looped if in_groups(trial.candidate) == grouped] or looped
   return [trial for trial in looped if trial.candidate.loops == candidate.loops] or looped
 
 

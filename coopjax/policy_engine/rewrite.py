@@ -187,7 +187,7 @@ class _InsideRewriter:
     checkpoint = functools.partial(
       compat.pinned_checkpoint, policy=self._checkpoints.policy, prevent_cse=region.has_barrier
     )
-    return groups.in_groups(equation, region.group_size, wrapped, plain, checkpoint)
+    return groups.in_groups(equation, region.group_size, wrapped, plain if region.is_peeled else None, checkpoint)
 
   def _body(self, body: core.Jaxpr, region: Region, prevent_cse: bool, scan: core.JaxprEqn | None = None) -> core.Jaxpr:
     checkpoints = self._checkpoints

@@ -59,13 +59,13 @@ class Scan(Loop):
     carried_bytes: that a checkpoint around the body keeps, of all turns.
     offloading: the body in one piece, saving the values of some names and offloading those of others; None where
       nothing can be offloaded.
-    in_groups: the body in one piece, its turns in groups of a size of `group_sizes`.
+    in_groups: the body in one piece, its turns in groups of a size of `group_sizes`, peeled or not.
     group_sizes: from the one with the most carries to the one with the fewest.
   """
 
   choice_of: Callable[[frozenset[Value]], CurvePoint]
   carried_bytes: int
-  in_groups: Callable[[int], Body]
+  in_groups: Callable[[int, bool], Body]
   group_sizes: Sequence[int] = ()
   offloading: Callable[[Iterable[str], Iterable[str]], CurvePoint] | None = None
 
@@ -87,7 +87,8 @@ class Scan(Loop):
     )
     if body.is_nested:
       segments = (Segment(0, body.bounds[-1], True, inner=segments),)
-    return (Region(self.equation_id, segments, group_size=body.group_size), *body.inner)
+    region = Region(self.equation_id, segments, group_size=body.group_size, is_peeled=body.is_peeled)
+    return (region, *body.inner)
 
   @property
   def has_scans(self) -> bool:
@@ -145,9 +146,9 @@ def _as_scan(
   has_gradient = any(is_differentiable) and any(is_floating(atom.aval) for atom in body.outvars)
   if not has_gradient or not compat.may_repeat(equation):
     return None
-  carried = compat.scan_carries(equation)
+  parts = compat.scan_carries(equation), compat.scan_constants(equation)
   return _as_body(
-    body, is_differentiable, equation.params["length"], equation_id, position, table, shards, link, carried
+    body, is_differentiable, equation.params["length"], equation_id, position, table, shards, link, *parts
   )
 
 
@@ -169,7 +170,7 @@ def layer(
     collections.Counter(atom.aval.str_short() for atom in atoms) for atoms in (jaxpr.invars, jaxpr.outvars)
   )
   carried = [var for var in jaxpr.invars if is_floating(var.aval) and inputs[of := var.aval.str_short()] <= results[of]]
-  return _as_body(jaxpr, is_differentiable, num_turns, None, 0, table, shards or {}, link, carried, is_cut)
+  return _as_body(jaxpr, is_differentiable, num_turns, None, 0, table, shards or {}, link, carried, is_cut=is_cut)
 
 
 def _as_body(
@@ -182,6 +183,7 @@ def _as_body(
   shards: Mapping[int | None, Shards],
   link: HostLink | None = None,
   carried: Sequence[core.Var] = (),
+  constants: Sequence[core.Var] = (),
   is_cut: bool = True,
 ) -> Scan | None:
   first_id = 0 if equation_id is None else equation_id + 1
@@ -221,7 +223,9 @@ def _as_body(
     bodies += [dearer(piece, inner_flops) for piece in cuttings(tight, [Form.EVERY_OP], inner)]
     graph_in_groups = tight
   turns, pieces, whole = WorkingSets(graph), [(0, graph.num_positions)], SavingRegion(graph, 0, graph.num_positions)
-  carried_bytes = sum(at_body.num_bytes(var.aval, -1) for var in carried if is_floating(var.aval))
+  carried_bytes, constant_bytes = (
+    sum(at_body.num_bytes(var.aval, -1) for var in each if is_floating(var.aval)) for each in (carried, constants)
+  )
   in_one_piece = next((piece for piece in bodies if piece.inner), bodies[0])
   names = named_values(body, graph)
   choice_of = lambda saved: joined(turns, pieces, [whole.choice(saved)], length)
@@ -231,6 +235,10 @@ def _as_body(
     assert region is not None
     point = region.point(whole, values_of(names, saved), values_of(names, offloaded), inputs)
     return joined(turns, pieces, [point], length)
+
+  def grouped(size: int, is_peeled: bool) -> Body:
+    groups_bytes = {"carried_bytes": carried_bytes, "constant_bytes": constant_bytes}
+    return in_groups(graph_in_groups, in_one_piece, length, size, is_peeled=is_peeled, **groups_bytes)
 
   opened = LoopBody(equation_id, position, body, length, functools.cache(graph_with))
   return Scan(
@@ -242,7 +250,7 @@ def _as_body(
     open_loop(opened, scans) if scans and is_cut else (),
     choice_of,
     length * carried_bytes,
-    lambda size: in_groups(graph_in_groups, in_one_piece, length, size, carried_bytes),
+    grouped,
     groups.sizes(length) if equation_id is not None else (),
     offloading if region is not None else None,
   )

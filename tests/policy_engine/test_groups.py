@@ -1,6 +1,7 @@
 """Turns of loops in groups: any loop, the FLOPs that are said, and budgets below a checkpoint around each layer."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -61,25 +62,28 @@ LOOPS = {
   "a loop inside": scanned(lambda _w, _x, x, weights: (chunked(weights, x)[1], chunked(weights, x)[0])),
 }
 
+FORMS = list(itertools.product(groups.sizes(LENGTH), (True, False)))
+
 
 def test_sizes_divide_the_turns_and_each_has_fewer_carries():
   assert groups.sizes(12) == [2, 3] and groups.sizes(80) == [2, 4, 5, 8]
   assert groups.sizes(2) == groups.sizes(3) == groups.sizes(7) == []
 
 
-@pytest.mark.parametrize("size", sweeps.all_but([3], groups.sizes(LENGTH)))
+@pytest.mark.parametrize("form", sweeps.all_but([(3, True), (2, False)], FORMS))
 @pytest.mark.parametrize("name", sweeps.all_but(["from the end, with results", "a counter, and numbers"], LOOPS))
-def test_any_loop_in_groups_has_the_same_gradients_and_the_flops_that_are_said(name, size):
+def test_any_loop_in_groups_has_the_same_gradients_and_the_flops_that_are_said(name, form):
+  size, is_peeled = form
   loss = lambda weights, x: sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(LOOPS[name](weights, x)))
   traced = differentiable(trace(loss, (STACK, START)))
   plain, avals = fn_and_gradient(traced)
   in_jaxpr = lambda fn: cost.jaxpr_flops(jax.make_jaxpr(fn)(*avals).jaxpr)
   leaves = jax.tree.leaves((STACK, START))
   (scan,) = find_scans(*tag_jaxpr(traced.inlined))
-  body = scan.in_groups(size)
+  body = scan.in_groups(size, is_peeled)
   for point in (body.curve[0], body.curve[-1]):
     decisions = PolicyDecisions(scan.regions(body, point))
-    assert decisions.regions[0].group_size == size
+    assert (decisions.regions[0].group_size, decisions.regions[0].is_peeled) == (size, is_peeled)
     in_groups, _ = fn_and_gradient(traced, rewrite(traced, decisions))
     assert_close(in_groups(*leaves), plain(*leaves), rtol=1e-4, atol=1e-5)
     repeated = in_jaxpr(in_groups) - in_jaxpr(plain)
@@ -123,6 +127,36 @@ def test_at_the_bytes_of_a_checkpoint_around_each_layer_there_are_no_groups():
   plan = coopjax.plan(deep(), *DEEP, budget=budget, engine="policy")
   assert plan.fits and all(region.group_size == 1 for region in plan.policy.regions)
   hand_rungs.check_no_more(deep(), PER_LAYER, plan.apply(deep()), DEEP)
+
+
+def recurrent(wrap_chunk=None, wrap_turn=lambda turn: turn):
+  """Runge-Kutta steps, which share their weights, as people write it: in chunks, where these are under checkpoints."""
+
+  def loss(weights, y):
+    field = lambda time, y: jnp.tanh(y @ weights["in"] + time) @ weights["out"]
+
+    def turn(y, time):
+      first = field(time, y)
+      second = field(time + 0.01, y + 0.01 * first)
+      third = field(time + 0.01, y + 0.01 * second)
+      return y + 0.02 / 6 * (first + 2 * second + 2 * third + field(time + 0.02, y + 0.02 * third)), None
+
+    times, turn = jnp.linspace(0, 1, 64), wrap_turn(turn)
+    chunk = lambda y, times: jax.lax.scan(turn, y, times)
+    y, _ = chunk(y, times) if wrap_chunk is None else jax.lax.scan(wrap_chunk(chunk), y, times.reshape(8, 8))
+    return jnp.mean(y**2)
+
+  return loss
+
+
+@pytest.mark.parametrize("are_turns_wrapped", [True, pytest.param(False, marks=pytest.mark.sweep)])
+def test_a_plan_repeats_no_more_than_chunks_of_turns_under_checkpoints(are_turns_wrapped):
+  checkpoint = functools.partial(jax.checkpoint, prevent_cse=False)
+  by_hand = recurrent(checkpoint, *([checkpoint] if are_turns_wrapped else []))
+  args = {"in": normal(3, 32, 128), "out": normal(4, 128, 32)}, normal(5, 32, 32, scale=1.0)
+  plan = coopjax.plan(recurrent(), *args, budget=temp_bytes(hand_rungs.compiled(by_hand, args)), engine="policy")
+  assert coopjax.RematPlan.from_json(plan.to_json()) == plan
+  hand_rungs.check_no_more(recurrent(), by_hand, plan.apply(recurrent()), args)
 
 
 @pytest.mark.sweep
