@@ -149,7 +149,7 @@ class Candidates:
     everything = SegmentBytes(original, self._profile, frozenset())
     self.baseline_bytes = float(everything.inside_bytes(0, original.num_positions) - everything.slack_bytes)
     self._effects = frozenset(i for i, equation in enumerate(jaxpr.eqns) if not compat.may_repeat(equation))
-    scans = find_scans(jaxpr, table, home.equation_id, home.first_id, link, shards)
+    scans = find_scans(jaxpr, table, home.equation_id, home.first_id, link, shards, home.is_differentiable)
     at_scans = {scan.position for scan in scans}
     graphs: dict[tuple[Region, ...], ForwardGraph] = {}  # bodies that are cut alike have the same
 

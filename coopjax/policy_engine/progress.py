@@ -139,7 +139,7 @@ class Progress[Decisions: Hashable]:
       flops = self._forecast.flops_of_straight_code()
       untried = [c for c in untried if flops(c) < least - self._tolerance(c, least)]
       if in_loops(self._tried):
-        return self._worth_a_try(by_hand, untried, is_last=rounds_left == 1)
+        return self._worth_a_try(by_hand, untried, is_late=rounds_left <= _HAND_ROUNDS)
       # A plan at hand that people do better than: theirs first.
       if (rounds_left <= _HAND_ROUNDS or not self._tried) and (
         found := self._first_by_hand(by_hand, is_last=rounds_left == 1)
@@ -259,11 +259,12 @@ class Progress[Decisions: Hashable]:
     return self._likeliest_gain([c for c in untried if self._predict(c) <= reach])
 
   def _worth_a_try(
-    self, by_hand: Sequence[SearchCandidate[Decisions]], others: Sequence[SearchCandidate[Decisions]], *, is_last: bool
+    self, by_hand: Sequence[SearchCandidate[Decisions]], others: Sequence[SearchCandidate[Decisions]], *, is_late: bool
   ) -> SearchCandidate[Decisions] | None:
     """Of scan bodies, once a plan holds: the cheapest that should fit and is worth a compile, else what is expected to
-    gain most; the more tries came to nothing, the more it has to be. Where the search would end, what a person would
-    pick has another chance: the few policies that everybody tries, then what is worth more than the last such try.
+    gain most; the more tries came to nothing, the more it has to be. The last tries are for nothing saved, as most
+    people have it, around whatever blocks. Where the search would end, what a person would pick has another chance: the
+    few policies that everybody tries, then what is worth more than the last such try.
     """
     least, tried = self._least_flops, self._tried
     expected_gain = ExpectedGain(
@@ -275,7 +276,7 @@ class Progress[Decisions: Hashable]:
       return [candidate for candidate in candidates if expected_gain(candidate) > enough(candidate)]
 
     most = lambda candidates: self._first(candidates, lambda candidate: -expected_gain(candidate))
-    if is_last and (found := most(worth([candidate for candidate in by_hand if candidate.is_bare], 0))):
+    if is_late and (found := most(worth([candidate for candidate in by_hand if candidate.is_bare], 0))):
       return found
     others = worth([*by_hand, *others], self._misses)
     likely = [candidate for candidate in others if expected_gain.chance(candidate) >= 0.5]

@@ -61,6 +61,17 @@ def forward_graph(jaxpr: core.Jaxpr, is_differentiable: Sequence[bool], shards: 
   return _GraphBuilder(jaxpr, shards).build(forward, crossing, crossing[has_cotangent])
 
 
+def differentiated_in(jaxpr: core.Jaxpr, is_differentiable: Sequence[bool]) -> set[core.Var]:
+  """The variables of a region that have a tangent, as far as primitives tell: what depends on an input that does."""
+  found = {var for var, ok in zip(jaxpr.invars, is_differentiable, strict=True) if ok}
+  for equation in jaxpr.eqns:
+    if equation.primitive.name != "stop_gradient" and not found.isdisjoint(
+      atom for atom in equation.invars if isinstance(atom, core.Var)
+    ):
+      found.update(var for var in equation.outvars if is_floating(var.aval))
+  return found
+
+
 def graph_of(traced: TracedFn, home: Home | None = None) -> ForwardGraph:
   """The forward graph of a region of a function, its top if none is given, on all devices together; read off once."""
 
@@ -372,14 +383,11 @@ def _parse_name(name: str) -> Value | None:
 
 def _crossing(jaxpr: core.Jaxpr, is_differentiable: Sequence[bool], shards: Shards) -> tuple[np.ndarray, np.ndarray]:
   """`ForwardGraph.crossing`, and which of its rows are of values that have a cotangent."""
-  differentiated = {var for var, ok in zip(jaxpr.invars, is_differentiable, strict=True) if ok}
+  differentiated = differentiated_in(jaxpr, is_differentiable)
   at: dict[core.Var, int] = {}
   last_read: dict[core.Var, int] = {}
   for position, equation in enumerate(jaxpr.eqns):
-    read = [atom for atom in equation.invars if isinstance(atom, core.Var)]
-    last_read.update((var, position) for var in read if var in at)
+    last_read.update((atom, position) for atom in equation.invars if isinstance(atom, core.Var) and atom in at)
     at.update(dict.fromkeys(equation.outvars, position))
-    if not differentiated.isdisjoint(read):
-      differentiated.update(var for var in equation.outvars if is_floating(var.aval))
   rows = [(at[var], read, shards.num_bytes(var.aval, at[var])) for var, read in last_read.items()]
   return np.array(rows, np.int64).reshape(-1, 3), np.array([var in differentiated for var in last_read], bool)

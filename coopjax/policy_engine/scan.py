@@ -12,7 +12,7 @@ import collections
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 import numpy as np
 from jax.extend import core
@@ -40,7 +40,7 @@ from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment, Va
 from coopjax.policy_engine.forward_graph import ForwardGraph
 from coopjax.policy_engine.offload import HostLink, HostTrips, Input, carried_inputs
 from coopjax.policy_engine.offload_curves import offload_curve
-from coopjax.policy_engine.residuals import forward_graph
+from coopjax.policy_engine.residuals import differentiated_in, forward_graph
 from coopjax.policy_engine.rewrite import apply_inside
 from coopjax.policy_engine.save_curves import CurvePoint, Form, SavingRegion
 from coopjax.policy_engine.shards import WHOLE, Shards
@@ -113,6 +113,7 @@ def find_scans(
   first_id: int = 0,
   link: HostLink | None = None,
   shards: Mapping[int | None, Shards] | None = None,
+  is_differentiable: Sequence[bool] | None = None,
 ) -> list[Scan]:
   """The scans at the top of a region that would stack residuals.
 
@@ -123,18 +124,21 @@ def find_scans(
     first_id: of the region's equations.
     link: to the host, if values may be offloaded.
     shards: how devices share values, by scan; whole where a scan is not among them.
+    is_differentiable: per input of the region, whether a gradient is taken; by default of what is floating.
   """
+  differentiated = differentiated_in(jaxpr, is_differentiable or [is_floating(var.aval) for var in jaxpr.invars])
   ids = [info.id for info in table if info.parent_id == parent_id and info.id >= first_id]
   return [
     scan
     for position, equation in enumerate(jaxpr.eqns)
     if equation.primitive.name == "scan"
-    if (scan := _as_scan(equation, ids[position], position, table, link, shards or {})) is not None
+    if (scan := _as_scan(equation, differentiated, ids[position], position, table, link, shards or {})) is not None
   ]
 
 
 def _as_scan(
   equation: core.JaxprEqn,
+  differentiated: Container[core.Var],
   equation_id: int,
   position: int,
   table: tuple[EquationInfo, ...],
@@ -142,13 +146,15 @@ def _as_scan(
   shards: Mapping[int | None, Shards],
 ) -> Scan | None:
   (body,) = compat.sub_jaxprs(equation)
-  is_differentiable = [is_floating(var.aval) for var in body.invars]
-  has_gradient = any(is_differentiable) and any(is_floating(atom.aval) for atom in body.outvars)
+  carries, constants = compat.scan_carries(equation), compat.scan_constants(equation)
+  has_tangent = [isinstance(atom, core.Var) and atom in differentiated for atom in equation.invars]
+  has_gradient = any(has_tangent) and any(is_floating(atom.aval) for atom in body.outvars)
   if not has_gradient or not compat.may_repeat(equation):
     return None
-  parts = compat.scan_carries(equation), compat.scan_constants(equation)
+  # What a turn hands on has a tangent as soon as anything has.
+  is_differentiable = [is_floating(var.aval) and (has or var in carries) for var, has in zip(body.invars, has_tangent)]
   return _as_body(
-    body, is_differentiable, equation.params["length"], equation_id, position, table, shards, link, *parts
+    body, is_differentiable, equation.params["length"], equation_id, position, table, shards, link, carries, constants
   )
 
 
@@ -187,7 +193,7 @@ def _as_body(
   is_cut: bool = True,
 ) -> Scan | None:
   first_id = 0 if equation_id is None else equation_id + 1
-  scans = find_scans(body, table, equation_id, first_id, shards=shards)
+  scans = find_scans(body, table, equation_id, first_id, shards=shards, is_differentiable=is_differentiable)
   inner = tuple(region for scan in scans for region in scan.regions(scan.tightest, scan.tightest.curve[0]))
   inner_flops = length * sum(scan.tightest.curve[0].flops for scan in scans)
   at_body = shards.get(equation_id, WHOLE)

@@ -1,11 +1,16 @@
-"""Scan bodies cut into pieces, and a checkpoint around the pieces."""
+"""Scan bodies: cut into pieces, a checkpoint around the pieces, and what of them has a gradient."""
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import coopjax
-from coopjax.jaxpr.trace import differentiable, trace
+from coopjax import compat
+from coopjax.jaxpr import cost
+from coopjax.jaxpr.trace import differentiable, fn_and_gradient, trace, with_respect_to
 from coopjax.policy_engine.candidates import Candidates
 from coopjax.policy_engine.decisions import PolicyDecisions
+from coopjax.policy_engine.rewrite import rewrite
 from tests.support import models
 from tests.support.checks import assert_close, compile_step
 
@@ -41,3 +46,21 @@ def test_a_budget_that_only_nesting_reaches_is_held():
   flops = [compiled.cost_analysis()["flops"] for compiled in (planned, plain)]
   assert flops[0] > 1.2 * flops[1]  # a step's body is counted once: its forward run stands there three times
   assert_close(planned(*arguments), plain(*arguments), rtol=1e-4, atol=1e-6)
+
+
+def test_a_loop_repeats_nothing_for_what_has_no_gradient():
+  """Adapters beside frozen weights in a loop, and the frozen model's own, as preferences are learned."""
+
+  def loss(adapters, frozen, x):
+    ours, _ = jax.lax.scan(lambda x, both: (jnp.sin(x @ both[1]) + jnp.tanh(x @ both[0]), None), x, (adapters, frozen))
+    theirs, _ = jax.lax.scan(lambda x, weight: (jnp.sin(x @ weight), None), x, frozen)
+    again, _ = jax.lax.scan(lambda x, weight: (jnp.tanh(x @ weight), None), x, jax.lax.stop_gradient(adapters))
+    return jnp.mean((ours - theirs + again) ** 2)
+
+  stack = models.normal(0, 8, 32, 32, scale=0.2)
+  traced = with_respect_to(trace(loss, (stack, stack, models.normal(1, 64, 32))), 0)
+  flops = lambda fn: cost.jaxpr_flops(compat.dce(jax.make_jaxpr(fn_and_gradient(traced, fn)[0])(*traced.in_avals)))
+  bare = next(candidate for candidate in Candidates(traced, only_scans=True).found if candidate.is_bare)
+  assert len(bare.decisions.regions) == 1
+  repeated = flops(rewrite(traced, bare.decisions)) - flops(traced.evaluate)
+  assert 0 < repeated == pytest.approx(bare.flops, rel=0.02)

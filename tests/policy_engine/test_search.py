@@ -75,7 +75,7 @@ def test_what_leaves_the_engine_below_more_to_do_is_no_cheaper():
   assert plan.recompute_flops == 64.0
 
 
-def test_the_last_try_is_for_nothing_saved():
+def test_the_last_tries_are_for_nothing_saved():
   # The layers of a step that accumulates gradients, under checkpoints: what might fit is over it, one after the other.
   by_hand = {"is_by_hand": True, "has_loops": True}
   found = [
@@ -83,10 +83,10 @@ def test_the_last_try_is_for_nothing_saved():
     Invented(1426432.0, 4675736, 417.0, True, has_loops=True),
     Invented(2360000.0, 6850584, 222.0, has_loops=True),
     *(Invented(1560000.0 + 1000 * i, 5939160 + i, 280.0 - i, **by_hand) for i in range(6)),
-    Invented(1660928.0, 5670936, 299.0, True, **by_hand),
+    Invented(1660928.0, 5670936, 299.0, True, twin=5670936, **by_hand),
   ]
   plan, tried = run(found, 5670936, baseline=18569544)
-  assert plan.is_feasible and plan.recompute_flops == 299.0 and tried[-1] == 5670936 and len(tried) == 6
+  assert plan.is_feasible and plan.recompute_flops == 299.0 and 5670936 in tried and len(tried) == 6
   # Where it is over the budget, too, what was found stands.
   plan, _ = run(found, 5670935, baseline=18569544)
   assert plan.is_feasible and plan.recompute_flops == 417.0
