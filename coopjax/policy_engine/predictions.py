@@ -16,6 +16,7 @@ _FLAT = 0.25  # of what estimates fall by: compiled bytes that fall by less have
 _APART = 0.05  # of the larger of two estimates: nearer to each other, they show nothing of it
 _SAYS_LITTLE = 0.1  # of an estimate: what takes less lies elsewhere, in a TPU's vector memory for one
 _MAX_LIKE_THE_LEAST = 3  # tries at what estimates don't tell from what took the least
+_MAX_SMALLER = 3  # tries at less than all before
 _ENOUGH = 3  # tries at the least memory, before the budget counts as out of reach
 _WITHIN_REACH = 1.1  # of the budget: worth more tries
 _SAME = 0.02  # of the least: what unlike ways come to, and of the budget: beyond it
@@ -245,6 +246,18 @@ def like_the_least[Decisions: Hashable](
   if sum(is_like(trial.candidate) for trial in trials) > _MAX_LIKE_THE_LEAST:
     return ()
   return sorted(filter(is_like, candidates), key=lambda each: (-each.num_segments, each.flops))
+
+
+def smaller_than_all[Decisions: Hashable](
+  candidates: Sequence[SearchCandidate[Decisions]],
+  trials: Sequence[Trial[Decisions]],
+  predict: Callable[[SearchCandidate[Decisions]], float],
+) -> Sequence[SearchCandidate[Decisions]]:
+  """What is predicted to take less than all that was tried, as long as such tries come to less."""
+  sizes = [trial.temp_bytes for trial in trials]
+  if not sizes or len(sizes) - sizes.index(min(sizes)) > _MAX_SMALLER:
+    return ()
+  return [candidate for candidate in candidates if predict(candidate) < min(sizes)]
 
 
 def is_out_of_reach(least_tried: Sequence[Trial], budget_bytes: int) -> bool:

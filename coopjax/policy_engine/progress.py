@@ -20,6 +20,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from coopjax.policy_engine.by_hand import published_sets
 from coopjax.policy_engine.expected_gain import ExpectedGain
 from coopjax.policy_engine.forecast import Forecast
+from coopjax.policy_engine.near_misses import NearMisses
 from coopjax.policy_engine.policy_plan import PolicyPlan
 from coopjax.policy_engine.predictions import (
   HloEngineShare,
@@ -34,6 +35,7 @@ from coopjax.policy_engine.predictions import (
   lie_elsewhere,
   like_the_least,
   say_little,
+  smaller_than_all,
 )
 
 _MARGIN = 0.02  # of the budget: how far predictions err, once there has been a compile
@@ -41,13 +43,11 @@ _NEARBY = 1.15  # of the budget: predictions within that may be wrong
 _MAYBE = 1.2  # of the budget: of the few policies that everybody tries, what is predicted to take more is not tried; or
 _MAYBE_ROUGHLY = 1.35  # where estimates go by no compile
 _HIDDEN = 2  # of the budget: what is predicted to take more is not tried where estimates don't tell what fits
-_NEAR_MISS = 0.01  # of the budget
 _UNLIKELY = 4  # times what predictions were off by: what is above the budget by more hardly ever fits
 _LEAVES_ROOM = 0.9  # of the budget: what a plan takes that drafts of more bytes are made beyond
 _HAND_ROUNDS = 3  # of a search, its last: for what a person would pick
 _CLOSE_ROUNDS = 2  # after these: for what a person would pick that repeats less by however little
 _GOOD_CHANCE = 0.25  # that it fits
-_MAX_SMALLER = 3  # tries at less than all before
 _SPARED_BY_SAVING = 1.5  # of the budget: what is tried takes no more where something that saves more may fit
 _AIDED_MARGIN = 0.25  # of what the best plan takes unaided: the HLO engine may help out with more
 _MAX_AIDED_MISSES = 2  # tries at that
@@ -77,14 +77,12 @@ class Progress[Decisions: Hashable]:
     self._num_last = 0  # tries of what a person would pick, where the search would end
     self._num_close = 0  # the same, of what gains next to nothing
     self._passed: set[SearchCandidate[Decisions]] = set()
-    self._twin: SearchCandidate[Decisions] | None = None  # under way, if the last candidate is one
-    self._barriers_cost = False  # a twin took more than what it is one of
+    self._near_misses = NearMisses[Decisions]()
     self._baseline_bytes = baseline_temp_bytes
 
   def record(self, trial: Trial[Decisions]) -> None:
     is_first, least = not self._holds, self._least_flops
-    if trial.candidate is self._twin:
-      self._barriers_cost = trial.temp_bytes >= self._tried[-1].temp_bytes
+    self._near_misses.record(trial, self._tried[-1] if self._tried else None)
     self._forecast.record(trial)
     is_bold = not (is_first or trial.candidate.is_plain_policy)  # such a policy is tried whatever is predicted
     self._misses += is_bold and (
@@ -115,8 +113,9 @@ class Progress[Decisions: Hashable]:
     return found
 
   def _next_candidate(self, rounds_left: int) -> SearchCandidate[Decisions] | None:
-    if twin := self._twin_of_a_near_miss():
-      return twin
+    twin = self._near_misses.twin_of(self._tried[-1], self._best(), self._budget) if self._tried else None
+    if twin and (found := self._first([twin], lambda _: 0)):
+      return found
     if not self._holds and (found := self._usual()):
       return found
     untried = [candidate for candidate in self._space.found if candidate not in self._passed]
@@ -182,7 +181,8 @@ class Progress[Decisions: Hashable]:
     seen = {(trial.candidate.scan_bodies, trial.candidate.kin) for trial in bare_tried}
     is_seen = lambda candidate: (candidate.scan_bodies, candidate.kin) in seen
     found = self._first(bare, lambda candidate: (is_seen(candidate), candidate.estimated_bytes, candidate.flops))
-    return found or self._smaller_than_all(untried) or self._before_refusal(untried)
+    found = found or self._first(smaller_than_all(untried, self._tried, self._predict), self._predict)
+    return found or self._before_refusal(untried)
 
   def _is_in_the_dark(self, looped: Sequence[Trial[Decisions]]) -> bool:
     """No plan holds, estimates don't tell what would, and little was tried of what people pick: that is few."""
@@ -297,26 +297,6 @@ class Progress[Decisions: Hashable]:
   def _over_bytes(self, candidate: SearchCandidate[Decisions]) -> tuple[float, float]:
     """That scan bodies are predicted to take beyond the budget, and the deviation of that."""
     return self._predict(candidate) - self._limit(is_looped=True), self._forecast.doubted_bytes(candidate)
-
-  def _smaller_than_all(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
-    """What is predicted to take less than all that was tried, as long as such tries come to less."""
-    sizes = [trial.temp_bytes for trial in self._tried]
-    if not sizes or len(sizes) - sizes.index(min(sizes)) > _MAX_SMALLER:
-      return None
-    return self._first([c for c in untried if self._predict(c) < min(sizes)], self._predict)
-
-  def _twin_of_a_near_miss(self) -> SearchCandidate[Decisions] | None:
-    """What a person would pick and just misses the budget, as people write it (`ladders.Candidate.twin`): XLA's
-    schedules of the two differ by little, and by hand it may fit.
-    """
-    if not self._tried or self._barriers_cost:
-      return None
-    last, best = self._tried[-1], self._best()
-    candidate, just_misses = last.candidate, self._budget < last.temp_bytes <= (1 + _NEAR_MISS) * self._budget
-    is_usual = candidate.is_by_hand or candidate.is_bare
-    is_wanted = is_usual and just_misses and (best is None or last.flops < best.flops)
-    self._twin = self._first([candidate.twin], lambda _: 0) if is_wanted and candidate.twin else None
-    return self._twin
 
   def _is_too_shallow(self) -> bool:
     """Trials say that the budget is below the least memory that there is a candidate for."""
