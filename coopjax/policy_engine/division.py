@@ -122,6 +122,11 @@ class JointCandidate:
     return self._alone.kin if self._alone else None
 
   @property
+  def is_nested(self) -> bool:
+    """Same."""
+    return self._alone is not None and self._alone.is_nested
+
+  @property
   def num_segments(self) -> int:
     """Same."""
     return self._alone.num_segments if self._alone else 1

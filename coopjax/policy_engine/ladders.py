@@ -44,6 +44,7 @@ class Candidate:
     policy: one of these, where it is all that a person would say: checkpoints stand around scan bodies alone, and no
       loop is inside.
     home: as of `PolicyDecisions`.
+    is_nested: checkpoints stand around checkpoints.
   """
 
   make_decisions: Callable[[], PolicyDecisions]
@@ -57,6 +58,7 @@ class Candidate:
   name_sets: tuple[frozenset[str], ...] = ()
   policy: tuple[str, ...] | None = None
   home: int = 0
+  is_nested: bool = False
 
   def behind_barriers(self, scans: Container[int | None]) -> "Candidate":
     """The same, with `Region.has_barrier` for the bodies of these scans."""
@@ -87,8 +89,8 @@ class Candidate:
 
   @property
   def is_plain_policy(self) -> bool:
-    """Such a policy without any name of the user's: nothing is saved, or products."""
-    return any(names <= PRODUCTS for names in self.name_sets)
+    """Such a policy without any name of the user's, as everybody tries it: nothing is saved, or products."""
+    return not self.is_nested and any(names <= PRODUCTS for names in self.name_sets)
 
   @functools.cached_property
   def decisions(self) -> PolicyDecisions:
@@ -308,6 +310,7 @@ class Ladder:
       True,
       num_segments=len(self._curves),
       kin=(self._bounds, nesting.is_closed),
+      is_nested=True,
     )
 
   def _candidate(self, points: list[CurvePoint], is_bare: bool, out: np.ndarray | None = None) -> Candidate:

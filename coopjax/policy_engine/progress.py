@@ -134,7 +134,9 @@ class Progress[Decisions: Hashable]:
     by_hand: list[SearchCandidate[Decisions]] = []
     if self._holds:
       least = self._least_flops
-      by_hand = [c for c in untried if c.is_by_hand and c.flops < least]
+      kin_tried = {trial.candidate.kin for trial in self._tried}
+      is_over = lambda c: c.is_nested and c.kin in kin_tried and self._predict(c) > self._budget  # as its kin tell
+      by_hand = [c for c in untried if c.is_by_hand and c.flops < least and not is_over(c)]
       flops = self._forecast.flops_of_straight_code()
       untried = [c for c in untried if flops(c) < least - self._tolerance(c, least)]
       if in_loops(self._tried):

@@ -1,5 +1,6 @@
 """Checkpoints around checkpoints: the fewest FLOPs for the room there is, and compiled programs that show it."""
 
+import functools
 import itertools
 
 import jax
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 import coopjax
+from coopjax.jaxpr import cost
 from coopjax.jaxpr.trace import differentiable, trace
 from coopjax.policy_engine.candidates import Candidates
 from coopjax.policy_engine.nesting import Chain, nestings
@@ -130,3 +132,36 @@ def test_an_unrolled_model_goes_below_what_one_level_of_segments_takes():
   assert temp_bytes(fitted) <= 7 * 2**20
   assert num_dots(fitted) >= num_dots(plain) + 40  # more than once for every layer
   assert_close(fitted(*arguments), plain(*arguments))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("depth", "of"), [(9, 3), (8, 2)])
+def test_a_plan_repeats_no_more_than_checkpoints_around_blocks_and_groups_of_them(depth, of):
+  def loss(stacks, x, wrap_group=lambda group: group, wrap_block=lambda block: block):
+    def mlp(x, up, down, gain):
+      y = x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6) * gain
+      return x + jax.nn.gelu(y @ up) @ down
+
+    block = wrap_block(mlp)
+
+    def group(x, layers):
+      for layer in layers:
+        x = block(x, *layer)
+      return x
+
+    layers = list(zip(*stacks, strict=True))
+    for start in range(0, depth, of):
+      x = wrap_group(group)(x, layers[start : start + of])
+    return (x * x).mean()
+
+  stacks = [[models.normal(i, *shape) for i in range(depth)] for shape in ((64, 256), (256, 64), (64,))]
+  args = stacks, models.normal(99, 512, 64, scale=1.0)
+  by_hand = functools.partial(loss, wrap_group=jax.checkpoint, wrap_block=jax.checkpoint)
+  compiled = lambda fn: jax.jit(jax.value_and_grad(fn)).lower(*args).compile()
+  flops = lambda fn: cost.jaxpr_flops(jax.make_jaxpr(jax.value_and_grad(fn))(*args).jaxpr)
+  plan = coopjax.plan(loss, *args, budget=temp_bytes(compiled(by_hand)), engine="policy", argnums=0)
+  ours, as_it_is = compiled(plan.apply(loss)), compiled(loss)
+  assert temp_bytes(ours) <= temp_bytes(compiled(by_hand)) < temp_bytes(as_it_is)
+  assert flops(loss) < flops(plan.apply(loss)) <= flops(by_hand)
+  assert num_dots(ours) > num_dots(as_it_is)
+  assert_close(ours(*args), as_it_is(*args), rtol=1e-4, atol=1e-6)
