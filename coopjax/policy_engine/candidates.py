@@ -189,9 +189,9 @@ class Candidates:
     if not only_scans:
       for blocks in () if scans else ways_to_tell_blocks(jaxpr, original, self._effects, not self._ends_forward):
         self._add_rungs(original, (), blocks)
-        # People put checkpoints around groups of blocks, too; not where a search would begin with what they do.
-        nested = self._by_hand(original, (), blocks).beyond() if self.is_profiled else ()
-        self.found += (dataclasses.replace(each, name_sets=(frozenset(),)) for each in nested)
+        if self.is_profiled and self._planner != BY_HAND:  # else what people do is what a search begins with
+          nested = self._by_hand(original, (), blocks).beyond()
+          self.found += (dataclasses.replace(each, name_sets=(frozenset(),)) for each in nested)
       self._add_ladders(original, ScanLevel())
     if host is not None and not only_scans and not scans:
       self._add_ladders(original, ScanLevel(may_offload=True), host=host)
