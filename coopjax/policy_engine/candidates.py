@@ -8,6 +8,7 @@ each with a curve of its own; inside segments, that repeat them whole; and, insi
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -86,8 +87,8 @@ class Candidates:
     self._planner = planner
     self.found: list[Candidate] = []
     self._curves: dict[object, list[CurvePoint]] = {}  # that segments of all graphs have
-    self._deeper: Callable[[], None] | None = None  # `deepen`, if it was not asked yet
-    self._wider: Callable[[], None] | None = None  # the same of `widen`
+    self._deeper: Callable[[], bool] | None = None  # `deepen`, if it was not asked yet
+    self._wider: Callable[[], bool] | None = None  # the same of `widen`
     if only_scans and not home.work:
       self.forward_flops, self.baseline_bytes = cost.jaxpr_flops(home.jaxpr), 0.0
       return
@@ -115,7 +116,7 @@ class Candidates:
       Whether there is more than before.
     """
     deeper, self._deeper = self._deeper, None
-    return self._find_more(deeper)
+    return deeper is not None and deeper()
 
   def widen(self) -> bool:
     """Finds what leaves some pieces of a loop's body as they are, and has others under checkpoints.
@@ -126,12 +127,13 @@ class Candidates:
       Whether there is more than before.
     """
     wider, self._wider = self._wider, None
-    return self._find_more(wider)
+    return wider is not None and wider()
 
-  def _find_more(self, find: Callable[[], None] | None) -> bool:
+  def _find_more(self, home: Home, find: Callable[[], None]) -> bool:
     num_found = len(self.found)
-    if find is not None:
+    with home.scope.entered():
       find()
+    self._place(home, num_found)
     return len(self.found) > num_found
 
   def _find(
@@ -190,31 +192,25 @@ class Candidates:
       for blocks in () if scans else ways_to_tell_blocks(jaxpr, original, self._effects, not self._ends_forward):
         self._add_rungs(original, (), blocks)
         if self.is_profiled and self._planner != BY_HAND:  # else what people do is what a search begins with
-          nested = self._by_hand(original, (), blocks).beyond()
+          nested = (each for each in self._by_hand(original, (), blocks).beyond() if each.is_nested)
           self.found += (dataclasses.replace(each, name_sets=(frozenset(),)) for each in nested)
       self._add_ladders(original, ScanLevel())
     if host is not None and not only_scans and not scans:
       self._add_ladders(original, ScanLevel(may_offload=True), host=host)
 
     def add_groups() -> None:
-      num_found = len(self.found)
-      with home.scope.entered():
-        for in_groups in _in_groups(scans):
-          self._add_ladders(looped(in_groups, 0), ScanLevel(in_groups, 0, are_alone=True), is_cut=not only_scans)
-          if not any(scan.bodies[0].is_peeled for scan in in_groups):
-            self._add_nested_by_hand(looped(in_groups, 0), in_groups)
-      self._place(home, num_found)
+      for in_groups in _in_groups(scans):
+        self._add_ladders(looped(in_groups, 0), ScanLevel(in_groups, 0, are_alone=True), is_cut=not only_scans)
+        if not any(scan.bodies[0].is_peeled for scan in in_groups):
+          self._add_nested_by_hand(looped(in_groups, 0), in_groups)
 
     def add_mixed() -> None:
-      num_found = len(self.found)
-      with home.scope.entered():
-        for level in range(_num_levels(scans)):
-          if any(scan.body(level).mixed_curve() for scan in scans):
-            mixed = ScanLevel(scans, level, are_alone=True, are_mixed=True)
-            self._add_ladders(looped(scans, level), mixed, is_cut=not only_scans)
-      self._place(home, num_found)
+      for level in range(_num_levels(scans)):
+        if any(scan.body(level).mixed_curve() for scan in scans):
+          mixed = ScanLevel(scans, level, are_alone=True, are_mixed=True)
+          self._add_ladders(looped(scans, level), mixed, is_cut=not only_scans)
 
-    self._deeper, self._wider = add_groups, add_mixed
+    self._deeper, self._wider = (functools.partial(self._find_more, home, add) for add in (add_groups, add_mixed))
 
   def _place(self, home: Home, since: int = 0) -> None:
     """Tells the candidates found since then where they stand."""

@@ -130,13 +130,14 @@ class PolicyDecisions:
       )
 
     def region(entry):
-      marks = {name: entry.get(name, False) for name in ("is_looped", "has_barrier", "is_peeled")}
+      marks = (entry.get(name, False) for name in ("is_looped", "has_barrier"))
       policy = entry.get("policy")
       return Region(
         entry["equation_id"],
         tuple(map(segment, entry["segments"])),
-        **marks,
-        group_size=int(entry.get("group_size", 1)),
+        *marks,
+        group_size=(group_size := int(entry.get("group_size", 1))),
+        is_peeled=bool(entry.get("is_peeled", group_size > 1)),  # as all groups were
         policy=None if policy is None else tuple(map(str, policy)),
       )
 

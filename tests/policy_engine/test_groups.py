@@ -90,6 +90,12 @@ def test_any_loop_in_groups_has_the_same_gradients_and_the_flops_that_are_said(n
     assert 0.75 * point.flops < repeated < 1.2 * point.flops  # what nothing reads JAX leaves out; sums of gradients
 
 
+def test_plans_saved_before_have_their_last_turns_peeled():
+  saved = {"equation_id": 3, "segments": [], "group_size": 4}
+  (region,) = PolicyDecisions.from_json({"regions": [saved]}).regions
+  assert region.is_peeled
+
+
 def deep(wrapped=layer):
   """A model of many thin layers, whose carries are most of what a checkpoint around each of them keeps."""
 
