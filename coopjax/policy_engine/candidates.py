@@ -190,9 +190,10 @@ class Candidates:
       inner = ways[0]
     if not only_scans:
       for blocks in () if scans else ways_to_tell_blocks(jaxpr, original, self._effects, not self._ends_forward):
-        self._add_rungs(original, (), blocks)
+        ladder = self._by_hand(original, (), blocks)
+        self.found += map(ladder.by_hand, rungs(blocks))
         if self.is_profiled and self._planner != BY_HAND:  # else what people do is what a search begins with
-          nested = (each for each in self._by_hand(original, (), blocks).beyond() if each.is_nested)
+          nested = (each for each in ladder.beyond() if each.is_nested)
           self.found += (dataclasses.replace(each, name_sets=(frozenset(),)) for each in nested)
       self._add_ladders(original, ScanLevel())
     if host is not None and not only_scans and not scans:
@@ -226,7 +227,7 @@ class Candidates:
     ladder = self._by_hand(graph, in_groups, ())
     for at in (0, -1):
       rung = HandRung((frozenset(),), {scan.position: scan.bodies[0].curve[at] for scan in in_groups})
-      self.found.append(dataclasses.replace(ladder.by_hand(rung), policy=None))
+      self.found.append(ladder.by_hand(rung))
 
   def _by_hand(self, graph: ForwardGraph, scans: Sequence[Loop], blocks: Sequence[Block]) -> Ladder:
     together = ScanLevel(scans, 0, are_alone=True)

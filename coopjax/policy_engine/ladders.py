@@ -273,7 +273,7 @@ class Ladder:
     if is_wrapped not in self._kept_between:
       self._kept_between[is_wrapped] = kept_between(self._graph, self._bounds, is_wrapped)
     out = self._kept_between[is_wrapped]
-    is_plain = not (any(is_wrapped) or any(scan.has_scans for scan in self._scans.scans))
+    is_plain = not (any(is_wrapped) or self._is_in_groups.any() or any(scan.has_scans for scan in self._scans.scans))
     policy = tuple(sorted(min(rung.names, key=len))) if is_plain else None
     found = self._candidate(points, frozenset() in rung.names, out)
     return dataclasses.replace(found, name_sets=rung.names, kin=kin, policy=policy)
