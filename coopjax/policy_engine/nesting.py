@@ -103,46 +103,38 @@ class _Solver:
     before_bytes = np.concatenate([[0], np.cumsum(np.diagonal(kept_bytes, 1))])[:num]
     unit = max(float((before_bytes + chain.inside_bytes).max()) / _GRID, 1.0)
     self._inside = np.ceil(chain.inside_bytes / unit).astype(int)
-    self._kept = np.triu(np.ceil(np.array(kept_bytes) / unit), 1).astype(int).tolist()
+    self._kept = np.triu(np.ceil(np.array(kept_bytes) / unit), 1).astype(int)
     self._before = np.concatenate([[0.0], np.cumsum(chain.forward_flops)])
     self._is_plain = chain.plain_bytes >= 0
     if chain.is_open:
       self._is_plain[-1] = False
-    self._cost: dict[tuple[int, int], np.ndarray] = {}  # by room
-    self._split: dict[tuple[int, int], np.ndarray] = {}
-    for length in range(1, num + 1):
-      for start in range(num - length + 1):
-        if not self._is_plain[start : start + length].any():
-          self._solve(start, start + length)
+    self._cost = np.full((num, num + 1, _GRID + 1), np.inf)  # of what is under a checkpoint, by room
+    self._split = np.zeros((num, num + 1, _GRID + 1), int)  # of groups: where the first of their pieces ends
+    for start in np.flatnonzero(~self._is_plain):
+      self._cost[start, start + 1] = self._leaf(start, chain.repeated_flops[start])
+    for length in range(2, num + 1):
+      self._solve(np.arange(num - length + 1), length)
 
-  def _solve(self, start: int, stop: int) -> None:
-    """A group that is under a checkpoint, or one segment that is."""
-    if stop == start + 1:
-      self._cost[start, stop] = self._leaf(start, self._chain.repeated_flops[start])
-      return
-    best, split = np.full(_GRID + 1, np.inf), np.zeros(_GRID + 1, int)
-    for middle in range(start + 1, stop):
-      again = self._before[middle] - self._before[start]
-      _improve(
-        best, split, middle, again + self._cost[start, middle], self._cost[middle, stop], self._kept[start][middle]
-      )
-    self._cost[start, stop], self._split[start, stop] = best, split
+  def _solve(self, start: np.ndarray, length: int) -> None:
+    """The groups of so many segments that begin there; one that holds a segment without a checkpoint costs infinity."""
+    stop = start + length
+    rows, middle = start[:, np.newaxis], start[:, np.newaxis] + np.arange(1, length)
+    first = (self._before[middle] - self._before[rows])[..., np.newaxis] + self._cost[rows, middle]
+    cost, choice = _cheapest(first, self._cost[middle, stop[:, np.newaxis]], self._kept[rows, middle])
+    self._cost[start, stop], self._split[start, stop] = cost, choice + start[:, np.newaxis] + 1
 
-  def _solve_top(self, end: int) -> tuple[np.ndarray, list[np.ndarray]]:
+  def _solve_top(self, end: int) -> tuple[np.ndarray, np.ndarray]:
     """At the top, where segments from `end` on are not under checkpoints: the fewest FLOPs by room, and where the node
     ends that begins at a segment.
     """
     num = self._chain.num_segments
-    top = [np.zeros(_GRID + 1) for _ in range(num + 1)]
-    first = [np.zeros(_GRID + 1, int) for _ in range(num)]
+    top, first = np.zeros((num + 1, _GRID + 1)), np.zeros((num, _GRID + 1), int)
     for start in reversed(range(num)):
-      top[start] = np.full(_GRID + 1, np.inf)
-      if self._is_plain[start] or start >= end:
-        nodes = {start + 1: self._leaf(start, 0.0)}
-      else:
-        nodes = {stop: self._cost[start, stop] for stop in range(start + 1, end + 1) if (start, stop) in self._cost}
-      for stop, cost in nodes.items():
-        _improve(top[start], first[start], stop, cost, top[stop], self._kept[start][stop] if stop < num else 0)
+      is_alone = self._is_plain[start] or start >= end
+      stop = np.arange(start + 1, start + 2 if is_alone else end + 1)
+      nodes = self._leaf(start, 0.0)[np.newaxis] if is_alone else self._cost[start, stop]
+      top[start], choice = _cheapest(nodes, top[stop], np.where(stop < num, self._kept[start, stop], 0))
+      first[start] = choice + start + 1
     return top[0], first
 
   def _leaf(self, segment: int, flops: float) -> np.ndarray:
@@ -164,12 +156,12 @@ class _Solver:
         kept = sum(self._kept_bytes(segment) for segment in segments[:-1])
         yield Nesting(segments, self._peak_bytes(segments), kept, float(flops[room]), is_closed)
 
-  def _nodes(self, first: list[np.ndarray], room: int, end: int) -> Iterator[Segment]:
+  def _nodes(self, first: np.ndarray, room: int, end: int) -> Iterator[Segment]:
     start = 0
     while start < self._chain.num_segments:
-      stop = int(first[start][room])
+      stop = int(first[start, room])
       yield self._node(start, stop, room, is_wrapped=not self._is_plain[start] and start < end)
-      room -= self._kept[start][stop]
+      room -= int(self._kept[start, stop])
       start = stop
 
   def _node(self, start: int, stop: int, room: int, is_wrapped: bool = True) -> Segment:
@@ -180,9 +172,9 @@ class _Solver:
   def _pieces(self, start: int, stop: int, room: int) -> Iterator[Segment]:
     """Of a group. The last one is repeated with the group."""
     while stop > start + 1:
-      middle = int(self._split[start, stop][room])
+      middle = int(self._split[start, stop, room])
       yield self._node(start, middle, room)
-      room -= self._kept[start][middle]
+      room -= int(self._kept[start, middle])
       start = middle
     yield self._node(start, stop, room, is_wrapped=False)
 
@@ -200,11 +192,15 @@ class _Solver:
     return self._chain.kept_bytes(self._number[segment.start], self._number[segment.stop])
 
 
-def _improve(best: np.ndarray, choice: np.ndarray, option: int, first: np.ndarray, then: np.ndarray, kept: int) -> None:
-  """Takes an option where it costs less: `first` with all of the room, `then` without what is kept for it."""
-  if kept > _GRID:
-    return
-  total = first[kept:] + then[: _GRID + 1 - kept]
-  is_better = total < best[kept:]
-  best[kept:][is_better] = total[is_better]
-  choice[kept:][is_better] = option
+def _cheapest(first: np.ndarray, then: np.ndarray, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """The least cost by room, and the option with it: `first` with all of the room, `then` without what is kept for it.
+
+  Args:
+    first: ``[..., options, rooms]``.
+    then: same.
+    kept: ``[..., options]``.
+  """
+  room = np.arange(_GRID + 1) - kept[..., np.newaxis]
+  cost = first + np.where(room >= 0, np.take_along_axis(then, np.maximum(room, 0), -1), np.inf)
+  option = cost.argmin(-2)
+  return np.take_along_axis(cost, option[..., np.newaxis, :], -2)[..., 0, :], option

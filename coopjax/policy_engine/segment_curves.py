@@ -78,16 +78,23 @@ class SegmentCurves:
     self.measured = measured
     self._host = host
     self._known = known
+    self._curves: dict[tuple[int, int, tuple[Input, ...]], list[CurvePoint]] = {}
 
   def inputs(self, bounds: tuple[int, ...]) -> list[tuple[Input, ...]]:
     """Per segment, the values made before it that it could keep on the host."""
     return inputs_between(self._host.jaxpr, bounds) if self._host else [()] * (len(bounds) - 1)
 
   def __call__(self, start: int, stop: int, inputs: tuple[Input, ...]) -> list[CurvePoint]:
+    if (start, stop, inputs) not in self._curves:
+      self._curves[start, stop, inputs] = [shifted(point, start) for point in self._from_zero(start, stop, inputs)]
+    return self._curves[start, stop, inputs]
+
+  def _from_zero(self, start: int, stop: int, inputs: tuple[Input, ...]) -> list[CurvePoint]:
+    """As if the segment began at position 0."""
     offered = tuple(((at - start, index), size) for (at, index), size in inputs)
     key = self._host is not None, self.graph.signature(start, stop), offered
     if key not in self._known:
       choices = self._host and self._host.choices(self.graph, start, stop, inputs)
       curve = offload_curve(choices) if choices else save_curve(self.graph, start, stop)
       self._known[key] = [shifted(point, -start) for point in curve]
-    return [shifted(point, start) for point in self._known[key]]
+    return self._known[key]
