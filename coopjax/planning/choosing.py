@@ -32,7 +32,7 @@ from coopjax.planning.baseline import Baseline
 from coopjax.planning.choice import Choice, Chosen
 from coopjax.planning.missed import missed
 from coopjax.planning.request import Request
-from coopjax.planning.trials import Trials
+from coopjax.planning.trials import Trials, share_of
 from coopjax.policy_engine import search
 from coopjax.policy_engine.candidates import BY_HAND, Candidates
 from coopjax.policy_engine.compiled_profile import CompiledProfile, profile_of, profile_of_module
@@ -161,11 +161,11 @@ class Case:
     on_trial = request.for_trials() if before is None else request  # elsewhere a trial's compile is the plan's
     under = None if request.platform == "tpu" else outcome
     mark, trial_mark = (under and each.mark(self.fingerprint, Budget(budget_bytes)) for each in (request, on_trial))
-    trials = Trials(request, resident_bytes=baseline.resident_bytes)
+    trials = Trials(request, resident_bytes=baseline.resident_bytes, num_examples=self._num_examples)
     found: list[PolicyPlan[PolicyDecisions]] = []
     best, found_with = None, trial_mark
-    below_flops = rival.outcome.recompute_flops if rival and rival.outcome else math.inf
-    alone = under and HloEngineShare(under.baseline.temp_bytes, under.recompute_flops)
+    below_flops = rival.outcome.recompute_flops / self._num_examples if rival and rival.outcome else math.inf
+    alone = under and share_of(under, self._num_examples)
     least_bytes = math.inf
     compiled_with = collections.defaultdict[str | None, dict[PolicyDecisions, tuple[int, HloEngineShare | None]]](dict)
     link = host_offload.link(request.budget, request.device)
@@ -287,20 +287,24 @@ class Case:
 
   @property
   def _is_whole(self) -> bool:
-    """Whether nothing says that what runs will be another program, of one device's share or of several examples."""
-    placement = self.traced.placement
-    return placement.is_known or not (placement.is_spread or placement.batches)
+    """Whether nothing says that what runs will be another program, of one device's share."""
+    return self.traced.placement.is_known or not self.traced.placement.is_spread
 
   @property
-  def _num_devices(self) -> int:
-    """That share what the trace counts, where one device's program is planned."""
-    return self.traced.placement.num_devices if self.traced.placement.is_known else 1
+  def _num_examples(self) -> int:
+    """That are planned together, where the trace counts one."""
+    return math.prod(batch.num_examples for batch in self.traced.placement.batches)
+
+  @property
+  def _num_shares(self) -> float:
+    """Of what the trace counts, for which a device's program is planned; less than one share is several examples."""
+    return self.traced.placement.num_devices if self.traced.placement.is_known else 1 / self._num_examples
 
   def _is_dear(self, outcome: hook.Outcome) -> bool:
     """Whether the HLO engine repeats so much that the policy engine, whose compiles say what they take, may do
     better.
     """
-    limit_flops = _ASKS_POLICY_ABOVE * cost.jaxpr_flops(self.traced.inlined) / self._num_devices
+    limit_flops = _ASKS_POLICY_ABOVE * cost.jaxpr_flops(self.traced.inlined) / self._num_shares
     return self._is_whole and outcome.recompute_flops > limit_flops
 
   def _by_hand(self, profile: CompiledProfile | None) -> Candidates:
@@ -316,7 +320,7 @@ class Case:
     space = by_hand()
     room = _ABOUT * outcome.budget_bytes * max(1.0, space.baseline_bytes / outcome.baseline.temp_bytes)
     return any(
-      candidate.flops < self._num_devices * outcome.recompute_flops and candidate.estimated_bytes <= room
+      candidate.flops < self._num_shares * outcome.recompute_flops and candidate.estimated_bytes <= room
       for candidate in space.found
     )
 

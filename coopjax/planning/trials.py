@@ -49,6 +49,11 @@ class Tried:
     return max(told, default=num_devices)
 
 
+def share_of(outcome: hook.Outcome, num_examples: int) -> HloEngineShare:
+  """What the HLO engine did to a program of so many examples, to each."""
+  return HloEngineShare(outcome.baseline.temp_bytes, outcome.recompute_flops / num_examples)
+
+
 class Trials:
   """Compiles for a request, and remembers what the programs that can run take.
 
@@ -57,6 +62,7 @@ class Trials:
     mark: on what is compiled, if the HLO engine is at work.
     smallest: as the attribute, if there is such a program already.
     resident_bytes: arguments and outputs of what is compiled.
+    num_examples: that it computes, where candidates count one.
 
   Attributes:
     smallest: the program with the least temporaries so far, if there is one.
@@ -70,8 +76,10 @@ class Trials:
     smallest: jax.stages.Compiled | OversizedProgram | None = None,
     *,
     resident_bytes: int,
+    num_examples: int = 1,
   ):
     self._request, self._mark, self.smallest, self._resident_bytes = request, mark, smallest, resident_bytes
+    self._num_examples = num_examples
     self.outcome: hook.Outcome | None = None
     self._num_compiles = 0
     self._profiles: dict[int, MemoryProfile] = {}
@@ -93,8 +101,8 @@ class Trials:
     return self._request.platform == "cpu" or self.are_drafts
 
   def hlo_share(self) -> HloEngineShare | None:
-    """What the HLO engine did in the last program."""
-    return self.outcome and HloEngineShare(self.outcome.baseline.temp_bytes, self.outcome.recompute_flops)
+    """What the HLO engine did in the last program, to each example."""
+    return self.outcome and share_of(self.outcome, self._num_examples)
 
   def compile(
     self,

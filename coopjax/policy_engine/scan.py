@@ -149,13 +149,12 @@ def _as_scan(
   carries, constants = compat.scan_carries(equation), compat.scan_constants(equation)
   has_tangent = [isinstance(atom, core.Var) and atom in differentiated for atom in equation.invars]
   has_gradient = any(has_tangent) and any(is_floating(atom.aval) for atom in body.outvars)
-  if not has_gradient or not compat.may_repeat(equation):
+  length = equation.params["length"]
+  if not length or not has_gradient or not compat.may_repeat(equation):
     return None
   # What a turn hands on has a tangent as soon as anything has.
   is_differentiable = [is_floating(var.aval) and (has or var in carries) for var, has in zip(body.invars, has_tangent)]
-  return _as_body(
-    body, is_differentiable, equation.params["length"], equation_id, position, table, shards, link, carries, constants
-  )
+  return _as_body(body, is_differentiable, length, equation_id, position, table, shards, link, carries, constants)
 
 
 def layer(
