@@ -47,6 +47,7 @@ from coopjax.xla.module import predict_memory
 _COMPILED_ROUNDS = 4  # each compiles for an accelerator
 _ASKS_POLICY_ABOVE = 0.5  # of the forward pass repeated by the HLO engine alone: the policy engine is asked, too
 _ABOUT = 1.35  # of the budget: what is predicted to take that may fit
+_NUMBER_BYTES = 64  # that XLA may take for one number
 _NEARER = 1.1  # times the least that the policy engine came to: with more effort the HLO engine may come to less
 _QUICK_PLANNER = "peak"
 _log = logging.getLogger("coopjax.planning")
@@ -160,6 +161,7 @@ class Case:
     is_known, is_spread = traced.placement.is_known, traced.placement.is_spread
     on_trial = request.for_trials() if before is None else request  # elsewhere a trial's compile is the plan's
     under = None if request.platform == "tpu" else outcome
+    limit_bytes = budget_bytes + (self._unasked_bytes if under is None else 0)
     mark, trial_mark = (under and each.mark(self.fingerprint, Budget(budget_bytes)) for each in (request, on_trial))
     trials = Trials(request, resident_bytes=baseline.resident_bytes, num_examples=self._num_examples)
     found: list[PolicyPlan[PolicyDecisions]] = []
@@ -175,7 +177,7 @@ class Case:
       # Straight-line code of a program that will be partitioned is left to the hook.
       ways = (False,) if not mark else (True, False) if is_known or not is_spread else (True,)
       smallest_bytes = lambda: int(least_bytes) if rival is None else 0
-      for within_bytes in search.limits(budget_bytes, smallest_bytes):
+      for within_bytes in search.limits(limit_bytes, smallest_bytes):
         # The least is found, and told, the same whatever was asked.
         of_ways = list[PolicyPlan[PolicyDecisions]]()
         found_with = under and on_trial.mark(self.fingerprint, Budget(within_bytes))
@@ -200,7 +202,7 @@ class Case:
             whole_fn=functools.partial(compile_trial, whole=True) if trials.are_drafts else None,
             compiled=compiled,
           )
-          of_ways.append(dataclasses.replace(plan, is_feasible=plan.temp_bytes <= budget_bytes))
+          of_ways.append(dataclasses.replace(plan, is_feasible=plan.temp_bytes <= limit_bytes))
           if of_ways[-1].is_feasible:
             break
         found += of_ways
@@ -240,6 +242,13 @@ class Case:
         return Chosen(Choice(), before=before)
     measured = trials.measured(best.temp_bytes) if mark == found_with else None
     return Chosen(Choice(mark, best.decisions), outcome, best, before=before, measured=measured, shards=shards)
+
+  @property
+  def _unasked_bytes(self) -> int:
+    """What a trial may take beyond the user's own program, of which it is not known that somebody reads the loss: what
+    `jax.grad` is taken of was refused what checkpoints by hand take, for 52 bytes. One that does is asked what it took.
+    """
+    return _NUMBER_BYTES * sum(not aval.shape for aval in self.traced.out_avals) if self.sketches else 0
 
   def _tagged(self) -> jax.stages.Compiled | OversizedProgram:
     """The program as it is, with tags; on a CPU no further than its schedule, which says what its buffers take."""

@@ -6,27 +6,33 @@ from collections.abc import Hashable
 
 from coopjax.policy_engine.predictions import SearchCandidate, Trial
 
-_NEAR_MISS = 0.01  # of the budget
+_NEAR_MISS = 0.01  # of the budget; or
+_NEAR_MISS_OF_PLAIN = 0.1  # of the few policies that everybody tries, as everybody writes them
 
 
 class NearMisses[Decisions: Hashable]:
-  """Twins of what just missed, as long as they come to less."""
+  """Twins of what just missed, as long as they come to less.
+
+  Attributes:
+    twin: that is to be compiled, or was last; None where the last candidate has none that is worth it.
+  """
 
   def __init__(self):
-    self._twin: SearchCandidate[Decisions] | None = None  # under way, if the last candidate is one
+    self.twin: SearchCandidate[Decisions] | None = None  # under way, if the last candidate is one
     self._twins_cost = False
 
   def record(self, trial: Trial[Decisions], before: Trial[Decisions] | None) -> None:
     """A trial, and the one before it."""
-    if trial.candidate is self._twin and before is not None:
+    if trial.candidate is self.twin and before is not None:
       self._twins_cost = trial.temp_bytes >= before.temp_bytes
 
   def twin_of(
     self, last: Trial[Decisions], best: Trial[Decisions] | None, budget_bytes: int
   ) -> SearchCandidate[Decisions] | None:
     """The twin of the last trial, if that just missed, and repeats less than the best."""
-    just_misses = budget_bytes < last.temp_bytes <= (1 + _NEAR_MISS) * budget_bytes
+    near = _NEAR_MISS_OF_PLAIN if last.candidate.is_plain_policy else _NEAR_MISS
+    just_misses = budget_bytes < last.temp_bytes <= (1 + near) * budget_bytes
     is_usual = last.candidate.is_by_hand or last.candidate.is_bare
     is_wanted = is_usual and just_misses and (best is None or last.flops < best.flops) and not self._twins_cost
-    self._twin = last.candidate.twin if is_wanted else None
-    return self._twin
+    self.twin = last.candidate.twin if is_wanted else None
+    return self.twin

@@ -44,7 +44,8 @@ _MAYBE = 1.2  # of the budget: of the few policies that everybody tries, what is
 _MAYBE_ROUGHLY = 1.35  # where estimates go by no compile
 _HIDDEN = 2  # of the budget: what is predicted to take more is not tried where estimates don't tell what fits
 _UNLIKELY = 4  # times what predictions were off by: what is above the budget by more hardly ever fits
-_LEAVES_ROOM = 0.9  # of the budget: what a plan takes that drafts of more bytes are made beyond
+_LEAVES_ROOM = 0.9  # of the budget: what a plan takes that drafts of more bytes are made beyond; or
+_LEAVES_SOME = 0.97  # that more candidates are looked for beyond
 _HAND_ROUNDS = 3  # of a search, its last: for what a person would pick
 _CLOSE_ROUNDS = 2  # after these: for what a person would pick that repeats less by however little
 _GOOD_CHANCE = 0.25  # that it fits
@@ -84,10 +85,15 @@ class Progress[Decisions: Hashable]:
     is_first, least = not self._holds, self._least_flops
     self._near_misses.record(trial, self._tried[-1] if self._tried else None)
     self._forecast.record(trial)
-    is_bold = not (is_first or trial.candidate.is_plain_policy)  # such a policy is tried whatever is predicted
+    # Such a policy is tried whatever is predicted, a twin for what the last try came to.
+    is_bold = not (is_first or trial.candidate.is_plain_policy or self.is_twin(trial.candidate))
     self._misses += is_bold and (
       trial.temp_bytes > self._budget or trial.flops >= least - self._tolerance(trial.candidate, least)
     )
+
+  def is_twin(self, candidate: SearchCandidate[Decisions]) -> bool:
+    """Whether it is to be compiled as the twin of the last one."""
+    return candidate is self._near_misses.twin
 
   def aim_at(self, budget_bytes: int) -> None:
     """Goes on for another budget: what drafts may take for the program to hold it."""
@@ -108,7 +114,7 @@ class Progress[Decisions: Hashable]:
     is worth a try and the plan leaves room, there may be others for that.
     """
     found = self._next_candidate(rounds_left)
-    if found is None and in_loops(self._tried) and self._has_room and self._space.widen():
+    if found is None and in_loops(self._tried) and self._leaves(_LEAVES_SOME) and self._space.widen():
       found = self._next_candidate(rounds_left)
     return found
 
@@ -231,12 +237,16 @@ class Progress[Decisions: Hashable]:
   @property
   def _overshoots(self) -> bool:
     """Two drafts in a row missed the budget, and the plan leaves much room: a hit is worth more than another miss."""
-    return self._are_drafts and self._has_room and all(trial.temp_bytes > self._budget for trial in self._tried[-2:])
+    return (
+      self._are_drafts
+      and self._leaves(_LEAVES_ROOM)
+      and all(trial.temp_bytes > self._budget for trial in self._tried[-2:])
+    )
 
-  @property
-  def _has_room(self) -> bool:
+  def _leaves(self, share: float) -> bool:
+    """There is a plan, and it takes no more than this of the budget."""
     best = self._best()
-    return best is not None and best.temp_bytes <= _LEAVES_ROOM * self._budget
+    return best is not None and best.temp_bytes <= share * self._budget
 
   def _likeliest_gain(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
     """By how much less it repeats than the plan, or while there is none than all of these, times how likely it fits."""

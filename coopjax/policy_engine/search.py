@@ -177,10 +177,9 @@ def search[Decisions: Hashable](
   progress = Progress(space, budget_bytes, baseline_temp_bytes, below_flops, are_drafts=are_drafts, alone=alone)
 
   def try_some(num_rounds: int) -> PolicyPlan[Decisions]:
-    for rounds_left in range(num_rounds, 0, -1):
-      candidate = progress.next_candidate(rounds_left)
-      if candidate is None:
-        break
+    rounds_left = num_rounds
+    while rounds_left and (candidate := progress.next_candidate(rounds_left)) is not None:
+      rounds_left -= not progress.is_twin(candidate)  # another form of the last try
       progress.record(Trial(candidate, temp_bytes_of(candidate.decisions), hlo_share_of(candidate.decisions)))
     # Estimates without a profile may be off by more than is tried.
     for candidate in () if space.is_profiled else progress.nothing_saved():

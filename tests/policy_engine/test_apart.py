@@ -161,6 +161,24 @@ def test_one_of_two_blocks_under_a_checkpoint():
   hand_rungs.check_no_more(plain, by_hand, coopjax.RematPlan.from_json(plan.to_json()).apply(plain), args)
 
 
+def test_a_little_room_is_used_too():
+  """Layers that share their weights, close to what they take as they are."""
+  weights = (normal(61, 32, 128) / 6, normal(62, 128, 32) / 12, normal(63, 32, 96) / 6)
+
+  def layer(x, weights):
+    up, down, qkv = weights
+    q, k, v = jnp.split(x @ qkv, 3, -1)
+    x = norm(x + jax.nn.softmax(q @ k.swapaxes(-1, -2) / 8) @ v)
+    return norm(x + jax.nn.gelu(x @ up) @ down)
+
+  def loss(weights, x):
+    return jnp.mean(lax.scan(lambda x, _: (layer(x, weights), None), x, None, length=6)[0] ** 2)
+
+  args = weights, normal(64, 4, 64, 32)
+  repeated = lambda share: coopjax.plan(loss, *args, budget=share, engine="policy").recompute_flops
+  assert repeated(0.93) <= repeated(0.9)
+
+
 @pytest.mark.sweep
 def test_a_step_with_one_checkpoint_around_all_layers_of_a_turn():
   def step_of(wrap, wrap_all):

@@ -12,7 +12,7 @@ from coopjax.policy_engine.candidates import Candidates
 from coopjax.policy_engine.decisions import PolicyDecisions
 from coopjax.policy_engine.rewrite import rewrite
 from tests.support import models
-from tests.support.checks import assert_close, compile_step
+from tests.support.checks import assert_close, compile_step, temp_bytes
 
 
 def decoder():
@@ -64,3 +64,24 @@ def test_a_loop_repeats_nothing_for_what_has_no_gradient():
   assert len(bare.decisions.regions) == 1
   repeated = flops(rewrite(traced, bare.decisions)) - flops(traced.evaluate)
   assert 0 < repeated == pytest.approx(bare.flops, rel=0.02)
+
+
+@pytest.mark.parametrize("engine", ["policy", "auto"])
+def test_a_loop_of_no_turns_is_left_as_it_is(engine):
+  """Layers that a configuration has none of."""
+  body = lambda x, weight: (x + jnp.tanh(jnp.sin(x) @ weight), None)
+
+  def loss_with(wrap):
+    def loss(weights, none, x):
+      turn = wrap(body)
+      return jnp.mean(jax.lax.scan(turn, jax.lax.scan(turn, x, weights)[0], none)[0] ** 2)
+
+    return loss
+
+  args = models.normal(71, 8, 64, 64) / 8, jnp.zeros((0, 64, 64)), models.normal(72, 512, 64)
+  compiled = lambda loss: jax.jit(jax.grad(loss)).lower(*args).compile()
+  plain, hand = loss_with(lambda fn: fn), compiled(loss_with(lambda fn: jax.checkpoint(fn, prevent_cse=False)))
+  as_it_is, planned = compiled(plain), compiled(coopjax.remat(plain, budget=temp_bytes(hand), engine=engine))
+  assert temp_bytes(planned) <= temp_bytes(hand) < temp_bytes(as_it_is)
+  assert "rematted_computation" in planned.as_text()
+  assert_close(planned(*args), as_it_is(*args), rtol=1e-4, atol=1e-6)

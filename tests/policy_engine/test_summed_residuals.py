@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 import coopjax
+from coopjax import compat
 from coopjax.hlo_engine import hook
 from coopjax.hlo_engine.mark import Mark
+from coopjax.jaxpr import cost
 from coopjax.planning import function_plan
 from tests.support import models, sweeps
+from tests.support.checks import assert_close, temp_bytes
 
 WEIGHTS = [models.normal(i, 64, 64) for i in range(12)]
 
@@ -38,6 +41,39 @@ def test_what_the_hlo_engine_can_not_do_for_one_example_is_left_to_checkpoints_u
   assert "rematted_computation" in fitted.as_text()
   expected = plain(WEIGHTS, examples)
   jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=1e-5, atol=1e-8), fitted(WEIGHTS, examples), expected)
+
+
+def test_of_each_examples_gradient_auto_repeats_no_more_than_checkpoints_around_blocks(monkeypatch):
+  def block(x, weights):
+    up, down = weights
+    return x + jnp.tanh(x @ up) ** 2 @ down
+
+  def loss_with(wrap):
+    def loss(weights, x):
+      for layer in zip(*weights):
+        x = wrap(block)(x, layer)
+      return jnp.mean(x**2)
+
+    return loss
+
+  args = (models.normal(51, 6, 64, 256) / 8, models.normal(52, 6, 256, 64) / 16), models.normal(53, 16, 64, 64)
+
+  def traced(loss):
+    return jax.jit(jax.vmap(jax.grad(loss), in_axes=(None, 0))).trace(*args)
+
+  dots = lambda fn: jax.checkpoint(fn, policy=jax.checkpoint_policies.dots_saveable)
+  plain, by_hand = traced(loss_with(lambda fn: fn)), traced(loss_with(dots))
+  as_it_is, hand_bytes = plain.lower().compile(), temp_bytes(by_hand.lower().compile())
+  ours = traced(coopjax.remat(loss_with(lambda fn: fn), budget=hand_bytes))
+  made, plan_module = [], hook.plan_module
+  monkeypatch.setattr(hook, "plan_module", lambda *args, **how: made.append(plan_module(*args, **how)) or made[-1])
+  planned = ours.lower().compile()
+  flops = lambda program: cost.jaxpr_flops(compat.dce(program.jaxpr.jaxpr))
+  repeated = flops(ours) - flops(plain) + sum(outcome.recompute_flops for outcome in made)
+  assert 0 < repeated <= flops(by_hand) - flops(plain)  # the HLO engine alone: eight times as much
+  assert temp_bytes(planned) <= hand_bytes < temp_bytes(as_it_is)
+  assert "rematted_computation" in planned.as_text()
+  assert_close(planned(*args), as_it_is(*args), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("what", sweeps.all_but(["remat"], ["remat", "plan", "step"]))
