@@ -91,10 +91,14 @@ class BudgetInfeasibleError(CoopjaxError):
     smallest_bytes: the smallest reachable found, as the budget counts.
     op: the op that forces it.
     largest: the three largest values live there, ``(bytes, type, source line)`` each.
+    unaided_bytes: temporaries of the program as it is, where they are known; else 0.
   """
 
-  def __init__(self, message: str, *, budget_bytes: int, smallest_bytes: int, op: str, largest: tuple):
+  def __init__(
+    self, message: str, *, budget_bytes: int, smallest_bytes: int, op: str, largest: tuple, unaided_bytes: int = 0
+  ):
     super().__init__(message)
+    self.unaided_bytes = unaided_bytes
     self.budget_bytes = budget_bytes
     self.smallest_bytes = smallest_bytes
     self.op = op

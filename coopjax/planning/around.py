@@ -41,6 +41,7 @@ from coopjax.xla.compile import temp_bytes_of
 _log = logging.getLogger("coopjax.planning")
 # Whether a trial is whole, in turn: on a CPU its schedule tells what it takes, and for a TPU a draft does to a percent.
 _HOW_FAR = {"cpu": (False,), "tpu": (False, True)}
+_SAME = 0.01  # of what a function and its gradient take: what a program around takes more or less that is just these
 _KEPT_RESULTS = 64
 # Of traces and compiles in progress, by request: all that are asked the same in one of them have one plan of what is
 # around them.
@@ -65,7 +66,9 @@ def choose(traced: TracedFn, request: Request) -> Choice:
     return decided
   try:
     choice = function_plan.choose(traced, request, says_unneeded=program is None)
-  except BudgetInfeasibleError:
+  except BudgetInfeasibleError as error:
+    if program is not None and program.is_no_more_than(error):
+      raise
     if (choice := _choice_around(traced, request, program)) is None:
       raise
     return choice
@@ -257,6 +260,14 @@ class _Program:
       enough_bytes: about so many, or more, need not be known any closer.
     """
     return self._made(lambda: self._unaided_bytes(enough_bytes))
+
+  def is_no_more_than(self, missed: BudgetInfeasibleError) -> bool:
+    """Whether it takes what the function and its gradient take alone: no plan of it comes to less than theirs."""
+    if self.request.budget.is_total or not missed.unaided_bytes:
+      return False
+    with compat.no_trace():
+      unaided_bytes = self.unaided_bytes((1 + _SAME) * missed.unaided_bytes)
+    return unaided_bytes is not None and abs(unaided_bytes - missed.unaided_bytes) <= _SAME * missed.unaided_bytes
 
   def _once(self, what: str, make: Callable[[], Any]) -> Any:
     """What is made of it, or the error that is raised, once."""

@@ -134,7 +134,7 @@ class Case:
     assert best is not None  # of the first round at least
     if request.engine == "auto":
       return self.choose_by_policy(best.outcome, before, profile())
-    self._report_infeasible(budget_bytes, best.temp_bytes, module)
+    self._report_infeasible(budget_bytes, best.temp_bytes, before.temp_bytes, module)
     return best
 
   def choose_by_policy(
@@ -237,7 +237,8 @@ class Case:
             self._report_missed(outcome)
           return Chosen(Choice(mark), outcome)
       assert trials.smallest is not None  # compiled above at the latest
-      self._report_infeasible(budget_bytes, min(best.smallest_bytes, baseline.temp_bytes), module_of(trials.smallest))
+      smallest_bytes = min(best.smallest_bytes, baseline.temp_bytes)
+      self._report_infeasible(budget_bytes, smallest_bytes, baseline.temp_bytes, module_of(trials.smallest))
       if best.smallest_bytes >= baseline.temp_bytes:  # no checkpoints are better than these
         return Chosen(Choice(), before=before)
     measured = trials.measured(best.temp_bytes) if mark == found_with else None
@@ -348,12 +349,14 @@ class Case:
     """As `_report_infeasible`, of what the HLO engine alone made of the module."""
     assert outcome.budget_bytes is not None  # a planning module is always asked to hold one
     schedule = None if outcome.result is None else outcome.result.schedule
-    self._report_infeasible(outcome.budget_bytes, outcome.predicted.temp_bytes, self.baseline.module, schedule)
+    reached_bytes, unaided_bytes = outcome.predicted.temp_bytes, outcome.baseline.temp_bytes
+    self._report_infeasible(outcome.budget_bytes, reached_bytes, unaided_bytes, self.baseline.module, schedule)
 
   def _report_infeasible(
     self,
     budget_bytes: int,
     smallest_bytes: int,
+    unaided_bytes: int,
     module_bytes: bytes,
     schedule: np.ndarray | None = None,
   ) -> None:
@@ -373,6 +376,7 @@ class Case:
       schedule=schedule,
       arguments=resident.arguments_of(zip(self.traced.in_names, self.traced.in_avals, strict=True)),
     )
+    error.unaided_bytes = unaided_bytes
     if compat.is_in_differentiated_loop():
       error.add_note(
         f"{name} is a part of a loop's body, planned by itself: what the loop keeps of each turn is not in it. Put "

@@ -55,6 +55,7 @@ def _agreed(about: str, processes: Sequence[int], make: Callable[[], Any], **opt
     smallest_bytes=told["smallest_bytes"],
     op=told["op"],
     largest=tuple(map(tuple, told["largest"])),
+    unaided_bytes=told["unaided_bytes"],
   )
   for note in told.get("__notes__", ()):
     error.add_note(note)

@@ -110,7 +110,7 @@ class _Solver:
       self._is_plain[-1] = False
     self._cost = np.full((num, num + 1, _GRID + 1), np.inf)  # of what is under a checkpoint, by room
     self._split = np.zeros((num, num + 1, _GRID + 1), int)  # of groups: where the first of their pieces ends
-    for start in np.flatnonzero(~self._is_plain):
+    for start in map(int, np.flatnonzero(~self._is_plain)):
       self._cost[start, start + 1] = self._leaf(start, chain.repeated_flops[start])
     for length in range(2, num + 1):
       self._solve(np.arange(num - length + 1), length)

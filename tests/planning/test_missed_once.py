@@ -131,3 +131,15 @@ def test_an_error_raised_again_has_its_own_notes_and_place():
   again.add_note("another")
   assert str(again) == "no plan" and vars(again) | {"__notes__": error.__notes__} == vars(error)
   assert again.__traceback__ is None and error.__notes__ == ["a note"]
+
+
+@pytest.mark.parametrize("budget", [0.2, 60_000])
+def test_a_program_that_is_a_function_and_its_gradient_is_not_planned_once_more(planned, budget):
+  loss = blocks(lambda block: block)
+  with pytest.raises(coopjax.BudgetInfeasibleError) as missed:
+    jax.jit(jax.value_and_grad(coopjax.remat(loss, budget=budget, engine="policy")))(WEIGHTS, X)
+  assert planned == ["loss"]
+  as_it_is = jax.jit(jax.value_and_grad(loss)).lower(WEIGHTS, X).compile()
+  assert missed.value.unaided_bytes == temp_bytes(as_it_is) > missed.value.smallest_bytes
+  held = jax.jit(jax.value_and_grad(coopjax.remat(loss, budget=missed.value.smallest_bytes, engine="policy")))
+  assert temp_bytes(held.lower(WEIGHTS, X).compile()) <= missed.value.smallest_bytes
