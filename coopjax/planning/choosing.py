@@ -207,6 +207,8 @@ class Case:
             break
         found += of_ways
         best_way = min(of_ways, key=lambda plan: (not plan.is_feasible, plan.smallest_bytes))
+        if within_bytes == search.OUT_OF_REACH:
+          ways = (ways[of_ways.index(best_way)],)  # the least is looked for once more in the way that it was found in
         if best_way.smallest_bytes >= least_bytes and within_bytes != search.OUT_OF_REACH:
           continue
         best, least_bytes = best_way, min(plan.smallest_bytes for plan in of_ways)
