@@ -119,7 +119,8 @@ class Candidates:
     return deeper is not None and deeper()
 
   def widen(self) -> bool:
-    """Finds what leaves some pieces of a loop's body as they are, and has others under checkpoints.
+    """Finds what has each block of a loop's body under a checkpoint of its own, and what leaves some pieces of it as
+    they are, and has others under checkpoints.
 
     Not looked for unless a plan leaves room: XLA's bytes depend on such choices in ways that mislead a search.
 
@@ -206,10 +207,14 @@ class Candidates:
           self._add_nested_by_hand(looped(in_groups, 0), in_groups)
 
     def add_mixed() -> None:
-      for level in range(_num_levels(scans)):
-        if any(scan.body(level).mixed_curve() for scan in scans):
-          mixed = ScanLevel(scans, level, are_alone=True, are_mixed=True)
-          self._add_ladders(looped(scans, level), mixed, is_cut=not only_scans)
+      in_blocks = [dataclasses.replace(scan, bodies=(scan.in_blocks or scan.bodies[0],)) for scan in scans]
+      if any(scan.in_blocks for scan in scans):
+        in_pieces = ScanLevel(in_blocks, 0, are_alone=True)
+        self._add_ladders(looped(in_blocks, 0), in_pieces, is_cut=not only_scans)
+      for cut_alike, level in [(in_blocks, 0), *((scans, level) for level in range(_num_levels(scans)))]:
+        if any(scan.body(level).mixed_curve() for scan in cut_alike):
+          mixed = ScanLevel(cut_alike, level, are_alone=True, are_mixed=True)
+          self._add_ladders(looped(cut_alike, level), mixed, is_cut=not only_scans)
 
     self._deeper, self._wider = (functools.partial(self._find_more, home, add) for add in (add_groups, add_mixed))
 

@@ -16,7 +16,7 @@ below sum(out_j), `nesting` goes.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from coopjax.policy_engine.save_curves import SavingRegion
 
 _MAX_CUTS = 256
 _LIMIT_RATIO = 1.25  # of one limit to the next, from the smallest up: one layer more in a model moves none of them
+_PART_OF_A_BLOCK = 0.1  # of a region's FLOPs: what is less is no block of its own
 _MAX_SHARES = 6  # the whole, halves, thirds ... are limits, too: few segments had better be even
 
 
@@ -61,6 +62,26 @@ def cut(graph: ForwardGraph, alone: frozenset[int] = frozenset()) -> list[tuple[
     limit = inside[part][pieces, pieces + 1].max(initial=0)  # none is whole where each holds an effect
     found[_shortest_chain(positions[kept], inside[part] <= limit, out[part], is_allowed[part], is_block[kept])] = None
   return list(found)
+
+
+def between_blocks(graph: ForwardGraph, handed_on: Iterable[tuple[int, int]]) -> tuple[int, ...]:
+  """Bounds where no more passes than the region is handed on: between attention and feed-forward part of a layer, where
+  people put checkpoints of their own.
+
+  Args:
+    graph: the region, of a turn of a loop.
+    handed_on: bytes of what one turn hands on to the next, and the last position that reads it.
+  """
+  passed = graph.crossed_bytes()
+  for num_bytes, last_read in handed_on:
+    passed[: last_read + 1] += num_bytes
+  flops = np.concatenate([[0.0], np.cumsum(graph.flops)])
+  least = _PART_OF_A_BLOCK * flops[-1]
+  bounds = [0]
+  for position in np.flatnonzero(passed[:-1] <= passed[0]).tolist():
+    if flops[position] - flops[bounds[-1]] >= least and flops[-1] - flops[position] >= least > 0:
+      bounds.append(position)
+  return (*bounds, graph.num_positions)
 
 
 def _forced_cuts(graph: ForwardGraph, alone: frozenset[int]) -> frozenset[int]:

@@ -161,6 +161,35 @@ def test_one_of_two_blocks_under_a_checkpoint():
   hand_rungs.check_no_more(plain, by_hand, coopjax.RematPlan.from_json(plan.to_json()).apply(plain), args)
 
 
+def test_a_checkpoint_around_each_of_two_blocks():
+  """What is cut elsewhere, or saves what passes between them in one piece, takes more at once."""
+
+  def centred(x):
+    away = x - x.mean(-1, keepdims=True)
+    return away * lax.rsqrt((away * away).mean(-1, keepdims=True) + 1e-5)
+
+  def attention(x, weights):
+    q, k, v = jnp.split(checkpoint_name(centred(x) @ weights[0], "qkv"), 3, -1)
+    return x + checkpoint_name(jax.nn.softmax(q @ k.swapaxes(-1, -2) / 7) @ v, "context") @ weights[1]
+
+  def feed_forward(x, weights):
+    up = checkpoint_name(centred(x) @ weights[2], "up")
+    return x + checkpoint_name(jax.nn.gelu(up), "hidden") @ weights[3]
+
+  def program(wrap):
+    blocks = wrap(attention), wrap(feed_forward)
+    layer = lambda x, weights: blocks[1](blocks[0](x, weights), weights)
+    return lambda weights, x: jnp.mean(scanned(layer, x, weights) ** 2)
+
+  shapes = (48, 144), (48, 48), (48, 192), (192, 48)
+  weights = tuple(normal(80 + i, 6, *shape, scale=0.1) for i, shape in enumerate(shapes))
+  args = weights, normal(90, 8, 96, 48, scale=1.0)
+  plain, by_hand = program(same), program(jax.checkpoint)
+  hand_bytes = temp_bytes(hand_rungs.compiled(by_hand, args))
+  plan = coopjax.plan(plain, *args, budget=hand_bytes, engine="policy")
+  hand_rungs.check_no_more(plain, by_hand, coopjax.RematPlan.from_json(plan.to_json()).apply(plain), args)
+
+
 def test_a_little_room_is_used_too():
   """Layers that share their weights, close to what they take as they are."""
   weights = (normal(61, 32, 128) / 6, normal(62, 128, 32) / 12, normal(63, 32, 96) / 6)
