@@ -249,9 +249,10 @@ class Case:
   @property
   def _unasked_bytes(self) -> int:
     """What a trial may take beyond the user's own program, of which it is not known that somebody reads the loss: what
-    `jax.grad` is taken of was refused what checkpoints by hand take, for 52 bytes. One that does is asked what it took.
+    `jax.grad` is taken of was refused what checkpoints by hand take, for 52 bytes. A share is of what trials take.
     """
-    return _NUMBER_BYTES * sum(not aval.shape for aval in self.traced.out_avals) if self.sketches else 0
+    is_bytes = self.sketches and self.request.budget.share is None
+    return _NUMBER_BYTES * sum(not aval.shape for aval in self.traced.out_avals) if is_bytes else 0
 
   def _tagged(self) -> jax.stages.Compiled | OversizedProgram:
     """The program as it is, with tags; on a CPU no further than its schedule, which says what its buffers take."""
