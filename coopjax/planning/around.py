@@ -67,9 +67,7 @@ def choose(traced: TracedFn, request: Request) -> Choice:
   try:
     choice = function_plan.choose(traced, request, says_unneeded=program is None)
   except BudgetInfeasibleError as error:
-    if program is not None and program.is_no_more_than(error):
-      raise
-    if (choice := _choice_around(traced, request, program)) is None:
+    if (choice := _choice_around(traced, request, program, error)) is None:
       raise
     return choice
   is_left = program is not None and choice.engine == "none" and compat.num_gradients() == 1
@@ -85,7 +83,9 @@ def _noted(choice: Choice, function: "_Inside") -> Choice:
   return choice.asking(mark)
 
 
-def _choice_around(traced: TracedFn, request: Request, program: "_Program | None") -> Choice | None:
+def _choice_around(
+  traced: TracedFn, request: Request, program: "_Program | None", missed: BudgetInfeasibleError
+) -> Choice | None:
   """The choice for a function that alone can't be brought to its budget, from what is around; None where it has to be.
 
   Raises:
@@ -96,6 +96,8 @@ def _choice_around(traced: TracedFn, request: Request, program: "_Program | None
     return Choice()  # a part of the region, whose plan decides
   if program is not None:
     with compat.no_trace():
+      if program.is_no_more_than(missed):
+        return None
       choices = program.choices()
     if choices is not None:
       return choices.get(fingerprint)
@@ -265,8 +267,7 @@ class _Program:
     """Whether it takes what the function and its gradient take alone: no plan of it comes to less than theirs."""
     if self.request.budget.is_total or not missed.unaided_bytes:
       return False
-    with compat.no_trace():
-      unaided_bytes = self.unaided_bytes((1 + _SAME) * missed.unaided_bytes)
+    unaided_bytes = self.unaided_bytes((1 + _SAME) * missed.unaided_bytes)
     return unaided_bytes is not None and abs(unaided_bytes - missed.unaided_bytes) <= _SAME * missed.unaided_bytes
 
   def _once(self, what: str, make: Callable[[], Any]) -> Any:

@@ -207,8 +207,8 @@ class Candidates:
           self._add_nested_by_hand(looped(in_groups, 0), in_groups)
 
     def add_mixed() -> None:
-      in_blocks = [dataclasses.replace(scan, bodies=(scan.in_blocks or scan.bodies[0],)) for scan in scans]
-      if any(scan.in_blocks for scan in scans):
+      in_blocks = [dataclasses.replace(scan, bodies=(scan.in_blocks() or scan.bodies[0],)) for scan in scans]
+      if any(scan.in_blocks() for scan in scans):
         in_pieces = ScanLevel(in_blocks, 0, are_alone=True)
         self._add_ladders(looped(in_blocks, 0), in_pieces, is_cut=not only_scans)
       for cut_alike, level in [(in_blocks, 0), *((scans, level) for level in range(_num_levels(scans)))]:

@@ -212,7 +212,7 @@ def _of_layer(
   rungs = [Rung(kept_bytes, 0.0, 0.0, False, PolicyDecisions)]
   opened = list(_opened(as_layer))
   for loop in (as_layer, *opened):
-    in_blocks = loop.in_blocks if is_wide and isinstance(loop, Scan) else None
+    in_blocks = loop.in_blocks() if is_wide and isinstance(loop, Scan) else None
     for body in (*loop.bodies, *([in_blocks] if in_blocks else [])):
       for curve in (body.curve, body.offload_curve, body.mixed_curve() if is_wide else ()):
         for i, point in enumerate(curve[:-1]):

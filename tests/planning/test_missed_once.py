@@ -133,6 +133,15 @@ def test_an_error_raised_again_has_its_own_notes_and_place():
   assert again.__traceback__ is None and error.__notes__ == ["a note"]
 
 
+def test_an_unreachable_share_of_all_of_a_region_is_left_to_the_region():
+  loss = blocks(lambda block: block)
+  fitted = jax.jit(jax.value_and_grad(remat(0.9)(remat(0.2)(loss)))).lower(WEIGHTS, X).compile()
+  as_it_is = jax.jit(jax.value_and_grad(loss)).lower(WEIGHTS, X).compile()
+  assert temp_bytes(fitted) <= 0.9 * temp_bytes(as_it_is)
+  assert "rematted_computation" in fitted.as_text()
+  assert_same(fitted(WEIGHTS, X), as_it_is(WEIGHTS, X))
+
+
 @pytest.mark.parametrize("budget", [0.2, 60_000])
 def test_a_program_that_is_a_function_and_its_gradient_is_not_planned_once_more(planned, budget):
   loss = blocks(lambda block: block)

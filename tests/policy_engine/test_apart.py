@@ -204,8 +204,12 @@ def test_a_little_room_is_used_too():
     return jnp.mean(lax.scan(lambda x, _: (layer(x, weights), None), x, None, length=6)[0] ** 2)
 
   args = weights, normal(64, 4, 64, 32)
-  repeated = lambda share: coopjax.plan(loss, *args, budget=share, engine="policy").recompute_flops
-  assert repeated(0.93) <= repeated(0.9)
+  more, less = (coopjax.plan(loss, *args, budget=share, engine="policy") for share in (0.93, 0.9))
+  assert more.recompute_flops <= less.recompute_flops
+  planned, as_it_is = (hand_rungs.compiled(fn, args) for fn in (more.apply(loss), loss))
+  assert temp_bytes(planned) <= 0.93 * temp_bytes(as_it_is)
+  assert "rematted_computation" in planned.as_text()
+  assert_close(planned(*args), as_it_is(*args), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.sweep
