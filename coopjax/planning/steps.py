@@ -12,7 +12,7 @@ import collections
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -45,7 +45,7 @@ class Step:
     kwargs: same.
     members: the regions.
     existing: as for `regions.Directions`.
-    jaxpr: of the step.
+    traced: the step as it is, results of its regions named.
   """
 
   name: str
@@ -53,8 +53,13 @@ class Step:
   args: Sequence[Any]
   kwargs: dict[str, Any]
   members: tuple[Member, ...]
-  jaxpr: core.Jaxpr
+  traced: jax.stages.Traced
   existing: str = "replace"
+
+  @property
+  def jaxpr(self) -> core.Jaxpr:
+    """Of the step."""
+    return self.traced.jaxpr
 
   def each(self, choice: Choice) -> tuple[Choice, ...]:
     """One choice for all regions; for a step that has none, for the step."""
@@ -101,7 +106,8 @@ class Step:
       return Program(self, regions.Directions(self.name, (), existing="keep"), getattr(choice, "mark", None))
     keys = [member.key for member in self.members]
     named = tuple(zip(keys, choices, strict=True))
-    return Program(self, regions.Directions(self.name, named, existing=self.existing))
+    is_traced = choices == self.each(Choice()) and not _may_read_names(self.jaxpr)
+    return Program(self, regions.Directions(self.name, named, existing=self.existing), is_traced=is_traced)
 
   def spread(self, num_devices: int) -> Spread:
     """Of its arguments, in a program that runs on so many devices."""
@@ -110,11 +116,19 @@ class Step:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
-  """A step under directions, or with one mark on all of it, with its arguments in it: what is compiled."""
+  """A step under directions, or with one mark on all of it, with its arguments in it: what is compiled.
+
+  Attributes:
+    step: the step.
+    directions: of its regions.
+    mark: on all of it.
+    is_traced: it is what the step was traced as.
+  """
 
   step: Step
   directions: regions.Directions
   mark: str | None = None
+  is_traced: bool = False
 
   @property
   def __name__(self) -> str:
@@ -123,8 +137,7 @@ class Program:
   def lower(self) -> jax.stages.Lowered:
     """The step lowered with its own donation, shardings and options."""
     with contexts.directions(self.directions), marked(self.mark):
-      lowered = self.step.jitted.lower(*self.step.args, **self.step.kwargs)
-    return getattr(lowered, "lowered", lowered)  # of Flax, around JAX's
+      return self._traced.lower()
 
   def flops(self, num_parts: int) -> dict[int | None, float]:
     """Of one device, by region, and None for what stands in none; what nothing reads, XLA drops, and does not count.
@@ -133,8 +146,14 @@ class Program:
       num_parts: as for `cost.device_flops`.
     """
     with contexts.directions(self.directions), marked(self.mark):
-      jaxpr = _jaxpr_of(self.step.jitted.trace(*self.step.args, **self.step.kwargs))
+      jaxpr = self._traced.jaxpr
     return cost.device_flops(compat.dce(jaxpr), regions.region_of, num_parts)
+
+  @property
+  def _traced(self) -> jax.stages.Traced:
+    """Anew, unless it is what the step was traced as."""
+    step = self.step
+    return step.traced if self.is_traced else _traced(step.jitted, step.args, step.kwargs)
 
 
 def find_step(
@@ -164,19 +183,19 @@ def find_step(
     jitted = jax.jit(non_arrays.of_hidden(fn))
   collector = regions.Collector(existing)
   with contexts.directions(collector), explained(getattr(fn, "__name__", type(fn).__name__)):
-    jaxpr = _jaxpr_of(jitted.trace(*args, **kwargs))
-  runs = _Runs(jaxpr)
+    traced = _traced(jitted, args, kwargs)
+  runs = _Runs(traced.jaxpr)
   if not runs.has_gradient:
     return None
   name = getattr(fn, "__name__", type(fn).__name__)
 
   members = tuple(
-    runs.member(i, fingerprint, traced, collector.policies.get(fingerprint))
-    for i, (fingerprint, traced) in enumerate(collector.regions.items())
+    runs.member(i, fingerprint, region, collector.policies.get(fingerprint))
+    for i, (fingerprint, region) in enumerate(collector.regions.items())
   )
-  if not members and _is_one_number(jaxpr):
+  if not members and _is_one_number(traced.jaxpr):
     return None
-  return Step(name, jitted, args, kwargs, members, jaxpr, existing)
+  return Step(name, jitted, args, kwargs, members, traced, existing)
 
 
 def _is_one_number(jaxpr: core.Jaxpr) -> bool:
@@ -185,9 +204,17 @@ def _is_one_number(jaxpr: core.Jaxpr) -> bool:
   return len(types) == 1 and is_floating(types[0]) and cost.num_elements(types[0]) == 1
 
 
-def _jaxpr_of(traced: Any) -> core.Jaxpr:
-  """Of a step that was traced."""
-  return getattr(traced, "traced", traced).jaxpr  # of Flax, around JAX's
+def _traced(jitted: jax.stages.Wrapped, args: Sequence[Any], kwargs: Mapping[str, Any]) -> jax.stages.Traced:
+  traced = jitted.trace(*args, **kwargs)
+  return getattr(traced, "traced", traced)  # of Flax, around JAX's
+
+
+def _may_read_names(jaxpr: core.Jaxpr) -> bool:
+  """Whether a policy of the user's may stand around a region: it may go by the names of results."""
+  outside = [equation for equation in jaxpr.eqns if regions.call_of(compat.name_scopes(equation)) is None]
+  return any(
+    compat.is_checkpoint(equation) or any(map(_may_read_names, compat.sub_jaxprs(equation))) for equation in outside
+  )
 
 
 def _moved(target: Target, tree: Any) -> Any:

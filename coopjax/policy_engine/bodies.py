@@ -93,11 +93,21 @@ class Loop(abc.ABC):
 
 
 def of_pieces(
-  turns: WorkingSets, bounds: tuple[int, ...], length: int, form: Form, *, choose_apart: bool = False
+  turns: WorkingSets,
+  bounds: tuple[int, ...],
+  length: int,
+  form: Form,
+  *,
+  choose_apart: bool = False,
+  num_blocks: int | None = None,
 ) -> Body:
-  """Cut at these bounds, each piece under a checkpoint; with `choose_apart`, some may also stay as they are."""
+  """Cut at these bounds, each piece under a checkpoint, or with `num_blocks` the first so many and the rest as it is;
+  with `choose_apart`, some may also stay as they are.
+  """
   graph = turns.graph
   curves = [save_curve(graph, *piece, form, MAX_POINTS, is_stacked=True) for piece in itertools.pairwise(bounds)]
+  if num_blocks is not None:
+    curves[num_blocks:] = (curve[-1:] for curve in curves[num_blocks:])
   body = Body(bounds, int(length * bytes_between(graph, bounds).sum()), joint_curve(turns, bounds, curves, length))
   if not choose_apart or len(curves) == 1:
     return body
@@ -105,7 +115,7 @@ def of_pieces(
   def mixed_curve() -> tuple[CurvePoint, ...]:
     pieces, (bare, *_, as_it_is) = list(itertools.pairwise(bounds)), body.curve
     mixed = (joined(turns, pieces, points, length) for points in tradeoffs(curves))
-    return bare, *ladder((point for point in mixed if point.pieces and point.is_wrapped), as_it_is)
+    return ladder((bare, *(point for point in mixed if point.pieces and point.is_wrapped)), as_it_is)
 
   return dataclasses.replace(body, mixed_curve=functools.cache(mixed_curve))
 
@@ -169,7 +179,7 @@ def joint_curve(
   turns: WorkingSets, bounds: Sequence[int], curves: Sequence[Sequence[CurvePoint]], length: int
 ) -> tuple[CurvePoint, ...]:
   """The choices for all pieces of a body together, of all steps; the last leaves the scan as it is."""
-  wrapped = [[point for point in points if point.is_wrapped] for points in curves]
+  wrapped = [[point for point in points if point.is_wrapped] or points for points in curves]
   pieces = list(itertools.pairwise(bounds))
   as_it_is = CurvePoint(int(length * turns.graph.stacked_bytes().sum()), 0.0, False, ())
   return ladder((joined(turns, pieces, points, length) for points in climb(wrapped)), as_it_is)

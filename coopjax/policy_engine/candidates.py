@@ -204,17 +204,23 @@ class Candidates:
       for in_groups in _in_groups(scans):
         self._add_ladders(looped(in_groups, 0), ScanLevel(in_groups, 0, are_alone=True), is_cut=not only_scans)
         if not any(scan.bodies[0].is_peeled for scan in in_groups):
-          self._add_nested_by_hand(looped(in_groups, 0), in_groups)
+          for at in (0, -1):  # as people write it: a checkpoint around each group, and around each turn of it or none
+            self._add_barest_by_hand(looped(in_groups, 0), in_groups, at)
 
     def add_mixed() -> None:
-      in_blocks = [dataclasses.replace(scan, bodies=(scan.in_blocks() or scan.bodies[0],)) for scan in scans]
-      if any(scan.in_blocks() for scan in scans):
-        in_pieces = ScanLevel(in_blocks, 0, are_alone=True)
-        self._add_ladders(looped(in_blocks, 0), in_pieces, is_cut=not only_scans)
-      for cut_alike, level in [(in_blocks, 0), *((scans, level) for level in range(_num_levels(scans)))]:
-        if any(scan.body(level).mixed_curve() for scan in cut_alike):
-          mixed = ScanLevel(cut_alike, level, are_alone=True, are_mixed=True)
-          self._add_ladders(looped(cut_alike, level), mixed, is_cut=not only_scans)
+      in_blocks = [scan.in_blocks() or dataclasses.replace(scan, bodies=scan.bodies[:1]) for scan in scans]
+      are_told = any(scan.in_blocks() for scan in scans)
+      for cut_alike in (in_blocks, *ways_to_open(in_blocks)) if are_told else ():
+        for level in range(_num_levels(cut_alike)):
+          in_pieces = [dataclasses.replace(scan, bodies=(scan.body(level),)) for scan in cut_alike]
+          graph = looped(in_pieces, 0)
+          self._add_ladders(graph, ScanLevel(in_pieces, 0, are_alone=True), is_cut=not only_scans)
+          self._add_barest_by_hand(graph, in_pieces)
+      for cut_alike in (in_blocks, scans):
+        for level in range(_num_levels(cut_alike)):
+          if any(scan.body(level).mixed_curve() for scan in cut_alike):
+            mixed = ScanLevel(cut_alike, level, are_alone=True, are_mixed=True)
+            self._add_ladders(looped(cut_alike, level), mixed, is_cut=not only_scans)
 
     self._deeper, self._wider = (functools.partial(self._find_more, home, add) for add in (add_groups, add_mixed))
 
@@ -227,12 +233,10 @@ class Candidates:
     """What a person would pick, whatever else is found (`rungs`)."""
     self.found += map(self._by_hand(graph, scans, blocks).by_hand, rungs([*scans, *blocks]))
 
-  def _add_nested_by_hand(self, graph: ForwardGraph, in_groups: Sequence[Scan]) -> None:
-    """Loops of loops as people write them: a checkpoint around each group, and around each turn of it or none."""
-    ladder = self._by_hand(graph, in_groups, ())
-    for at in (0, -1):
-      rung = HandRung((frozenset(),), {scan.position: scan.bodies[0].curve[at] for scan in in_groups})
-      self.found.append(ladder.by_hand(rung))
+  def _add_barest_by_hand(self, graph: ForwardGraph, scans: Sequence[Loop], at: int = 0) -> None:
+    """What saves nothing in scans, of which a policy does not say all; or another point of their curves."""
+    rung = HandRung((frozenset(),), {scan.position: scan.bodies[0].curve[at] for scan in scans})
+    self.found.append(dataclasses.replace(self._by_hand(graph, scans, ()).by_hand(rung), policy=None))
 
   def _by_hand(self, graph: ForwardGraph, scans: Sequence[Loop], blocks: Sequence[Block]) -> Ladder:
     together = ScanLevel(scans, 0, are_alone=True)

@@ -65,12 +65,16 @@ def cut(graph: ForwardGraph, alone: frozenset[int] = frozenset()) -> list[tuple[
 
 
 def between_blocks(graph: ForwardGraph, handed_on: Iterable[tuple[int, int]]) -> tuple[int, ...]:
-  """Bounds where no more passes than the region is handed on: between attention and feed-forward part of a layer, where
-  people put checkpoints of their own.
+  """Where no more passes than the region is handed on: between attention and feed-forward part of a layer, where people
+  put checkpoints of their own.
 
   Args:
     graph: the region, of a turn of a loop.
     handed_on: bytes of what one turn hands on to the next, and the last position that reads it.
+
+  Returns:
+    Bounds of the blocks from 0 on; behind the last one is at most a little that is no block: what a turn tells of its
+    result.
   """
   passed = graph.crossed_bytes()
   for num_bytes, last_read in handed_on:
@@ -78,10 +82,10 @@ def between_blocks(graph: ForwardGraph, handed_on: Iterable[tuple[int, int]]) ->
   flops = np.concatenate([[0.0], np.cumsum(graph.flops)])
   least = _PART_OF_A_BLOCK * flops[-1]
   bounds = [0]
-  for position in np.flatnonzero(passed[:-1] <= passed[0]).tolist():
-    if flops[position] - flops[bounds[-1]] >= least and flops[-1] - flops[position] >= least > 0:
+  for position in (*np.flatnonzero(passed[:-1] <= passed[0]).tolist(), graph.num_positions):
+    if flops[position] - flops[bounds[-1]] >= least > 0:
       bounds.append(position)
-  return (*bounds, graph.num_positions)
+  return tuple(bounds)
 
 
 def _forced_cuts(graph: ForwardGraph, alone: frozenset[int]) -> frozenset[int]:

@@ -45,7 +45,8 @@ _MAYBE_ROUGHLY = 1.35  # where estimates go by no compile
 _HIDDEN = 2  # of the budget: what is predicted to take more is not tried where estimates don't tell what fits
 _UNLIKELY = 4  # times what predictions were off by: what is above the budget by more hardly ever fits
 _LEAVES_ROOM = 0.9  # of the budget: what a plan takes that drafts of more bytes are made beyond; or
-_LEAVES_SOME = 0.97  # that more candidates are looked for beyond
+_LEAVES_SOME = 0.99  # that more candidates are looked for beyond
+_MANY_MISSES = 4  # of a search whose plan leaves room: for other candidates
 _HAND_ROUNDS = 3  # of a search, its last: for what a person would pick
 _CLOSE_ROUNDS = 2  # after these: for what a person would pick that repeats less by however little
 _GOOD_CHANCE = 0.25  # that it fits
@@ -111,10 +112,13 @@ class Progress[Decisions: Hashable]:
 
   def next_candidate(self, rounds_left: int) -> SearchCandidate[Decisions] | None:
     """The cheapest candidate that should fit; before the first that does, and on the last try, the smallest. Where none
-    is worth a try and the plan leaves room, there may be others for that.
+    is worth a try, or many came to nothing, and the plan leaves room, there may be others for that.
     """
+    is_looped = bool(in_loops(self._tried))
+    if is_looped and self._misses >= _MANY_MISSES and self._leaves(_LEAVES_ROOM):
+      self._space.widen()
     found = self._next_candidate(rounds_left)
-    if found is None and in_loops(self._tried) and self._leaves(_LEAVES_SOME) and self._space.widen():
+    if found is None and is_looped and self._leaves(_LEAVES_SOME) and self._space.widen():
       found = self._next_candidate(rounds_left)
     return found
 
@@ -301,6 +305,11 @@ class Progress[Decisions: Hashable]:
     if found := most([*plain, *worth(by_hand, self._num_last / 2)]):
       self._num_last += 1
       return found
+    if self._leaves(_LEAVES_ROOM) and self._num_last < _HAND_ROUNDS:  # others may be predicted too high, too
+      self._num_last += 1
+      gains = [c for c in by_hand if may_fit(c) and least - expected_gain.flops(c) > self._tolerance(c, least)]
+      if found := self._first(gains, self._predict):
+        return found
     if self._num_close == _CLOSE_ROUNDS:
       return None
     self._num_close += 1

@@ -211,9 +211,8 @@ def _of_layer(
   kept_bytes = float(as_layer.body(0).curve[-1].saved_bytes)
   rungs = [Rung(kept_bytes, 0.0, 0.0, False, PolicyDecisions)]
   opened = list(_opened(as_layer))
-  for loop in (as_layer, *opened):
-    in_blocks = loop.in_blocks() if is_wide and isinstance(loop, Scan) else None
-    for body in (*loop.bodies, *([in_blocks] if in_blocks else [])):
+  for loop in (as_layer, *opened, *(_in_blocks(as_layer) if is_wide else ())):
+    for body in loop.bodies:
       for curve in (body.curve, body.offload_curve, body.mixed_curve() if is_wide else ()):
         for i, point in enumerate(curve[:-1]):
           rungs.append(_rung(member, jaxpr, loop, body, point, is_bare=i == 0))
@@ -233,6 +232,12 @@ def _opened(loop: Loop) -> Iterator[Loop]:
   for opened in loop.opened:
     yield opened
     yield from _opened(opened)
+
+
+def _in_blocks(scan: Scan) -> Iterator[Loop]:
+  """What is decided on where bodies are cut between their blocks."""
+  if (in_blocks := scan.in_blocks()) is not None:
+    yield from _opened(in_blocks) if in_blocks.opened else (in_blocks,)
 
 
 def _rung(

@@ -59,8 +59,8 @@ class Scan(Loop):
     carried_bytes: that a checkpoint around the body keeps, of all turns.
     offloading: the body in one piece, saving the values of some names and offloading those of others; None where
       nothing can be offloaded.
-    in_blocks: the body cut between its blocks (`cuts.between_blocks`), if it has several and no scans; made when asked
-      for.
+    in_blocks: it with the body cut between its blocks (`cuts.between_blocks`), or where there are scans inside, with
+      theirs; None where there are not several; made when asked for.
     in_groups: the body in one piece, its turns in groups of a size of `group_sizes`, peeled or not.
     group_sizes: from the one with the most carries to the one with the fewest.
   """
@@ -70,7 +70,7 @@ class Scan(Loop):
   in_groups: Callable[[int, bool], Body]
   group_sizes: Sequence[int] = ()
   offloading: Callable[[Iterable[str], Iterable[str]], CurvePoint] | None = None
-  in_blocks: Callable[[], Body | None] = lambda: None
+  in_blocks: Callable[[], "Scan | None"] = lambda: None
 
   def same_outside(self, level: int) -> int:
     """As of `Loop`."""
@@ -248,15 +248,28 @@ def _as_body(
     groups_bytes = {"carried_bytes": carried_bytes, "constant_bytes": constant_bytes}
     return in_groups(graph_in_groups, in_one_piece, length, size, is_peeled=is_peeled, **groups_bytes)
 
-  def cut_in_blocks() -> Body | None:
+  def in_blocks(scan: Scan) -> Scan | None:
+    if not is_cut:
+      return None
+    if scans:
+      inside = [each.in_blocks() or dataclasses.replace(each, bodies=each.bodies[:1]) for each in scans]
+      is_told = any(each.in_blocks() for each in scans)
+      return dataclasses.replace(scan, opened=open_loop(opened, inside)) if is_told else None
     reads = ((i, atom) for i, equation in enumerate(body.eqns) for atom in equation.invars)
     last_read = {atom: i for i, atom in reads if isinstance(atom, core.Var)}
     handed_on = [(at_body.num_bytes(var.aval, -1), last_read.get(var, -1)) for var in carried if is_floating(var.aval)]
-    blocks = between_blocks(graph, handed_on) if is_cut and not scans else ()
-    return of_pieces(turns, blocks, length, Form.EVERY_OP, choose_apart=True) if len(blocks) > 2 else None
+    blocks = between_blocks(graph, handed_on)
+    num_blocks, end = len(blocks) - 1, graph.num_positions
+    if num_blocks < 2:
+      return None
+    cut_at = functools.partial(of_pieces, turns, length=length, form=Form.EVERY_OP, choose_apart=True)
+    bodies = [cut_at((*blocks[:-1], end))]
+    if blocks[-1] < end:
+      bodies.append(cut_at((*blocks, end), num_blocks=num_blocks))
+    return dataclasses.replace(scan, bodies=tuple(bodies))
 
   opened = LoopBody(equation_id, position, body, length, functools.cache(graph_with))
-  return Scan(
+  scan = Scan(
     equation_id,
     position,
     tuple(bodies),
@@ -268,8 +281,8 @@ def _as_body(
     grouped,
     groups.sizes(length) if equation_id is not None else (),
     offloading if region is not None else None,
-    functools.cache(cut_in_blocks),
   )
+  return dataclasses.replace(scan, in_blocks=functools.cache(functools.partial(in_blocks, scan)))
 
 
 def has_invariants(equation: core.JaxprEqn) -> bool:

@@ -161,7 +161,28 @@ def test_one_of_two_blocks_under_a_checkpoint():
   hand_rungs.check_no_more(plain, by_hand, coopjax.RematPlan.from_json(plan.to_json()).apply(plain), args)
 
 
-def test_a_checkpoint_around_each_of_two_blocks():
+def alone(layer, x, weights):
+  return scanned(layer, x, weights)
+
+
+def telling(layer, x, weights):
+  """What a turn tells of its result is no block."""
+
+  def turn(x, weights):
+    x = layer(x, weights)
+    return x, x.mean(-1)
+
+  x, means = lax.scan(turn, x, weights)
+  return x + means.sum(0)[..., None]
+
+
+def in_groups(layer, x, weights):
+  groups = jax.tree.map(lambda leaf: leaf.reshape(3, 2, *leaf.shape[1:]), weights)
+  return scanned(functools.partial(alone, layer), x, groups)
+
+
+@pytest.mark.parametrize("in_a_loop", [alone, telling, in_groups])
+def test_a_checkpoint_around_each_of_two_blocks(in_a_loop):
   """What is cut elsewhere, or saves what passes between them in one piece, takes more at once."""
 
   def centred(x):
@@ -179,7 +200,7 @@ def test_a_checkpoint_around_each_of_two_blocks():
   def program(wrap):
     blocks = wrap(attention), wrap(feed_forward)
     layer = lambda x, weights: blocks[1](blocks[0](x, weights), weights)
-    return lambda weights, x: jnp.mean(scanned(layer, x, weights) ** 2)
+    return lambda weights, x: jnp.mean(in_a_loop(layer, x, weights) ** 2)
 
   shapes = (48, 144), (48, 48), (48, 192), (192, 48)
   weights = tuple(normal(80 + i, 6, *shape, scale=0.1) for i, shape in enumerate(shapes))
