@@ -30,7 +30,7 @@ from coopjax.policy_engine.ladders import Candidate, Ladder, ScanLevel, uncut
 from coopjax.policy_engine.offload import HostLink, cuts_for_offload
 from coopjax.policy_engine.residuals import forward_graph, graph_of
 from coopjax.policy_engine.save_curves import CurvePoint
-from coopjax.policy_engine.scan import Scan, carried_out, find_scans, has_invariants, kept_bytes
+from coopjax.policy_engine.scan import Scan, carried_out, find_scans, has_invariants, kept_bytes, ways_in_blocks
 from coopjax.policy_engine.segment_curves import SegmentBytes, SegmentCurves, TopOffload
 from coopjax.policy_engine.shards import WHOLE, Shards
 
@@ -204,19 +204,14 @@ class Candidates:
       for in_groups in _in_groups(scans):
         self._add_ladders(looped(in_groups, 0), ScanLevel(in_groups, 0, are_alone=True), is_cut=not only_scans)
         if not any(scan.bodies[0].is_peeled for scan in in_groups):
-          for at in (0, -1):  # as people write it: a checkpoint around each group, and around each turn of it or none
-            self._add_barest_by_hand(looped(in_groups, 0), in_groups, at)
+          self._add_nested_by_hand(looped(in_groups, 0), in_groups)
 
     def add_mixed() -> None:
-      in_blocks = [scan.in_blocks() or dataclasses.replace(scan, bodies=scan.bodies[:1]) for scan in scans]
-      are_told = any(scan.in_blocks() for scan in scans)
-      for cut_alike in (in_blocks, *ways_to_open(in_blocks)) if are_told else ():
-        for level in range(_num_levels(cut_alike)):
-          in_pieces = [dataclasses.replace(scan, bodies=(scan.body(level),)) for scan in cut_alike]
-          graph = looped(in_pieces, 0)
-          self._add_ladders(graph, ScanLevel(in_pieces, 0, are_alone=True), is_cut=not only_scans)
-          self._add_barest_by_hand(graph, in_pieces)
-      for cut_alike in (in_blocks, scans):
+      ways = list(ways_in_blocks(scans))
+      for in_blocks in itertools.chain(ways, *map(ways_to_open, ways)):
+        self._add_ladders(looped(in_blocks, 0), ScanLevel(in_blocks, 0, are_alone=True), is_cut=not only_scans)
+        self._add_rungs(looped(in_blocks, 0), in_blocks, ())
+      for cut_alike in (*ways, scans):
         for level in range(_num_levels(cut_alike)):
           if any(scan.body(level).mixed_curve() for scan in cut_alike):
             mixed = ScanLevel(cut_alike, level, are_alone=True, are_mixed=True)
@@ -233,10 +228,12 @@ class Candidates:
     """What a person would pick, whatever else is found (`rungs`)."""
     self.found += map(self._by_hand(graph, scans, blocks).by_hand, rungs([*scans, *blocks]))
 
-  def _add_barest_by_hand(self, graph: ForwardGraph, scans: Sequence[Loop], at: int = 0) -> None:
-    """What saves nothing in scans, of which a policy does not say all; or another point of their curves."""
-    rung = HandRung((frozenset(),), {scan.position: scan.bodies[0].curve[at] for scan in scans})
-    self.found.append(dataclasses.replace(self._by_hand(graph, scans, ()).by_hand(rung), policy=None))
+  def _add_nested_by_hand(self, graph: ForwardGraph, in_groups: Sequence[Scan]) -> None:
+    """Loops of loops as people write them: a checkpoint around each group, and around each turn of it or none."""
+    ladder = self._by_hand(graph, in_groups, ())
+    for at in (0, -1):
+      rung = HandRung((frozenset(),), {scan.position: scan.bodies[0].curve[at] for scan in in_groups})
+      self.found.append(ladder.by_hand(rung))
 
   def _by_hand(self, graph: ForwardGraph, scans: Sequence[Loop], blocks: Sequence[Block]) -> Ladder:
     together = ScanLevel(scans, 0, are_alone=True)

@@ -301,7 +301,7 @@ class Progress[Decisions: Hashable]:
     if self._are_drafts:
       return self._last_by_hand(by_hand)
     may_fit = lambda candidate: expected_gain.chance(candidate) or self._predict(candidate) <= _MAYBE * self._budget
-    plain = [candidate for candidate in by_hand if candidate.is_plain_policy and may_fit(candidate)]
+    plain = [c for c in by_hand if c.is_plain_policy and (may_fit(c) or self._hoped_bytes(c) <= _MAYBE * self._budget)]
     if found := most([*plain, *worth(by_hand, self._num_last / 2)]):
       self._num_last += 1
       return found
@@ -367,19 +367,14 @@ class Progress[Decisions: Hashable]:
     """
     num_tried = sum(trial.candidate.is_by_hand for trial in self._tried)
     reach = reach or (_MAYBE if self._space.is_profiled else _MAYBE_ROUGHLY)
-    # Few policies are plain, so they have the benefit of the best ratio that a trial, or the program as it is, showed,
-    # if not of the estimate itself; and none is taken to need more than the program as it is.
-    ratios = [trial.unaided_bytes / max(trial.candidate.estimated_bytes, 1.0) for trial in self._tried]
-    ratio = min([1.0, self._forecast.ratio, *ratios])
     kin_tried = {trial.candidate.kin for trial in self._tried} - {None}
 
     def is_near(candidate: SearchCandidate[Decisions]) -> bool:
       estimated_bytes = candidate.estimated_bytes / self._forecast.num_shards
       predicted_bytes = self._predict(candidate)
       if candidate.is_plain_policy:
-        hoped_bytes = ratio * min(candidate.estimated_bytes, self._space.baseline_bytes)
         is_told = candidate.kin in kin_tried
-        return (predicted_bytes if is_told else min(predicted_bytes, hoped_bytes)) <= self._budget * reach
+        return (predicted_bytes if is_told else self._hoped_bytes(candidate)) <= self._budget * reach
       near_bytes = self._budget * (1 + (_NEARBY - 1) / max(1, num_tried))
       return (predicted_bytes if candidate.kin in kin_tried else min(predicted_bytes, estimated_bytes)) <= near_bytes
 
@@ -388,6 +383,14 @@ class Progress[Decisions: Hashable]:
       near = [candidate for candidate in near if candidate.is_bare] or near
     flops = expected_flops(self._tried, self._budget, self._forecast.unaided_bytes)
     return self._first(near, lambda candidate: (flops(candidate), self._predict(candidate)))
+
+  def _hoped_bytes(self, candidate: SearchCandidate[Decisions]) -> float:
+    """What a plain policy is taken to need at least. Few are plain, so they have the benefit of the best ratio that a
+    trial, or the program as it is, showed, if not of the estimate itself; none needs more than the program as it is.
+    """
+    ratios = [trial.unaided_bytes / max(trial.candidate.estimated_bytes, 1.0) for trial in self._tried]
+    ratio = min([1.0, self._forecast.ratio, *ratios])
+    return min(self._predict(candidate), ratio * min(candidate.estimated_bytes, self._space.baseline_bytes))
 
   def _nearly_cheapest(self, candidates: Sequence[SearchCandidate[Decisions]]) -> list[SearchCandidate[Decisions]]:
     """Those not worth telling apart from the cheapest: among them decides a rule that similar models follow alike."""

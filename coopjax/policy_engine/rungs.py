@@ -236,7 +236,7 @@ def _opened(loop: Loop) -> Iterator[Loop]:
 
 def _in_blocks(scan: Scan) -> Iterator[Loop]:
   """What is decided on where bodies are cut between their blocks."""
-  if (in_blocks := scan.in_blocks()) is not None:
+  for in_blocks in scan.in_blocks():
     yield from _opened(in_blocks) if in_blocks.opened else (in_blocks,)
 
 

@@ -12,7 +12,7 @@ import collections
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from jax.extend import core
@@ -59,8 +59,8 @@ class Scan(Loop):
     carried_bytes: that a checkpoint around the body keeps, of all turns.
     offloading: the body in one piece, saving the values of some names and offloading those of others; None where
       nothing can be offloaded.
-    in_blocks: it with the body cut between its blocks (`cuts.between_blocks`), or where there are scans inside, with
-      theirs; None where there are not several; made when asked for.
+    in_blocks: it in several ways, with the body cut between its blocks (`cuts.between_blocks`), or where there are
+      scans inside, with theirs; none where there are not several; made when asked for.
     in_groups: the body in one piece, its turns in groups of a size of `group_sizes`, peeled or not.
     group_sizes: from the one with the most carries to the one with the fewest.
   """
@@ -70,7 +70,7 @@ class Scan(Loop):
   in_groups: Callable[[int, bool], Body]
   group_sizes: Sequence[int] = ()
   offloading: Callable[[Iterable[str], Iterable[str]], CurvePoint] | None = None
-  in_blocks: Callable[[], "Scan | None"] = lambda: None
+  in_blocks: Callable[[], Sequence["Scan"]] = tuple
 
   def same_outside(self, level: int) -> int:
     """As of `Loop`."""
@@ -96,7 +96,7 @@ class Scan(Loop):
   @property
   def has_scans(self) -> bool:
     """As of `Loop`."""
-    return any(body.inner for body in self.bodies)
+    return any(body.inner for body in self.bodies) or len(self.bodies[0].bounds) > 2
 
   @property
   def tightest(self) -> Body:
@@ -104,7 +104,7 @@ class Scan(Loop):
     return next((body for body in self.bodies if body.inner), self.bodies[0])
 
 
-def _made_in(values: tuple[Value, ...], start: int, stop: int) -> tuple[Value, ...]:
+def _made_in(values: Iterable[Value], start: int, stop: int) -> tuple[Value, ...]:
   """The values made in a segment; what is carried into the body belongs to the first."""
   return tuple(value for value in values if start <= max(value[0], 0) < stop)
 
@@ -248,25 +248,34 @@ def _as_body(
     groups_bytes = {"carried_bytes": carried_bytes, "constant_bytes": constant_bytes}
     return in_groups(graph_in_groups, in_one_piece, length, size, is_peeled=is_peeled, **groups_bytes)
 
-  def in_blocks(scan: Scan) -> Scan | None:
+  def in_blocks(scan: Scan) -> list[Scan]:
     if not is_cut:
-      return None
+      return []
     if scans:
-      inside = [each.in_blocks() or dataclasses.replace(each, bodies=each.bodies[:1]) for each in scans]
-      is_told = any(each.in_blocks() for each in scans)
-      return dataclasses.replace(scan, opened=open_loop(opened, inside)) if is_told else None
+      return [dataclasses.replace(scan, opened=open_loop(opened, inside)) for inside in ways_in_blocks(scans)]
     reads = ((i, atom) for i, equation in enumerate(body.eqns) for atom in equation.invars)
     last_read = {atom: i for i, atom in reads if isinstance(atom, core.Var)}
     handed_on = [(at_body.num_bytes(var.aval, -1), last_read.get(var, -1)) for var in carried if is_floating(var.aval)]
     blocks = between_blocks(graph, handed_on)
     num_blocks, end = len(blocks) - 1, graph.num_positions
     if num_blocks < 2:
-      return None
-    cut_at = functools.partial(of_pieces, turns, length=length, form=Form.EVERY_OP, choose_apart=True)
-    bodies = [cut_at((*blocks[:-1], end))]
-    if blocks[-1] < end:
-      bodies.append(cut_at((*blocks, end), num_blocks=num_blocks))
-    return dataclasses.replace(scan, bodies=tuple(bodies))
+      return []
+    ways = [(*blocks[:-1], end), (*blocks, end)] if blocks[-1] < end else [blocks]
+
+    def way(bounds: tuple[int, ...]) -> Scan:
+      pieces = list(itertools.pairwise(bounds))
+      each_saving = {piece: SavingRegion(graph, *piece) for piece in pieces[:num_blocks]}
+      behind = [CurvePoint(int(graph.stacked_bytes()[stop:].sum()), 0.0, False, ()) for stop in bounds[num_blocks:-1]]
+
+      def saving(chosen: Iterable[str]) -> CurvePoint:
+        values = values_of(names, chosen)
+        points = [region.choice(_made_in(values, *piece)) for piece, region in each_saving.items()]
+        return joined(turns, pieces, [*points, *behind], length)
+
+      body = of_pieces(turns, bounds, length, Form.EVERY_OP, choose_apart=True, num_blocks=num_blocks)
+      return dataclasses.replace(scan, bodies=(body,), saving=saving)
+
+    return [way(bounds) for bounds in ways]
 
   opened = LoopBody(equation_id, position, body, length, functools.cache(graph_with))
   scan = Scan(
@@ -283,6 +292,16 @@ def _as_body(
     offloading if region is not None else None,
   )
   return dataclasses.replace(scan, in_blocks=functools.cache(functools.partial(in_blocks, scan)))
+
+
+def ways_in_blocks(scans: Sequence[Scan]) -> Iterator[list[Scan]]:
+  """Scans cut between their blocks, in several ways; those without blocks in one piece."""
+  cut = [scan.in_blocks() for scan in scans]
+  for way in range(max(map(len, cut), default=0)):
+    yield [
+      in_ways[min(way, len(in_ways) - 1)] if in_ways else dataclasses.replace(scan, bodies=scan.bodies[:1])
+      for scan, in_ways in zip(scans, cut, strict=True)
+    ]
 
 
 def has_invariants(equation: core.JaxprEqn) -> bool:

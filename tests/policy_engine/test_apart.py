@@ -12,6 +12,7 @@ import coopjax
 from coopjax import compat
 from coopjax.jaxpr import cost
 from coopjax.jaxpr.trace import differentiable, trace
+from coopjax.policy_engine.by_hand import DOTS, policy_of
 from coopjax.policy_engine.candidates import BY_HAND, Candidates
 from tests.support import hand_rungs
 from tests.support.checks import assert_close, temp_bytes
@@ -181,34 +182,79 @@ def in_groups(layer, x, weights):
   return scanned(functools.partial(alone, layer), x, groups)
 
 
+def centred(x):
+  away = x - x.mean(-1, keepdims=True)
+  return away * lax.rsqrt((away * away).mean(-1, keepdims=True) + 1e-5)
+
+
+def attention(x, weights):
+  q, k, v = jnp.split(checkpoint_name(centred(x) @ weights[0], "qkv"), 3, -1)
+  return x + checkpoint_name(jax.nn.softmax(q @ k.swapaxes(-1, -2) / 7) @ v, "context") @ weights[1]
+
+
+def feed_forward(x, weights):
+  up = checkpoint_name(centred(x) @ weights[2], "up")
+  return x + checkpoint_name(jax.nn.gelu(up), "hidden") @ weights[3]
+
+
+def two_blocks(in_a_loop, wrap):
+  blocks = wrap(attention), wrap(feed_forward)
+  layer = lambda x, weights: blocks[1](blocks[0](x, weights), weights)
+  return lambda weights, x: jnp.mean(in_a_loop(layer, x, weights) ** 2)
+
+
+SHAPES = (48, 144), (48, 48), (48, 192), (192, 48)
+OF_TWO_BLOCKS = (
+  tuple(normal(80 + i, 6, *shape, scale=0.1) for i, shape in enumerate(SHAPES)),
+  normal(90, 8, 96, 48, scale=1.0),
+)
+
+
 @pytest.mark.parametrize("in_a_loop", [alone, telling, in_groups])
 def test_a_checkpoint_around_each_of_two_blocks(in_a_loop):
   """What is cut elsewhere, or saves what passes between them in one piece, takes more at once."""
+  plain, by_hand = two_blocks(in_a_loop, same), two_blocks(in_a_loop, jax.checkpoint)
+  hand_bytes = temp_bytes(hand_rungs.compiled(by_hand, OF_TWO_BLOCKS))
+  plan = coopjax.plan(plain, *OF_TWO_BLOCKS, budget=hand_bytes, engine="policy")
+  ours = coopjax.RematPlan.from_json(plan.to_json()).apply(plain)
+  hand_rungs.check_no_more(plain, by_hand, ours, OF_TWO_BLOCKS)
 
-  def centred(x):
-    away = x - x.mean(-1, keepdims=True)
-    return away * lax.rsqrt((away * away).mean(-1, keepdims=True) + 1e-5)
 
-  def attention(x, weights):
-    q, k, v = jnp.split(checkpoint_name(centred(x) @ weights[0], "qkv"), 3, -1)
-    return x + checkpoint_name(jax.nn.softmax(q @ k.swapaxes(-1, -2) / 7) @ v, "context") @ weights[1]
+@pytest.mark.parametrize("in_a_loop", [alone, telling, in_groups])
+@pytest.mark.parametrize("names", [(), ("qkv", "up"), ("context",), (DOTS,)])
+def test_a_policy_around_each_of_two_blocks_is_a_candidate(in_a_loop, names):
+  wrap = functools.partial(jax.checkpoint, policy=policy_of(names))
+  plain, by_hand = two_blocks(in_a_loop, same), two_blocks(in_a_loop, wrap)
+  theirs = hand_rungs.flops(by_hand, OF_TWO_BLOCKS) - hand_rungs.flops(plain, OF_TWO_BLOCKS)
+  space = Candidates(differentiable(trace(plain, OF_TWO_BLOCKS)), only_scans=False)
+  assert space.widen()
+  cut = [each for each in space.found if frozenset(names) in each.name_sets and len(each.scan_bodies[-1].segments) > 1]
+  assert any(each.flops == pytest.approx(theirs, rel=0.001) and each.policy is None for each in cut)
 
-  def feed_forward(x, weights):
-    up = checkpoint_name(centred(x) @ weights[2], "up")
-    return x + checkpoint_name(jax.nn.gelu(up), "hidden") @ weights[3]
+
+def test_a_loop_inside_of_layers_is_repeated_with_them():
+  """A checkpoint around each layer: what an inner loop stacks while a layer is repeated takes less than predicted."""
+
+  def linear_attention(x, weights):
+    q, k, v = jnp.split(centred(x) @ weights[0], 3, -1)
+
+    def turn(state, at):
+      state = 0.9 * state + at[1][:, :, None] * at[2][:, None, :]
+      return state, jnp.einsum("bd,bde->be", at[0], state)
+
+    in_time = tuple(jnp.moveaxis(each, 1, 0) for each in (q, jax.nn.sigmoid(k), v))
+    _, y = lax.scan(turn, jnp.zeros((x.shape[0], 48, 48)), in_time)
+    return x + jnp.moveaxis(y, 0, 1) @ weights[1]
 
   def program(wrap):
-    blocks = wrap(attention), wrap(feed_forward)
-    layer = lambda x, weights: blocks[1](blocks[0](x, weights), weights)
-    return lambda weights, x: jnp.mean(in_a_loop(layer, x, weights) ** 2)
+    layer = wrap(lambda x, weights: feed_forward(linear_attention(x, weights), weights))
+    return lambda weights, x: jnp.mean(scanned(layer, x, weights) ** 2)
 
-  shapes = (48, 144), (48, 48), (48, 192), (192, 48)
-  weights = tuple(normal(80 + i, 6, *shape, scale=0.1) for i, shape in enumerate(shapes))
-  args = weights, normal(90, 8, 96, 48, scale=1.0)
   plain, by_hand = program(same), program(jax.checkpoint)
-  hand_bytes = temp_bytes(hand_rungs.compiled(by_hand, args))
-  plan = coopjax.plan(plain, *args, budget=hand_bytes, engine="policy")
-  hand_rungs.check_no_more(plain, by_hand, coopjax.RematPlan.from_json(plan.to_json()).apply(plain), args)
+  hand_bytes = temp_bytes(hand_rungs.compiled(by_hand, OF_TWO_BLOCKS))
+  plan = coopjax.plan(plain, *OF_TWO_BLOCKS, budget=hand_bytes, engine="policy")
+  ours = coopjax.RematPlan.from_json(plan.to_json()).apply(plain)
+  hand_rungs.check_no_more(plain, by_hand, ours, OF_TWO_BLOCKS)
 
 
 def test_a_little_room_is_used_too():
