@@ -1,5 +1,6 @@
 """Programs over their budget: what there is to say of them, and the plan of all of a program in place of a part's."""
 
+import contextlib
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -66,6 +67,12 @@ class Inside(Protocol):
     """
     ...
 
+  def planned_for_less(self, program: compat.ProgramToCompile, excess: Excess) -> jax.stages.Lowered | None:
+    """The program, lowered, with the function planned for as many bytes less as the program is over its budget; None
+    where there is more in the program to decide on, or no such plan.
+    """
+    ...
+
   def planned_anew(
     self, program: compat.ProgramToCompile, limit_bytes: int | None = None
   ) -> tuple[jax.stages.Lowered, int, int] | None:
@@ -89,8 +96,9 @@ def planned_anew(
 ) -> Any:
   """The executable of the program planned as a whole, where the plans of functions in it leave it over its budget.
 
-  What takes more than it did when it was planned (on a GPU, whose kernels are chosen by what they take, at every
-  compile) is planned once more, for as much less.
+  Where there is one function, it is planned for less first: its trials are smaller, and what else the program holds is
+  known from its compile. What takes more than it did when it was planned (on a GPU, whose kernels are chosen by what
+  they take, at every compile) is planned once more, for as much less.
 
   Args:
     program: as it came.
@@ -104,6 +112,12 @@ def planned_anew(
   functions = [each for each in functions if each.is_differentiated(program)]
   if len({each.request for each in functions}) != 1:
     raise refused.error()
+  for_less = functions[0].planned_for_less(program, refused)
+  if for_less is not None and (other := program.replaced(for_less)) is not None:
+    with contextlib.suppress(BudgetInfeasibleError):  # the HLO engine does not bring it within the budget
+      executable = compile_program(other)
+      if compat.temp_bytes_of(executable) <= refused.budget_bytes:
+        return executable
   budget_bytes = limit_bytes = None
   while (planned := _in_place(program, functions[0], limit_bytes)) is not None:
     other, allowed_bytes, planned_bytes = planned

@@ -12,6 +12,7 @@ lower to it again. What is found of a program is kept under what it is: nothing 
 """
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -27,13 +28,15 @@ from coopjax.budget import Budget
 from coopjax.errors import BudgetInfeasibleError, copy_of, log
 from coopjax.hlo_engine import hook
 from coopjax.hlo_engine.mark import keyed
+from coopjax.hlo_engine.over_budget import Excess
 from coopjax.jaxpr.fingerprint import fingerprint_of
-from coopjax.jaxpr.trace import TracedFn
+from coopjax.jaxpr.trace import TracedFn, fn_and_gradient
 from coopjax.planning import following, function_plan, regions, steps
 from coopjax.planning.choice import Choice
 from coopjax.planning.plannable import Plannable
 from coopjax.planning.remat_plan import RematPlan
 from coopjax.planning.request import Request
+from coopjax.planning.step_plan import baseline_of
 from coopjax.planning.trials import Trials
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
 from coopjax.xla.compile import temp_bytes_of
@@ -41,11 +44,17 @@ from coopjax.xla.compile import temp_bytes_of
 _log = logging.getLogger("coopjax.planning")
 # Whether a trial is whole, in turn: on a CPU its schedule tells what it takes, and for a TPU a draft does to a percent.
 _HOW_FAR = {"cpu": (False,), "tpu": (False, True)}
+_FOR_LESS = 0.5  # of what a function takes as it is planned: what is to come to less, a plan of the program around is
 _SAME = 0.01  # of what a function and its gradient take: what a program around takes more or less that is just these
 _KEPT_RESULTS = 64
 # Of traces and compiles in progress, by request: all that are asked the same in one of them have one plan of what is
 # around them.
 _programs: weakref.WeakKeyDictionary[Any, dict[Request, "_Program | None"]] = weakref.WeakKeyDictionary()
+
+
+def _is_scheduled(request: Request) -> bool:
+  """Whether the schedule of a program tells all that a compile does: on one CPU, what it takes."""
+  return request.platform == "cpu" and request.device is None and jax.device_count() == 1
 
 
 def choose(traced: TracedFn, request: Request) -> Choice:
@@ -71,7 +80,7 @@ def choose(traced: TracedFn, request: Request) -> Choice:
       raise
     return choice
   is_left = program is not None and choice.engine == "none" and compat.num_gradients() == 1
-  return _noted(choice, _Inside(request, fingerprint, is_left))
+  return _noted(choice, _Inside(request, fingerprint, is_left, choice))
 
 
 def _noted(choice: Choice, function: "_Inside") -> Choice:
@@ -126,11 +135,13 @@ class _Inside:
     request: what the remat asks.
     fingerprint: of the function.
     is_left: as there.
+    choice: how it is carried out.
   """
 
   request: Request
   fingerprint: str
   is_left: bool
+  choice: Choice
 
   def is_differentiated(self, program: compat.ProgramToCompile) -> bool:
     around = _Program.compiled(program, self.request)
@@ -139,6 +150,12 @@ class _Inside:
   def unaided_bytes(self, program: compat.ProgramToCompile, enough_bytes: float) -> int | None:
     around = _Program.compiled(program, self.request)
     return around and around.unaided_bytes(enough_bytes)
+
+  def planned_for_less(self, program: compat.ProgramToCompile, excess: Excess) -> jax.stages.Lowered | None:
+    around = _Program.compiled(program, self.request)
+    if around is None or self.choice.decisions is None:
+      return None
+    return around.planned_for_less(self.fingerprint, self.choice, excess)
 
   def planned_anew(
     self, program: compat.ProgramToCompile, limit_bytes: int | None = None
@@ -249,6 +266,12 @@ class _Program:
       request = dataclasses.replace(request, budget=budget)
     return self._made(lambda: self._lowered(request))
 
+  def planned_for_less(self, fingerprint: str, choice: Choice, excess: Excess) -> jax.stages.Lowered | None:
+    """As of `over_budget.Inside`, of a function that is carried out so."""
+    with contextlib.suppress(BudgetInfeasibleError):
+      return self._made(lambda: self._lowered_for_less(fingerprint, choice, excess))
+    return None
+
   def is_differentiated(self, fingerprint: str) -> bool:
     """Whether it takes a gradient of a function, as far as is known."""
     step = self._made(self._step)
@@ -299,8 +322,17 @@ class _Program:
       return None
 
   def _step(self) -> Plannable | None:
-    asked, device = self.asked.unplaced(), self.request.device
-    return self._once("step", lambda: Plannable.of_step(asked.jitted, asked.args, asked.kwargs, device, "keep"))
+    return self._once("step", self._found_step)
+
+  def _found_step(self) -> Plannable | None:
+    asked, request = self.asked.unplaced(), self.request
+    step = Plannable.of_step(asked.jitted, asked.args, asked.kwargs, request.device, "keep")
+    if step is None or not _is_scheduled(request):
+      return step
+    trials, program = Trials(request, resident_bytes=0), step.program
+    assert isinstance(program, steps.Step)  # of `Plannable.of_step`
+    scheduled = lambda program, avals, _: trials.compile(program, avals)
+    return dataclasses.replace(step, baseline=baseline_of(program, request.device, scheduled, is_scheduled=True))
 
   def _unaided_bytes(self, enough_bytes: float) -> int | None:
     step = self._step()
@@ -311,14 +343,16 @@ class _Program:
     for whole in _HOW_FAR.get(self.request.platform, (True,)):
       trials = Trials(self.request, resident_bytes=0)
       compiled = functools.partial(trials.compile, as_it_is, (), whole=whole)
+      if step.baseline.is_scheduled:
+        compiled = lambda baseline=step.baseline: baseline.plain
       temp_bytes = self._once_of_all(step, ("unaided", whole), lambda compiled=compiled: temp_bytes_of(compiled()))
       if temp_bytes >= enough_bytes:
         break
     return temp_bytes
 
   def _plan(self, request: Request) -> RematPlan | None:
-    """Of all of it; None where it is no step, or has no regions."""
-    step = self._step()
+    """Of all of it; None where it is no step, or has no regions. What it takes, the compile that comes tells."""
+    step, request = self._step(), dataclasses.replace(request, drafts=request.drafts or _is_scheduled(request))
     return self._once_of_all(step, request, lambda: step.plan(request)) if step and step.functions else None
 
   def _choices(self) -> dict[str, Choice] | None:
@@ -332,8 +366,30 @@ class _Program:
     for region, choice in zip(plan.regions, following.choices_of(plan), strict=True):
       if choice.mark is None:
         choice = dataclasses.replace(choice, held=held(region.fingerprint))
-      choices[region.fingerprint] = _noted(choice, _Inside(self.request, region.fingerprint, is_left=False))
+      choices[region.fingerprint] = _noted(choice, _Inside(self.request, region.fingerprint, False, choice))
     return choices
+
+  def _lowered_for_less(self, fingerprint: str, choice: Choice, excess: Excess) -> jax.stages.Lowered | None:
+    found, request = self._step(), self.request
+    if found is None or not isinstance(step := found.program, steps.Step):
+      return None
+    if [(each.key, each.num_runs) for each in step.members if each.num_runs] != [(fingerprint, 1)]:
+      return None
+    if choice.mark is not None:  # under the same checkpoints, the HLO engine brings the program within its budget
+      choice = dataclasses.replace(choice, mark=request.mark(fingerprint, Budget(excess.budget_bytes)))
+    else:
+      function = next(each.traced for each in step.members if each.key == fingerprint)
+      planned = Trials(request, resident_bytes=0).compile(*fn_and_gradient(function, choice.flat_fn(function)))
+      limit_bytes = temp_bytes_of(planned) - (excess.smallest_bytes - excess.budget_bytes)
+      if limit_bytes < _FOR_LESS * temp_bytes_of(planned):
+        return None
+      for_less = dataclasses.replace(request, budget=Budget(limit_bytes, offload=request.budget.offload))
+      choice = function_plan.choose(function, for_less, says_unneeded=False)
+      if choice.decisions is None:
+        return None
+    choices = [dataclasses.replace(choice, held=None) if each.key == fingerprint else Choice() for each in step.members]
+    as_asked = dataclasses.replace(step, jitted=self.asked.jitted, args=self.asked.args, kwargs=self.asked.kwargs)
+    return as_asked.program(choices).lower()
 
   def _lowered(self, request: Request) -> tuple[jax.stages.Lowered, int, int] | None:
     if (plan := self._plan(request)) is None:

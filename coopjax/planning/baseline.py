@@ -10,7 +10,7 @@ from coopjax.jaxpr.tags import tagged_fn
 from coopjax.jaxpr.trace import TracedFn, fn_and_gradient
 from coopjax.memory_profile import MemoryProfile
 from coopjax.planning.request import Request
-from coopjax.xla.compile import compile_trial, measure
+from coopjax.xla.compile import compile_trial, measure, module_of
 from coopjax.xla.targets import Target
 
 
@@ -22,6 +22,7 @@ class Baseline:
     compile_plain: compiles the program as it is, whether it fits the device or not.
     compile_tagged: the same with tags on its equations and, if one is given, a mark for the HLO engine.
     target: what is compiled for, None for the default backend.
+    is_scheduled: the program as it is is compiled no further than to its schedule, and carries no tags for anybody.
   """
 
   def __init__(
@@ -30,8 +31,10 @@ class Baseline:
     compile_plain: Callable[[], Any],
     compile_tagged: Callable[[str | None], Any],
     target: Target | None,
+    *,
+    is_scheduled: bool = False,
   ):
-    self._program = program
+    self._program, self.is_scheduled = program, is_scheduled
     self._compile_plain, self._compile_tagged, self._target = compile_plain, compile_tagged, target
 
   @classmethod
@@ -66,7 +69,7 @@ class Baseline:
   @functools.cached_property
   def module(self) -> bytes:
     """The module that XLA schedules, for a hook that is installed; no code is generated."""
-    return hook.capture(self._program, self._compile_tagged)
+    return module_of(self.plain) if self.is_scheduled else hook.capture(self._program, self._compile_tagged)
 
   @functools.cached_property
   def observed(self) -> tuple[bytes, Any]:

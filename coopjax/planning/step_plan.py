@@ -48,15 +48,18 @@ _MODEL_IS_OFF = 1.25  # times the compiled temporaries: what is predicted for an
 _DIVIDES_ABOVE = 0.1  # of the forward pass repeated by the HLO engine alone: a division is looked for that repeats less
 
 
-def baseline_of(step: Step, target: Target | None, compile_fn: Callable[..., Any] = compile_trial) -> Baseline:
+def baseline_of(
+  step: Step, target: Target | None, compile_fn: Callable[..., Any] = compile_trial, *, is_scheduled: bool = False
+) -> Baseline:
   """The step as it is, compiled; what `plan_step` needs, for any number of requests. `compile_fn` may be
-  `compile_draft`.
+  `compile_draft`, or end at the schedule where it `is_scheduled`.
   """
   return Baseline(
     step.fingerprint,
     lambda: compile_fn(step.program(marked(step, None)), (), target),
     lambda mark: compile_scheduled(step.program(marked(step, mark)), (), target),
     target,
+    is_scheduled=is_scheduled,
   )
 
 

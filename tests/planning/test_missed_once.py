@@ -11,7 +11,7 @@ import coopjax
 from coopjax.errors import copy_of
 from coopjax.planning import around, function_plan, plannable
 from tests.support import models
-from tests.support.checks import assert_same, temp_bytes
+from tests.support.checks import assert_close, assert_same, temp_bytes
 
 WEIGHTS = list(models.normal(4, 5, 64, 64) / 10)
 X = models.normal(3, 128, 64)
@@ -66,6 +66,31 @@ def test_blocks_that_miss_their_share_are_planned_once_and_the_program_around_th
   assert_same(gradients, jax.jit(jax.grad(blocks(lambda block: block)))(WEIGHTS, X))
   fitted(WEIGHTS, X)
   assert planned == ["block", "loss"] and len(traces) == of_plan
+
+
+def test_a_function_alone_in_a_program_that_misses_is_planned_for_less(planned):
+  """The norm needs all gradients at once, of which the function's plan knows nothing."""
+  weights, x = list(models.normal(4, 8, 64, 64) / 10), models.normal(5, 512, 64)
+
+  def loss(weights, x):
+    for weight in weights:
+      x = x + jnp.tanh(jnp.sin(x @ weight) @ weight)
+    return jnp.mean(x**2)
+
+  def step_of(loss):
+    def step(weights, x):
+      grads = jax.grad(loss)(weights, x)
+      norm = jnp.sqrt(sum(jnp.vdot(grad, grad) for grad in grads))
+      return [weight - grad / norm for weight, grad in zip(weights, grads, strict=True)]
+
+    return jax.jit(step, donate_argnums=0).lower(weights, x).compile()
+
+  plain, fitted = step_of(loss), step_of(coopjax.remat(loss, budget=0.4, engine="policy"))
+  assert planned == ["loss", "loss"]
+  assert temp_bytes(fitted) <= 0.4 * temp_bytes(plain)
+  assert "rematted_computation" in fitted.as_text()
+  for ours, expected in zip(*(each(list(map(jnp.array, weights)), x) for each in (fitted, plain)), strict=True):
+    assert_close(ours, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(
