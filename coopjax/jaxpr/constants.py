@@ -11,6 +11,7 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 
 _MOST_BYTES = 2**25  # of all together
 
@@ -31,10 +32,17 @@ def with_constants(
 
   def of_others(*others):
     left = iter(others)
-    return fn(*(np.asarray(known[i]) if i in known else next(left) for i in range(len(avals))))
+    return fn(*(_as_it_stands(known[i]) if i in known else next(left) for i in range(len(avals))))
 
   of_others.__name__ = fn.__name__
   return of_others, tuple(aval for i, aval in enumerate(avals) if i not in known)
+
+
+def _as_it_stands(const: jax.Array | np.ndarray) -> Any:
+  """The constant on no device. What is one value to JAX, as its own arrays are, a loop hands on; NumPy's arrays, which
+  are new ones wherever they are met, it stacks slice by slice. A name, which XLA does not see, makes it one.
+  """
+  return checkpoint_name(np.asarray(const), "constant") if isinstance(const, jax.Array) else const
 
 
 def _is_constant(const: Any) -> bool:
