@@ -32,6 +32,7 @@ class Forecast[Decisions: Hashable]:
   ):
     self.tried: list[Trial[Decisions]] = []
     self.budget_bytes, self._alone = budget_bytes, alone
+    self._baseline_bytes = space.baseline_bytes
     self.ratio = baseline_temp_bytes / max(space.baseline_bytes, 1.0)
     undone = min((candidate.estimated_bytes for candidate in space.found if not candidate.flops), default=0.0)
     self.num_shards = max(1, round(undone / max(baseline_temp_bytes, 1))) if space.is_spread else 1
@@ -51,6 +52,14 @@ class Forecast[Decisions: Hashable]:
     if candidate not in self._known:
       self._known[candidate] = predictions.predicted_bytes(candidate, self.tried, self.ratio, self.num_shards)
     return self._known[candidate]
+
+  def hoped_bytes(self, candidate: SearchCandidate[Decisions]) -> float:
+    """What a plain policy is taken to need at least. Few are plain, so they have the benefit of the best ratio that a
+    trial, or the program as it is, showed, if not of the estimate itself; none needs more than the program as it is.
+    """
+    ratios = [trial.unaided_bytes / max(trial.candidate.estimated_bytes, 1.0) for trial in self.tried]
+    ratio = min([1.0, self.ratio, *ratios])
+    return min(self.bytes_of(candidate), ratio * min(candidate.estimated_bytes, self._baseline_bytes))
 
   def unaided_bytes(self, candidate: SearchCandidate[Decisions]) -> float:
     """Without the HLO engine's help."""

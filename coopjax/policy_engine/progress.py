@@ -44,8 +44,8 @@ _MAYBE = 1.2  # of the budget: of the few policies that everybody tries, what is
 _MAYBE_ROUGHLY = 1.35  # where estimates go by no compile
 _HIDDEN = 2  # of the budget: what is predicted to take more is not tried where estimates don't tell what fits
 _UNLIKELY = 4  # times what predictions were off by: what is above the budget by more hardly ever fits
-_LEAVES_ROOM = 0.9  # of the budget: what a plan takes that drafts of more bytes are made beyond; or
-_LEAVES_SOME = 0.99  # that more candidates are looked for beyond
+_LEAVES_ROOM = 0.9  # of the budget: what a plan takes beyond which what may take too much is tried, too; or
+_LEAVES_SOME = 0.99  # beyond which more candidates are looked for
 _MANY_MISSES = 4  # of a search whose plan leaves room: for other candidates
 _HAND_ROUNDS = 3  # of a search, its last: for what a person would pick
 _CLOSE_ROUNDS = 2  # after these: for what a person would pick that repeats less by however little
@@ -300,8 +300,9 @@ class Progress[Decisions: Hashable]:
       return found
     if self._are_drafts:
       return self._last_by_hand(by_hand)
-    may_fit = lambda candidate: expected_gain.chance(candidate) or self._predict(candidate) <= _MAYBE * self._budget
-    plain = [c for c in by_hand if c.is_plain_policy and (may_fit(c) or self._hoped_bytes(c) <= _MAYBE * self._budget)]
+    maybe_bytes, hoped_bytes = _MAYBE * self._budget, self._forecast.hoped_bytes
+    may_fit = lambda candidate: expected_gain.chance(candidate) or self._predict(candidate) <= maybe_bytes
+    plain = [c for c in by_hand if c.is_plain_policy and (may_fit(c) or hoped_bytes(c) <= maybe_bytes)]
     if found := most([*plain, *worth(by_hand, self._num_last / 2)]):
       self._num_last += 1
       return found
@@ -374,7 +375,7 @@ class Progress[Decisions: Hashable]:
       predicted_bytes = self._predict(candidate)
       if candidate.is_plain_policy:
         is_told = candidate.kin in kin_tried
-        return (predicted_bytes if is_told else self._hoped_bytes(candidate)) <= self._budget * reach
+        return (predicted_bytes if is_told else self._forecast.hoped_bytes(candidate)) <= self._budget * reach
       near_bytes = self._budget * (1 + (_NEARBY - 1) / max(1, num_tried))
       return (predicted_bytes if candidate.kin in kin_tried else min(predicted_bytes, estimated_bytes)) <= near_bytes
 
@@ -383,14 +384,6 @@ class Progress[Decisions: Hashable]:
       near = [candidate for candidate in near if candidate.is_bare] or near
     flops = expected_flops(self._tried, self._budget, self._forecast.unaided_bytes)
     return self._first(near, lambda candidate: (flops(candidate), self._predict(candidate)))
-
-  def _hoped_bytes(self, candidate: SearchCandidate[Decisions]) -> float:
-    """What a plain policy is taken to need at least. Few are plain, so they have the benefit of the best ratio that a
-    trial, or the program as it is, showed, if not of the estimate itself; none needs more than the program as it is.
-    """
-    ratios = [trial.unaided_bytes / max(trial.candidate.estimated_bytes, 1.0) for trial in self._tried]
-    ratio = min([1.0, self._forecast.ratio, *ratios])
-    return min(self._predict(candidate), ratio * min(candidate.estimated_bytes, self._space.baseline_bytes))
 
   def _nearly_cheapest(self, candidates: Sequence[SearchCandidate[Decisions]]) -> list[SearchCandidate[Decisions]]:
     """Those not worth telling apart from the cheapest: among them decides a rule that similar models follow alike."""
