@@ -338,13 +338,13 @@ class _Program:
     step = self._step()
     if step is None or not isinstance(step.program, steps.Step):
       return None
+    if (baseline := step.baseline).is_scheduled:
+      return self._once_of_all(step, ("unaided", False), lambda: temp_bytes_of(baseline.plain))
     as_it_is = step.program.program(step.program.each(Choice()))
     temp_bytes = None
     for whole in _HOW_FAR.get(self.request.platform, (True,)):
       trials = Trials(self.request, resident_bytes=0)
       compiled = functools.partial(trials.compile, as_it_is, (), whole=whole)
-      if step.baseline.is_scheduled:
-        compiled = lambda baseline=step.baseline: baseline.plain
       temp_bytes = self._once_of_all(step, ("unaided", whole), lambda compiled=compiled: temp_bytes_of(compiled()))
       if temp_bytes >= enough_bytes:
         break
