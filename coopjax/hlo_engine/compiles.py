@@ -14,6 +14,7 @@ import functools
 import hashlib
 import json
 import logging
+import math
 import re
 import threading
 import zlib
@@ -22,18 +23,15 @@ from typing import Any
 
 import jax
 
-from coopjax import _core, compat, contexts, errors, job
-from coopjax.budget import Budget, format_bytes
+from coopjax import _core, compat, contexts, job
+from coopjax.budget import format_bytes
 from coopjax.errors import (
-  BudgetExceededWarning,
   InvalidProgramError,
   RematNoEffectWarning,
   log,
 )
-from coopjax.hlo_engine.infeasible import why_infeasible
 from coopjax.hlo_engine.mark import (
   Mark,
-  Whole,
   asked_in,
   held_in,
   is_chosen,
@@ -42,18 +40,30 @@ from coopjax.hlo_engine.mark import (
   marks_in,
   over_budget,
 )
-from coopjax.hlo_engine.over_budget import Excess, Inside, planned_anew
+from coopjax.hlo_engine.over_budget import (
+  Excess,
+  Inside,
+  Repeated,
+  excess_of,
+  has_both_passes,
+  limit_of,
+  limit_of_share,
+  planned_anew,
+  warn,
+)
 from coopjax.xla import standing
 from coopjax.xla.module import parse_module
 from coopjax.xla.module_fields import with_plan_of, without_labels
 
 _log = logging.getLogger("coopjax.hook")
 _ATTRIBUTES = re.compile(r', frontend_attributes=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}')
-_FORWARD = re.compile(rb"(?<!transpose\()jvp\(")  # in the names of instructions
 _KEYS = re.compile(rb";key=([0-9a-f]+)")  # of marks; nothing else is read here, where an error would fail a compile
 _KEPT_FUNCTIONS = 4096
-_NO_LIMIT = 1 << 62  # bytes: what is held is held whatever the program takes
 _KEY = re.compile(r";key=[0-9a-f]*")  # differs between versions of coopjax, which may follow each other
+
+
+class EndedError(Exception):
+  """Ends a compile of which all that was wanted is known."""
 
 
 class Compile:
@@ -70,6 +80,8 @@ class Compile:
     refused: what there is to say of it if it is over a budget that it has to hold.
     excess: what the hook has to say of it, where that is no error; `hold` knows better, if it has something to go by.
     is_trial: it is compiled to be looked at.
+    most_flops: that the HLO engine may repeat in it.
+    repeated: what that did to it, where it had to repeat more.
   """
 
   def __init__(self, program: compat.ProgramToCompile, asked: standing.Standing | None):
@@ -81,9 +93,23 @@ class Compile:
     self.refused: Excess | None = None
     self.excess: Excess | None = None
     self.is_trial = standing.is_suspended()
+    self.most_flops, self.repeated = math.inf, None
+
+  def told(self, repeated: Repeated) -> None:
+    """What the HLO engine did.
+
+    Raises:
+      EndedError: it repeats too much.
+    """
+    if repeated.flops > self.most_flops:
+      self.repeated = repeated
+      raise EndedError
 
   def planned(self, module_bytes: bytes, plan: Callable[[], tuple[bytes | None, Excess | None]]) -> bytes | None:
     """The module to compile in place of the one that reached the hook, or None to leave it.
+
+    Raises:
+      EndedError: it is over a budget that it has to hold.
 
     Args:
       module_bytes: as it came.
@@ -114,7 +140,7 @@ class Compile:
       return planned
     if excess.is_refused and not self.is_trial:
       self.refused, self.may_keep = excess, False
-      return planned
+      raise EndedError
     self.excess = excess
     if not self.keys:
       self.may_keep = False  # the cache would give it without a word
@@ -136,13 +162,13 @@ class Compile:
     temp_bytes = compat.temp_bytes_of(executable)
     of_bytes = [mark for mark in held if mark.whole is None]
     of_share = {mark: mark.whole for mark in held if mark.whole is not None}
-    limits = [_limit(of_bytes, executable)] if of_bytes else []
-    if of_share and (found := _limit_of_share(of_share, program, executable, inside)):
+    limits = [limit_of(of_bytes, executable)] if of_bytes else []
+    if of_share and (found := limit_of_share(of_share, program, executable, inside)):
       limits.append(found)
     if not limits:
       return False
     limit = min(limits, key=lambda limit: limit[1:])
-    if (excess := _excess(program.name, executable, temp_bytes, *limit)) is not None:
+    if (excess := excess_of(program.name, executable, temp_bytes, *limit)) is not None:
       if excess.is_refused:
         self.refused = excess
       else:
@@ -192,24 +218,34 @@ class Watcher:
       while len(self._inside) > _KEPT_FUNCTIONS:
         self._inside.popitem(last=False)
 
-  def around(self, program: compat.ProgramToCompile, *, is_held: bool = True) -> Any:
+  def around(self, program: compat.ProgramToCompile, *, is_held: bool = True, is_settled: bool = False) -> Any:
+    """As of `compat.CompileWatcher`.
+
+    Args:
+      program: what is compiled.
+      is_held: whether it may be held to a budget that no HLO engine sees to.
+      is_settled: nothing that repeats less is looked for.
+    """
     asked = standing.current()
     if asked is None and not is_marked(program.bytecode) and not is_chosen(program.bytecode):
       return program.compile()
     if platform := compat.hook_platform(program.platform):  # the mark may come from an exported program
       self._install(platform)
-    with self._entered(Compile(program, asked)) as entered:
-      try:
-        executable = program.compile()
-      except jax.errors.JaxRuntimeError:
-        if entered.interrupt is not None:
-          raise entered.interrupt from None
-        raise
+    entered = Compile(program, asked)
     inside = {} if entered.is_trial else self._expected(entered.keys)
+    functions = list(inside.values())
+    if len(functions) == 1 and not (is_settled or entered.about):
+      entered.most_flops = functions[0].most_flops
+    executable = self._compiled(program, entered)
+    if entered.repeated is not None:
+      (function,) = functions
+      lowered = function.repeating_less(program, entered.repeated) if function.is_differentiated(program) else None
+      other = lowered and program.replaced(lowered)
+      return self.around(other or program, is_held=is_held and other is None, is_settled=True)
     is_told = is_held and entered.refused is None and entered.hold(program, executable, inside)
     if entered.refused is not None:
       compile_program = functools.partial(self.around, is_held=False)
-      return planned_anew(program, list(inside.values()), entered.refused, compile_program)
+      return planned_anew(program, functions, entered.refused, compile_program)
     if not is_told:
       if entered.excess is not None:
         warn(entered.excess.message)
@@ -218,6 +254,18 @@ class Watcher:
     if entered.about:
       self._tell(entered, program, executable)
     return executable
+
+  def _compiled(self, program: compat.ProgramToCompile, entered: Compile) -> Any:
+    """The executable; None where the compile was ended for what the hook found."""
+    with self._entered(entered):
+      try:
+        return program.compile()
+      except jax.errors.JaxRuntimeError:
+        if entered.interrupt is not None:
+          raise entered.interrupt from None
+        if entered.refused is None and entered.repeated is None:
+          raise
+    return None
 
   def _expected(self, keys: Collection[str]) -> dict[str, Inside]:
     """The functions with marks of these keys that are known."""
@@ -274,13 +322,13 @@ class Watcher:
     return next((each for each in self._active if keys & each.keys), None)
 
   @contextlib.contextmanager
-  def _entered(self, entered: Compile) -> Iterator[Compile]:
+  def _entered(self, entered: Compile) -> Iterator[None]:
     outer = getattr(self._thread, "compile", None)
     self._thread.compile = entered
     with self._lock:
       self._active.append(entered)
     try:
-      yield entered
+      yield
     finally:
       self._thread.compile = outer
       with self._lock:
@@ -290,19 +338,6 @@ class Watcher:
 def digest_of(executable: Any) -> str:
   """Of the instructions of a loaded executable in their order; without marks, which name versions."""
   return hashlib.sha256(_ATTRIBUTES.sub("", compat.instructions_of(executable)).encode()).hexdigest()[:16]
-
-
-def warn(message: str, category: type[Warning] = BudgetExceededWarning) -> None:
-  """Warns of a program; where warnings are errors, which would fail the compile, the log is told."""
-  try:
-    errors.warn(message, category)
-  except category:
-    log(_log, logging.WARNING, message)
-
-
-def has_both_passes(module_bytes: bytes) -> bool:
-  """Whether a module has a function together with its gradient: alone, either is held to nothing in bytes."""
-  return _FORWARD.search(module_bytes) is not None and b"transpose(jvp(" in module_bytes
 
 
 def without_effect(name: str, temp_bytes: int, budget_bytes: int) -> str:
@@ -317,75 +352,6 @@ def _are_left(inside: Mapping[str, Inside], executable: Any) -> bool:
   """Whether a compiled program has both passes of functions, and all of them are left as they are."""
   are_left = bool(inside) and all(each.is_left for each in inside.values())
   return are_left and has_both_passes(compat.module_bytes_of(executable))
-
-
-def _limit(held: Collection[Mark], executable: Any) -> tuple[Budget, int, bool]:
-  """What a compiled program is held to, the temporaries that this leaves it, and whether more are an error."""
-  resident_bytes = compat.resident_bytes_of(executable)
-  budgets = ((each.budget, each.budget.resolve(0, resident_bytes), each.refuses) for each in held if each.budget)
-  return min(budgets, key=lambda limit: limit[1:])
-
-
-def _limit_of_share(
-  held: Mapping[Mark, Whole], program: compat.ProgramToCompile, executable: Any, inside: Mapping[str, Inside]
-) -> tuple[Budget, int, bool] | None:
-  """As `_limit`, for what holds a program to a share of what it takes without remats; None where nothing is to be held.
-
-  Where it is within the share of what a function in it takes alone, nothing is asked of what is around. Else it is
-  compiled without remats, as far as its buffers are known.
-  """
-  temp_bytes, results_bytes = compat.temp_bytes_of(executable), compat.results_bytes_of(executable)
-  least_bytes = min(whole.at_least(results_bytes, program.num_devices) for whole in held.values())
-  share = min(whole.share for whole in held.values())
-  if temp_bytes <= share * least_bytes:
-    return Budget(share=share), _NO_LIMIT, False
-  if not has_both_passes(compat.module_bytes_of(executable)):
-    return None
-  asked = {
-    mark: whole for mark, whole in held.items() if mark.key not in inside or inside[mark.key].is_differentiated(program)
-  }
-  if not asked:
-    return None
-  share = min(whole.share for whole in asked.values())
-  known = (each.unaided_bytes(program, temp_bytes / share) for each in inside.values())
-  unaided_bytes = next((num_bytes for num_bytes in known if num_bytes is not None), None)
-  budget = Budget(share=share)
-  if unaided_bytes is None:
-    warn(_unknown(program.name, temp_bytes, budget))
-    return None
-  return budget, budget.resolve(unaided_bytes), any(mark.refuses for mark in asked)
-
-
-def _excess(
-  name: str, executable: Any, temp_bytes: int, budget: Budget, budget_bytes: int, refuses: bool
-) -> Excess | None:
-  """What there is to say of a program that the policy engine alone has planned and that is over its budget, by what it
-  takes and its `_limit`; None where it is not, or has not both passes, and so is held to nothing.
-  """
-  if temp_bytes <= budget_bytes or not has_both_passes(module_bytes := compat.module_bytes_of(executable)):
-    return None
-  message = (
-    f"the program {name} takes {budget.taken(temp_bytes, budget_bytes)}, over its budget of "
-    f"{budget.in_words(budget_bytes)}: it is not the program that the policy engine planned (there is more in it than "
-    "a function and its gradient, a step was jitted after it was planned, with donation or shardings, or a GPU's "
-    "kernels were chosen anew). coopjax.plan(step, *arguments, budget=...).apply(step) plans the whole step, jitted as "
-    "it will run"
-  )
-  excess = Excess(message, budget_bytes, temp_bytes, budget.counted_bytes(budget_bytes), is_refused=refuses)
-  try:
-    error = why_infeasible(module_bytes, message, budget_bytes=budget_bytes, smallest_bytes=temp_bytes)
-  except InvalidProgramError:  # XLA:TPU has instructions of its own
-    return excess
-  return excess._replace(message=str(error), op=error.op, largest=error.largest)
-
-
-def _unknown(name: str, temp_bytes: int, budget: Budget) -> str:
-  """What to say of a program that may be over its share."""
-  return (
-    f"the program {name} takes {format_bytes(temp_bytes)} of temporaries, which may be over its budget of {budget}: "
-    "what it takes without its remats is not known here (traces around are a part of it, or it was traced under other "
-    "settings of JAX). coopjax.plan(step, *arguments, budget=...) tells, and plans the whole step"
-  )
 
 
 def _warn_if_over_budget(name: str, executable: Any) -> None:

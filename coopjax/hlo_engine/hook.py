@@ -24,7 +24,7 @@ from jax.extend import xla as jax_xla
 from coopjax import compat, progress
 from coopjax.budget import Budget
 from coopjax.errors import InvalidProgramError, RematNoEffectWarning, log
-from coopjax.hlo_engine import compiles
+from coopjax.hlo_engine import compiles, over_budget
 from coopjax.hlo_engine.infeasible import why_infeasible
 from coopjax.hlo_engine.mark import Mark, is_marked, marks_in
 from coopjax.hlo_engine.module_plan import Outcome, plan_module
@@ -177,16 +177,16 @@ class _Hook:
       if watches:
         if all(watch.goes_on for watch in watches):
           return None
-        raise _CapturedError
+        raise compiles.EndedError
       asked_of_all, planned = standing_mark(platform), None
       if marks or asked_of_all is not None:
         compiling = self.watcher.of(marks)
         planned = self._planned(module_bytes, marks, asked_of_all, compiling)
       if self.is_scheduling:
         self._scheduling.module = planned or bytes(module_bytes)
-        raise _CapturedError
+        raise compiles.EndedError
       return planned
-    except _CapturedError:
+    except compiles.EndedError:
       raise
     except (KeyboardInterrupt, SystemExit) as error:
       if compiling is not None:
@@ -195,7 +195,7 @@ class _Hook:
     except InvalidProgramError as error:
       log(_log, logging.INFO, "a program on %s is left as it came: %s", platform, error)
       if marks_in(module_bytes) and not standing.is_suspended():
-        compiles.warn(f"the remat of a program has no effect: {error}", RematNoEffectWarning)
+        over_budget.warn(f"the remat of a program has no effect: {error}", RematNoEffectWarning)
       if compiling is not None:
         compiling.fail(error, is_lasting=True)
     except Exception as error:  # the compile must stand whatever happens in here
@@ -210,22 +210,24 @@ class _Hook:
     """What to compile in place of a module, None for the module itself; by another process of the job, maybe."""
     says_nothing_changed = asked_of_all is None and not standing.is_suspended()
 
-    def plan() -> tuple[bytes | None, compiles.Excess | None]:
+    def plan() -> tuple[bytes | None, over_budget.Excess | None]:
       outcome = _plan(module_bytes, marks, asked_of_all, is_sketch=self.is_scheduling and self._scheduling.is_sketch)
       for key, made in self._recorders:
         if any(key == mark.key for mark in marks):
           made.append(outcome)
       if says_nothing_changed and (unchanged := _without_effect(module_bytes, outcome)):
-        compiles.warn(unchanged, RematNoEffectWarning)
+        over_budget.warn(unchanged, RematNoEffectWarning)
       if compiling is not None and outcome.is_cut_short:
         compiling.may_keep = False  # another process may find more
+      if compiling is not None and outcome.fits and outcome.budget_bytes is not None:
+        compiling.told(over_budget.Repeated(outcome.budget_bytes, outcome.baseline.temp_bytes, outcome.recompute_flops))
       return outcome.module_bytes, _excess(outcome, module_bytes)
 
     if compiling is not None:
       return compiling.planned(module_bytes, plan)
     planned, excess = plan()
     if excess is not None:
-      compiles.warn(excess.message)
+      over_budget.warn(excess.message)
     return planned
 
 
@@ -276,7 +278,7 @@ def _is_share(outcome: Outcome) -> bool:
   return outcome.mark.budget is not None and outcome.mark.budget.share is not None
 
 
-def _excess(outcome: Outcome, module_bytes: bytes) -> compiles.Excess | None:
+def _excess(outcome: Outcome, module_bytes: bytes) -> over_budget.Excess | None:
   """What there is to say of a program over its budget, with what forces it where that is an error; None if there is
   nothing: a share is of a gradient, and without one nothing is promised.
   """
@@ -290,8 +292,14 @@ def _excess(outcome: Outcome, module_bytes: bytes) -> compiles.Excess | None:
   ).rstrip()
   # A budget is of a function with its gradient: an evaluation, or a backward pass that is compiled by itself, is only
   # told of a share of what it takes alone.
-  excess = compiles.Excess(message, budget_bytes, smallest_bytes, budget.counted_bytes(budget_bytes))
-  if not (outcome.mark.refuses and compiles.has_both_passes(module_bytes)):
+  excess = over_budget.Excess(
+    message,
+    budget_bytes,
+    smallest_bytes,
+    budget.counted_bytes(budget_bytes),
+    unaided_bytes=outcome.baseline.temp_bytes,
+  )
+  if not (outcome.mark.refuses and over_budget.has_both_passes(module_bytes)):
     return excess
   schedule = None if outcome.result is None else outcome.result.schedule
   error = why_infeasible(
@@ -307,10 +315,6 @@ def _schedule_key() -> str:
 
 class NothingToPlanError(RuntimeError):
   """A program of which XLA leaves nothing that was marked: no operations, or none on anything but constants."""
-
-
-class _CapturedError(Exception):
-  """Ends a compile whose module was all that was wanted."""
 
 
 _hook = _Hook()

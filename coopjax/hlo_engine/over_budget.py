@@ -1,14 +1,22 @@
 """Programs over their budget: what there is to say of them, and the plan of all of a program in place of a part's."""
 
 import contextlib
-from collections.abc import Callable, Hashable, Sequence
+import logging
+import re
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
 
-from coopjax import compat
-from coopjax.budget import format_bytes
-from coopjax.errors import BudgetInfeasibleError
+from coopjax import compat, errors
+from coopjax.budget import Budget, format_bytes
+from coopjax.errors import BudgetExceededWarning, BudgetInfeasibleError, InvalidProgramError, log
+from coopjax.hlo_engine.infeasible import why_infeasible
+from coopjax.hlo_engine.mark import Mark, Whole
+
+_log = logging.getLogger("coopjax.hook")
+_FORWARD = re.compile(rb"(?<!transpose\()jvp\(")  # in the names of instructions
+_NO_LIMIT = 1 << 62  # bytes: what is held is held whatever the program takes
 
 
 class Excess(NamedTuple):
@@ -22,6 +30,7 @@ class Excess(NamedTuple):
     op: the op that forces it.
     largest: the largest values live there.
     is_refused: it is an error.
+    unaided_bytes: before the HLO engine did anything; 0 where it was not asked.
   """
 
   message: str
@@ -31,6 +40,7 @@ class Excess(NamedTuple):
   op: str = ""
   largest: tuple[tuple[int, str, str], ...] = ()
   is_refused: bool = False
+  unaided_bytes: int = 0
 
   def error(self) -> BudgetInfeasibleError:
     return BudgetInfeasibleError(
@@ -42,18 +52,36 @@ class Excess(NamedTuple):
     )
 
 
+class Repeated(NamedTuple):
+  """What the HLO engine did to a program that it has to repeat much in.
+
+  Attributes:
+    budget_bytes: allowed temporaries.
+    unaided_bytes: those of the program as it came.
+    flops: repeated.
+  """
+
+  budget_bytes: int
+  unaided_bytes: int
+  flops: float
+
+
 class Inside(Protocol):
   """A function with a mark, inside of any number of programs: what it knows of them when they are compiled.
 
   Attributes:
     request: what is asked of the function.
     is_left: the function is left as it is, which takes no more alone with its gradient.
+    most_flops: that the HLO engine repeats in a program without other ways being looked for; infinite where there are
+      none.
   """
 
   @property
   def request(self) -> Hashable: ...
   @property
   def is_left(self) -> bool: ...
+  @property
+  def most_flops(self) -> float: ...
   def is_differentiated(self, program: compat.ProgramToCompile) -> bool:
     """Whether the program takes a gradient of the function, as far as is known."""
     ...
@@ -70,6 +98,12 @@ class Inside(Protocol):
   def planned_for_less(self, program: compat.ProgramToCompile, excess: Excess) -> jax.stages.Lowered | None:
     """The program, lowered, with the function planned for as many bytes less as the program is over its budget; None
     where there is more in the program to decide on, or no such plan.
+    """
+    ...
+
+  def repeating_less(self, program: compat.ProgramToCompile, repeated: Repeated) -> jax.stages.Lowered | None:
+    """The program, lowered, with the function carried out in another way that repeats less in it; None where there is
+    more in it to decide on, or no such way.
     """
     ...
 
@@ -151,3 +185,85 @@ def _in_place(
   if planned is None or (other := program.replaced(planned[0])) is None:
     return None
   return other, *planned[1:]
+
+
+def warn(message: str, category: type[Warning] = BudgetExceededWarning) -> None:
+  """Warns of a program; where warnings are errors, which would fail the compile, the log is told."""
+  try:
+    errors.warn(message, category)
+  except category:
+    log(_log, logging.WARNING, message)
+
+
+def has_both_passes(module_bytes: bytes) -> bool:
+  """Whether a module has a function together with its gradient: alone, either is held to nothing in bytes."""
+  return _FORWARD.search(module_bytes) is not None and b"transpose(jvp(" in module_bytes
+
+
+def limit_of(held: Collection[Mark], executable: Any) -> tuple[Budget, int, bool]:
+  """What a compiled program is held to, the temporaries that this leaves it, and whether more are an error."""
+  resident_bytes = compat.resident_bytes_of(executable)
+  budgets = ((each.budget, each.budget.resolve(0, resident_bytes), each.refuses) for each in held if each.budget)
+  return min(budgets, key=lambda limit: limit[1:])
+
+
+def limit_of_share(
+  held: Mapping[Mark, Whole], program: compat.ProgramToCompile, executable: Any, inside: Mapping[str, Inside]
+) -> tuple[Budget, int, bool] | None:
+  """As `limit_of`, for what holds a program to a share of what it takes without remats; None where nothing is held.
+
+  Where it is within the share of what a function in it takes alone, nothing is asked of what is around. Else it is
+  compiled without remats, as far as its buffers are known.
+  """
+  temp_bytes, results_bytes = compat.temp_bytes_of(executable), compat.results_bytes_of(executable)
+  least_bytes = min(whole.at_least(results_bytes, program.num_devices) for whole in held.values())
+  share = min(whole.share for whole in held.values())
+  if temp_bytes <= share * least_bytes:
+    return Budget(share=share), _NO_LIMIT, False
+  if not has_both_passes(compat.module_bytes_of(executable)):
+    return None
+  asked = {
+    mark: whole for mark, whole in held.items() if mark.key not in inside or inside[mark.key].is_differentiated(program)
+  }
+  if not asked:
+    return None
+  share = min(whole.share for whole in asked.values())
+  known = (each.unaided_bytes(program, temp_bytes / share) for each in inside.values())
+  unaided_bytes = next((num_bytes for num_bytes in known if num_bytes is not None), None)
+  budget = Budget(share=share)
+  if unaided_bytes is None:
+    warn(_unknown(program.name, temp_bytes, budget))
+    return None
+  return budget, budget.resolve(unaided_bytes), any(mark.refuses for mark in asked)
+
+
+def excess_of(
+  name: str, executable: Any, temp_bytes: int, budget: Budget, budget_bytes: int, refuses: bool
+) -> Excess | None:
+  """What there is to say of a program that the policy engine alone has planned and that is over its budget, by what it
+  takes and its `limit_of`; None where it is not, or has not both passes, and so is held to nothing.
+  """
+  if temp_bytes <= budget_bytes or not has_both_passes(module_bytes := compat.module_bytes_of(executable)):
+    return None
+  message = (
+    f"the program {name} takes {budget.taken(temp_bytes, budget_bytes)}, over its budget of "
+    f"{budget.in_words(budget_bytes)}: it is not the program that the policy engine planned (there is more in it than "
+    "a function and its gradient, a step was jitted after it was planned, with donation or shardings, or a GPU's "
+    "kernels were chosen anew). coopjax.plan(step, *arguments, budget=...).apply(step) plans the whole step, jitted as "
+    "it will run"
+  )
+  excess = Excess(message, budget_bytes, temp_bytes, budget.counted_bytes(budget_bytes), is_refused=refuses)
+  try:
+    error = why_infeasible(module_bytes, message, budget_bytes=budget_bytes, smallest_bytes=temp_bytes)
+  except InvalidProgramError:  # XLA:TPU has instructions of its own
+    return excess
+  return excess._replace(message=str(error), op=error.op, largest=error.largest)
+
+
+def _unknown(name: str, temp_bytes: int, budget: Budget) -> str:
+  """What to say of a program that may be over its share."""
+  return (
+    f"the program {name} takes {format_bytes(temp_bytes)} of temporaries, which may be over its budget of {budget}: "
+    "what it takes without its remats is not known here (traces around are a part of it, or it was traced under other "
+    "settings of JAX). coopjax.plan(step, *arguments, budget=...) tells, and plans the whole step"
+  )

@@ -11,12 +11,11 @@ alone (`_Inside`), and each compile shows what the program is: the jitted functi
 lower to it again. What is found of a program is kept under what it is: nothing is kept of functions.
 """
 
-import collections
 import contextlib
 import dataclasses
 import functools
 import logging
-import threading
+import math
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -25,14 +24,17 @@ import jax
 
 from coopjax import compat, contexts
 from coopjax.budget import Budget
-from coopjax.errors import BudgetInfeasibleError, copy_of, log
+from coopjax.errors import BudgetInfeasibleError, log
 from coopjax.hlo_engine import hook
 from coopjax.hlo_engine.mark import keyed
-from coopjax.hlo_engine.over_budget import Excess
+from coopjax.hlo_engine.over_budget import Excess, Repeated
+from coopjax.jaxpr import cost
 from coopjax.jaxpr.fingerprint import fingerprint_of
-from coopjax.jaxpr.trace import TracedFn, fn_and_gradient
+from coopjax.jaxpr.trace import TracedFn
 from coopjax.planning import following, function_plan, regions, steps
 from coopjax.planning.choice import Choice
+from coopjax.planning.for_less import ForLess, Scheduled
+from coopjax.planning.made_once import Result, Results
 from coopjax.planning.plannable import Plannable
 from coopjax.planning.remat_plan import RematPlan
 from coopjax.planning.request import Request
@@ -44,9 +46,8 @@ from coopjax.xla.compile import temp_bytes_of
 _log = logging.getLogger("coopjax.planning")
 # Whether a trial is whole, in turn: on a CPU its schedule tells what it takes, and for a TPU a draft does to a percent.
 _HOW_FAR = {"cpu": (False,), "tpu": (False, True)}
-_FOR_LESS = 0.5  # of what a function takes as it is planned: what is to come to less, a plan of the program around is
+_LITTLE = 0.01  # of the forward FLOPs: what the HLO engine may repeat more in a program than in a function of it alone
 _SAME = 0.01  # of what a function and its gradient take: what a program around takes more or less that is just these
-_KEPT_RESULTS = 64
 # Of traces and compiles in progress, by request: all that are asked the same in one of them have one plan of what is
 # around them.
 _programs: weakref.WeakKeyDictionary[Any, dict[Request, "_Program | None"]] = weakref.WeakKeyDictionary()
@@ -80,7 +81,10 @@ def choose(traced: TracedFn, request: Request) -> Choice:
       raise
     return choice
   is_left = program is not None and choice.engine == "none" and compat.num_gradients() == 1
-  return _noted(choice, _Inside(request, fingerprint, is_left, choice))
+  most_flops = math.inf
+  if choice.alone is not None and choice.mark is not None and _is_scheduled(request):
+    most_flops = choice.alone.hlo_flops + _LITTLE * cost.jaxpr_flops(traced.inlined)
+  return _noted(choice, _Inside(request, fingerprint, is_left, choice, most_flops))
 
 
 def _noted(choice: Choice, function: "_Inside") -> Choice:
@@ -136,12 +140,14 @@ class _Inside:
     fingerprint: of the function.
     is_left: as there.
     choice: how it is carried out.
+    most_flops: as there.
   """
 
   request: Request
   fingerprint: str
   is_left: bool
   choice: Choice
+  most_flops: float = math.inf
 
   def is_differentiated(self, program: compat.ProgramToCompile) -> bool:
     around = _Program.compiled(program, self.request)
@@ -152,10 +158,10 @@ class _Inside:
     return around and around.unaided_bytes(enough_bytes)
 
   def planned_for_less(self, program: compat.ProgramToCompile, excess: Excess) -> jax.stages.Lowered | None:
-    around = _Program.compiled(program, self.request)
-    if around is None or self.choice.decisions is None:
-      return None
-    return around.planned_for_less(self.fingerprint, self.choice, excess)
+    return self._in_other_ways(program, excess)
+
+  def repeating_less(self, program: compat.ProgramToCompile, repeated: Repeated) -> jax.stages.Lowered | None:
+    return self._in_other_ways(program, repeated)
 
   def planned_anew(
     self, program: compat.ProgramToCompile, limit_bytes: int | None = None
@@ -163,49 +169,14 @@ class _Inside:
     around = _Program.compiled(program, self.request)
     return around and around.planned_anew(limit_bytes)
 
-
-class _Result:
-  """What is made once, or the error that is raised; while one thread makes it, others wait.
-
-  Attributes:
-    found: that; None as long as there is none.
-  """
-
-  def __init__(self):
-    self.found: Any = None
-    self._is_made, self._lock = False, threading.RLock()
-
-  def once(self, make: Callable[[], Any]) -> Any:
-    with self._lock:
-      if not self._is_made:
-        try:
-          self.found = make()
-        except BudgetInfeasibleError as error:
-          self.found = copy_of(error)
-        self._is_made = True
-    if isinstance(self.found, BudgetInfeasibleError):
-      raise copy_of(self.found)
-    return self.found
+  def _in_other_ways(self, program: compat.ProgramToCompile, found: Excess | Repeated) -> jax.stages.Lowered | None:
+    around = _Program.compiled(program, self.request)
+    if around is None or self.choice.engine == "none":
+      return None
+    return around.in_other_ways(self.fingerprint, self.choice, found)
 
 
-class _Results:
-  """What came of programs, the latest so many; safe under threads."""
-
-  def __init__(self):
-    self._of: collections.OrderedDict[Hashable, _Result] = collections.OrderedDict()
-    self._lock = threading.Lock()
-
-  def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-    """What is made for a key, or the error that is raised, once."""
-    with self._lock:
-      result = self._of.setdefault(key, _Result())
-      self._of.move_to_end(key)
-      while len(self._of) > _KEPT_RESULTS:
-        self._of.popitem(last=False)
-    return result.once(make)
-
-
-_results = _Results()
+_results = Results()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -219,7 +190,7 @@ class _Program:
 
   asked: compat.Asked
   request: Request
-  _known: dict[str, _Result] = dataclasses.field(default_factory=dict, repr=False)
+  _known: dict[str, Result] = dataclasses.field(default_factory=dict, repr=False)
 
   @classmethod
   def here(cls, request: Request) -> "_Program | None":
@@ -266,10 +237,10 @@ class _Program:
       request = dataclasses.replace(request, budget=budget)
     return self._made(lambda: self._lowered(request))
 
-  def planned_for_less(self, fingerprint: str, choice: Choice, excess: Excess) -> jax.stages.Lowered | None:
-    """As of `over_budget.Inside`, of a function that is carried out so."""
+  def in_other_ways(self, fingerprint: str, choice: Choice, found: Excess | Repeated) -> jax.stages.Lowered | None:
+    """As `planned_for_less` and `repeating_less` of `over_budget.Inside`, of a function that is carried out so."""
     with contextlib.suppress(BudgetInfeasibleError):
-      return self._made(lambda: self._lowered_for_less(fingerprint, choice, excess))
+      return self._made(lambda: self._lowered_in_other_ways(fingerprint, choice, found))
     return None
 
   def is_differentiated(self, fingerprint: str) -> bool:
@@ -295,7 +266,7 @@ class _Program:
 
   def _once(self, what: str, make: Callable[[], Any]) -> Any:
     """What is made of it, or the error that is raised, once."""
-    return self._known.setdefault(what, _Result()).once(make)
+    return self._known.setdefault(what, Result()).once(make)
 
   def _once_of_all(self, step: Plannable, what: Hashable, make: Callable[[], Any]) -> Any:
     """As `_once`, for all programs in this process that are the same; what a fuse may have cut short is not kept."""
@@ -369,27 +340,42 @@ class _Program:
       choices[region.fingerprint] = _noted(choice, _Inside(self.request, region.fingerprint, False, choice))
     return choices
 
-  def _lowered_for_less(self, fingerprint: str, choice: Choice, excess: Excess) -> jax.stages.Lowered | None:
-    found, request = self._step(), self.request
+  def _alone(self, fingerprint: str) -> TracedFn | None:
+    """The function of that, where it is all that there is to decide on."""
+    found = self._step()
     if found is None or not isinstance(step := found.program, steps.Step):
       return None
     if [(each.key, each.num_runs) for each in step.members if each.num_runs] != [(fingerprint, 1)]:
       return None
-    if choice.mark is not None:  # under the same checkpoints, the HLO engine brings the program within its budget
-      choice = dataclasses.replace(choice, mark=request.mark(fingerprint, Budget(excess.budget_bytes)))
-    else:
-      function = next(each.traced for each in step.members if each.key == fingerprint)
-      planned = Trials(request, resident_bytes=0).compile(*fn_and_gradient(function, choice.flat_fn(function)))
-      limit_bytes = temp_bytes_of(planned) - (excess.smallest_bytes - excess.budget_bytes)
-      if limit_bytes < _FOR_LESS * temp_bytes_of(planned):
-        return None
-      for_less = dataclasses.replace(request, budget=Budget(limit_bytes, offload=request.budget.offload))
-      choice = function_plan.choose(function, for_less, says_unneeded=False)
-      if choice.decisions is None:
-        return None
-    choices = [dataclasses.replace(choice, held=None) if each.key == fingerprint else Choice() for each in step.members]
+    return next(each.traced for each in step.members if each.key == fingerprint)
+
+  def _lowered_in_other_ways(
+    self, fingerprint: str, choice: Choice, found: Excess | Repeated
+  ) -> jax.stages.Lowered | None:
+    """It with the function carried out in another way; None where there is none."""
+    if (function := self._alone(fingerprint)) is None:
+      return None
+    scheduled = functools.partial(self._scheduled, fingerprint) if _is_scheduled(self.request) else None
+    of_function = ForLess(function, self.request, fingerprint, choice, scheduled)
+    other = of_function.within(found) if isinstance(found, Excess) else of_function.repeating_less(found)
+    return other and self._with(fingerprint, other).lower()
+
+  def _scheduled(self, fingerprint: str, choice: Choice) -> Scheduled:
+    """It with a function carried out so."""
+    trials = Trials(self.request, resident_bytes=0)
+    compiled = trials.compile(self._with(fingerprint, choice), (), choice.mark, is_sketch=False)
+    share = trials.hlo_share()
+    return Scheduled(temp_bytes_of(compiled), share.recompute_flops if share else 0.0)
+
+  def _with(self, fingerprint: str, choice: Choice) -> steps.Program:
+    """It with a function carried out so."""
+    found = self._step()
+    assert found is not None  # with the function
+    step = found.program
+    assert isinstance(step, steps.Step)  # of `Plannable.of_step`
+    choices = [choice if each.key == fingerprint else Choice() for each in step.members]
     as_asked = dataclasses.replace(step, jitted=self.asked.jitted, args=self.asked.args, kwargs=self.asked.kwargs)
-    return as_asked.program(choices).lower()
+    return as_asked.program(choices)
 
   def _lowered(self, request: Request) -> tuple[jax.stages.Lowered, int, int] | None:
     if (plan := self._plan(request)) is None:

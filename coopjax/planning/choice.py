@@ -21,6 +21,21 @@ from coopjax.policy_engine.shards import Shards
 
 
 @dataclasses.dataclass(frozen=True)
+class Alone:
+  """A function as it is carried out, together with its gradient and with nothing else in a program.
+
+  Attributes:
+    unaided_bytes: temporaries, without what the HLO engine does.
+    flops: repeated under checkpoints, modelled.
+    hlo_flops: repeated by the HLO engine.
+  """
+
+  unaided_bytes: int
+  flops: float
+  hlo_flops: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Choice:
   """How a traced function is carried out: under a mark for the HLO engine, rewritten, both, or as it is.
 
@@ -28,11 +43,13 @@ class Choice:
     mark: for the HLO engine.
     decisions: of the policy engine.
     held: what its program is held to once it is compiled, where no HLO engine sees to that.
+    alone: what that comes to where an engine was asked for the function alone.
   """
 
   mark: str | None = None
   decisions: PolicyDecisions | None = None
   held: str | None = None
+  alone: Alone | None = None
 
   @property
   def engine(self) -> str:
@@ -48,10 +65,11 @@ class Choice:
   @classmethod
   def from_json(cls, fields: dict[str, Any]) -> "Choice":
     """The inverse of `dataclasses.asdict`, whether or not it went through JSON."""
-    mark, decisions, held = fields["mark"], fields["decisions"], fields["held"]
+    mark, decisions, held, alone = (fields[name] for name in ("mark", "decisions", "held", "alone"))
     if not (isinstance(mark, str | None) and isinstance(held, str | None)):
       raise TypeError(f"marks are text, not {mark!r} and {held!r}")
-    return cls(mark, None if decisions is None else PolicyDecisions.from_json(decisions), held)
+    decided = None if decisions is None else PolicyDecisions.from_json(decisions)
+    return cls(mark, decided, held, None if alone is None else Alone(**alone))
 
   @property
   def asked(self) -> Mark | None:
@@ -141,6 +159,15 @@ class Chosen:
     compiled = self.measured or self.before
     assert compiled is not None  # at an accelerator, the program without a plan at least
     return compiled.temp_bytes
+
+  @property
+  def alone(self) -> Alone | None:
+    """Of the choice, where an engine was asked."""
+    if (found := self.policy_plan) is not None:
+      return Alone(found.unaided_bytes, found.recompute_flops - found.hlo_flops, found.hlo_flops)
+    if self.choice.mark is None or self.outcome is None:
+      return None
+    return Alone(self.outcome.baseline.temp_bytes, 0.0, self.outcome.recompute_flops)
 
   @property
   def holds_budget(self) -> bool:

@@ -1,6 +1,7 @@
 """The ways to choose how one function is carried out: on its module alone, by compiles, or by the policy engine."""
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -9,6 +10,7 @@ import warnings
 from collections.abc import Callable
 
 import jax
+import jax.core
 import numpy as np
 
 from coopjax import compat
@@ -30,9 +32,11 @@ from coopjax.memory_profile import MemoryProfile
 from coopjax.planning import host_offload, resident
 from coopjax.planning.baseline import Baseline
 from coopjax.planning.choice import Choice, Chosen
+from coopjax.planning.kept import program_key
+from coopjax.planning.made_once import Results
 from coopjax.planning.missed import missed
 from coopjax.planning.request import Request
-from coopjax.planning.trials import Trials, share_of
+from coopjax.planning.trials import Trials, TriedAlone, share_of
 from coopjax.policy_engine import search
 from coopjax.policy_engine.candidates import BY_HAND, Candidates
 from coopjax.policy_engine.compiled_profile import CompiledProfile, profile_of, profile_of_module
@@ -51,6 +55,7 @@ _NUMBER_BYTES = 64  # that XLA may take for one number
 _NEARER = 1.1  # times the least that the policy engine came to: with more effort the HLO engine may come to less
 _QUICK_PLANNER = "peak"
 _log = logging.getLogger("coopjax.planning")
+_tried = Results()  # of functions, whatever they are planned for
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -151,10 +156,10 @@ class Case:
     """
     traced, request = self.traced, self.request
     baseline = before or (outcome and outcome.baseline)
+    known = self._known()
     if baseline is None:
-      tagged = self._tagged()
-      baseline = before = request.measure(tagged)
-      profile = profile_of(traced, tagged)
+      known.as_it_is = known.as_it_is or self._as_it_is()
+      before, profile = baseline, _ = known.as_it_is
     budget_bytes = request.budget.resolve(baseline.temp_bytes, baseline.resident_bytes)
     if baseline.temp_bytes <= budget_bytes:
       return Chosen(Choice(), outcome, before=before)
@@ -170,6 +175,7 @@ class Case:
     alone = under and share_of(under, self._num_examples)
     least_bytes = math.inf
     compiled_with = collections.defaultdict[str | None, dict[PolicyDecisions, tuple[int, HloEngineShare | None]]](dict)
+    compiled_with[None] = known.tried
     link = host_offload.link(request.budget, request.device)
     with warnings.catch_warnings():
       warnings.simplefilter("ignore", BudgetExceededWarning)  # trials may miss the budget
@@ -224,8 +230,8 @@ class Case:
       assert best is not None  # there is always a limit
       if rival and not (best.is_feasible and best.recompute_flops < below_flops):
         return rival
-      if trials.smallest is None and not best.is_feasible:
-        trials.compile(*fn_and_gradient(traced, marked_fn(traced, trial_mark)), trial_mark)
+      if not best.is_feasible and (trials.smallest is None or temp_bytes_of(trials.smallest) > best.smallest_bytes):
+        trials.compile(*fn_and_gradient(traced, Choice(trial_mark, best.decisions).flat_fn(traced)), trial_mark)
     if not is_known and (mark or is_spread):
       is_known_best = best.is_feasible or traced.placement.batches or not is_spread
       return self._carry_over(outcome, best if is_known_best else found[0], before)
@@ -254,15 +260,22 @@ class Case:
     is_bytes = self.sketches and self.request.budget.share is None
     return _NUMBER_BYTES * sum(not aval.shape for aval in self.traced.out_avals) if is_bytes else 0
 
-  def _tagged(self) -> jax.stages.Compiled | OversizedProgram:
-    """The program as it is, with tags; on a CPU no further than its schedule, which says what its buffers take."""
+  def _known(self) -> TriedAlone:
+    """Of this process; of constants, what XLA makes depends on what they are."""
+    if not all(isinstance(const, jax.core.Tracer) for const in self.traced.consts):
+      return TriedAlone()
+    whatever = dataclasses.replace(self.request, budget=Budget(share=1.0))
+    return _tried.once((program_key(self.traced), whatever), TriedAlone)
+
+  def _as_it_is(self) -> tuple[MemoryProfile, CompiledProfile | None]:
+    """What the program takes as it is, and which values that are; on a CPU its schedule tells."""
+    tagged = None
     if self.request.platform == "cpu" and (platform := compat.hook_platform("cpu")):
       hook.install(platform)
-      try:
-        return OversizedProgram.as_predicted(self.baseline.module)
-      except (hook.NothingToPlanError, InvalidProgramError):
-        pass
-    return self.baseline.tagged
+      with contextlib.suppress(hook.NothingToPlanError, InvalidProgramError):
+        tagged = OversizedProgram.as_predicted(self.baseline.module)
+    tagged = tagged or self.baseline.tagged
+    return self.request.measure(tagged), profile_of(self.traced, tagged)
 
   def _carry_over(
     self, outcome: hook.Outcome | None, found: PolicyPlan[PolicyDecisions], before: MemoryProfile | None

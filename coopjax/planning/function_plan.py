@@ -94,7 +94,7 @@ def _choose_here(
   if before is not None and is_plain and compat.num_gradients() == 1:
     warn_no_effect(traced, before, request.budget.resolve(before.temp_bytes, before.resident_bytes), None)
   is_cut_short = outcome is not None and outcome.is_cut_short
-  choice = chosen.choice
+  choice = dataclasses.replace(chosen.choice, alone=chosen.alone)
   if choice.mark is None or choice.decisions is not None:
     choice = _held(choice, request, fingerprint, _whole_of(chosen, request, is_of_all=not traced.placement.is_known))
   _choices.put(key, choice, chosen.holds_budget and not is_cut_short)

@@ -10,6 +10,8 @@ from coopjax import compat, progress
 from coopjax.hlo_engine import hook
 from coopjax.memory_profile import MemoryProfile
 from coopjax.planning.request import Request
+from coopjax.policy_engine.compiled_profile import CompiledProfile
+from coopjax.policy_engine.decisions import PolicyDecisions
 from coopjax.policy_engine.predictions import HloEngineShare
 from coopjax.xla.compile import (
   Compilable,
@@ -47,6 +49,19 @@ class Tried:
     """That the work of a step on so many devices is cut into: as the partitioner told, else as many."""
     told = [of_region.of_work for of_key in (self.shards or {}).values() for of_region in of_key.values()]
     return max(told, default=num_devices)
+
+
+@dataclasses.dataclass
+class TriedAlone:
+  """What was compiled of a function in this process, for whatever budget: of less than before, much is the same.
+
+  Attributes:
+    as_it_is: what it takes with its gradient, and which values that are.
+    tried: what it takes under checkpoints alone.
+  """
+
+  as_it_is: tuple[MemoryProfile, CompiledProfile | None] | None = None
+  tried: dict[PolicyDecisions, tuple[int, HloEngineShare | None]] = dataclasses.field(default_factory=dict)
 
 
 def share_of(outcome: hook.Outcome, num_examples: int) -> HloEngineShare:

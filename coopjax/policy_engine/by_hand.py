@@ -263,11 +263,29 @@ class HandRung:
 
 def rungs(layers: Sequence[Layer]) -> Iterator[HandRung]:
   """All rungs; those that come to the same once."""
+  return _rungs(layers, name_sets(layers))
+
+
+def _rungs(layers: Sequence[Layer], sets: Mapping[frozenset[str], list[CurvePoint]]) -> Iterator[HandRung]:
   found: dict[tuple, tuple[list[CurvePoint], list[frozenset[str]]]] = {}
-  for chosen, points in name_sets(layers).items():
+  for chosen, points in sets.items():
     found.setdefault(tuple(points), (points, []))[1].append(chosen)
   for points, same in found.values():
     yield HandRung(tuple(same), {layer.position: point for layer, point in zip(layers, points, strict=True)})
+
+
+def merged_blocks(
+  jaxpr: core.Jaxpr, graph: ForwardGraph, blocks: Sequence[Block]
+) -> Iterator[tuple[list[Block], list[HandRung]]]:
+  """The same blocks by twos, threes and so on, where that comes out even, with products saved in them: what a person
+  takes for one block may come again inside of it.
+  """
+  for size in range(2, len(blocks) // 2 + 1):
+    groups = list(itertools.batched(blocks, size))
+    if len(groups[-1]) == size and all(a.stop == b.position for group in groups for a, b in itertools.pairwise(group)):
+      merged = blocks_of(jaxpr, graph, [(group[0].position, group[-1].stop) for group in groups])
+      points = {frozenset([name]): saving(merged, [name]) for name in sorted(PRODUCTS)}
+      yield merged, list(_rungs(merged, points))
 
 
 def name_sets(layers: Sequence[Layer]) -> dict[frozenset[str], list[CurvePoint]]:

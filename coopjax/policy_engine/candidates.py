@@ -20,7 +20,7 @@ from coopjax.jaxpr.tags import EquationInfo, tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn
 from coopjax.policy_engine.apart import ways_to_open
 from coopjax.policy_engine.bodies import Loop
-from coopjax.policy_engine.by_hand import Block, HandRung, rungs, ways_to_tell_blocks
+from coopjax.policy_engine.by_hand import Block, HandRung, merged_blocks, rungs, ways_to_tell_blocks
 from coopjax.policy_engine.compiled_profile import CompiledProfile
 from coopjax.policy_engine.cuts import cut
 from coopjax.policy_engine.decisions import PolicyDecisions, Region
@@ -196,6 +196,8 @@ class Candidates:
         if self.is_profiled and self._planner != BY_HAND:  # else what people do is what a search begins with
           nested = (each for each in ladder.beyond() if each.is_nested)
           self.found += (dataclasses.replace(each, name_sets=(frozenset(),)) for each in nested)
+        for merged, of_products in merged_blocks(jaxpr, original, blocks):
+          self.found += map(self._by_hand(original, (), merged).by_hand, of_products)
       self._add_ladders(original, ScanLevel())
     if host is not None and not only_scans and not scans:
       self._add_ladders(original, ScanLevel(may_offload=True), host=host)

@@ -2,12 +2,20 @@
 of the two differ by little, and by hand it may fit.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 from coopjax.policy_engine.predictions import SearchCandidate, Trial
 
 _NEAR_MISS = 0.01  # of the budget; or
 _NEAR_MISS_OF_PLAIN = 0.1  # of the few policies that everybody tries, as everybody writes them
+_IN_A_ROW = 3  # near misses: what they have in common, nothing that is estimated tells
+
+
+def are_in_a_row(trials: Sequence[Trial], budget_bytes: int) -> bool:
+  """Whether the last trials all just missed: the gradients that an optimizer waits for take what they take."""
+  last = trials[-_IN_A_ROW:]
+  is_near = lambda trial: budget_bytes < trial.temp_bytes <= (1 + _NEAR_MISS) * budget_bytes
+  return len(last) == _IN_A_ROW and all(map(is_near, last))
 
 
 class NearMisses[Decisions: Hashable]:

@@ -38,6 +38,7 @@ class PolicyPlan[Decisions]:
     smallest_bytes: the smallest compiled temporaries seen.
     unaided_bytes: `temp_bytes` without what the HLO engine did.
     waiting_flops: what could be computed while transfers to and from the host are waited for, modelled.
+    hlo_flops: the part of `recompute_flops` that the HLO engine repeats.
   """
 
   decisions: Decisions
@@ -49,6 +50,7 @@ class PolicyPlan[Decisions]:
   smallest_bytes: int
   unaided_bytes: int
   waiting_flops: float = 0.0
+  hlo_flops: float = 0.0
 
   @classmethod
   def undecided(cls, space: SearchSpace[Decisions], temp_bytes: int, is_feasible: bool) -> "PolicyPlan[Decisions]":
@@ -85,6 +87,7 @@ class PolicyPlan[Decisions]:
       smallest.temp_bytes,
       taken.unaided_bytes,
       taken.candidate.waiting_flops,
+      taken.flops - taken.candidate.flops,
     )
 
   def compiled(self, temp_bytes: int, budget_bytes: int, more_flops: float = 0.0) -> "PolicyPlan[Decisions]":
@@ -95,6 +98,7 @@ class PolicyPlan[Decisions]:
       self,
       temp_bytes=temp_bytes,
       recompute_flops=self.recompute_flops + more_flops,
+      hlo_flops=self.hlo_flops + more_flops,
       is_feasible=temp_bytes <= budget_bytes,
       smallest_bytes=self.smallest_bytes + temp_bytes - self.temp_bytes,
       unaided_bytes=self.unaided_bytes + temp_bytes - self.temp_bytes,

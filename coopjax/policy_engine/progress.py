@@ -20,7 +20,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from coopjax.policy_engine.by_hand import published_sets
 from coopjax.policy_engine.expected_gain import ExpectedGain
 from coopjax.policy_engine.forecast import Forecast
-from coopjax.policy_engine.near_misses import NearMisses
+from coopjax.policy_engine.near_misses import NearMisses, are_in_a_row
 from coopjax.policy_engine.policy_plan import PolicyPlan
 from coopjax.policy_engine.predictions import (
   HloEngineShare,
@@ -129,6 +129,10 @@ class Progress[Decisions: Hashable]:
     if not self._holds and (found := self._usual()):
       return found
     untried = [candidate for candidate in self._space.found if candidate not in self._passed]
+    if not self._holds and are_in_a_row(self._tried, self._budget):
+      near = [c for c in untried if c.is_plain_policy and self._predict(c) <= (1 + _MARGIN) * self._budget]
+      if found := self._first(near, lambda candidate: candidate.flops):
+        return found
     looped = in_loops(self._tried)
     if looped and rounds_left <= _HAND_ROUNDS and (found := self._published(looped)):
       return found

@@ -154,26 +154,26 @@ def test_a_kept_plan_that_no_longer_holds_is_made_anew(home):
     lambda path: os.truncate(path, files.MAX_BYTES + 1),  # no bytes on the disk
     as_pipe,  # nobody writes to it
     lambda path: altered(path, format=99),
-    lambda path: altered(path, fields={"mark": 3, "decisions": None, "held": None}),
+    lambda path: altered(path, fields={"mark": 3, "decisions": None, "held": None, "alone": None}),
     lambda path: altered(path, fields={"mark": None}),
-    lambda path: altered(path, fields={"mark": None, "decisions": {"regions": [{}]}, "held": None}),
-    lambda path: altered(path, fields={"mark": None, "decisions": "none", "held": None}),
+    lambda path: altered(path, fields={"mark": None, "decisions": {"regions": [{}]}, "held": None, "alone": None}),
+    lambda path: altered(path, fields={"mark": None, "decisions": "none", "held": None, "alone": None}),
   ],
 )
 def test_corrupt_entries_are_ignored_with_a_warning(home, spoil):
-  cache.store(KEY, {"mark": "m", "decisions": None, "held": None})
+  cache.store(KEY, {"mark": "m", "decisions": None, "held": None, "alone": None})
   assert cache.load(KEY, function_plan.Choice.from_json) == function_plan.Choice("m")
   spoil(entry_of(home))
   with pytest.warns(coopjax.CacheWarning, match="planned anew"):
     assert cache.load(KEY, function_plan.Choice.from_json) is None
-  cache.store(KEY, {"mark": "m", "decisions": None, "held": None})
+  cache.store(KEY, {"mark": "m", "decisions": None, "held": None, "alone": None})
   assert cache.load(KEY, function_plan.Choice.from_json) == function_plan.Choice("m")
 
 
 def test_a_team_can_read_entries_and_plans(home, tmp_path):
   outer = os.umask(0o027)
   try:
-    cache.store(KEY, {"mark": "m", "decisions": None, "held": None})
+    cache.store(KEY, {"mark": "m", "decisions": None, "held": None, "alone": None})
     loss, params, x = models.mlp(depth=4, batch=256)
     coopjax.plan(loss, params, x, budget=0.9, engine="policy").save(tmp_path / "plan.json")
   finally:
@@ -226,7 +226,7 @@ def test_only_what_holds_its_budget_is_kept(home):
 )
 def test_another_version_flag_or_device_is_another_key(monkeypatch, change):
   key = lambda: cache.Key("fingerprint", "request", cache.environment())
-  cache.store(key(), {"mark": "m", "decisions": None, "held": None})
+  cache.store(key(), {"mark": "m", "decisions": None, "held": None, "alone": None})
   assert cache.load(key(), function_plan.Choice.from_json)
   change(monkeypatch)
   with warnings.catch_warnings():

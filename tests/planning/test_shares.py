@@ -91,7 +91,7 @@ def looked_at(monkeypatch):
 def test_a_share_is_held_by_the_program_around(program, looked_at, monkeypatch):
   share = 0.52
   with monkeypatch.context() as without:  # what the function's own plan comes to: these programs test something
-    without.setattr("coopjax.hlo_engine.compiles._limit_of_share", lambda *_: None)
+    without.setattr("coopjax.hlo_engine.compiles.limit_of_share", lambda *_: None)
     step, arguments = program(by_policy(share))
     assert bytes_of(step, arguments) > share * unaided_bytes(program)
   with warnings.catch_warnings():

@@ -1,0 +1,128 @@
+"""Other ways for a function that is alone in a program which takes more than the function did when it was planned: a
+plan for as much less, and what people pick, which may do with less there than it does alone.
+"""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from coopjax.budget import Budget
+from coopjax.errors import BudgetInfeasibleError
+from coopjax.hlo_engine.mark import Mark
+from coopjax.hlo_engine.over_budget import Excess, Repeated
+from coopjax.jaxpr.trace import TracedFn, fn_and_gradient
+from coopjax.planning import function_plan
+from coopjax.planning.choice import Alone, Choice
+from coopjax.planning.request import Request
+from coopjax.planning.trials import Trials
+from coopjax.policy_engine.candidates import BY_HAND, Candidates
+from coopjax.xla.compile import temp_bytes_of
+
+_LEAST = 0.5  # of what a function takes as it is planned: what is to come to less, a plan of the program around is
+_TRIES = 3  # at what people pick
+_MAYBE = 0.95  # of what estimates are off by, that they are off by at least
+_WORTH = 0.98  # of what is repeated: what repeats more is not worth a try
+
+
+class Scheduled(NamedTuple):
+  """A program with the function carried out in some way: its temporaries, and what the HLO engine repeats in it."""
+
+  temp_bytes: int
+  hlo_flops: float
+
+
+@dataclasses.dataclass(frozen=True)
+class ForLess:
+  """Looks for ways.
+
+  Attributes:
+    traced: the function.
+    request: what is asked.
+    fingerprint: of the function.
+    choice: how it is carried out so far.
+    scheduled: schedules the program with another choice; None where a schedule does not tell what the program takes.
+  """
+
+  traced: TracedFn
+  request: Request
+  fingerprint: str
+  choice: Choice
+  scheduled: Callable[[Choice], Scheduled] | None
+
+  def within(self, excess: Excess) -> Choice | None:
+    """For a program that is over its budget; None where another plan of all of it is better looked for."""
+    budget_bytes, alone, mark = excess.budget_bytes, self.choice.alone, self.choice.mark
+    if mark is None:
+      planned = fn_and_gradient(self.traced, self.choice.flat_fn(self.traced))
+      temp_bytes = temp_bytes_of(Trials(self.request, resident_bytes=0).compile(*planned))
+      limit_bytes = temp_bytes - (excess.smallest_bytes - budget_bytes)
+      if limit_bytes < _LEAST * temp_bytes:
+        return None
+    elif budget_bytes < (Mark.from_text(mark).budget or Budget(0)).resolve(0, 0):
+      # Under the same checkpoints, the HLO engine brings the program within its budget.
+      return self._in_program(self.choice, budget_bytes)
+    elif alone is None or not excess.unaided_bytes:
+      return None
+    else:
+      limit_bytes = budget_bytes - max(0, excess.unaided_bytes - alone.unaided_bytes)
+    return self._best(limit_bytes, budget_bytes, math.inf)
+
+  def repeating_less(self, repeated: Repeated) -> Choice | None:
+    """For a program in which the HLO engine has to repeat more than in the function alone; None where nothing else
+    repeats less in all.
+    """
+    alone = self.choice.alone
+    assert alone is not None  # of all that the HLO engine was asked for
+    limit_bytes = repeated.budget_bytes - max(0, repeated.unaided_bytes - alone.unaided_bytes)
+    return self._best(limit_bytes, repeated.budget_bytes, alone.flops + repeated.flops)
+
+  def _best(self, limit_bytes: int, budget_bytes: int, below_flops: float) -> Choice | None:
+    """That repeats least, and less than that, in a program that may take so many bytes; for the function alone, the
+    limit.
+    """
+    best, found = None, self._planned_for(limit_bytes)
+    if found is not None and found.decisions not in (None, self.choice.decisions) and found.alone is not None:
+      if self.scheduled is None:
+        return self._in_program(found, budget_bytes)
+      scheduled, flops = self._in_turn(found, budget_bytes)
+      if scheduled.temp_bytes <= budget_bytes and flops < below_flops:
+        best, below_flops = found, flops
+    if self.scheduled is None:
+      return None
+    space = Candidates(self.traced, only_scans=False, planner=BY_HAND)
+    by_hand, num_tries, ratio = [each for each in space.found if each.is_plain_policy], 0, 1.0
+    for candidate in sorted(by_hand, key=lambda each: each.flops):
+      if candidate.flops > _WORTH * below_flops or num_tries == _TRIES:
+        break
+      if ratio * candidate.estimated_bytes > budget_bytes or candidate.decisions == self.choice.decisions:
+        continue
+      num_tries += 1
+      choice = Choice(self.choice.mark, candidate.decisions, alone=Alone(0, candidate.flops, 0.0))
+      scheduled, flops = self._in_turn(choice, budget_bytes)
+      if scheduled.temp_bytes <= budget_bytes and flops < below_flops:
+        best, below_flops = choice, flops
+      elif not self.choice.mark:  # nor does what is estimated to take as much, where no HLO engine helps
+        ratio = _MAYBE * scheduled.temp_bytes / max(1.0, candidate.estimated_bytes)
+    return best and self._in_program(best, budget_bytes)
+
+  def _in_turn(self, choice: Choice, budget_bytes: int) -> tuple[Scheduled, float]:
+    """The program with a choice, and all that is repeated in it."""
+    assert self.scheduled is not None and choice.alone is not None  # as the callers see to
+    scheduled = self.scheduled(self._in_program(choice, budget_bytes))
+    return scheduled, choice.alone.flops + scheduled.hlo_flops
+
+  def _planned_for(self, limit_bytes: int) -> Choice | None:
+    """The function alone, for so many bytes; None where no plan reaches them."""
+    for_less = dataclasses.replace(
+      self.request, budget=Budget(max(limit_bytes, 1), offload=self.request.budget.offload)
+    )
+    with contextlib.suppress(BudgetInfeasibleError):
+      return function_plan.choose(self.traced, for_less, says_unneeded=False)
+    return None
+
+  def _in_program(self, choice: Choice, budget_bytes: int) -> Choice:
+    """It where the program around may take so many bytes."""
+    mark = choice.mark and self.request.mark(self.fingerprint, Budget(budget_bytes))
+    return dataclasses.replace(choice, mark=mark, held=None)
