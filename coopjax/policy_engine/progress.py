@@ -129,8 +129,9 @@ class Progress[Decisions: Hashable]:
     if not self._holds and (found := self._usual()):
       return found
     untried = [candidate for candidate in self._space.found if candidate not in self._passed]
-    if not self._holds and are_in_a_row(self._tried, self._budget):
-      near = [c for c in untried if c.is_plain_policy and self._predict(c) <= (1 + _MARGIN) * self._budget]
+    if are_in_a_row(self._tried, self._budget):
+      plain = [c for c in untried if c.is_plain_policy and c.flops < self._least_flops]
+      near = [c for c in plain if self._predict(c) <= (1 + _MARGIN) * self._budget]
       if found := self._first(near, lambda candidate: candidate.flops):
         return found
     looped = in_loops(self._tried)
