@@ -55,7 +55,7 @@ _NUMBER_BYTES = 64  # that XLA may take for one number
 _NEARER = 1.1  # times the least that the policy engine came to: with more effort the HLO engine may come to less
 _QUICK_PLANNER = "peak"
 _log = logging.getLogger("coopjax.planning")
-_tried = Results()  # of functions, whatever they are planned for
+_tried = Results(16)  # of functions, whatever they are planned for; with modules
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -74,10 +74,11 @@ class Case:
 
   def choose_by_module(self) -> Chosen:
     """Plans on the module alone, where the compiled program takes what the model predicts."""
-    request, module = self.request, self.baseline.module
+    request, known = self.request, self._known
+    module = known.once("module", lambda: self.baseline.module)
     outcome = self._planned_module(module, request.budget, is_sketch=True)
-    profile = functools.cache(lambda: profile_of_module(self.traced, module))
-    by_hand = functools.cache(lambda: self._by_hand(profile()))
+    profile = lambda: known.once("profile", lambda: profile_of_module(self.traced, module))
+    by_hand = lambda: known.once("by hand", lambda: self._by_hand(profile()))
     is_enough = lambda outcome: outcome.fits and not (request.engine == "auto" and self._repeats_much(outcome, by_hand))
     suffices = is_enough(outcome)
     if not self.sketches and not suffices:  # what repeats little spares compiles
@@ -156,10 +157,8 @@ class Case:
     """
     traced, request = self.traced, self.request
     baseline = before or (outcome and outcome.baseline)
-    known = self._known()
     if baseline is None:
-      known.as_it_is = known.as_it_is or self._as_it_is()
-      before, profile = baseline, _ = known.as_it_is
+      before, profile = baseline, _ = self._known.once("as it is", self._as_it_is)
     budget_bytes = request.budget.resolve(baseline.temp_bytes, baseline.resident_bytes)
     if baseline.temp_bytes <= budget_bytes:
       return Chosen(Choice(), outcome, before=before)
@@ -175,7 +174,7 @@ class Case:
     alone = under and share_of(under, self._num_examples)
     least_bytes = math.inf
     compiled_with = collections.defaultdict[str | None, dict[PolicyDecisions, tuple[int, HloEngineShare | None]]](dict)
-    compiled_with[None] = known.tried
+    compiled_with[None] = self._known.tried
     link = host_offload.link(request.budget, request.device)
     with warnings.catch_warnings():
       warnings.simplefilter("ignore", BudgetExceededWarning)  # trials may miss the budget
@@ -260,6 +259,7 @@ class Case:
     is_bytes = self.sketches and self.request.budget.share is None
     return _NUMBER_BYTES * sum(not aval.shape for aval in self.traced.out_avals) if is_bytes else 0
 
+  @functools.cached_property
   def _known(self) -> TriedAlone:
     """Of this process; of constants, what XLA makes depends on what they are."""
     if not all(isinstance(const, jax.core.Tracer) for const in self.traced.consts):

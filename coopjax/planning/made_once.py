@@ -7,8 +7,6 @@ from typing import Any
 
 from coopjax.errors import BudgetInfeasibleError, copy_of
 
-_KEPT = 64
-
 
 class Result:
   """What is made once, or the error that is raised; while one thread makes it, others wait.
@@ -37,7 +35,8 @@ class Result:
 class Results:
   """What came of programs, the latest so many; safe under threads."""
 
-  def __init__(self):
+  def __init__(self, num_kept: int = 64):
+    self._num_kept = num_kept
     self._of: collections.OrderedDict[Hashable, Result] = collections.OrderedDict()
     self._lock = threading.Lock()
 
@@ -46,6 +45,6 @@ class Results:
     with self._lock:
       result = self._of.setdefault(key, Result())
       self._of.move_to_end(key)
-      while len(self._of) > _KEPT:
+      while len(self._of) > self._num_kept:
         self._of.popitem(last=False)
     return result.once(make)
