@@ -41,6 +41,7 @@ from coopjax.planning.request import Request
 from coopjax.planning.step_plan import baseline_of
 from coopjax.planning.trials import Trials
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
+from coopjax.policy_engine.rungs import Member
 from coopjax.xla.compile import temp_bytes_of
 
 _log = logging.getLogger("coopjax.planning")
@@ -340,23 +341,22 @@ class _Program:
       choices[region.fingerprint] = _noted(choice, _Inside(self.request, region.fingerprint, False, choice))
     return choices
 
-  def _alone(self, fingerprint: str) -> TracedFn | None:
+  def _alone(self, fingerprint: str) -> Member | None:
     """The function of that, where it is all that there is to decide on."""
     found = self._step()
     if found is None or not isinstance(step := found.program, steps.Step):
       return None
-    if [(each.key, each.num_runs) for each in step.members if each.num_runs] != [(fingerprint, 1)]:
-      return None
-    return next(each.traced for each in step.members if each.key == fingerprint)
+    members = [each for each in step.members if each.num_runs]
+    return members[0] if [each.key for each in members] == [fingerprint] else None
 
   def _lowered_in_other_ways(
     self, fingerprint: str, choice: Choice, found: Excess | Repeated
   ) -> jax.stages.Lowered | None:
     """It with the function carried out in another way; None where there is none."""
-    if (function := self._alone(fingerprint)) is None:
+    if (member := self._alone(fingerprint)) is None:
       return None
     scheduled = functools.partial(self._scheduled, fingerprint) if _is_scheduled(self.request) else None
-    of_function = ForLess(function, self.request, fingerprint, choice, scheduled)
+    of_function = ForLess(member, self.request, choice, scheduled)
     other = of_function.within(found) if isinstance(found, Excess) else of_function.repeating_less(found)
     return other and self._with(fingerprint, other).lower()
 

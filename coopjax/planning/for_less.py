@@ -12,15 +12,16 @@ from coopjax.budget import Budget
 from coopjax.errors import BudgetInfeasibleError
 from coopjax.hlo_engine.mark import Mark
 from coopjax.hlo_engine.over_budget import Excess, Repeated
-from coopjax.jaxpr.trace import TracedFn, fn_and_gradient
+from coopjax.jaxpr.trace import fn_and_gradient
 from coopjax.planning import function_plan
 from coopjax.planning.choice import Alone, Choice
 from coopjax.planning.request import Request
 from coopjax.planning.trials import Trials
 from coopjax.policy_engine.candidates import BY_HAND, Candidates
+from coopjax.policy_engine.rungs import Member
 from coopjax.xla.compile import temp_bytes_of
 
-_LEAST = 0.5  # of what a function takes as it is planned: what is to come to less, a plan of the program around is
+_LEAST = 0.5  # of what a function takes as it is planned: what is to come to less, it is not planned for
 _TRIES = 3  # at what people pick
 _MAYBE = 0.95  # of what estimates are off by, that they are off by at least
 _WORTH = 0.98  # of what is repeated: what repeats more is not worth a try
@@ -38,16 +39,14 @@ class ForLess:
   """Looks for ways.
 
   Attributes:
-    traced: the function.
+    member: the function, as the program has it.
     request: what is asked.
-    fingerprint: of the function.
     choice: how it is carried out so far.
     scheduled: schedules the program with another choice; None where a schedule does not tell what the program takes.
   """
 
-  traced: TracedFn
+  member: Member
   request: Request
-  fingerprint: str
   choice: Choice
   scheduled: Callable[[Choice], Scheduled] | None
 
@@ -55,7 +54,7 @@ class ForLess:
     """For a program that is over its budget; None where another plan of all of it is better looked for."""
     budget_bytes, alone, mark = excess.budget_bytes, self.choice.alone, self.choice.mark
     if mark is None:
-      planned = fn_and_gradient(self.traced, self.choice.flat_fn(self.traced))
+      planned = fn_and_gradient(self.member.traced, self.choice.flat_fn(self.member.traced))
       temp_bytes = temp_bytes_of(Trials(self.request, resident_bytes=0).compile(*planned))
       limit_bytes = temp_bytes - (excess.smallest_bytes - budget_bytes)
       if limit_bytes < _LEAST * temp_bytes:
@@ -66,7 +65,7 @@ class ForLess:
     elif alone is None or not excess.unaided_bytes:
       return None
     else:
-      limit_bytes = budget_bytes - max(0, excess.unaided_bytes - alone.unaided_bytes)
+      limit_bytes = _limit(budget_bytes, excess.unaided_bytes, alone)
     return self._best(limit_bytes, budget_bytes, math.inf)
 
   def repeating_less(self, repeated: Repeated) -> Choice | None:
@@ -75,8 +74,8 @@ class ForLess:
     """
     alone = self.choice.alone
     assert alone is not None  # of all that the HLO engine was asked for
-    limit_bytes = repeated.budget_bytes - max(0, repeated.unaided_bytes - alone.unaided_bytes)
-    return self._best(limit_bytes, repeated.budget_bytes, alone.flops + repeated.flops)
+    limit_bytes = _limit(repeated.budget_bytes, repeated.unaided_bytes, alone)
+    return self._best(limit_bytes, repeated.budget_bytes, self.member.num_runs * alone.flops + repeated.flops)
 
   def _best(self, limit_bytes: int, budget_bytes: int, below_flops: float) -> Choice | None:
     """That repeats least, and less than that, in a program that may take so many bytes; for the function alone, the
@@ -91,10 +90,10 @@ class ForLess:
         best, below_flops = found, flops
     if self.scheduled is None:
       return None
-    space = Candidates(self.traced, only_scans=False, planner=BY_HAND)
+    space = Candidates(self.member.traced, only_scans=False, planner=BY_HAND)
     by_hand, num_tries, ratio = [each for each in space.found if each.is_plain_policy], 0, 1.0
     for candidate in sorted(by_hand, key=lambda each: each.flops):
-      if candidate.flops > _WORTH * below_flops or num_tries == _TRIES:
+      if self.member.num_runs * candidate.flops > _WORTH * below_flops or num_tries == _TRIES:
         break
       if ratio * candidate.estimated_bytes > budget_bytes or candidate.decisions == self.choice.decisions:
         continue
@@ -111,18 +110,26 @@ class ForLess:
     """The program with a choice, and all that is repeated in it."""
     assert self.scheduled is not None and choice.alone is not None  # as the callers see to
     scheduled = self.scheduled(self._in_program(choice, budget_bytes))
-    return scheduled, choice.alone.flops + scheduled.hlo_flops
+    return scheduled, self.member.num_runs * choice.alone.flops + scheduled.hlo_flops
 
   def _planned_for(self, limit_bytes: int) -> Choice | None:
     """The function alone, for so many bytes; None where no plan reaches them."""
-    for_less = dataclasses.replace(
-      self.request, budget=Budget(max(limit_bytes, 1), offload=self.request.budget.offload)
-    )
+    for_less = dataclasses.replace(self.request, budget=Budget(limit_bytes, offload=self.request.budget.offload))
     with contextlib.suppress(BudgetInfeasibleError):
-      return function_plan.choose(self.traced, for_less, says_unneeded=False)
+      return function_plan.choose(self.member.traced, for_less, says_unneeded=False)
     return None
 
   def _in_program(self, choice: Choice, budget_bytes: int) -> Choice:
     """It where the program around may take so many bytes."""
-    mark = choice.mark and self.request.mark(self.fingerprint, Budget(budget_bytes))
+    mark = choice.mark and self.request.mark(self.member.key, Budget(budget_bytes))
     return dataclasses.replace(choice, mark=mark, held=None)
+
+
+def _limit(budget_bytes: int, unaided_bytes: int, alone: Alone) -> int:
+  """What the function may take alone: less by what the program takes beyond it; where that leaves little, for one as it
+  runs more than once, its share.
+  """
+  limit_bytes = budget_bytes - max(0, unaided_bytes - alone.unaided_bytes)
+  if limit_bytes >= _LEAST * min(budget_bytes, alone.unaided_bytes):
+    return limit_bytes
+  return budget_bytes * alone.unaided_bytes // unaided_bytes
