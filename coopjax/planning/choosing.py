@@ -4,6 +4,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import itertools
 import logging
 import math
 import warnings
@@ -182,7 +183,8 @@ class Case:
       # Straight-line code of a program that will be partitioned is left to the hook.
       ways = (False,) if not mark else (True, False) if is_known or not is_spread else (True,)
       smallest_bytes = lambda: int(least_bytes) if rival is None else 0
-      for within_bytes in search.limits(limit_bytes, smallest_bytes):
+      limits = search.limits(limit_bytes, smallest_bytes)
+      for within_bytes in limits if request.tells_least else itertools.islice(limits, 1):
         # The least is found, and told, the same whatever was asked.
         of_ways = list[PolicyPlan[PolicyDecisions]]()
         found_with = under and on_trial.mark(self.fingerprint, Budget(within_bytes))

@@ -5,7 +5,7 @@ plan for as much less, and what people pick, which may do with less there than i
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from coopjax.budget import Budget
@@ -18,12 +18,15 @@ from coopjax.planning.choice import Alone, Choice
 from coopjax.planning.request import Request
 from coopjax.planning.trials import Trials
 from coopjax.policy_engine.candidates import BY_HAND, Candidates
+from coopjax.policy_engine.decisions import PolicyDecisions
+from coopjax.policy_engine.ladders import Candidate
 from coopjax.policy_engine.rungs import Member
 from coopjax.xla.compile import temp_bytes_of
 
 _LEAST = 0.5  # of what a function takes as it is planned: what is to come to less, it is not planned for
-_TRIES = 3  # at what people pick
-_MAYBE = 0.95  # of what estimates are off by, that they are off by at least
+_ROUNDS = 2  # of planning for less
+_TRIES = 4  # at what people pick
+_ABOUT = 1.01  # of the budget: what is predicted to take that may fit
 _WORTH = 0.98  # of what is repeated: what repeats more is not worth a try
 
 
@@ -81,30 +84,43 @@ class ForLess:
     """That repeats least, and less than that, in a program that may take so many bytes; for the function alone, the
     limit.
     """
-    best, found = None, self._planned_for(limit_bytes)
-    if found is not None and found.decisions not in (None, self.choice.decisions) and found.alone is not None:
+    best, tried = None, set[PolicyDecisions | None]({None, self.choice.decisions})
+    for _ in range(_ROUNDS):
+      found = self._planned_for(limit_bytes)
+      if found is None or found.decisions in tried or found.alone is None:
+        break
       if self.scheduled is None:
         return self._in_program(found, budget_bytes)
+      tried.add(found.decisions)
       scheduled, flops = self._in_turn(found, budget_bytes)
-      if scheduled.temp_bytes <= budget_bytes and flops < below_flops:
-        best, below_flops = found, flops
+      if scheduled.temp_bytes <= budget_bytes:
+        best, below_flops = (found, flops) if flops < below_flops else (best, below_flops)
+        break
+      limit_bytes -= scheduled.temp_bytes - budget_bytes
     if self.scheduled is None:
       return None
-    space = Candidates(self.member.traced, only_scans=False, planner=BY_HAND)
-    by_hand, num_tries, ratio = [each for each in space.found if each.is_plain_policy], 0, 1.0
-    for candidate in sorted(by_hand, key=lambda each: each.flops):
-      if self.member.num_runs * candidate.flops > _WORTH * below_flops or num_tries == _TRIES:
+    by_hand = [each for each in self._by_hand() if each.decisions not in tried]
+    errors: dict[float, float] = {}  # of estimates, by these
+    for _ in range(_TRIES):
+      # Alone, or under a HLO engine that helps, only the few that everybody tries tell what there is to gain.
+      known = by_hand if errors and not self.choice.mark else [each for each in by_hand if each.is_plain_policy]
+      known = [each for each in known if self.member.num_runs * each.flops <= _WORTH * below_flops]
+      fitting = [each for each in known if _predicted(each.estimated_bytes, errors) <= _ABOUT * budget_bytes]
+      if (candidate := min(fitting, key=lambda each: each.flops, default=None)) is None:
         break
-      if ratio * candidate.estimated_bytes > budget_bytes or candidate.decisions == self.choice.decisions:
-        continue
-      num_tries += 1
+      by_hand.remove(candidate)
       choice = Choice(self.choice.mark, candidate.decisions, alone=Alone(0, candidate.flops, 0.0))
       scheduled, flops = self._in_turn(choice, budget_bytes)
       if scheduled.temp_bytes <= budget_bytes and flops < below_flops:
         best, below_flops = choice, flops
-      elif not self.choice.mark:  # nor does what is estimated to take as much, where no HLO engine helps
-        ratio = _MAYBE * scheduled.temp_bytes / max(1.0, candidate.estimated_bytes)
+      if not self.choice.mark:
+        errors[candidate.estimated_bytes] = scheduled.temp_bytes - candidate.estimated_bytes
     return best and self._in_program(best, budget_bytes)
+
+  def _by_hand(self) -> list[Candidate]:
+    """What people pick, that what comes to the same once."""
+    space = Candidates(self.member.traced, only_scans=False, planner=BY_HAND)
+    return list({each.decisions: each for each in space.found if each.is_by_hand}.values())
 
   def _in_turn(self, choice: Choice, budget_bytes: int) -> tuple[Scheduled, float]:
     """The program with a choice, and all that is repeated in it."""
@@ -114,7 +130,9 @@ class ForLess:
 
   def _planned_for(self, limit_bytes: int) -> Choice | None:
     """The function alone, for so many bytes; None where no plan reaches them."""
-    for_less = dataclasses.replace(self.request, budget=Budget(limit_bytes, offload=self.request.budget.offload))
+    for_less = dataclasses.replace(
+      self.request, budget=Budget(limit_bytes, offload=self.request.budget.offload), tells_least=False
+    )
     with contextlib.suppress(BudgetInfeasibleError):
       return function_plan.choose(self.member.traced, for_less, says_unneeded=False)
     return None
@@ -133,3 +151,9 @@ def _limit(budget_bytes: int, unaided_bytes: int, alone: Alone) -> int:
   if limit_bytes >= _LEAST * min(budget_bytes, alone.unaided_bytes):
     return limit_bytes
   return budget_bytes * alone.unaided_bytes // unaided_bytes
+
+
+def _predicted(estimated_bytes: float, errors: Mapping[float, float]) -> float:
+  """What a program takes whose estimate is off like the nearest that is known."""
+  nearest = min(errors, key=lambda known: abs(known - estimated_bytes), default=None)
+  return estimated_bytes + (0.0 if nearest is None else errors[nearest])

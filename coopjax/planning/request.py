@@ -31,6 +31,7 @@ class Request:
       analysis, which a budget in bytes goes by, counts fragmentation twice, and the stacks of a scan.
     drafts: of many requests, most of which nothing will come of: where the target's compiler makes drafts, they are
       what is measured.
+    tells_least: where nothing reaches the budget, the least bytes are looked for.
   """
 
   budget: Budget
@@ -43,6 +44,7 @@ class Request:
   names_only: bool = False
   as_allocated: bool = False
   drafts: bool = False
+  tells_least: bool = True
 
   @property
   def device(self) -> Target | None:

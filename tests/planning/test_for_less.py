@@ -69,3 +69,33 @@ def test_a_step_at_the_bytes_of_what_people_pick_repeats_no_more(engine, outcome
     assert in_step[-1] < 0.2 * in_step[0]
   ours, expected = (each(jax.tree.map(jnp.array, WEIGHTS), X) for each in (fitted, as_it_is))
   assert_close(ours, expected, rtol=1e-2, atol=1e-3)
+
+
+def gated(x, weights):
+  y = norm(x)
+  return x + (jax.nn.silu(y @ weights["a"]) * (y @ weights["b"])) @ weights["c"]
+
+
+@pytest.mark.parametrize("is_scanned", [False, pytest.param(True, marks=pytest.mark.sweep)])
+def test_where_a_step_runs_a_function_twice_all_runs_count(is_scanned):
+  """Both are kept at once, or in a loop the sum of gradients is, besides."""
+  batches = models.normal(1, 2, 256, 64)
+
+  def compiled(wrap, remat=lambda loss: loss):
+    layer = wrap(gated)
+    loss = remat(lambda weights, x: jnp.mean(functools.reduce(layer, weights, x) ** 2))
+
+    def step(weights, batches):
+      if is_scanned:
+        add = lambda total, x: (jax.tree.map(jnp.add, total, jax.grad(loss)(weights, x)), None)
+        return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, weights), batches)[0]
+      return jax.tree.map(jnp.add, *(jax.grad(loss)(weights, x) for x in batches))
+
+    return jax.jit(step).lower(WEIGHTS, batches).compile()
+
+  as_it_is, by_hand = compiled(lambda layer: layer), compiled(functools.partial(jax.checkpoint, policy=DOTS))
+  fitted = compiled(lambda layer: layer, functools.partial(coopjax.remat, budget=temp_bytes(by_hand), engine="auto"))
+  assert temp_bytes(fitted) <= temp_bytes(by_hand) < temp_bytes(as_it_is)
+  assert flops(fitted) <= flops(by_hand)
+  assert "rematted_computation" in fitted.as_text()
+  assert_close(fitted(WEIGHTS, batches), as_it_is(WEIGHTS, batches), rtol=1e-3, atol=1e-5)
