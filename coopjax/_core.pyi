@@ -391,6 +391,8 @@ def schedule_buffers(
 
 # hlo_bindings.cc: HLO modules: read, rewrite, verify, predict.
 
+TRANSCENDENTAL_FLOPS: float
+
 class HloModule:
   """A parsed HloModuleProto; ValueError says what keeps bytes from being one."""
 

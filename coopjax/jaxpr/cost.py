@@ -1,9 +1,9 @@
 """FLOPs and seconds of jaxpr equations: what recomputing one costs.
 
 The unit of FLOPs is a floating-point operation that the machine can't hide behind memory traffic. Elementwise work is
-counted per output element, because XLA fuses its recompute into whatever reads it; data movement that fuses away
-counts nothing, and bytes between devices count as what a device would compute while they are on the link. Only ratios
-matter to the planner; reports show the sum as FLOPs.
+counted per output element, because XLA fuses its recompute into whatever reads it, a transcendental for eight, as
+``xla_pass/bridge/cost.h`` does; data movement that fuses away counts nothing, and bytes between devices count as what a
+device would compute while they are on the link. Only ratios matter to the planner; reports show the sum as FLOPs.
 
 Everywhere the same way: a count is that of all devices together. Arrays outside of a `shard_map` are whole, so their
 ops are the work of all devices; the body of a `shard_map`, whose arrays are one device's, counts as often as there are
@@ -16,12 +16,11 @@ from collections.abc import Callable
 
 from jax.extend import core
 
-from coopjax import compat
+from coopjax import _core, compat
 from coopjax.jaxpr import op_work
 from coopjax.jaxpr.bodies import bodies_of
 from coopjax.program.cost import FLOPS_PER_LINK_BYTE, Roofline
 
-_TRANSCENDENTAL_FLOPS = 8.0
 _LOOKUPS = frozenset("dynamic_slice gather slice".split())
 
 num_elements, num_bytes = op_work.num_elements, op_work.num_bytes
@@ -38,7 +37,7 @@ def equation_flops(equation: core.JaxprEqn, flops_per_link_byte: float = FLOPS_P
   if inside.jaxprs:
     return inside.total([jaxpr_flops(jaxpr, flops_per_link_byte) for jaxpr in inside.jaxprs])
   work = op_work.own_work(equation)
-  return work.flops + _TRANSCENDENTAL_FLOPS * work.transcendentals + flops_per_link_byte * work.link_bytes
+  return work.flops + _core.TRANSCENDENTAL_FLOPS * work.transcendentals + flops_per_link_byte * work.link_bytes
 
 
 def jaxpr_flops(jaxpr: core.Jaxpr, flops_per_link_byte: float = FLOPS_PER_LINK_BYTE) -> float:

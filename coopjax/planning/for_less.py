@@ -5,7 +5,7 @@ plan for as much less, and what people pick, which may do with less there than i
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from coopjax.budget import Budget
@@ -99,28 +99,36 @@ class ForLess:
       limit_bytes -= scheduled.temp_bytes - budget_bytes
     if self.scheduled is None:
       return None
-    by_hand = [each for each in self._by_hand() if each.decisions not in tried]
-    errors: dict[float, float] = {}  # of estimates, by these
-    for _ in range(_TRIES):
-      # Alone, or under a HLO engine that helps, only the few that everybody tries tell what there is to gain.
-      known = by_hand if errors and not self.choice.mark else [each for each in by_hand if each.is_plain_policy]
-      known = [each for each in known if self.member.num_runs * each.flops <= _WORTH * below_flops]
-      fitting = [each for each in known if _predicted(each.estimated_bytes, errors) <= _ABOUT * budget_bytes]
-      if (candidate := min(fitting, key=lambda each: each.flops, default=None)) is None:
-        break
+    space, errors = Candidates(self.member.traced, only_scans=False, planner=BY_HAND), dict[float, float]()
+    by_hand, tries_left = [each for each in space.found if each.is_by_hand], _TRIES
+    while tries_left and (candidate := self._next_by_hand(by_hand, errors, budget_bytes, below_flops)):
       by_hand.remove(candidate)
+      if candidate.decisions in tried:
+        continue
+      tried.add(candidate.decisions)
+      tries_left -= 1
       choice = Choice(self.choice.mark, candidate.decisions, alone=Alone(0, candidate.flops, 0.0))
       scheduled, flops = self._in_turn(choice, budget_bytes)
       if scheduled.temp_bytes <= budget_bytes and flops < below_flops:
         best, below_flops = choice, flops
-      if not self.choice.mark:
-        errors[candidate.estimated_bytes] = scheduled.temp_bytes - candidate.estimated_bytes
+      errors[candidate.estimated_bytes] = scheduled.temp_bytes - candidate.estimated_bytes
     return best and self._in_program(best, budget_bytes)
 
-  def _by_hand(self) -> list[Candidate]:
-    """What people pick, that what comes to the same once."""
-    space = Candidates(self.member.traced, only_scans=False, planner=BY_HAND)
-    return list({each.decisions: each for each in space.found if each.is_by_hand}.values())
+  def _next_by_hand(
+    self, by_hand: Sequence[Candidate], errors: Mapping[float, float], budget_bytes: int, below_flops: float
+  ) -> Candidate | None:
+    """That repeats least of what may fit; of what has names once the few that everybody tries have told errors of
+    estimates, which under an HLO engine that helps none does.
+    """
+    errors = {} if self.choice.mark is not None else errors
+    fitting = [
+      each
+      for each in by_hand
+      if (errors or each.is_plain_policy)
+      and self.member.num_runs * each.flops <= _WORTH * below_flops
+      and _predicted(each.estimated_bytes, errors) <= _ABOUT * budget_bytes
+    ]
+    return min(fitting, key=lambda each: each.flops, default=None)
 
   def _in_turn(self, choice: Choice, budget_bytes: int) -> tuple[Scheduled, float]:
     """The program with a choice, and all that is repeated in it."""
@@ -130,6 +138,8 @@ class ForLess:
 
   def _planned_for(self, limit_bytes: int) -> Choice | None:
     """The function alone, for so many bytes; None where no plan reaches them."""
+    if limit_bytes <= 0:
+      return None
     for_less = dataclasses.replace(
       self.request, budget=Budget(limit_bytes, offload=self.request.budget.offload), tells_least=False
     )

@@ -35,7 +35,7 @@ class StepProgram:
     op_outputs: value ids each op makes, CSR.
     op_control: op ids that must have run before each op, CSR.
     op_cost_s: modelled seconds per op, float64 ``[num_ops]``.
-    op_flops: floating-point operations per op, float64 ``[num_ops]``.
+    op_flops: floating-point operations per op, a transcendental counting for eight, float64 ``[num_ops]``.
     op_workspace_bytes: bytes needed only while the op runs, int64 ``[num_ops]``.
     op_can_recompute: whether the op may run twice, bool ``[num_ops]``.
     value_bytes: size of each value's buffer, int64 ``[num_values]``.

@@ -13,6 +13,9 @@
 
 namespace coopjax {
 
+// FLOPs that a transcendental counts for where work is one number, what is repeated for one.
+inline constexpr double kTranscendentalFlops = 8;
+
 struct OpCost {
   double flops = 0;
   double transcendentals = 0;   // exp, tanh, rsqrt ...: counted apart from FLOPs

@@ -209,7 +209,7 @@ void ProgramBuilder::AddOp(int32_t i) {
   AddMayShare(i, op);
   const OpCost cost = cost_model_.Cost(i);
   program_.op_cost_s.push_back(num_runs_ * cost_model_.Seconds(i, roofline_));
-  program_.op_flops.push_back(num_runs_ * cost.flops);
+  program_.op_flops.push_back(num_runs_ * (cost.flops + kTranscendentalFlops * cost.transcendentals));
   program_.schedule.push_back(op);
   AddDescription(i);
 }

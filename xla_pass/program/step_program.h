@@ -55,7 +55,7 @@ struct StepProgram {
   Csr op_outputs;                        // ValueIds
   Csr op_control;                        // OpIds of control predecessors
   std::vector<double> op_cost_s;         // modelled seconds
-  std::vector<double> op_flops;
+  std::vector<double> op_flops;          // a transcendental counts for eight
   std::vector<int64_t> op_workspace_bytes;
   std::vector<uint8_t> op_can_recompute;
 

@@ -83,6 +83,7 @@ nb::dict ToDict(const coopjax::BufferAssignment& assignment) {
 }
 
 void BindHloProgram(nb::module_& m) {
+  m.attr("TRANSCENDENTAL_FLOPS") = coopjax::kTranscendentalFlops;
   m.def(
       "read_step_program",
       [](const ParsedModule& parsed, double flops_per_s, double transcendentals_per_s, double bytes_per_s,
