@@ -11,6 +11,7 @@ from jax import export
 from jax.experimental.compilation_cache import compilation_cache
 
 import coopjax
+from coopjax import compat
 from coopjax.hlo_engine import hook
 from tests.support import ROOT
 from tests.support.checks import compile_step, temp_bytes
@@ -99,6 +100,24 @@ RUN_EXPORTED = """
 
 
 @pytest.mark.sweep
+def test_what_is_refused_is_compiled_no_further_than_to_its_schedule(monkeypatch):
+  compile_it, ended = compat.ProgramToCompile.compile, []
+
+  def noting(program):
+    try:
+      return compile_it(program)
+    except jax.errors.JaxRuntimeError:
+      ended.append(program.name)
+      raise
+
+  loss, weights, x = MLP
+  monkeypatch.setattr(compat.ProgramToCompile, "compile", noting)
+  fitted = coopjax.remat(loss, budget=64, engine="hlo")
+  with pytest.raises(coopjax.BudgetInfeasibleError):
+    compile_step(lambda weights, x: fitted(weights, x), weights, x)
+  assert len(ended) == 1
+
+
 def test_exported_programs_are_planned_wherever_coopjax_is_imported(tmp_path, caplog):
   loss, weights, x = MLP
   here, paths = [], []
