@@ -26,7 +26,8 @@ from coopjax.xla.compile import temp_bytes_of
 _LEAST = 0.5  # of what a function takes as it is planned: what is to come to less, it is not planned for
 _ROUNDS = 2  # of planning for less
 _TRIES = 4  # at what people pick
-_ABOUT = 1.01  # of the budget: what is predicted to take that may fit
+_ABOUT = 1.01  # of the budget: what is predicted to take that may fit; or
+_MAYBE = 1.05  # of the few policies that everybody tries
 _WORTH = 0.98  # of what is repeated: what repeats more is not worth a try
 
 
@@ -126,7 +127,7 @@ class ForLess:
       for each in by_hand
       if (errors or each.is_plain_policy)
       and self.member.num_runs * each.flops <= _WORTH * below_flops
-      and _predicted(each.estimated_bytes, errors) <= _ABOUT * budget_bytes
+      and _predicted(each.estimated_bytes, errors) <= (_MAYBE if each.is_plain_policy else _ABOUT) * budget_bytes
     ]
     return min(fitting, key=lambda each: each.flops, default=None)
 
