@@ -108,12 +108,12 @@ class Compile:
   def planned(self, module_bytes: bytes, plan: Callable[[], tuple[bytes | None, Excess | None]]) -> bytes | None:
     """The module to compile in place of the one that reached the hook, or None to leave it.
 
-    Raises:
-      EndedError: it is over a budget that it has to hold.
-
     Args:
       module_bytes: as it came.
       plan: plans it: the rewritten bytes if there are any, and what there is to say where they are over the budget.
+
+    Raises:
+      EndedError: it is over a budget that it has to hold.
     """
     self.is_planned = True
     if not self.about:
@@ -239,7 +239,7 @@ class Watcher:
     executable = self._compiled(program, entered)
     if entered.repeated is not None:
       (function,) = functions
-      lowered = function.repeating_less(program, entered.repeated) if function.is_differentiated(program) else None
+      lowered = function.in_another_way(program, entered.repeated) if function.is_differentiated(program) else None
       other = lowered and program.replaced(lowered)
       return self.around(other or program, is_held=is_held and other is None, is_settled=True)
     is_told = is_held and entered.refused is None and entered.hold(program, executable, inside)

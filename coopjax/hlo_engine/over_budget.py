@@ -95,15 +95,9 @@ class Inside(Protocol):
     """
     ...
 
-  def planned_for_less(self, program: compat.ProgramToCompile, excess: Excess) -> jax.stages.Lowered | None:
-    """The program, lowered, with the function planned for as many bytes less as the program is over its budget; None
-    where there is more in the program to decide on, or no such plan.
-    """
-    ...
-
-  def repeating_less(self, program: compat.ProgramToCompile, repeated: Repeated) -> jax.stages.Lowered | None:
-    """The program, lowered, with the function carried out in another way that repeats less in it; None where there is
-    more in it to decide on, or no such way.
+  def in_another_way(self, program: compat.ProgramToCompile, found: Excess | Repeated) -> jax.stages.Lowered | None:
+    """The program, lowered, with the function carried out in another way, by which it may hold its budget, or repeats
+    less; None where there is more in it to decide on, or no such way.
     """
     ...
 
@@ -146,7 +140,7 @@ def planned_anew(
   functions = [each for each in functions if each.is_differentiated(program)]
   if len({each.request for each in functions}) != 1:
     raise refused.error()
-  for_less = functions[0].planned_for_less(program, refused)
+  for_less = functions[0].in_another_way(program, refused)
   if for_less is not None and (other := program.replaced(for_less)) is not None:
     with contextlib.suppress(BudgetInfeasibleError):  # the HLO engine does not bring it within the budget
       executable = compile_program(other)

@@ -158,23 +158,17 @@ class _Inside:
     around = _Program.compiled(program, self.request)
     return around and around.unaided_bytes(enough_bytes)
 
-  def planned_for_less(self, program: compat.ProgramToCompile, excess: Excess) -> jax.stages.Lowered | None:
-    return self._in_other_ways(program, excess)
-
-  def repeating_less(self, program: compat.ProgramToCompile, repeated: Repeated) -> jax.stages.Lowered | None:
-    return self._in_other_ways(program, repeated)
-
   def planned_anew(
     self, program: compat.ProgramToCompile, limit_bytes: int | None = None
   ) -> tuple[jax.stages.Lowered, int, int] | None:
     around = _Program.compiled(program, self.request)
     return around and around.planned_anew(limit_bytes)
 
-  def _in_other_ways(self, program: compat.ProgramToCompile, found: Excess | Repeated) -> jax.stages.Lowered | None:
+  def in_another_way(self, program: compat.ProgramToCompile, found: Excess | Repeated) -> jax.stages.Lowered | None:
     around = _Program.compiled(program, self.request)
     if around is None or self.choice.engine == "none":
       return None
-    return around.in_other_ways(self.fingerprint, self.choice, found)
+    return around.in_another_way(self.fingerprint, self.choice, found)
 
 
 _results = Results()
@@ -238,10 +232,10 @@ class _Program:
       request = dataclasses.replace(request, budget=budget)
     return self._made(lambda: self._lowered(request))
 
-  def in_other_ways(self, fingerprint: str, choice: Choice, found: Excess | Repeated) -> jax.stages.Lowered | None:
-    """As `planned_for_less` and `repeating_less` of `over_budget.Inside`, of a function that is carried out so."""
+  def in_another_way(self, fingerprint: str, choice: Choice, found: Excess | Repeated) -> jax.stages.Lowered | None:
+    """As of `over_budget.Inside`, of a function that is carried out so."""
     with contextlib.suppress(BudgetInfeasibleError):
-      return self._made(lambda: self._lowered_in_other_ways(fingerprint, choice, found))
+      return self._made(lambda: self._lowered_in_another_way(fingerprint, choice, found))
     return None
 
   def is_differentiated(self, fingerprint: str) -> bool:
@@ -349,7 +343,7 @@ class _Program:
     members = [each for each in step.members if each.num_runs]
     return members[0] if [each.key for each in members] == [fingerprint] else None
 
-  def _lowered_in_other_ways(
+  def _lowered_in_another_way(
     self, fingerprint: str, choice: Choice, found: Excess | Repeated
   ) -> jax.stages.Lowered | None:
     """It with the function carried out in another way; None where there is none."""

@@ -37,7 +37,7 @@ from coopjax.planning.kept import program_key
 from coopjax.planning.made_once import Results
 from coopjax.planning.missed import missed
 from coopjax.planning.request import Request
-from coopjax.planning.trials import Trials, TriedAlone, share_of
+from coopjax.planning.trials import Trials, share_of
 from coopjax.policy_engine import search
 from coopjax.policy_engine.candidates import BY_HAND, Candidates
 from coopjax.policy_engine.compiled_profile import CompiledProfile, profile_of, profile_of_module
@@ -56,7 +56,7 @@ _NUMBER_BYTES = 64  # that XLA may take for one number
 _NEARER = 1.1  # times the least that the policy engine came to: with more effort the HLO engine may come to less
 _QUICK_PLANNER = "peak"
 _log = logging.getLogger("coopjax.planning")
-_tried = Results(16)  # of functions, whatever they are planned for; with modules
+_of_functions = Results(16)  # what was made of each, modules among it
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -175,7 +175,7 @@ class Case:
     alone = under and share_of(under, self._num_examples)
     least_bytes = math.inf
     compiled_with = collections.defaultdict[str | None, dict[PolicyDecisions, tuple[int, HloEngineShare | None]]](dict)
-    compiled_with[None] = self._known.tried
+    compiled_with[None] = self._known.once("tried", dict)
     link = host_offload.link(request.budget, request.device)
     with warnings.catch_warnings():
       warnings.simplefilter("ignore", BudgetExceededWarning)  # trials may miss the budget
@@ -262,12 +262,14 @@ class Case:
     return _NUMBER_BYTES * sum(not aval.shape for aval in self.traced.out_avals) if is_bytes else 0
 
   @functools.cached_property
-  def _known(self) -> TriedAlone:
-    """Of this process; of constants, what XLA makes depends on what they are."""
+  def _known(self) -> Results:
+    """What was made of the function in this process, whatever it was planned for: under the same checkpoints, it takes
+    the same. Of constants, what XLA makes depends on what they are.
+    """
     if not all(isinstance(const, jax.core.Tracer) for const in self.traced.consts):
-      return TriedAlone()
+      return Results()
     whatever = dataclasses.replace(self.request, budget=Budget(share=1.0))
-    return _tried.once((program_key(self.traced), whatever), TriedAlone)
+    return _of_functions.once((program_key(self.traced), whatever), Results)
 
   def _as_it_is(self) -> tuple[MemoryProfile, CompiledProfile | None]:
     """What the program takes as it is, and which values that are; on a CPU its schedule tells."""

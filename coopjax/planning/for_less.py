@@ -95,7 +95,8 @@ class ForLess:
       tried.add(found.decisions)
       scheduled, flops = self._in_turn(found, budget_bytes)
       if scheduled.temp_bytes <= budget_bytes:
-        best, below_flops = (found, flops) if flops < below_flops else (best, below_flops)
+        if flops < below_flops:
+          best, below_flops = found, flops
         break
       limit_bytes -= scheduled.temp_bytes - budget_bytes
     if self.scheduled is None:
@@ -112,16 +113,16 @@ class ForLess:
       scheduled, flops = self._in_turn(choice, budget_bytes)
       if scheduled.temp_bytes <= budget_bytes and flops < below_flops:
         best, below_flops = choice, flops
-      errors[candidate.estimated_bytes] = scheduled.temp_bytes - candidate.estimated_bytes
+      if self.choice.mark is None:  # under an HLO engine that helps, none tells of the others
+        errors[candidate.estimated_bytes] = scheduled.temp_bytes - candidate.estimated_bytes
     return best and self._in_program(best, budget_bytes)
 
   def _next_by_hand(
     self, by_hand: Sequence[Candidate], errors: Mapping[float, float], budget_bytes: int, below_flops: float
   ) -> Candidate | None:
     """That repeats least of what may fit; of what has names once the few that everybody tries have told errors of
-    estimates, which under an HLO engine that helps none does.
+    estimates.
     """
-    errors = {} if self.choice.mark is not None else errors
     fitting = [
       each
       for each in by_hand

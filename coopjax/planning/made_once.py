@@ -19,7 +19,7 @@ class Result:
     self.found: Any = None
     self._is_made, self._lock = False, threading.RLock()
 
-  def once(self, make: Callable[[], Any]) -> Any:
+  def once[Made](self, make: Callable[[], Made]) -> Made:
     with self._lock:
       if not self._is_made:
         try:
@@ -33,14 +33,14 @@ class Result:
 
 
 class Results:
-  """What came of programs, the latest so many; safe under threads."""
+  """What came of programs, or of one, the latest so many; safe under threads."""
 
   def __init__(self, num_kept: int = 64):
     self._num_kept = num_kept
     self._of: collections.OrderedDict[Hashable, Result] = collections.OrderedDict()
     self._lock = threading.Lock()
 
-  def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+  def once[Made](self, key: Hashable, make: Callable[[], Made]) -> Made:
     """What is made for a key, or the error that is raised, once."""
     with self._lock:
       result = self._of.setdefault(key, Result())

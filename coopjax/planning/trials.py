@@ -1,7 +1,7 @@
 """The compiles that answering a request takes."""
 
 import dataclasses
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,7 +10,6 @@ from coopjax import compat, progress
 from coopjax.hlo_engine import hook
 from coopjax.memory_profile import MemoryProfile
 from coopjax.planning.request import Request
-from coopjax.policy_engine.decisions import PolicyDecisions
 from coopjax.policy_engine.predictions import HloEngineShare
 from coopjax.xla.compile import (
   Compilable,
@@ -48,24 +47,6 @@ class Tried:
     """That the work of a step on so many devices is cut into: as the partitioner told, else as many."""
     told = [of_region.of_work for of_key in (self.shards or {}).values() for of_region in of_key.values()]
     return max(told, default=num_devices)
-
-
-@dataclasses.dataclass
-class TriedAlone:
-  """What was compiled of a function in this process, for whatever budget: for less than before, much is the same.
-
-  Attributes:
-    tried: what it takes under checkpoints alone.
-  """
-
-  tried: dict[PolicyDecisions, tuple[int, HloEngineShare | None]] = dataclasses.field(default_factory=dict)
-  _made: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-  def once[Made](self, what: str, make: Callable[[], Made]) -> Made:
-    """What else is made of it."""
-    if what not in self._made:
-      self._made[what] = make()
-    return self._made[what]
 
 
 def share_of(outcome: hook.Outcome, num_examples: int) -> HloEngineShare:

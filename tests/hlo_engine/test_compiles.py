@@ -99,7 +99,6 @@ RUN_EXPORTED = """
 """
 
 
-@pytest.mark.sweep
 def test_what_is_refused_is_compiled_no_further_than_to_its_schedule(monkeypatch):
   compile_it, ended = compat.ProgramToCompile.compile, []
 
@@ -118,6 +117,7 @@ def test_what_is_refused_is_compiled_no_further_than_to_its_schedule(monkeypatch
   assert len(ended) == 1
 
 
+@pytest.mark.sweep
 def test_exported_programs_are_planned_wherever_coopjax_is_imported(tmp_path, caplog):
   loss, weights, x = MLP
   here, paths = [], []

@@ -246,7 +246,7 @@ def test_why_a_program_is_not_planned_as_a_whole_is_logged_where_people_look(mon
 
   by_hand = temp_bytes(compiled(BY_HAND))
   monkeypatch.setattr(Plannable, "plan", failing)
-  monkeypatch.setattr(around._Program, "in_other_ways", lambda *_: None)
+  monkeypatch.setattr(around._Program, "in_another_way", lambda *_: None)
   monkeypatch.setattr(around, "_results", around.Results())  # of other tests
   with pytest.raises(coopjax.BudgetInfeasibleError, match="not the program that the policy engine planned"):
     compiled(coopjax.remat(scanned, budget=by_hand, engine="policy"))
