@@ -189,7 +189,8 @@ def plan(
   that are cheap to repeat; their own budgets and policies don't count. ``plan.apply(step)`` is that step. Where the HLO
   engine alone would repeat more than a tenth of the regions' forward pass, ``"auto"`` takes a division of the budget by
   the policy engine if that, with what the HLO engine repeats under it, is less work. A step without regions is the HLO
-  engine's alone.
+  engine's alone; where that misses the budget or repeats as much, ``"auto"`` takes the functions that the step
+  differentiates as regions, if that does better.
 
   Args:
     fn: a differentiable function, or a training step, jitted or not.
@@ -218,7 +219,7 @@ def plan(
     InvalidBudgetError: the budget is not one.
     ValueError: ``argnums`` names an argument that is not given, or ``fn`` is a step.
     NotDifferentiableError: ``fn`` has no floating input or output.
-    NoRegionsError: ``fn`` is a step without regions, and the HLO engine is not asked or is not there.
+    NoRegionsError: ``fn`` is a step without regions, and the engine asked for needs some.
     PolicyNamesError: ``names_only`` where names can't be planned.
     BudgetInfeasibleError: no plan reaches the budget.
 

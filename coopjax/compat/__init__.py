@@ -18,6 +18,7 @@ from coopjax.compat.compiles import (
   temp_bytes_of,
   watch_compiles,
 )
+from coopjax.compat.gradients import GradientListener, hear_gradients
 from coopjax.compat.jaxprs import (
   SourceLine,
   as_policies_see,
@@ -94,6 +95,7 @@ __all__ = [
   "Asked",
   "AxisScope",
   "CompileWatcher",
+  "GradientListener",
   "Listener",
   "ProgramToCompile",
   "SourceLine",
@@ -115,6 +117,7 @@ __all__ = [
   "has_backward_outside",
   "has_ordered_effects",
   "hear_checkpoints",
+  "hear_gradients",
   "hlo_proto_of_text",
   "hook_platform",
   "inlined",

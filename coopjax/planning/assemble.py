@@ -25,7 +25,7 @@ from coopjax.xla.targets import Target
 
 Sharing = Mapping[int | None, Shards]  # as from `shards_of`
 
-_STEP_OVER_FORWARD = 3  # FLOPs of a step over those of its forward pass, as usually counted
+STEP_OVER_FORWARD = 3  # FLOPs of a step over those of its forward pass, as usually counted
 
 
 def assemble(
@@ -44,6 +44,7 @@ def assemble(
   measured: MemoryProfile,
   planning_s: float,
   existing: str = "replace",
+  of_gradients: bool = False,
   plain_flops: float | None = None,
   runs: Sequence[tuple[float, float]] = ((1, 1),),
   shards: Sequence[Sharing] = ({},),
@@ -65,6 +66,7 @@ def assemble(
     measured: memory with it.
     planning_s: seconds spent planning.
     existing: of the step.
+    of_gradients: same.
     plain_flops: of the program without the plan, where they were counted.
     runs: of each of those functions in a step, and how many of them are kept at once; of each example.
     shards: how devices share the values of each of those functions; {} where that is not known.
@@ -98,6 +100,7 @@ def assemble(
     is_cut_short=outcome is not None and outcome.is_cut_short,
     existing=existing,
     is_drafted=request.drafts,
+    of_gradients=of_gradients,
   )
 
 
@@ -118,7 +121,7 @@ def _model(
 ) -> _Model:
   if found is not None:
     extra_flops = found.recompute_flops + found.waiting_flops
-    plain_flops = plain_flops or _STEP_OVER_FORWARD * found.forward_flops
+    plain_flops = plain_flops or STEP_OVER_FORWARD * found.forward_flops
     return _Model(
       predicted=MemoryProfile(temp_bytes=found.temp_bytes),
       recompute_flops=found.recompute_flops,

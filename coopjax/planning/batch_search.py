@@ -290,7 +290,7 @@ class _Tried:
     progress.note(f"compiling the plan for {point.name}")
     program, request = self._made[point.batch, point.microbatches]
     assert point.plan is not None  # which was drafted
-    measured = request.measure(program.compile_with(following.choices_of(point.plan), whole=True))
+    measured = request.measure(program.as_of(point.plan).compile_with(following.choices_of(point.plan), whole=True))
     plan = dataclasses.replace(point.plan, measured=measured, is_drafted=False)
     return _point(point.batch, point.microbatches, plan)
 

@@ -19,7 +19,7 @@ from coopjax.jaxpr.fingerprint import fingerprint_of
 from coopjax.jaxpr.placement import Spread
 from coopjax.jaxpr.trace import TracedFn
 from coopjax.planners import base
-from coopjax.planning import existing, regions, whole_steps
+from coopjax.planning import differentiated, existing, regions, whole_steps
 from coopjax.planning.choice import Choice
 from coopjax.xla import targets
 
@@ -56,6 +56,7 @@ def follow(
     return whole_steps.follow(fn, plan, _mark_here(plan))
   if plan.regions:
     existing.watch()
+    differentiated.watch()
     return regions.step_under(_directions(plan), fn)
   return regions.region(
     fn,
@@ -80,6 +81,7 @@ def _directions(plan: "RematPlan") -> regions.Directions:
     tuple((region.fingerprint, choice) for region, choice in zip(plan.regions, choices, strict=True)),
     Spread(plan.mesh, plan.num_devices, plan.shards),
     plan.existing,
+    plan.of_gradients,
   )
 
 
@@ -89,7 +91,7 @@ def standing_directions(plan: "RematPlan") -> regions.Directions:
   Raises:
     NoRegionsError: the plan is not of regions.
   """
-  if not plan.regions or _is_of_whole_step(plan):
+  if not plan.regions or plan.of_gradients or _is_of_whole_step(plan):
     raise NoRegionsError(
       f"the plan of {plan.name} has no remat regions, by which enable(plan=) would know it: use plan.apply(fn)"
     )

@@ -2,12 +2,14 @@
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from coopjax import compat, contexts, job
+from coopjax.errors import BudgetInfeasibleError, NoRegionsError, log
 from coopjax.jaxpr import cost
 from coopjax.jaxpr.trace import TracedFn, differentiable, fn_and_gradient, trace, with_respect_to
 from coopjax.planning import following, kept, steps, together
@@ -16,10 +18,12 @@ from coopjax.planning.choice import Choice
 from coopjax.planning.function_plan import plan_function
 from coopjax.planning.remat_plan import RematPlan
 from coopjax.planning.request import Request
-from coopjax.planning.step_plan import baseline_of, plan_step
+from coopjax.planning.step_plan import baseline_of, plan_step, repeated_alone
 from coopjax.planning.trials import Tried
 from coopjax.xla.compile import OversizedProgram, compile_draft, compile_trial, num_devices
 from coopjax.xla.targets import Target
+
+_log = logging.getLogger("coopjax.planning")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -96,13 +100,63 @@ class Plannable:
       self._key,
       request,
       make=lambda: self._planned_anew(request),
-      measure=lambda plan: request.measure(self.compile_with(following.choices_of(plan))),
+      measure=lambda plan: request.measure(self.as_of(plan).compile_with(following.choices_of(plan))),
     )
 
   def _planned_anew(self, request: Request) -> RematPlan:
-    if isinstance(self.program, steps.Step):
-      return plan_step(self.program, request, self.baseline, self._tried)
-    return plan_function(self.program, request, self.baseline)
+    if not isinstance(self.program, steps.Step):
+      return plan_function(self.program, request, self.baseline)
+    if self.program.has_regions or request.engine != "auto" or request.names_only:
+      return self._planned_step(request)
+    return self._planned_with_gradients(request)
+
+  def _planned_step(self, request: Request, below_flops: float | None = None) -> RematPlan:
+    assert isinstance(self.program, steps.Step)
+    return plan_step(self.program, request, self.baseline, self._tried, below_flops)
+
+  def _planned_with_gradients(self, request: Request) -> RematPlan:
+    """Of a step without regions, where the HLO engine alone misses the budget or repeats much: a plan for what the step
+    differentiates, if there is one that does better.
+    """
+    assert isinstance(self.program, steps.Step)
+    alone_flops = repeated_alone(self.program, request, self.baseline)
+    if not alone_flops or self.by_gradients is None:
+      return self._planned_step(request)
+    strict = dataclasses.replace(request, on_infeasible="error")
+    try:
+      return self.by_gradients._planned_step(strict, alone_flops)
+    except BudgetInfeasibleError as missed:
+      try:
+        return self._planned_step(strict)
+      except (BudgetInfeasibleError, NoRegionsError) as error:
+        is_nearer = isinstance(error, BudgetInfeasibleError) and error.smallest_bytes < missed.smallest_bytes
+        if request.on_infeasible == "error":
+          raise (error if is_nearer else missed) from None
+        return self._planned_step(request) if is_nearer else self.by_gradients._planned_step(request, alone_flops)
+
+  @functools.cached_property
+  def by_gradients(self) -> "Plannable | None":
+    """A step without regions, with those functions as regions that it differentiates; None where it has none that can
+    be.
+    """
+    step = self.program
+    if not isinstance(step, steps.Step) or step.has_regions or step.existing == "keep":
+      return None
+    try:
+      found = steps.find_step(step.jitted, step.args, step.kwargs, None, step.existing, of_gradients=True)
+    except Exception as error:  # whatever it is, the step can do without
+      log(_log, logging.INFO, "what %s differentiates is not planned by itself: %s", step.name, error)
+      return None
+    if found is None or not found.has_regions:
+      return None
+    baseline = baseline_of(found, self.target, lambda *_: self.baseline.plain)
+    return dataclasses.replace(self, program=found, baseline=baseline)
+
+  def as_of(self, plan: RematPlan) -> "Plannable":
+    """The program that a plan of it decides on: with its regions, or with those functions that it differentiates."""
+    program = self.by_gradients if plan.of_gradients else self
+    assert program is not None  # it was planned
+    return program
 
   @functools.cached_property
   def _tried(self) -> Tried:

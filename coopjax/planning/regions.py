@@ -171,6 +171,7 @@ class Directions:
       by hand is measured or the partitioner watched, what has its `flat_fn`.
     spread: of the arguments that they were made for; None while they are being made.
     existing: what becomes of the user's `jax.checkpoint`s, one of `EXISTING`.
+    of_gradients: functions that are differentiated are regions, too (`coopjax.planning.differentiated`).
     is_standing: they are for all programs of the process, so regions that nobody differentiates are left alone.
     digest: of the choices.
   """
@@ -179,6 +180,7 @@ class Directions:
   choices: tuple[tuple[str, Choice | Observed], ...] = dataclasses.field(compare=False)
   spread: Spread | None = dataclasses.field(default=None, compare=False)
   existing: str = "replace"
+  of_gradients: bool = False
   is_standing: bool = False
   digest: str = dataclasses.field(init=False)
 
@@ -212,14 +214,15 @@ class Collector:
 
   Args:
     existing: as for `Directions`.
+    of_gradients: same.
 
   Attributes:
     regions: by fingerprint, in the order in which the step meets them.
     policies: of those that are a `jax.checkpoint` of the user's.
   """
 
-  def __init__(self, existing: str = "replace"):
-    self.existing = existing
+  def __init__(self, existing: str = "replace", *, of_gradients: bool = False):
+    self.existing, self.of_gradients = existing, of_gradients
     self.regions: dict[str, TracedFn] = {}
     self.policies: dict[str, Callable] = {}
     self._num_calls = 0
@@ -241,6 +244,8 @@ class Collector:
 
 class _Inside:
   """For regions inside a region: they are a part of it."""
+
+  of_gradients = False
 
   def __init__(self, existing: str):
     self.existing = existing

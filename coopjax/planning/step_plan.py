@@ -25,7 +25,7 @@ from coopjax.hlo_engine.mark import Mark
 from coopjax.jaxpr import cost
 from coopjax.memory_profile import MemoryProfile
 from coopjax.planning import host_offload, regions, resident
-from coopjax.planning.assemble import assemble, schedules
+from coopjax.planning.assemble import STEP_OVER_FORWARD, assemble, schedules
 from coopjax.planning.baseline import Baseline
 from coopjax.planning.choice import Choice
 from coopjax.planning.missed import missed
@@ -68,7 +68,9 @@ def marked(step: Step, mark: str | None) -> tuple[Choice, ...]:
   return step.each(Choice(mark))
 
 
-def plan_step(step: Step, request: Request, baseline: Baseline, tried: Tried | None = None) -> RematPlan:
+def plan_step(
+  step: Step, request: Request, baseline: Baseline, tried: Tried | None = None, below_flops: float | None = None
+) -> RematPlan:
   """Plans a step for a budget: on all that it holds, or on its temporaries.
 
   Args:
@@ -76,6 +78,8 @@ def plan_step(step: Step, request: Request, baseline: Baseline, tried: Tried | N
     request: what is asked.
     baseline: from `baseline_of`.
     tried: for other requests of the same step and target; the plan does not depend on it.
+    below_flops: that the HLO engine repeats alone, where that is known, infinite if it misses the budget: others are
+      only of interest if they repeat less.
 
   Raises:
     BudgetInfeasibleError: no plan reaches the budget and the request says "error".
@@ -90,7 +94,7 @@ def plan_step(step: Step, request: Request, baseline: Baseline, tried: Tried | N
       "regions: use planner='auto'"
     )
   stopwatch = Stopwatch()
-  planning = _Planning(step, request, baseline, tried or Tried())
+  planning = _Planning(step, request, baseline, tried or Tried(), below_flops)
   if planning.holds:
     if any(member.policy for member in step.members):
       return planning.plan(stopwatch.seconds)  # without its checkpoints, which repeat what need not be
@@ -108,6 +112,19 @@ def plan_step(step: Step, request: Request, baseline: Baseline, tried: Tried | N
       raise error
     warn(str(error), BudgetExceededWarning)
   return planning.plan(stopwatch.seconds)
+
+
+def repeated_alone(step: Step, request: Request, baseline: Baseline) -> float:
+  """FLOPs that the HLO engine alone repeats in a step, 0 where they are few, infinite where it misses the budget or is
+  not there. Arguments as for `plan_step`.
+  """
+  planning, platform = _Planning(step, request, baseline, Tried()), compat.hook_platform(request.platform)
+  if planning.holds:
+    return 0.0
+  outcome = None if platform is None else planning.alone(platform)
+  if outcome is None or not outcome.fits:
+    return math.inf
+  return 0.0 if planning.is_cheap(outcome) else outcome.recompute_flops
 
 
 def _check_can_be_planned(step: Step, request: Request) -> None:
@@ -130,8 +147,9 @@ class _Planning:
     best: memory of the best plan so far.
   """
 
-  def __init__(self, step: Step, request: Request, baseline: Baseline, tried: Tried):
+  def __init__(self, step: Step, request: Request, baseline: Baseline, tried: Tried, below_flops: float | None = None):
     self._step, self._request, self._baseline, self._tried = step, request, baseline, tried
+    self._below_flops = below_flops
     self._choices = marked(step, None)
     self._outcome: hook.Outcome | None = None
     self._found: PolicyPlan[tuple[Share, ...]] | None = None
@@ -147,15 +165,16 @@ class _Planning:
     request, platform = self._request, compat.hook_platform(self._request.platform)
     if request.engine == "hlo" and platform is None:
       raise no_hook(request.platform)
-    outcome = None
+    outcome, is_known = None, self._below_flops is not None
     with warnings.catch_warnings():
       warnings.simplefilter("ignore", BudgetExceededWarning)  # trials may miss the budget
-      if request.engine != "policy" and platform is not None:
-        outcome = self._outcome_of(platform)
+      if request.engine != "policy" and platform is not None and not is_known:
+        outcome = self.alone(platform)
         if outcome and (request.engine == "hlo" or outcome.fits or self._may_fit(outcome)):
-          self._try_hlo(outcome)
-      if self._step.has_regions and request.engine != "hlo" and not (self.holds and self._is_cheap):
-        self._try_policy(self._mark if outcome and platform != "tpu" else None)
+          self._try_hlo(outcome, whole=request.engine == "hlo" or self.is_cheap(outcome))
+      is_enough = self.holds and self._outcome and self.is_cheap(self._outcome)
+      if self._step.has_regions and request.engine != "hlo" and not is_enough:
+        self._try_policy(self._mark if (outcome or (is_known and platform)) and platform != "tpu" else None)
       if not self.holds and outcome and request.engine != "hlo":
         self._try_hlo(outcome)
       if self.best is not self.before and request.platform == "cpu":
@@ -172,14 +191,14 @@ class _Planning:
     limit = _MODEL_IS_OFF * self.budget_bytes + spared_bytes
     return self._request.platform != "cpu" and outcome.predicted.temp_bytes <= limit
 
-  @property
-  def _is_cheap(self) -> bool:
+  def is_cheap(self, outcome: hook.Outcome) -> bool:
     """Whether what the HLO engine alone repeats is too little for the policy engine to be asked, too."""
-    assert self._outcome is not None  # nothing else has held the budget so far
-    flops = sum(
-      member.num_runs * member.num_examples * cost.jaxpr_flops(member.traced.inlined) for member in self._step.members
-    )
-    return self._outcome.recompute_flops <= _DIVIDES_ABOVE * flops / self._spread.num_devices
+    if self._step.has_regions:
+      of_members = (m.num_runs * m.num_examples * cost.jaxpr_flops(m.traced.inlined) for m in self._step.members)
+      forward_flops = sum(of_members) / self._spread.num_devices
+    else:
+      forward_flops = sum(self._flops(marked(self._step, None)).values()) / STEP_OVER_FORWARD
+    return outcome.fits and outcome.recompute_flops <= _DIVIDES_ABOVE * forward_flops
 
   def _measured(self, choices: tuple[Choice, ...], *, whole: bool = False) -> MemoryProfile:
     """Of the step compiled with these choices, as far as trials are or as the whole program that runs."""
@@ -192,11 +211,13 @@ class _Planning:
     measured, self._trials.outcome = self._tried.programs[key]
     return measured
 
-  def _outcome_of(self, platform: str) -> hook.Outcome | None:
-    """What the HLO engine makes of the step; None where the hook does not run or can't read the module."""
+  def alone(self, platform: str) -> hook.Outcome | None:
+    """What the HLO engine makes of the step alone, with the effort of a trial; None where the hook does not run or
+    can't read the module.
+    """
     hook.install(platform)
     try:
-      return hook.plan_module(self._baseline.module, [Mark.from_text(self._mark)])
+      return hook.plan_module(self._baseline.module, [Mark.from_text(self._mark)], is_sketch=True)
     except RuntimeError:
       if self._request.engine == "hlo" or platform == "cpu":
         raise
@@ -206,9 +227,9 @@ class _Planning:
         raise
       return None
 
-  def _try_hlo(self, outcome: hook.Outcome) -> None:
+  def _try_hlo(self, outcome: hook.Outcome, *, whole: bool = False) -> None:
     choices = marked(self._step, self._mark)
-    measured = self._measured(choices)
+    measured = self._measured(choices, whole=whole and self._request.platform == "cpu")
     if measured.temp_bytes < self.best.temp_bytes:
       self._choices, self.best, self._found = choices, measured, None
       self._outcome = self._trials.outcome or outcome  # none of a program that JAX's compilation cache kept
@@ -218,7 +239,9 @@ class _Planning:
 
     If the HLO engine alone holds the budget, a division is taken that repeats less; else the first that holds it.
     """
-    below_flops = self._outcome.recompute_flops if self.holds and self._outcome else math.inf
+    below_flops = math.inf if self._below_flops is None else self._below_flops
+    if self.holds and self._outcome:
+      below_flops = self._outcome.recompute_flops
     at_first = self._choices, self.best, self._outcome, self._found
     for within_bytes in search.limits(self.budget_bytes, lambda: self.best.temp_bytes):
       # The least is found, and told, the same whatever was asked.
@@ -351,6 +374,7 @@ class _Planning:
       measured=self.best,
       planning_s=planning_s,
       existing=step.existing,
+      of_gradients=step.of_gradients,
       plain_flops=self._found and sum(self._flops(marked(step, None)).values()),
       runs=[(member.num_examples * member.num_runs, member.num_examples * member.num_kept) for member in step.members],
       shards=[(self._tried.shards or {}).get(member.key, {}) for member in step.members],

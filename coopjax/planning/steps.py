@@ -26,8 +26,8 @@ from coopjax.jaxpr.fingerprint import fingerprint_of_step
 from coopjax.jaxpr.placement import Spread, path_name
 from coopjax.jaxpr.tags import marked
 from coopjax.jaxpr.trace import TracedFn, explained, is_floating
+from coopjax.planning import differentiated, regions, resident
 from coopjax.planning import existing as existing_checkpoints
-from coopjax.planning import regions, resident
 from coopjax.planning.choice import Choice
 from coopjax.policy_engine.rungs import Member
 from coopjax.policy_engine.shards import Observed
@@ -45,6 +45,7 @@ class Step:
     kwargs: same.
     members: the regions.
     existing: as for `regions.Directions`.
+    of_gradients: same.
     traced: the step as it is, results of its regions named.
   """
 
@@ -55,6 +56,7 @@ class Step:
   members: tuple[Member, ...]
   traced: jax.stages.Traced
   existing: str = "replace"
+  of_gradients: bool = False
 
   @property
   def jaxpr(self) -> core.Jaxpr:
@@ -107,7 +109,8 @@ class Step:
     keys = [member.key for member in self.members]
     named = tuple(zip(keys, choices, strict=True))
     is_traced = choices == self.each(Choice()) and not _may_read_names(self.jaxpr)
-    return Program(self, regions.Directions(self.name, named, existing=self.existing), is_traced=is_traced)
+    directions = regions.Directions(self.name, named, existing=self.existing, of_gradients=self.of_gradients)
+    return Program(self, directions, is_traced=is_traced)
 
   def spread(self, num_devices: int) -> Spread:
     """Of its arguments, in a program that runs on so many devices."""
@@ -162,6 +165,8 @@ def find_step(
   kwargs: dict[str, Any],
   target: Target | None = None,
   existing: str = "replace",
+  *,
+  of_gradients: bool = False,
 ) -> Step | None:
   """The function as a step, if it takes gradients, of remat regions or without any; else None. What has no regions and
   returns one number is a loss, whatever it takes.
@@ -172,8 +177,10 @@ def find_step(
     kwargs: same.
     target: what the step is for, None for the default backend.
     existing: as for `regions.Directions`.
+    of_gradients: same.
   """
   existing_checkpoints.watch()
+  differentiated.watch()
   if target is not None and not target.is_running:
     args, kwargs = _moved(target, (tuple(args), kwargs))
   if regions.is_jitted(fn):
@@ -181,7 +188,7 @@ def find_step(
   else:
     args, kwargs = non_arrays.hidden((tuple(args), kwargs))
     jitted = jax.jit(non_arrays.of_hidden(fn))
-  collector = regions.Collector(existing)
+  collector = regions.Collector(existing, of_gradients=of_gradients)
   with contexts.directions(collector), explained(getattr(fn, "__name__", type(fn).__name__)):
     traced = _traced(jitted, args, kwargs)
   runs = _Runs(traced.jaxpr)
@@ -195,7 +202,7 @@ def find_step(
   )
   if not members and _is_one_number(traced.jaxpr):
     return None
-  return Step(name, jitted, args, kwargs, members, traced, existing)
+  return Step(name, jitted, args, kwargs, members, traced, existing, of_gradients)
 
 
 def _is_one_number(jaxpr: core.Jaxpr) -> bool:

@@ -20,7 +20,7 @@ def sgd(weights, x):
 @pytest.mark.parametrize("wrap", [jax.jit, pytest.param(lambda step: step, marks=pytest.mark.sweep)])
 def test_the_module_of_the_step_is_planned_and_keeps_its_bits(wrap, tmp_path):
   step = wrap(sgd)
-  plan = coopjax.plan(step, WEIGHTS, X, budget=0.5, planner="peak", effort="fast")
+  plan = coopjax.plan(step, WEIGHTS, X, budget=0.5, engine="hlo", planner="peak", effort="fast")
   plan.save(tmp_path / "plan.json")
   applied = coopjax.RematPlan.load(tmp_path / "plan.json").apply(step)
   compiled = jax.jit(applied).lower(WEIGHTS, X).compile()
@@ -40,7 +40,7 @@ def test_without_an_engine_for_it_the_error_says_what_to_wrap():
   with pytest.raises(coopjax.NoRegionsError, match=where):
     coopjax.plan(make_step(wrap=None), *arguments(), budget=0.5, names_only=True)
   with pytest.raises(coopjax.BudgetInfeasibleError) as caught:
-    coopjax.plan(make_step(wrap=None), *arguments(), budget=2_000_000, planner="peak", effort="fast")
+    coopjax.plan(make_step(wrap=None), *arguments(), budget=2_000_000, engine="hlo", planner="peak", effort="fast")
   assert any("wrap the body of the scan" in note for note in caught.value.__notes__)
 
 

@@ -1,0 +1,74 @@
+"""Reverse-mode gradients, heard where user code takes them: by `jax.grad` and `jax.vjp`, of Flax's and Equinox's, too.
+
+All of them linearize a function of pytrees in one place. It is listened to, so that whoever plans can put another
+function there that computes the same.
+"""
+
+import contextlib
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from jax._src.interpreters import ad
+
+from coopjax.compat.traces import num_gradients
+
+
+class GradientListener(Protocol):
+  """Who hears of gradients."""
+
+  def is_listening(self) -> bool:
+    """Whether functions that are differentiated here and now are to be replaced."""
+    ...
+
+  def in_place_of(self, fn: Callable) -> Callable:
+    """What is differentiated in place of a function; it takes and gives the same."""
+    ...
+
+
+class _Thread(threading.local):
+  is_taking = False  # a gradient: what it is taken of runs, or the backward pass does
+
+
+_thread = _Thread()
+
+
+@functools.cache
+def hear_gradients(listener: GradientListener) -> None:
+  """Tells of every gradient from now on, but of those inside another derivative, or in a rule for one that the user
+  wrote; while nobody listens, all is as it was.
+  """
+  linearize, backward_pass = ad.linearize, ad.backward_pass3
+
+  @functools.wraps(linearize)
+  def linearized(fn, primals, has_aux=False, is_vjp=False, in_nzs=None):
+    if is_vjp and not _thread.is_taking and not num_gradients() and listener.is_listening():
+      fn = listener.in_place_of(_named(fn))
+    with _taking():
+      return linearize(fn, primals, has_aux=has_aux, is_vjp=is_vjp, in_nzs=in_nzs)
+
+  @functools.wraps(backward_pass)
+  def passed_back(*args, **kwargs):
+    with _taking():
+      return backward_pass(*args, **kwargs)
+
+  ad.linearize, ad.backward_pass3 = linearized, passed_back
+
+
+@contextlib.contextmanager
+def _taking() -> Iterator[None]:
+  outer, _thread.is_taking = _thread.is_taking, True
+  try:
+    yield
+  finally:
+    _thread.is_taking = outer
+
+
+def _named(fn: Callable) -> Callable:
+  """A function that JAX made for a gradient by some of the arguments, named after the one that it calls."""
+  if getattr(fn, "__qualname__", "").startswith("argnums_partial"):
+    inside = inspect.getclosurevars(fn).nonlocals.get("f")
+    fn.__name__ = getattr(inside, "__name__", fn.__name__)
+  return fn
