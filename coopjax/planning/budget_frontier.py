@@ -233,7 +233,7 @@ def frontier(
     requests.sort(key=lambda each: each.budget.resolve(baseline.temp_bytes, baseline.resident_bytes), reverse=True)
     points, unreached = _points(program, requests, stops=budgets is None)
     plain_flops = program.flops_with()
-    references, omitted = _references(program, baseline, plain_flops)
+    references, omitted = _references(program.by_gradients or program, baseline, plain_flops)
   points = _undominated(points, plain_flops)
   return Frontier(program.name, requests[0].target, points, references, unreached + omitted, drafts)
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -104,35 +105,38 @@ class Plannable:
     )
 
   def _planned_anew(self, request: Request) -> RematPlan:
-    if not isinstance(self.program, steps.Step):
-      return plan_function(self.program, request, self.baseline)
-    if self.program.has_regions or request.engine != "auto" or request.names_only:
-      return self._planned_step(request)
-    return self._planned_with_gradients(request)
+    step = self.program
+    if not isinstance(step, steps.Step):
+      return plan_function(step, request, self.baseline)
+    if step.has_regions or request.engine != "auto" or request.names_only:
+      return plan_step(step, request, self.baseline, self._tried)
+    return self._planned_with_gradients(step, request)
 
-  def _planned_step(self, request: Request, below_flops: float | None = None) -> RematPlan:
-    assert isinstance(self.program, steps.Step)
-    return plan_step(self.program, request, self.baseline, self._tried, below_flops)
-
-  def _planned_with_gradients(self, request: Request) -> RematPlan:
-    """Of a step without regions, where the HLO engine alone misses the budget or repeats much: a plan for what the step
-    differentiates, if there is one that does better.
+  def _planned_with_gradients(self, step: steps.Step, request: Request) -> RematPlan:
+    """Of a step without regions, where the HLO engine alone misses the budget or repeats more than a little: a plan for
+    what the step differentiates, if there is one that does better.
     """
-    assert isinstance(self.program, steps.Step)
-    alone_flops = repeated_alone(self.program, request, self.baseline)
-    if not alone_flops or self.by_gradients is None:
-      return self._planned_step(request)
+    alone_flops = repeated_alone(step, request, self.baseline)
+    other = self.by_gradients if alone_flops else None
+    alone = lambda request: plan_step(step, request, self.baseline, self._tried)
+    if other is None:
+      return alone(request)
+    by_gradients = other.program
+    assert isinstance(by_gradients, steps.Step)
+    better = lambda request: plan_step(by_gradients, request, other.baseline, other._tried, alone_flops)
     strict = dataclasses.replace(request, on_infeasible="error")
     try:
-      return self.by_gradients._planned_step(strict, alone_flops)
+      return better(strict)
     except BudgetInfeasibleError as missed:
+      if math.isfinite(alone_flops):
+        return alone(request)
       try:
-        return self._planned_step(strict)
+        return alone(strict)
       except (BudgetInfeasibleError, NoRegionsError) as error:
         is_nearer = isinstance(error, BudgetInfeasibleError) and error.smallest_bytes < missed.smallest_bytes
         if request.on_infeasible == "error":
           raise (error if is_nearer else missed) from None
-        return self._planned_step(request) if is_nearer else self.by_gradients._planned_step(request, alone_flops)
+        return (alone if is_nearer else better)(request)
 
   @functools.cached_property
   def by_gradients(self) -> "Plannable | None":

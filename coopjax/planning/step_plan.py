@@ -24,28 +24,28 @@ from coopjax.hlo_engine import hook
 from coopjax.hlo_engine.mark import Mark
 from coopjax.jaxpr import cost
 from coopjax.memory_profile import MemoryProfile
-from coopjax.planning import host_offload, regions, resident
-from coopjax.planning.assemble import STEP_OVER_FORWARD, assemble, schedules
+from coopjax.planning import host_offload, resident
+from coopjax.planning.assemble import STEP_OVER_FORWARD, assemble
 from coopjax.planning.baseline import Baseline
 from coopjax.planning.choice import Choice
 from coopjax.planning.missed import missed
-from coopjax.planning.policy_names import HLO_ENGINE, NOT_KNOWN, RegionNames, agreed
-from coopjax.planning.region_names import region_names
-from coopjax.planning.remat_plan import RegionPlan, RematPlan
+from coopjax.planning.region_plans import region_plans
+from coopjax.planning.remat_plan import RematPlan
 from coopjax.planning.request import Request, no_hook
-from coopjax.planning.steps import Step, holds_checkpoint, why_no_regions
+from coopjax.planning.steps import Step, why_no_regions
 from coopjax.planning.trials import Trials, Tried
 from coopjax.policy_engine import search
 from coopjax.policy_engine.division import Division, Share
 from coopjax.policy_engine.policy_plan import PolicyPlan
 from coopjax.policy_engine.shards import Observed, Shards
-from coopjax.program import explain
 from coopjax.program.stopwatch import Stopwatch
 from coopjax.xla.compile import as_counted, compile_scheduled, compile_trial, module_of, num_devices
 from coopjax.xla.targets import Target
 
 _MODEL_IS_OFF = 1.25  # times the compiled temporaries: what is predicted for an accelerator, at most
 _DIVIDES_ABOVE = 0.1  # of the forward pass repeated by the HLO engine alone: a division is looked for that repeats less
+_LITTLE = 0.01  # of it: nobody does better; between the two, a division is looked for if people may
+_ABOUT = 1.1  # of the budget: what is estimated to take so much may hold it
 
 
 def baseline_of(
@@ -78,11 +78,11 @@ def plan_step(
     request: what is asked.
     baseline: from `baseline_of`.
     tried: for other requests of the same step and target; the plan does not depend on it.
-    below_flops: that the HLO engine repeats alone, where that is known, infinite if it misses the budget: others are
-      only of interest if they repeat less.
+    below_flops: that the HLO engine repeats alone, where that is known, infinite if it misses the budget: a plan is to
+      repeat less.
 
   Raises:
-    BudgetInfeasibleError: no plan reaches the budget and the request says "error".
+    BudgetInfeasibleError: no plan reaches the budget, repeating less, and the request says "error".
     NoRegionsError: the step has none, and the HLO engine is not asked or is not there.
     ValueError: the policy engine is asked for Coop's windows, which are of one function.
   """
@@ -115,8 +115,8 @@ def plan_step(
 
 
 def repeated_alone(step: Step, request: Request, baseline: Baseline) -> float:
-  """FLOPs that the HLO engine alone repeats in a step, 0 where they are few, infinite where it misses the budget or is
-  not there. Arguments as for `plan_step`.
+  """FLOPs that the HLO engine alone repeats in a step without regions, 0 where they are few, infinite where it misses
+  the budget or is not there. Arguments as for `plan_step`.
   """
   planning, platform = _Planning(step, request, baseline, Tried()), compat.hook_platform(request.platform)
   if planning.holds:
@@ -124,7 +124,7 @@ def repeated_alone(step: Step, request: Request, baseline: Baseline) -> float:
   outcome = None if platform is None else planning.alone(platform)
   if outcome is None or not outcome.fits:
     return math.inf
-  return 0.0 if planning.is_cheap(outcome) else outcome.recompute_flops
+  return 0.0 if planning.suffices(outcome) else outcome.recompute_flops
 
 
 def _check_can_be_planned(step: Step, request: Request) -> None:
@@ -165,16 +165,18 @@ class _Planning:
     request, platform = self._request, compat.hook_platform(self._request.platform)
     if request.engine == "hlo" and platform is None:
       raise no_hook(request.platform)
-    outcome, is_known = None, self._below_flops is not None
+    known_flops, outcome = self._below_flops, None
     with warnings.catch_warnings():
       warnings.simplefilter("ignore", BudgetExceededWarning)  # trials may miss the budget
-      if request.engine != "policy" and platform is not None and not is_known:
+      if request.engine != "policy" and platform and known_flops is None:
         outcome = self.alone(platform)
         if outcome and (request.engine == "hlo" or outcome.fits or self._may_fit(outcome)):
-          self._try_hlo(outcome, whole=request.engine == "hlo" or self.is_cheap(outcome))
-      is_enough = self.holds and self._outcome and self.is_cheap(self._outcome)
+          self._try_hlo(outcome, whole=request.engine == "hlo" or self.suffices(outcome))
+      is_enough = self.holds and self._outcome and self.suffices(self._outcome)
+      is_enough = is_enough or (known_flops is not None and self._is_little(known_flops))
       if self._step.has_regions and request.engine != "hlo" and not is_enough:
-        self._try_policy(self._mark if (outcome or (is_known and platform)) and platform != "tpu" else None)
+        may_help = platform not in (None, "tpu") and (outcome or known_flops is not None)
+        self._try_policy(self._mark if may_help else None)
       if not self.holds and outcome and request.engine != "hlo":
         self._try_hlo(outcome)
       if self.best is not self.before and request.platform == "cpu":
@@ -191,14 +193,25 @@ class _Planning:
     limit = _MODEL_IS_OFF * self.budget_bytes + spared_bytes
     return self._request.platform != "cpu" and outcome.predicted.temp_bytes <= limit
 
-  def is_cheap(self, outcome: hook.Outcome) -> bool:
-    """Whether what the HLO engine alone repeats is too little for the policy engine to be asked, too."""
-    if self._step.has_regions:
-      of_members = (m.num_runs * m.num_examples * cost.jaxpr_flops(m.traced.inlined) for m in self._step.members)
-      forward_flops = sum(of_members) / self._spread.num_devices
-    else:
-      forward_flops = sum(self._flops(marked(self._step, None)).values()) / STEP_OVER_FORWARD
-    return outcome.fits and outcome.recompute_flops <= _DIVIDES_ABOVE * forward_flops
+  def suffices(self, outcome: hook.Outcome) -> bool:
+    """Whether the HLO engine alone holds the budget, and repeats too little for the policy engine to be asked, too."""
+    return outcome.fits and self._is_little(outcome.recompute_flops)
+
+  def _is_little(self, repeated_flops: float) -> bool:
+    if not self._step.has_regions:
+      return repeated_flops <= _LITTLE * sum(self._flops(marked(self._step, None)).values()) / STEP_OVER_FORWARD
+    of_members = (m.num_runs * m.num_examples * cost.jaxpr_flops(m.traced.inlined) for m in self._step.members)
+    forward_flops = sum(of_members) / self._spread.num_devices
+    if repeated_flops <= _LITTLE * forward_flops:
+      return True
+    return repeated_flops <= _DIVIDES_ABOVE * forward_flops and not self._may_do_better_by_hand(repeated_flops)
+
+  def _may_do_better_by_hand(self, repeated_flops: float) -> bool:
+    """Whether something that people pick is estimated to fit, and repeats less."""
+    space = self._division(only_scans=False)
+    room = _ABOUT * self.budget_bytes * max(1.0, space.baseline_bytes / max(self.before.temp_bytes, 1))
+    by_hand = (each for each in space.found if each.is_by_hand and each.estimated_bytes <= room)
+    return self._spread.num_devices == 1 and any(each.flops < repeated_flops for each in by_hand)
 
   def _measured(self, choices: tuple[Choice, ...], *, whole: bool = False) -> MemoryProfile:
     """Of the step compiled with these choices, as far as trials are or as the whole program that runs."""
@@ -359,6 +372,7 @@ class _Planning:
     step = self._step
     engine = max((choice.engine for choice in self._choices), key=len)  # not all regions need the policy engine
     choices = [(member.traced, choice) for member, choice in zip(step.members, self._choices)]
+    repeated = {} if self._found is None else self._repeated(self._choices)
     return assemble(
       self._request,
       name=step.name,
@@ -367,7 +381,7 @@ class _Planning:
       engine=engine,
       spread=self._spread,
       choices=choices,
-      regions=self._regions(),
+      regions=region_plans(step, self._choices, self._outcome, self._found, repeated, self._request.names_only),
       outcome=self._outcome,
       found=self._found,
       baseline=self.before,
@@ -379,45 +393,6 @@ class _Planning:
       runs=[(member.num_examples * member.num_runs, member.num_examples * member.num_kept) for member in step.members],
       shards=[(self._tried.shards or {}).get(member.key, {}) for member in step.members],
     )
-
-  def _regions(self) -> tuple[RegionPlan, ...]:
-    """What each region does, and its share of the budget; a step without regions is one itself."""
-    if not self._step.members:
-      return (self._whole_step(),)
-    members, found = self._step.members, self._found
-    saved, flops = [0.0] * len(members), [0.0] * len(members)
-    if found is not None:
-      saved, repeated = [share.saved_bytes for share in found.decisions], self._repeated(self._choices)
-      flops = [repeated.get(i, 0.0) for i in range(len(members))]
-    for program, schedule in schedules(self._outcome):
-      times = explain.times_recomputed(program, schedule)
-      at = [regions.region_of(scope) for scope in program.op_scopes]
-      for op, region in enumerate(at):
-        if region is not None:
-          flops[region] += float(times[op] * program.op_flops[op])
-      for value in explain.decided_values(program, schedule) if found is None else ():
-        op = int(program.value_producer[value])
-        region = at[op]
-        if region is not None and not times[op]:
-          saved[region] += int(program.value_bytes[value])
-    chosen = list(zip(members, self._choices, strict=True))
-    names = [region_names(member.traced, choice, member.num_runs, member.num_examples) for member, choice in chosen]
-    if self._request.names_only:
-      names = agreed(names)
-    return tuple(
-      RegionPlan(
-        member.key, member.traced.name, member.num_runs, choice.decisions, int(num_bytes), num_flops, of_region
-      )
-      for (member, choice), num_bytes, num_flops, of_region in zip(chosen, saved, flops, names, strict=True)
-    )
-
-  def _whole_step(self) -> RegionPlan:
-    step, flops = self._step, self._outcome.recompute_flops if self._outcome else 0.0
-    beyond = (HLO_ENGINE,) if self._choices[0].mark else ()
-    names = RegionNames(step.name, beyond=beyond, keeps_all=True)
-    if holds_checkpoint(step.jaxpr):  # of its own, that are kept: they say what is saved
-      names = NOT_KNOWN
-    return RegionPlan(step.fingerprint, step.name, 1, None, 0, flops, names)
 
 
 def _choices(shares: tuple[Share, ...], mark: str | None) -> tuple[Choice, ...]:

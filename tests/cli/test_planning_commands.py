@@ -123,8 +123,11 @@ def test_a_budget_out_of_reach_is_one(script, capsys):
 
 
 def test_a_step_out_of_reach_says_what_to_wrap(script, capsys):
-  status, out, _ = run(capsys, "plan", f"{script}:scanned_step", "--args", "make_args", "--budget", "1KiB")
+  common = "plan", f"{script}:scanned_step", "--args", "make_args", "--budget", "1KiB"
+  status, out, _ = run(capsys, *common, "--engine", "hlo")
   assert status == 1 and "wrap the body of the scan" in out and "try a larger budget" in out
+  status, out, _ = run(capsys, *common)  # which has been done
+  assert status == 1 and "wrap" not in out and "try a larger budget" in out
 
 
 def test_frontier_prints_a_table_and_draws(script, capsys):
