@@ -29,6 +29,7 @@ from coopjax.policy_engine.save_curves import CurvePoint, SavingRegion, shifted
 
 DOTS, DOTS_WITHOUT_BATCH = "all products", "products without batch dimensions"
 PRODUCTS = frozenset((DOTS, DOTS_WITHOUT_BATCH))
+NESTED = frozenset(["checkpoints around checkpoints"])  # of what saves nothing inside of what saves nothing, no names
 _POLICIES = {
   DOTS: jax.checkpoint_policies.dots_saveable,
   DOTS_WITHOUT_BATCH: jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -280,12 +281,18 @@ def merged_blocks(
   """The same blocks by twos, threes and so on, where that comes out even, with products saved in them: what a person
   takes for one block may come again inside of it.
   """
+  for groups in grouped(blocks):
+    merged = blocks_of(jaxpr, graph, [(group[0].position, group[-1].stop) for group in groups])
+    points = {frozenset([name]): saving(merged, [name]) for name in sorted(PRODUCTS)}
+    yield merged, list(_rungs(merged, points))
+
+
+def grouped(blocks: Sequence[Block]) -> Iterator[list[tuple[Block, ...]]]:
+  """Blocks by twos, threes and so on, where that comes out even and those of a group lie next to each other."""
   for size in range(2, len(blocks) // 2 + 1):
     groups = list(itertools.batched(blocks, size))
     if len(groups[-1]) == size and all(a.stop == b.position for group in groups for a, b in itertools.pairwise(group)):
-      merged = blocks_of(jaxpr, graph, [(group[0].position, group[-1].stop) for group in groups])
-      points = {frozenset([name]): saving(merged, [name]) for name in sorted(PRODUCTS)}
-      yield merged, list(_rungs(merged, points))
+      yield groups
 
 
 def name_sets(layers: Sequence[Layer]) -> dict[frozenset[str], list[CurvePoint]]:

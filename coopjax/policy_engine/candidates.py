@@ -20,7 +20,7 @@ from coopjax.jaxpr.tags import EquationInfo, tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn
 from coopjax.policy_engine.apart import ways_to_open
 from coopjax.policy_engine.bodies import Loop
-from coopjax.policy_engine.by_hand import Block, HandRung, merged_blocks, rungs, ways_to_tell_blocks
+from coopjax.policy_engine.by_hand import Block, HandRung, grouped, merged_blocks, rungs, ways_to_tell_blocks
 from coopjax.policy_engine.compiled_profile import CompiledProfile
 from coopjax.policy_engine.cuts import cut
 from coopjax.policy_engine.decisions import PolicyDecisions, Region
@@ -37,6 +37,7 @@ from coopjax.policy_engine.shards import WHOLE, Shards
 _LEAST_EXPLAINED = 0.75  # of the temporaries: below that, a profile says little of what checkpoints will do
 _LEAST_CARRIED = 0.1  # of what the largest scan carries from turn to turn, for groups to matter
 BY_HAND = "by hand"  # for `planner`
+_NESTED_BY_HAND = 2  # sizes of groups of blocks, that come out even
 _NUM_KEPT = 19  # limits for which residuals are evicted from the profile
 
 
@@ -196,6 +197,9 @@ class Candidates:
         if self.is_profiled and self._planner != BY_HAND:  # else what people do is what a search begins with
           nested = (each for each in ladder.beyond() if each.is_nested)
           self.found += (dataclasses.replace(each, name_sets=(frozenset(),)) for each in nested)
+        # People nest about as many groups as there are blocks in one.
+        in_groups = sorted(grouped(blocks), key=lambda groups: abs(len(groups) - len(groups[0])))
+        self.found += map(ladder.nested_by_hand, in_groups[:_NESTED_BY_HAND])
         for merged, of_products in merged_blocks(jaxpr, original, blocks):
           self.found += map(self._by_hand(original, (), merged).by_hand, of_products)
       self._add_ladders(original, ScanLevel())

@@ -8,11 +8,11 @@ from collections.abc import Callable, Container, Hashable, Iterable, Iterator, S
 import numpy as np
 
 from coopjax.policy_engine.bodies import Loop
-from coopjax.policy_engine.by_hand import PRODUCTS, HandRung
+from coopjax.policy_engine.by_hand import NESTED, PRODUCTS, Block, HandRung
 from coopjax.policy_engine.cuts import bytes_between, kept_between, out_bytes
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment, merged
 from coopjax.policy_engine.forward_graph import ForwardGraph
-from coopjax.policy_engine.nesting import Chain, Nesting, nestings
+from coopjax.policy_engine.nesting import Chain, Nesting, nested_by_hand, nestings
 from coopjax.policy_engine.save_curves import CurvePoint, climb
 from coopjax.policy_engine.segment_curves import SegmentCurves
 
@@ -286,6 +286,12 @@ class Ladder:
       yield dataclasses.replace(self._candidate(closed, is_bare=True), kin="closed")
     if not self._is_scan.any():
       yield from map(self._nested, nestings(self._chain([point.flops for point in closed])))
+
+  def nested_by_hand(self, groups: Sequence[Sequence[Block]]) -> Candidate:
+    """The candidate with a checkpoint around each group of blocks, and one around each block inside."""
+    chain = self._chain([curve[0].flops for curve in self._curves])
+    nesting = nested_by_hand(chain, [(chain.at[group[0].position], chain.at[group[-1].stop]) for group in groups])
+    return dataclasses.replace(self._nested(nesting), name_sets=(NESTED,))
 
   def _chain(self, repeated_flops: list[float]) -> Chain:
     bounds, flops = self._bounds, np.concatenate([[0.0], np.cumsum(self._graph.flops)])

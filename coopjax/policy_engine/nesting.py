@@ -56,6 +56,11 @@ class Chain:
   def num_segments(self) -> int:
     return len(self.bounds) - 1
 
+  @functools.cached_property
+  def at(self) -> dict[int, int]:
+    """Segments by the position where they start; their number for the end of the last."""
+    return {position: i for i, position in enumerate(self.bounds)}
+
   def kept_bytes(self, start: int, stop: int) -> int:
     """Of segments [start, stop), once they have run forward."""
     return self._kept_bytes[start][stop]
@@ -94,10 +99,26 @@ def nestings(chain: Chain) -> Iterator[Nesting]:
       yield from solver.found(is_closed=True)
 
 
+def nested_by_hand(chain: Chain, groups: Sequence[tuple[int, int]]) -> Nesting:
+  """Groups of segments ``[i, j)`` as people nest them: a checkpoint around each, and around each segment in it, the
+  last one, too; the other segments as they are.
+  """
+  segments, at = list[Segment](), dict(groups)
+  start, flops = 0, 0.0
+  while start < chain.num_segments:
+    stop = at.get(start, start + 1)
+    inner = tuple(Segment(chain.bounds[i], chain.bounds[i + 1], True) for i in range(start, stop) if start in at)
+    segments.append(Segment(chain.bounds[start], chain.bounds[stop], bool(inner), inner=inner))
+    if inner:
+      flops += float(chain.forward_flops[start : stop - 1].sum() + chain.repeated_flops[start:stop].sum())
+    start = stop
+  kept_bytes = sum(_kept_bytes(chain, segment) for segment in segments[:-1])
+  return Nesting(tuple(segments), _peak_bytes(chain, segments), kept_bytes, flops, bool(segments[-1].inner))
+
+
 class _Solver:
   def __init__(self, chain: Chain):
     self._chain = chain
-    self._number = {position: i for i, position in enumerate(chain.bounds)}
     num = chain.num_segments
     kept_bytes = [[chain.kept_bytes(i, j) for j in range(num + 1)] for i in range(num)]
     before_bytes = np.concatenate([[0], np.cumsum(np.diagonal(kept_bytes, 1))])[:num]
@@ -153,8 +174,8 @@ class _Solver:
       last = flops[room]
       segments = tuple(self._nodes(first, room, end))
       if any(segment.inner for segment in segments):
-        kept = sum(self._kept_bytes(segment) for segment in segments[:-1])
-        yield Nesting(segments, self._peak_bytes(segments), kept, float(flops[room]), is_closed)
+        kept = sum(_kept_bytes(self._chain, segment) for segment in segments[:-1])
+        yield Nesting(segments, _peak_bytes(self._chain, segments), kept, float(flops[room]), is_closed)
 
   def _nodes(self, first: np.ndarray, room: int, end: int) -> Iterator[Segment]:
     start = 0
@@ -178,18 +199,18 @@ class _Solver:
       start = middle
     yield self._node(start, stop, room, is_wrapped=False)
 
-  def _peak_bytes(self, segments: Sequence[Segment]) -> int:
-    held, peak = 0, 0
-    for segment in segments:
-      own = (
-        self._peak_bytes(segment.inner) if segment.inner else int(self._chain.inside_bytes[self._number[segment.start]])
-      )
-      peak = max(peak, held + own)
-      held += self._kept_bytes(segment)
-    return peak
 
-  def _kept_bytes(self, segment: Segment) -> int:
-    return self._chain.kept_bytes(self._number[segment.start], self._number[segment.stop])
+def _peak_bytes(chain: Chain, segments: Sequence[Segment]) -> int:
+  held, peak = 0, 0
+  for segment in segments:
+    inside = _peak_bytes(chain, segment.inner) if segment.inner else int(chain.inside_bytes[chain.at[segment.start]])
+    peak = max(peak, held + inside)
+    held += _kept_bytes(chain, segment)
+  return peak
+
+
+def _kept_bytes(chain: Chain, segment: Segment) -> int:
+  return chain.kept_bytes(chain.at[segment.start], chain.at[segment.stop])
 
 
 def _cheapest(first: np.ndarray, then: np.ndarray, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

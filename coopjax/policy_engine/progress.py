@@ -42,7 +42,9 @@ _MARGIN = 0.02  # of the budget: how far predictions err, once there has been a 
 _NEARBY = 1.15  # of the budget: predictions within that may be wrong
 _MAYBE = 1.2  # of the budget: of the few policies that everybody tries, what is predicted to take more is not tried; or
 _MAYBE_ROUGHLY = 1.35  # where estimates go by no compile
-_HIDDEN = 2  # of the budget: what is predicted to take more is not tried where estimates don't tell what fits
+_HIDDEN = 2  # of the budget: what is predicted to take more is not tried where estimates don't tell what fits, unless
+# what lies elsewhere is more; of what most people choose among, so many are, beyond the rounds
+_MORE_HIDDEN = 4
 _UNLIKELY = 4  # times what predictions were off by: what is above the budget by more hardly ever fits
 _LEAVES_ROOM = 0.9  # of the budget: what a plan takes beyond which what may take too much is tried, too; or
 _LEAVES_SOME = 0.99  # beyond which more candidates are looked for
@@ -109,6 +111,16 @@ class Progress[Decisions: Hashable]:
       is_tried = any(trial.candidate.decisions == candidate.decisions for trial in self._tried)
       if candidate.flops < self._least_flops and not is_tried:
         yield candidate
+
+  def hidden(self) -> Iterator[SearchCandidate[Decisions]]:
+    """More drafts of what most people choose among, where estimates don't tell what fits; each to be recorded before
+    the next.
+    """
+    for _ in range(_MORE_HIDDEN):
+      looped = in_loops(self._tried)
+      if not looped or (found := self._published(looped)) is None:
+        return
+      yield found
 
   def next_candidate(self, rounds_left: int) -> SearchCandidate[Decisions] | None:
     """The cheapest candidate that should fit; before the first that does, and on the last try, the smallest. Where none
@@ -217,7 +229,9 @@ class Progress[Decisions: Hashable]:
     sets = published_sets(name for candidate in found for names in candidate.name_sets for name in names)
     is_usual = lambda candidate: candidate.is_plain_policy or not sets.isdisjoint(candidate.name_sets)
     usual = [candidate for candidate in found if candidate.flops < self._least_flops and is_usual(candidate)]
-    return self._first([c for c in usual if self._predict(c) <= _HIDDEN * self._budget], self._predict)
+    elsewhere_bytes = max(-trial.error_bytes(self._forecast.num_shards) for trial in looped)
+    reach = max(_HIDDEN * self._budget, self._budget + elsewhere_bytes)
+    return self._first([c for c in usual if self._predict(c) <= reach], self._predict)
 
   def _before_refusal(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
     """Where the least so far is near: first other ways to save nothing. To save can take less than to repeat, where

@@ -11,6 +11,7 @@ Known weaknesses: straight segments are not cut inside a user's own checkpoint (
 every floating argument, and one output less is scratch space less for XLA.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
@@ -182,7 +183,8 @@ def search[Decisions: Hashable](
       rounds_left -= not progress.is_twin(candidate)  # another form of the last try
       progress.record(Trial(candidate, temp_bytes_of(candidate.decisions), hlo_share_of(candidate.decisions)))
     # Estimates without a profile may be off by more than is tried.
-    for candidate in () if space.is_profiled else progress.nothing_saved():
+    more = itertools.chain(progress.hidden(), () if space.is_profiled else progress.nothing_saved())
+    for candidate in more:
       progress.record(Trial(candidate, temp_bytes_of(candidate.decisions), hlo_share_of(candidate.decisions)))
     return progress.result()
 

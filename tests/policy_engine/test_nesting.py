@@ -9,10 +9,12 @@ import pytest
 
 import coopjax
 from coopjax.jaxpr import cost
-from coopjax.jaxpr.trace import differentiable, trace
+from coopjax.jaxpr.trace import differentiable, fn_and_gradient, trace
+from coopjax.policy_engine.by_hand import NESTED
 from coopjax.policy_engine.candidates import Candidates
 from coopjax.policy_engine.nesting import Chain, nestings
-from tests.support import models
+from coopjax.policy_engine.rewrite import rewrite
+from tests.support import hand_rungs, models
 from tests.support.checks import assert_close, num_dots, temp_bytes
 
 
@@ -132,6 +134,40 @@ def test_an_unrolled_model_goes_below_what_one_level_of_segments_takes():
   assert temp_bytes(fitted) <= 7 * 2**20
   assert num_dots(fitted) >= num_dots(plain) + 40  # more than once for every layer
   assert_close(fitted(*arguments), plain(*arguments))
+
+
+def test_groups_of_blocks_as_people_nest_them_are_candidates():
+  layers, of = hand_rungs.LAYERS, 2
+  (weights,), x = hand_rungs.unrolled_arguments()
+  traced = differentiable(trace(hand_rungs.loss, ([weights], x)))
+  found = [each for each in Candidates(traced, False).found if NESTED in each.name_sets]
+  (halves,) = {each.decisions for each in found if sum(bool(one.inner) for one in each.decisions.top.segments) == of}
+  groups = [segment for segment in halves.top.segments if segment.inner]
+  assert all(piece.is_wrapped for group in groups for piece in group.inner)
+  block = jax.checkpoint(hand_rungs.layer)
+  group = jax.checkpoint(lambda x, weights: functools.reduce(block, weights, x))
+
+  def by_hand(stacks, x):
+    (stack,) = stacks
+    for start in range(0, layers, of):
+      x = group(x, stack[start : start + of])
+    return jax.numpy.square(x).mean()
+
+  args = [weights], x
+  ours, hand = (
+    jax.jit(fn).lower(*args).compile() for fn in (gradient(traced, halves), jax.value_and_grad(by_hand, (0, 1)))
+  )
+  assert (
+    num_dots(ours)
+    == num_dots(hand)
+    > num_dots(jax.jit(jax.value_and_grad(hand_rungs.loss, (0, 1))).lower(*args).compile())
+  )
+  assert abs(temp_bytes(ours) - temp_bytes(hand)) <= 0.01 * temp_bytes(hand)
+
+
+def gradient(traced, decisions):
+  flat_fn, _ = fn_and_gradient(traced, rewrite(traced, decisions))
+  return lambda *args: flat_fn(*jax.tree.leaves(args))
 
 
 @pytest.mark.sweep
