@@ -15,11 +15,10 @@ repeats counts like the rest. Once a plan holds, candidates that need somewhat m
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 
-from coopjax.policy_engine.by_hand import published_sets
 from coopjax.policy_engine.expected_gain import ExpectedGain
-from coopjax.policy_engine.forecast import Forecast
+from coopjax.policy_engine.hand_tries import HAND_ROUNDS, MAYBE, HandTries
 from coopjax.policy_engine.near_misses import NearMisses, are_in_a_row
 from coopjax.policy_engine.policy_plan import PolicyPlan
 from coopjax.policy_engine.predictions import (
@@ -27,40 +26,25 @@ from coopjax.policy_engine.predictions import (
   SearchCandidate,
   SearchSpace,
   Trial,
-  expected_flops,
   hide_much,
   in_groups,
   in_loops,
   is_out_of_reach,
-  lie_elsewhere,
-  like_the_least,
   say_little,
   smaller_than_all,
 )
 
 _MARGIN = 0.02  # of the budget: how far predictions err, once there has been a compile
-_NEARBY = 1.15  # of the budget: predictions within that may be wrong
-_MAYBE = 1.2  # of the budget: of the few policies that everybody tries, what is predicted to take more is not tried; or
-_MAYBE_ROUGHLY = 1.35  # where estimates go by no compile
-_HIDDEN = 2  # of the budget: what is predicted to take more is not tried where estimates don't tell what fits, unless
-# what lies elsewhere is more; of what most people choose among, so many are, beyond the rounds
-_MORE_HIDDEN = 4
-_UNLIKELY = 4  # times what predictions were off by: what is above the budget by more hardly ever fits
 _LEAVES_ROOM = 0.9  # of the budget: what a plan takes beyond which what may take too much is tried, too; or
 _LEAVES_SOME = 0.99  # beyond which more candidates are looked for
 _MANY_MISSES = 4  # of a search whose plan leaves room: for other candidates
-_HAND_ROUNDS = 3  # of a search, its last: for what a person would pick
 _CLOSE_ROUNDS = 2  # after these: for what a person would pick that repeats less by however little
 _GOOD_CHANCE = 0.25  # that it fits
-_SPARED_BY_SAVING = 1.5  # of the budget: what is tried takes no more where something that saves more may fit
 _AIDED_MARGIN = 0.25  # of what the best plan takes unaided: the HLO engine may help out with more
 _MAX_AIDED_MISSES = 2  # tries at that
-_TOLERANCE = 0.03  # of the forward FLOPs: what is no reason to prefer a candidate, or to compile once more
-_LOOP_TOLERANCE = 0.005  # the same where scan bodies are decided on, whose layers need no rule to be alike; or
-_LOOP_SHARE = 0.02  # of the FLOPs that are repeated, if that is less
 
 
-class Progress[Decisions: Hashable]:
+class Progress[Decisions: Hashable](HandTries[Decisions]):
   """Chooses what to compile next, from the compiles so far."""
 
   def __init__(
@@ -73,14 +57,9 @@ class Progress[Decisions: Hashable]:
     are_drafts: bool,
     alone: HloEngineShare | None = None,
   ):
-    self._space, self._are_drafts = space, are_drafts
-    self._below_flops = below_flops
-    self._forecast = Forecast(space, budget_bytes, baseline_temp_bytes, alone)
-    self._tried, self._predict = self._forecast.tried, self._forecast.bytes_of
+    super().__init__(space, budget_bytes, baseline_temp_bytes, below_flops, are_drafts=are_drafts, alone=alone)
     self._misses = 0  # since a plan holds: tries that made nothing better
-    self._num_last = 0  # tries of what a person would pick, where the search would end
-    self._num_close = 0  # the same, of what gains next to nothing
-    self._passed: set[SearchCandidate[Decisions]] = set()
+    self._num_close = 0  # tries of what a person would pick that gains next to nothing
     self._near_misses = NearMisses[Decisions]()
     self._baseline_bytes = baseline_temp_bytes
 
@@ -101,26 +80,6 @@ class Progress[Decisions: Hashable]:
   def aim_at(self, budget_bytes: int) -> None:
     """Goes on for another budget: what drafts may take for the program to hold it."""
     self._forecast.budget_bytes, self._misses = budget_bytes, 0
-
-  def nothing_saved(self) -> Iterator[SearchCandidate[Decisions]]:
-    """What most people have, around blocks as they may see them, where it was not tried and repeats less than the best;
-    the cheapest first, each to be recorded before the next.
-    """
-    usual = [candidate for candidate in self._space.found if candidate.is_bare and candidate.is_plain_policy]
-    for candidate in sorted(usual, key=lambda candidate: candidate.flops):
-      is_tried = any(trial.candidate.decisions == candidate.decisions for trial in self._tried)
-      if candidate.flops < self._least_flops and not is_tried:
-        yield candidate
-
-  def hidden(self) -> Iterator[SearchCandidate[Decisions]]:
-    """More drafts of what most people choose among, where estimates don't tell what fits; each to be recorded before
-    the next.
-    """
-    for _ in range(_MORE_HIDDEN):
-      looped = in_loops(self._tried)
-      if not looped or (found := self._published(looped)) is None:
-        return
-      yield found
 
   def next_candidate(self, rounds_left: int) -> SearchCandidate[Decisions] | None:
     """The cheapest candidate that should fit; before the first that does, and on the last try, the smallest. Where none
@@ -147,7 +106,7 @@ class Progress[Decisions: Hashable]:
       if found := self._first(near, lambda candidate: candidate.flops):
         return found
     looped = in_loops(self._tried)
-    if looped and rounds_left <= _HAND_ROUNDS and (found := self._published(looped)):
+    if looped and rounds_left <= HAND_ROUNDS and (found := self._published(looped)):
       return found
     if looped and (say_little(looped) or self._is_in_the_dark(looped)):
       usual = [c for c in untried if c.is_by_hand]
@@ -167,9 +126,9 @@ class Progress[Decisions: Hashable]:
       flops = self._forecast.flops_of_straight_code()
       untried = [c for c in untried if flops(c) < least - self._tolerance(c, least)]
       if in_loops(self._tried):
-        return self._worth_a_try(by_hand, untried, is_late=rounds_left <= _HAND_ROUNDS)
+        return self._worth_a_try(by_hand, untried, is_late=rounds_left <= HAND_ROUNDS)
       # A plan at hand that people do better than: theirs first.
-      if (rounds_left <= _HAND_ROUNDS or not self._tried) and (
+      if (rounds_left <= HAND_ROUNDS or not self._tried) and (
         found := self._first_by_hand(by_hand, is_last=rounds_left == 1)
       ):
         return found
@@ -216,46 +175,7 @@ class Progress[Decisions: Hashable]:
   def _is_in_the_dark(self, looped: Sequence[Trial[Decisions]]) -> bool:
     """No plan holds, estimates don't tell what would, and little was tried of what people pick: that is few."""
     num_tried = sum(trial.candidate.is_by_hand for trial in looped)
-    return not self._holds and num_tried <= _HAND_ROUNDS and hide_much(looped, self._budget)
-
-  def _published(self, looped: Sequence[Trial[Decisions]]) -> SearchCandidate[Decisions] | None:
-    """Where a plan holds and estimates don't tell what else fits, the last drafts are for what most people choose
-    among; where none does, they are for what takes the least.
-    """
-    in_doubt = self._are_drafts and self._holds
-    if not (in_doubt and lie_elsewhere(looped, self._budget, self._forecast.num_shards)):
-      return None
-    found = self._space.found
-    sets = published_sets(name for candidate in found for names in candidate.name_sets for name in names)
-    is_usual = lambda candidate: candidate.is_plain_policy or not sets.isdisjoint(candidate.name_sets)
-    usual = [candidate for candidate in found if candidate.flops < self._least_flops and is_usual(candidate)]
-    elsewhere_bytes = max(-trial.error_bytes(self._forecast.num_shards) for trial in looped)
-    reach = max(_HIDDEN * self._budget, self._budget + elsewhere_bytes)
-    return self._first([c for c in usual if self._predict(c) <= reach], self._predict)
-
-  def _before_refusal(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
-    """Where the least so far is near: first other ways to save nothing. To save can take less than to repeat, where
-    devices exchange anew what is repeated. Policies without names show it; then what fits of what people pick, as far
-    as estimates tell it from the least.
-    """
-    least = min(self._tried, key=lambda trial: trial.temp_bytes, default=None)
-    if least is None or least.temp_bytes > _SPARED_BY_SAVING * self._budget:
-      return None
-    usual, reach = [c for c in untried if c.is_by_hand], self._budget - least.error_bytes(self._forecast.num_shards)
-    fitting = [c for c in usual if c.estimated_bytes / self._forecast.num_shards <= reach]
-    found = self._first(like_the_least(untried, self._tried, least.candidate), lambda _: 0)
-    found = found or self._first([c for c in usual if c.is_plain_policy], self._predict)
-    return found or self._first(fitting, lambda c: c.flops) or self._likeliest_gain(usual)
-
-  def _usual(self) -> SearchCandidate[Decisions] | None:
-    """What most people have, in each of the ways to tell blocks: a start where estimates go by no compile. One is
-    enough where the HLO engine helps, by which others may come to less.
-    """
-    if self._space.is_profiled or any(trial.hlo_share for trial in self._tried):
-      return None
-    tried = {trial.candidate.kin for trial in self._tried if trial.candidate.is_by_hand}
-    usual = [c for c in self._space.found if c.is_bare and c.is_by_hand and c.kin is not None and c.kin not in tried]
-    return self._first(usual, lambda candidate: candidate.flops)
+    return not self._holds and num_tried <= HAND_ROUNDS and hide_much(looped, self._budget)
 
   @property
   def _overshoots(self) -> bool:
@@ -265,33 +185,6 @@ class Progress[Decisions: Hashable]:
       and self._leaves(_LEAVES_ROOM)
       and all(trial.temp_bytes > self._budget for trial in self._tried[-2:])
     )
-
-  def _leaves(self, share: float) -> bool:
-    """There is a plan, and it takes no more than this of the budget."""
-    best = self._best()
-    return best is not None and best.temp_bytes <= share * self._budget
-
-  def _likeliest_gain(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
-    """By how much less it repeats than the plan, or while there is none than all of these, times how likely it fits."""
-    if self._holds:
-      untried = [candidate for candidate in untried if candidate.flops < self._least_flops]
-    least = self._least_flops if self._holds else max((candidate.flops for candidate in untried), default=0.0)
-    gain = lambda c: (least - c.flops) * (1 - self._forecast.fits(c).cdf(self._predict(c)))
-    return self._first(untried, lambda candidate: -gain(candidate))
-
-  def _last_by_hand(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
-    """Before the search ends, a few of what a person would pick that may fit; of drafts all that are likely to, and a
-    few others.
-    """
-    if self._are_drafts:
-      likely = [c for c in untried if self._forecast.fits(c).zscore(self._predict(c)) <= _UNLIKELY]
-      if found := self._likeliest_gain(likely):
-        return found
-    if self._num_last == _HAND_ROUNDS:
-      return None
-    self._num_last += 1
-    reach = math.inf if self._are_drafts else _MAYBE * self._budget
-    return self._likeliest_gain([c for c in untried if self._predict(c) <= reach])
 
   def _worth_a_try(
     self, by_hand: Sequence[SearchCandidate[Decisions]], others: Sequence[SearchCandidate[Decisions]], *, is_late: bool
@@ -319,13 +212,13 @@ class Progress[Decisions: Hashable]:
       return found
     if self._are_drafts:
       return self._last_by_hand(by_hand)
-    maybe_bytes, hoped_bytes = _MAYBE * self._budget, self._forecast.hoped_bytes
+    maybe_bytes, hoped_bytes = MAYBE * self._budget, self._forecast.hoped_bytes
     may_fit = lambda candidate: expected_gain.chance(candidate) or self._predict(candidate) <= maybe_bytes
     plain = [c for c in by_hand if c.is_plain_policy and (may_fit(c) or hoped_bytes(c) <= maybe_bytes)]
     if found := most([*plain, *worth(by_hand, self._num_last / 2)]):
       self._num_last += 1
       return found
-    if self._leaves(_LEAVES_ROOM) and self._num_last < _HAND_ROUNDS:  # others may be predicted too high, too
+    if self._leaves(_LEAVES_ROOM) and self._num_last < HAND_ROUNDS:  # others may be predicted too high, too
       self._num_last += 1
       gains = [c for c in by_hand if may_fit(c) and least - expected_gain.flops(c) > self._tolerance(c, least)]
       if found := self._first(gains, self._predict):
@@ -344,23 +237,6 @@ class Progress[Decisions: Hashable]:
     bare = [self._predict(candidate) for candidate in self._space.found if candidate.is_bare]
     return bool(self._tried) and min(bare, default=0) > self._budget
 
-  @property
-  def _budget(self) -> int:
-    return self._forecast.budget_bytes
-
-  @property
-  def _holds(self) -> bool:
-    """There is a plan within the budget, of these or at hand."""
-    return self._below_flops < math.inf or bool(self._feasible())
-
-  @property
-  def _least_flops(self) -> float:
-    """That a plan within the budget repeats, of these or at hand; infinite while there is none."""
-    return min([self._below_flops, *(trial.flops for trial in self._feasible())])
-
-  def _feasible(self) -> list[Trial[Decisions]]:
-    return [trial for trial in self._tried if trial.temp_bytes <= self._budget]
-
   def _limit(self, is_looped: bool) -> float:
     """What a prediction may use: cautious before a plan holds, then as much as might just fit, less for each miss.
 
@@ -378,59 +254,8 @@ class Progress[Decisions: Hashable]:
       return reach * (1 + _AIDED_MARGIN) if self._misses < _MAX_AIDED_MISSES else 0.0
     return self._budget * (1 + _MARGIN * max(1 - self._misses, 0))
 
-  def _first_by_hand(
-    self, candidates: Sequence[SearchCandidate[Decisions]], reach: float | None = None, *, is_last: bool = False
-  ) -> SearchCandidate[Decisions] | None:
-    """What a person would try is tried, too, where it might fit, the cheapest first: so nothing that a person picks is
-    better than what is found. Each try says more of the others. The last try is for nothing saved, as most people have
-    it, where what is held repeats more.
-    """
-    num_tried = sum(trial.candidate.is_by_hand for trial in self._tried)
-    reach = reach or (_MAYBE if self._space.is_profiled else _MAYBE_ROUGHLY)
-    kin_tried = {trial.candidate.kin for trial in self._tried} - {None}
-
-    def is_near(candidate: SearchCandidate[Decisions]) -> bool:
-      estimated_bytes = candidate.estimated_bytes / self._forecast.num_shards
-      predicted_bytes = self._predict(candidate)
-      if candidate.is_plain_policy:
-        is_told = candidate.kin in kin_tried
-        return (predicted_bytes if is_told else self._forecast.hoped_bytes(candidate)) <= self._budget * reach
-      near_bytes = self._budget * (1 + (_NEARBY - 1) / max(1, num_tried))
-      return (predicted_bytes if candidate.kin in kin_tried else min(predicted_bytes, estimated_bytes)) <= near_bytes
-
-    near = list(filter(is_near, candidates))
-    if is_last:
-      near = [candidate for candidate in near if candidate.is_bare] or near
-    flops = expected_flops(self._tried, self._budget, self._forecast.unaided_bytes)
-    return self._first(near, lambda candidate: (flops(candidate), self._predict(candidate)))
-
-  def _nearly_cheapest(self, candidates: Sequence[SearchCandidate[Decisions]]) -> list[SearchCandidate[Decisions]]:
-    """Those not worth telling apart from the cheapest: among them decides a rule that similar models follow alike."""
-    least = min(candidate.flops for candidate in candidates)
-    return [c for c in candidates if c.flops <= least + self._tolerance(c, least)]
-
-  def _first(
-    self, candidates: Sequence[SearchCandidate[Decisions]], key: Callable
-  ) -> SearchCandidate[Decisions] | None:
-    """The first by `key` that decides something, and something new: different ladders share rungs."""
-    tried = {trial.candidate.decisions for trial in self._tried} | {self._space.undecided}
-    for candidate in sorted(candidates, key=key):
-      self._passed.add(candidate)
-      if candidate.decisions not in tried:
-        return candidate
-    return None
-
   def result(self) -> PolicyPlan[Decisions]:
     """The best so far; the program as it is if there was nothing to try."""
     if not self._tried:
       return PolicyPlan.undecided(self._space, self._baseline_bytes, is_feasible=False)
     return PolicyPlan.of_trials(self._space, self._tried, self._best(), self._budget, are_drafts=self._are_drafts)
-
-  def _best(self) -> Trial[Decisions] | None:
-    return min(self._feasible(), key=lambda trial: trial.flops, default=None)
-
-  def _tolerance(self, candidate: SearchCandidate[Decisions], least_flops: float) -> float:
-    """FLOPs that are no reason to prefer a candidate to one that repeats so many, or to compile once more."""
-    if not candidate.has_loops:
-      return _TOLERANCE * self._space.forward_flops
-    return min(_LOOP_TOLERANCE * self._space.forward_flops, _LOOP_SHARE * least_flops)
