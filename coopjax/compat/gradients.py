@@ -15,6 +15,8 @@ from jax._src.interpreters import ad
 
 from coopjax.compat.traces import num_gradients
 
+_linearize, _backward_pass = ad.linearize, ad.backward_pass3  # JAX's own; one without them can't be imported
+
 
 class GradientListener(Protocol):
   """Who hears of gradients."""
@@ -40,19 +42,18 @@ def hear_gradients(listener: GradientListener) -> None:
   """Tells of every gradient from now on, but of those inside another derivative, or in a rule for one that the user
   wrote; while nobody listens, all is as it was.
   """
-  linearize, backward_pass = ad.linearize, ad.backward_pass3
 
-  @functools.wraps(linearize)
-  def linearized(fn, primals, has_aux=False, is_vjp=False, in_nzs=None):
+  @functools.wraps(_linearize)
+  def linearized(fn, *args, is_vjp=False, **options):
     if is_vjp and not _thread.is_taking and not num_gradients() and listener.is_listening():
       fn = listener.in_place_of(_named(fn))
     with _taking():
-      return linearize(fn, primals, has_aux=has_aux, is_vjp=is_vjp, in_nzs=in_nzs)
+      return _linearize(fn, *args, is_vjp=is_vjp, **options)
 
-  @functools.wraps(backward_pass)
-  def passed_back(*args, **kwargs):
+  @functools.wraps(_backward_pass)
+  def passed_back(*args, **options):
     with _taking():
-      return backward_pass(*args, **kwargs)
+      return _backward_pass(*args, **options)
 
   ad.linearize, ad.backward_pass3 = linearized, passed_back
 
