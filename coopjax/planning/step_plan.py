@@ -156,7 +156,8 @@ class _Planning:
     self._spread = step.spread(num_devices(baseline.plain))
     self.before = self.best = baseline.profile_for(request)
     self.budget_bytes = request.budget.resolve(self.before.temp_bytes, self.before.resident_bytes)
-    self._mark = request.mark(step.fingerprint, Budget(self.budget_bytes))
+    self._marking = dataclasses.replace(request, on_infeasible="best_effort")  # as `following` marks it: one module
+    self._mark = self._marking.mark(step.fingerprint, Budget(self.budget_bytes))
     as_it_is = as_counted(baseline.plain, request.device, as_allocated=request.as_allocated)
     self._trials = Trials(request, smallest=tried.smallest or as_it_is, resident_bytes=self.before.resident_bytes)
 
@@ -260,7 +261,7 @@ class _Planning:
       # The least is found, and told, the same whatever was asked.
       before = self._choices, self.best, self._outcome, self._found
       self._choices, self.best, self._outcome, self._found = at_first
-      trial_mark = mark and self._request.for_trials().mark(self._step.fingerprint, Budget(within_bytes))
+      trial_mark = mark and self._marking.for_trials().mark(self._step.fingerprint, Budget(within_bytes))
       for only_scans in (True, False) if mark else (False,):
         if self._divide(within_bytes, trial_mark, below_flops, only_scans=only_scans):
           break

@@ -233,3 +233,13 @@ def test_nnx_with_state():
   for _ in range(2):
     assert_close(fitted(model, X), step(same, X))
   assert_close(nnx.state(model), nnx.state(same))
+
+
+def test_what_was_measured_is_to_the_letter_what_runs(monkeypatch):
+  """XLA's schedule may depend on the text of a mark."""
+  lowered, lower = [], steps.Program.lower
+  monkeypatch.setattr(steps.Program, "lower", lambda program: lowered.append(lower(program)) or lowered[-1])
+  step = step_of(MLP)
+  plan = coopjax.plan(step, WEIGHTS, X, budget=0.4, planner="peak", effort="fast")
+  assert plan.engine == "policy+hlo"
+  assert lowered[-1].as_text() == plan.apply(step).lower(WEIGHTS, X).as_text()
