@@ -187,9 +187,9 @@ def plan(
   gradient accumulation and jit options. The budget is then the step's, not each region's, and is divided between the
   regions inside, functions under ``jax.checkpoint`` (as Flax's and Equinox's remat are) or :func:`remat`, those first
   that are cheap to repeat; their own budgets and policies don't count. ``plan.apply(step)`` is that step. Where the HLO
-  engine alone would repeat more than a tenth of the regions' forward pass, ``"auto"`` takes a division of the budget by
-  the policy engine if that, with what the HLO engine repeats under it, is less work. A step without regions is the HLO
-  engine's alone; where that misses the budget or repeats as much, ``"auto"`` takes the functions that the step
+  engine alone would repeat more than a tenth of the regions' forward pass, or people may do better, ``"auto"`` takes a
+  division of the budget by the policy engine if that, with what the HLO engine repeats under it, is less work. A step
+  without regions is the HLO engine's alone; where that is not enough, ``"auto"`` takes the functions that the step
   differentiates as regions, if that does better.
 
   Args:

@@ -42,6 +42,7 @@ from coopjax.policy_engine import search
 from coopjax.policy_engine.candidates import BY_HAND, Candidates
 from coopjax.policy_engine.compiled_profile import CompiledProfile, profile_of, profile_of_module
 from coopjax.policy_engine.decisions import PolicyDecisions
+from coopjax.policy_engine.hand_tries import may_do_better
 from coopjax.policy_engine.policy_plan import PolicyPlan
 from coopjax.policy_engine.predictions import HloEngineShare
 from coopjax.policy_engine.rewrite import rewrite
@@ -347,12 +348,8 @@ class Case:
       return True
     if not self._is_whole or not outcome.recompute_flops or outcome.budget_bytes is None:
       return False
-    space = by_hand()
-    room = _ABOUT * outcome.budget_bytes * max(1.0, space.baseline_bytes / outcome.baseline.temp_bytes)
-    return any(
-      candidate.flops < self._num_shares * outcome.recompute_flops and candidate.estimated_bytes <= room
-      for candidate in space.found
-    )
+    reach_bytes, flops = _ABOUT * outcome.budget_bytes, self._num_shares * outcome.recompute_flops
+    return may_do_better(by_hand(), reach_bytes, outcome.baseline.temp_bytes, flops)
 
   def _measure_marked(self, mark: str) -> MemoryProfile | None:
     """The program that the HLO engine makes, compiled; None where XLA does not take it."""

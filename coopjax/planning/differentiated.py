@@ -8,7 +8,6 @@ it stood under `coopjax.remat`. Of gradients of gradients, the outermost.
 from collections.abc import Callable
 
 from coopjax import compat, contexts
-from coopjax.jaxpr.trace import TracedFn
 from coopjax.planning import regions
 from coopjax.planning.choice import Choice
 
@@ -20,7 +19,7 @@ class _Gradients:
     return regions.is_planned() and contexts.directions.value.of_gradients
 
   def in_place_of(self, fn: Callable) -> Callable:
-    return regions.region(fn, _as_it_is, is_filtered=True)
+    return regions.region(fn, lambda _: Choice(), is_filtered=True)  # never asked: the step directs
 
 
 _GRADIENTS = _Gradients()
@@ -29,8 +28,3 @@ _GRADIENTS = _Gradients()
 def watch() -> None:
   """From now on, steps that are traced under directions say what they differentiate."""
   compat.hear_gradients(_GRADIENTS)
-
-
-def _as_it_is(traced: TracedFn) -> Choice:
-  """For what no directions are for any more, though they were when the gradient was heard."""
-  return Choice()

@@ -56,7 +56,8 @@ def follow(
     return whole_steps.follow(fn, plan, _mark_here(plan))
   if plan.regions:
     existing.watch()
-    differentiated.watch()
+    if plan.of_gradients:
+      differentiated.watch()
     return regions.step_under(_directions(plan), fn)
   return regions.region(
     fn,

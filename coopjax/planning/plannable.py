@@ -116,7 +116,7 @@ class Plannable:
     """Of a step without regions, where the HLO engine alone misses the budget or repeats more than a little: a plan for
     what the step differentiates, if there is one that does better.
     """
-    alone_flops = repeated_alone(step, request, self.baseline)
+    alone_flops = repeated_alone(step, request, self.baseline, self._tried)
     other = self.by_gradients if alone_flops else None
     alone = lambda request: plan_step(step, request, self.baseline, self._tried)
     if other is None:

@@ -36,6 +36,7 @@ from coopjax.planning.steps import Step, why_no_regions
 from coopjax.planning.trials import Trials, Tried
 from coopjax.policy_engine import search
 from coopjax.policy_engine.division import Division, Share
+from coopjax.policy_engine.hand_tries import may_do_better
 from coopjax.policy_engine.policy_plan import PolicyPlan
 from coopjax.policy_engine.shards import Observed, Shards
 from coopjax.program.stopwatch import Stopwatch
@@ -114,11 +115,11 @@ def plan_step(
   return planning.plan(stopwatch.seconds)
 
 
-def repeated_alone(step: Step, request: Request, baseline: Baseline) -> float:
+def repeated_alone(step: Step, request: Request, baseline: Baseline, tried: Tried) -> float:
   """FLOPs that the HLO engine alone repeats in a step without regions, 0 where they are few, infinite where it misses
   the budget or is not there. Arguments as for `plan_step`.
   """
-  planning, platform = _Planning(step, request, baseline, Tried()), compat.hook_platform(request.platform)
+  planning, platform = _Planning(step, request, baseline, tried), compat.hook_platform(request.platform)
   if planning.holds:
     return 0.0
   outcome = None if platform is None else planning.alone(platform)
@@ -173,9 +174,7 @@ class _Planning:
         outcome = self.alone(platform)
         if outcome and (request.engine == "hlo" or outcome.fits or self._may_fit(outcome)):
           self._try_hlo(outcome, whole=request.engine == "hlo" or self.suffices(outcome))
-      is_enough = self.holds and self._outcome and self.suffices(self._outcome)
-      is_enough = is_enough or (known_flops is not None and self._is_little(known_flops))
-      if self._step.has_regions and request.engine != "hlo" and not is_enough:
+      if self._step.has_regions and request.engine != "hlo" and not self._is_enough:
         may_help = platform not in (None, "tpu") and (outcome or known_flops is not None)
         self._try_policy(self._mark if may_help else None)
       if not self.holds and outcome and request.engine != "hlo":
@@ -194,6 +193,13 @@ class _Planning:
     limit = _MODEL_IS_OFF * self.budget_bytes + spared_bytes
     return self._request.platform != "cpu" and outcome.predicted.temp_bytes <= limit
 
+  @property
+  def _is_enough(self) -> bool:
+    """Whether the policy engine need not be asked for what the HLO engine alone is known to do."""
+    if self._below_flops is not None:
+      return self._is_little(self._below_flops)
+    return self.holds and self._outcome is not None and self.suffices(self._outcome)
+
   def suffices(self, outcome: hook.Outcome) -> bool:
     """Whether the HLO engine alone holds the budget, and repeats too little for the policy engine to be asked, too."""
     return outcome.fits and self._is_little(outcome.recompute_flops)
@@ -209,10 +215,10 @@ class _Planning:
 
   def _may_do_better_by_hand(self, repeated_flops: float) -> bool:
     """Whether something that people pick is estimated to fit, and repeats less."""
-    space = self._division(only_scans=False)
-    room = _ABOUT * self.budget_bytes * max(1.0, space.baseline_bytes / max(self.before.temp_bytes, 1))
-    by_hand = (each for each in space.found if each.is_by_hand and each.estimated_bytes <= room)
-    return self._spread.num_devices == 1 and any(each.flops < repeated_flops for each in by_hand)
+    if self._spread.num_devices > 1:
+      return False
+    space, reach_bytes = self._division(only_scans=False), _ABOUT * self.budget_bytes
+    return may_do_better(space, reach_bytes, self.before.temp_bytes, repeated_flops)
 
   def _measured(self, choices: tuple[Choice, ...], *, whole: bool = False) -> MemoryProfile:
     """Of the step compiled with these choices, as far as trials are or as the whole program that runs."""
@@ -229,6 +235,11 @@ class _Planning:
     """What the HLO engine makes of the step alone, with the effort of a trial; None where the hook does not run or
     can't read the module.
     """
+    if self._mark not in self._tried.alone:
+      self._tried.alone[self._mark] = self._planned_alone(platform)
+    return self._tried.alone[self._mark]
+
+  def _planned_alone(self, platform: str) -> hook.Outcome | None:
     hook.install(platform)
     try:
       return hook.plan_module(self._baseline.module, [Mark.from_text(self._mark)], is_sketch=True)

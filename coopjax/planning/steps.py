@@ -180,7 +180,8 @@ def find_step(
     of_gradients: same.
   """
   existing_checkpoints.watch()
-  differentiated.watch()
+  if of_gradients:
+    differentiated.watch()
   if target is not None and not target.is_running:
     args, kwargs = _moved(target, (tuple(args), kwargs))
   if regions.is_jitted(fn):

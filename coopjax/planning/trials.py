@@ -35,6 +35,7 @@ class Tried:
     shards: how devices share values, once that was asked.
     spaces: candidates, by what they may do.
     flops: of the programs that were counted, by region, by what was decided.
+    alone: what the HLO engine makes of the step, by what it is asked, with the effort of a trial.
   """
 
   programs: dict[Hashable, tuple[MemoryProfile, hook.Outcome | None]] = dataclasses.field(default_factory=dict)
@@ -42,6 +43,7 @@ class Tried:
   shards: Any = None
   spaces: dict[Hashable, Any] = dataclasses.field(default_factory=dict)
   flops: dict[Hashable, Mapping[int | None, float]] = dataclasses.field(default_factory=dict)
+  alone: dict[str, hook.Outcome | None] = dataclasses.field(default_factory=dict)
 
   def num_parts(self, num_devices: int) -> int:
     """That the work of a step on so many devices is cut into: as the partitioner told, else as many."""

@@ -10,7 +10,6 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from coopjax.policy_engine.by_hand import published_sets
 from coopjax.policy_engine.forecast import Forecast
 from coopjax.policy_engine.predictions import (
-  HloEngineShare,
   SearchCandidate,
   SearchSpace,
   Trial,
@@ -34,23 +33,23 @@ _LOOP_TOLERANCE = 0.005  # the same where scan bodies are decided on, whose laye
 _LOOP_SHARE = 0.02  # of the FLOPs that are repeated, if that is less
 
 
+def may_do_better(space: SearchSpace, reach_bytes: float, unaided_bytes: int, repeated_flops: float) -> bool:
+  """Whether something that people pick repeats less than that, and is estimated to take no more than so many bytes, of
+  a program that takes `unaided_bytes` as it is: where the estimate of that is higher, others may be, too.
+  """
+  room = reach_bytes * max(1.0, space.baseline_bytes / max(unaided_bytes, 1))
+  return any(each.is_by_hand and each.flops < repeated_flops and each.estimated_bytes <= room for each in space.found)
+
+
 class HandTries[Decisions: Hashable]:
   """What has been tried in a search, and what people pick of the rest."""
 
   def __init__(
-    self,
-    space: SearchSpace[Decisions],
-    budget_bytes: int,
-    baseline_temp_bytes: int,
-    below_flops: float,
-    *,
-    are_drafts: bool,
-    alone: HloEngineShare | None = None,
+    self, space: SearchSpace[Decisions], forecast: Forecast[Decisions], below_flops: float, *, are_drafts: bool
   ):
-    self._space, self._are_drafts = space, are_drafts
+    self._space, self._forecast, self._are_drafts = space, forecast, are_drafts
     self._below_flops = below_flops
-    self._forecast = Forecast(space, budget_bytes, baseline_temp_bytes, alone)
-    self._tried, self._predict = self._forecast.tried, self._forecast.bytes_of
+    self._tried, self._predict = forecast.tried, forecast.bytes_of
     self._num_last = 0  # tries of what a person would pick, where the search would end
     self._passed: set[SearchCandidate[Decisions]] = set()
 
@@ -153,11 +152,6 @@ class HandTries[Decisions: Hashable]:
     flops = expected_flops(self._tried, self._budget, self._forecast.unaided_bytes)
     return self._first(near, lambda candidate: (flops(candidate), self._predict(candidate)))
 
-  def _nearly_cheapest(self, candidates: Sequence[SearchCandidate[Decisions]]) -> list[SearchCandidate[Decisions]]:
-    """Those not worth telling apart from the cheapest: among them decides a rule that similar models follow alike."""
-    least = min(candidate.flops for candidate in candidates)
-    return [c for c in candidates if c.flops <= least + self._tolerance(c, least)]
-
   def _likeliest_gain(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
     """By how much less it repeats than the plan, or while there is none than all of these, times how likely it fits."""
     if self._holds:
@@ -165,11 +159,6 @@ class HandTries[Decisions: Hashable]:
     least = self._least_flops if self._holds else max((candidate.flops for candidate in untried), default=0.0)
     gain = lambda c: (least - c.flops) * (1 - self._forecast.fits(c).cdf(self._predict(c)))
     return self._first(untried, lambda candidate: -gain(candidate))
-
-  def _leaves(self, share: float) -> bool:
-    """There is a plan, and it takes no more than this of the budget."""
-    best = self._best()
-    return best is not None and best.temp_bytes <= share * self._budget
 
   def _first(
     self, candidates: Sequence[SearchCandidate[Decisions]], key: Callable

@@ -18,6 +18,7 @@ import math
 from collections.abc import Hashable, Sequence
 
 from coopjax.policy_engine.expected_gain import ExpectedGain
+from coopjax.policy_engine.forecast import Forecast
 from coopjax.policy_engine.hand_tries import HAND_ROUNDS, MAYBE, HandTries
 from coopjax.policy_engine.near_misses import NearMisses, are_in_a_row
 from coopjax.policy_engine.policy_plan import PolicyPlan
@@ -38,7 +39,7 @@ _MARGIN = 0.02  # of the budget: how far predictions err, once there has been a 
 _LEAVES_ROOM = 0.9  # of the budget: what a plan takes beyond which what may take too much is tried, too; or
 _LEAVES_SOME = 0.99  # beyond which more candidates are looked for
 _MANY_MISSES = 4  # of a search whose plan leaves room: for other candidates
-_CLOSE_ROUNDS = 2  # after these: for what a person would pick that repeats less by however little
+_CLOSE_ROUNDS = 2  # after `HAND_ROUNDS`: for what a person would pick that repeats less by however little
 _GOOD_CHANCE = 0.25  # that it fits
 _AIDED_MARGIN = 0.25  # of what the best plan takes unaided: the HLO engine may help out with more
 _MAX_AIDED_MISSES = 2  # tries at that
@@ -57,7 +58,8 @@ class Progress[Decisions: Hashable](HandTries[Decisions]):
     are_drafts: bool,
     alone: HloEngineShare | None = None,
   ):
-    super().__init__(space, budget_bytes, baseline_temp_bytes, below_flops, are_drafts=are_drafts, alone=alone)
+    forecast = Forecast(space, budget_bytes, baseline_temp_bytes, alone)
+    super().__init__(space, forecast, below_flops, are_drafts=are_drafts)
     self._misses = 0  # since a plan holds: tries that made nothing better
     self._num_close = 0  # tries of what a person would pick that gains next to nothing
     self._near_misses = NearMisses[Decisions]()
@@ -253,6 +255,16 @@ class Progress[Decisions: Hashable](HandTries[Decisions]):
       reach = max(self._budget, best.unaided_bytes if best else 0)
       return reach * (1 + _AIDED_MARGIN) if self._misses < _MAX_AIDED_MISSES else 0.0
     return self._budget * (1 + _MARGIN * max(1 - self._misses, 0))
+
+  def _nearly_cheapest(self, candidates: Sequence[SearchCandidate[Decisions]]) -> list[SearchCandidate[Decisions]]:
+    """Those not worth telling apart from the cheapest: among them decides a rule that similar models follow alike."""
+    least = min(candidate.flops for candidate in candidates)
+    return [c for c in candidates if c.flops <= least + self._tolerance(c, least)]
+
+  def _leaves(self, share: float) -> bool:
+    """There is a plan, and it takes no more than this of the budget."""
+    best = self._best()
+    return best is not None and best.temp_bytes <= share * self._budget
 
   def result(self) -> PolicyPlan[Decisions]:
     """The best so far; the program as it is if there was nothing to try."""
