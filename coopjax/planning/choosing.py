@@ -8,7 +8,7 @@ import itertools
 import logging
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.core
@@ -46,12 +46,13 @@ from coopjax.policy_engine.hand_tries import may_do_better
 from coopjax.policy_engine.policy_plan import PolicyPlan
 from coopjax.policy_engine.predictions import HloEngineShare
 from coopjax.policy_engine.rewrite import rewrite
-from coopjax.policy_engine.shards import shards_of
+from coopjax.policy_engine.shards import Shards, shards_of
 from coopjax.xla.compile import OversizedProgram, compile_abstract, module_of, temp_bytes_of
 from coopjax.xla.module import predict_memory
 
 _COMPILED_ROUNDS = 4  # each compiles for an accelerator
 _ASKS_POLICY_ABOVE = 0.5  # of the forward pass repeated by the HLO engine alone: the policy engine is asked, too
+_LITTLE = 0.01  # of the forward pass: to repeat so much less is no reason to look outside of loops, too
 _ABOUT = 1.35  # of the budget: what is predicted to take that may fit
 _NUMBER_BYTES = 64  # that XLA may take for one number
 _NEARER = 1.1  # times the least that the policy engine came to: with more effort the HLO engine may come to less
@@ -80,7 +81,7 @@ class Case:
     module = known.once("module", lambda: self.baseline.module)
     outcome = self._planned_module(module, request.budget, is_sketch=True)
     profile = lambda: known.once("profile", lambda: profile_of_module(self.traced, module))
-    by_hand = lambda: known.once("by hand", lambda: self._by_hand(profile()))
+    by_hand = lambda: self._by_hand(profile())
     is_enough = lambda outcome: outcome.fits and not (request.engine == "auto" and self._repeats_much(outcome, by_hand))
     suffices = is_enough(outcome)
     if not self.sketches and not suffices:  # what repeats little spares compiles
@@ -157,10 +158,10 @@ class Case:
     A rival holds the budget by the HLO engine alone, and is what is chosen if no segments take fewer FLOPs. A share is
     settled here, in bytes: the hook will not see the un-rematerialized program again.
     """
-    traced, request = self.traced, self.request
+    traced, request, known = self.traced, self.request, self._known
     baseline = before or (outcome and outcome.baseline)
     if baseline is None:
-      before, profile = baseline, _ = self._known.once("as it is", self._as_it_is)
+      before, profile = baseline, _ = known.once("as it is", self._as_it_is)
     budget_bytes = request.budget.resolve(baseline.temp_bytes, baseline.resident_bytes)
     if baseline.temp_bytes <= budget_bytes:
       return Chosen(Choice(), outcome, before=before)
@@ -176,14 +177,21 @@ class Case:
     alone = under and share_of(under, self._num_examples)
     least_bytes = math.inf
     compiled_with = collections.defaultdict[str | None, dict[PolicyDecisions, tuple[int, HloEngineShare | None]]](dict)
-    compiled_with[None] = self._known.once("tried", dict)
+    compiled_with[None] = known.once("tried", dict)
     link = host_offload.link(request.budget, request.device)
     with warnings.catch_warnings():
       warnings.simplefilter("ignore", BudgetExceededWarning)  # trials may miss the budget
-      shards = shards_of(traced, trials.partition)
+      shards = known.once("shards", lambda: shards_of(traced, trials.partition))
       # Straight-line code of a program that will be partitioned is left to the hook.
       ways = (False,) if not mark else (True, False) if is_known or not is_spread else (True,)
       smallest_bytes = lambda: int(least_bytes) if rival is None else 0
+      may_do_better_in_straight_code = lambda plan: may_do_better(
+        self._by_hand(profile, shards),
+        _ABOUT * limit_bytes,
+        baseline.temp_bytes,
+        plan.recompute_flops - _LITTLE * plan.forward_flops,
+        in_straight_code=True,
+      )
       limits = search.limits(limit_bytes, smallest_bytes)
       for within_bytes in limits if request.tells_least else itertools.islice(limits, 1):
         # The least is found, and told, the same whatever was asked.
@@ -204,17 +212,19 @@ class Case:
             link=link,
             planner=request.planner,
             hlo_share_of=trials.hlo_share,
-            below_flops=below_flops,
+            below_flops=min([below_flops, *(each.recompute_flops for each in of_ways if each.is_feasible)]),
             alone=alone,
             shards=shards,
             whole_fn=functools.partial(compile_trial, whole=True) if trials.are_drafts else None,
             compiled=compiled,
+            found_once=known.once,
           )
           of_ways.append(dataclasses.replace(plan, is_feasible=plan.temp_bytes <= limit_bytes))
-          if of_ways[-1].is_feasible:
+          if of_ways[-1].is_feasible and not (only_scans and may_do_better_in_straight_code(plan)):
             break
         found += of_ways
-        best_way = min(of_ways, key=lambda plan: (not plan.is_feasible, plan.smallest_bytes))
+        amount = lambda plan: plan.recompute_flops if plan.is_feasible else plan.smallest_bytes
+        best_way = min(of_ways, key=lambda plan: (not plan.is_feasible, amount(plan)))
         if within_bytes == search.OUT_OF_REACH:
           ways = (ways[of_ways.index(best_way)],)  # the least is looked for once more in the way that it was found in
         if best_way.smallest_bytes >= least_bytes and within_bytes != search.OUT_OF_REACH:
@@ -269,7 +279,7 @@ class Case:
     """
     if not all(isinstance(const, jax.core.Tracer) for const in self.traced.consts):
       return Results()
-    whatever = dataclasses.replace(self.request, budget=Budget(share=1.0))
+    whatever = dataclasses.replace(self.request, budget=Budget(share=1.0), on_infeasible="error", tells_least=True)
     return _of_functions.once((program_key(self.traced), whatever), Results)
 
   def _as_it_is(self) -> tuple[MemoryProfile, CompiledProfile | None]:
@@ -338,9 +348,10 @@ class Case:
     limit_flops = _ASKS_POLICY_ABOVE * cost.jaxpr_flops(self.traced.inlined) / self._num_shares
     return self._is_whole and outcome.recompute_flops > limit_flops
 
-  def _by_hand(self, profile: CompiledProfile | None) -> Candidates:
+  def _by_hand(self, profile: CompiledProfile | None, shards: Mapping[int | None, Shards] | None = None) -> Candidates:
     """What people pick."""
-    return Candidates(self.traced, only_scans=False, profile=profile, planner=BY_HAND)
+    find = lambda: Candidates(self.traced, only_scans=False, profile=profile, shards=shards, planner=BY_HAND)
+    return self._known.once(("by hand", profile, bool(shards)), find)
 
   def _repeats_much(self, outcome: hook.Outcome, by_hand: Callable[[], Candidates]) -> bool:
     """Whether the HLO engine's plan is dear, or something that people pick is predicted to fit and to repeat less."""

@@ -2,10 +2,11 @@
 plan for as much less, and what people pick, which may do with less there than it does alone.
 """
 
+import collections
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 from coopjax.budget import Budget
@@ -101,7 +102,8 @@ class ForLess:
       limit_bytes -= scheduled.temp_bytes - budget_bytes
     if self.scheduled is None:
       return None
-    space, errors = Candidates(self.member.traced, only_scans=False, planner=BY_HAND), dict[float, float]()
+    space = Candidates(self.member.traced, only_scans=False, planner=BY_HAND)
+    errors = collections.defaultdict[Hashable, dict[float, float]](dict)
     by_hand, tries_left = [each for each in space.found if each.is_by_hand], _TRIES
     while tries_left and (candidate := self._next_by_hand(by_hand, errors, budget_bytes, below_flops)):
       by_hand.remove(candidate)
@@ -114,21 +116,25 @@ class ForLess:
       if scheduled.temp_bytes <= budget_bytes and flops < below_flops:
         best, below_flops = choice, flops
       if self.choice.mark is None:  # under an HLO engine that helps, none tells of the others
-        errors[candidate.estimated_bytes] = scheduled.temp_bytes - candidate.estimated_bytes
+        errors[candidate.kin][candidate.estimated_bytes] = scheduled.temp_bytes - candidate.estimated_bytes
     return best and self._in_program(best, budget_bytes)
 
   def _next_by_hand(
-    self, by_hand: Sequence[Candidate], errors: Mapping[float, float], budget_bytes: int, below_flops: float
+    self,
+    by_hand: Sequence[Candidate],
+    errors: Mapping[Hashable, Mapping[float, float]],
+    budget_bytes: int,
+    below_flops: float,
   ) -> Candidate | None:
     """That repeats least of what may fit; of what has names once the few that everybody tries have told errors of
-    estimates.
+    estimates, each of its kin.
     """
     fitting = [
       each
       for each in by_hand
       if (errors or each.is_plain_policy)
       and self.member.num_runs * each.flops <= _WORTH * below_flops
-      and _predicted(each.estimated_bytes, errors) <= (_MAYBE if each.is_plain_policy else _ABOUT) * budget_bytes
+      and _predicted(each.estimated_bytes, errors.get(each.kin, {})) <= (_MAYBE if each.is_plain_policy else _ABOUT) * budget_bytes
     ]
     return min(fitting, key=lambda each: each.flops, default=None)
 

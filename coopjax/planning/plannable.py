@@ -108,43 +108,51 @@ class Plannable:
     step = self.program
     if not isinstance(step, steps.Step):
       return plan_function(step, request, self.baseline)
-    if step.has_regions or request.engine != "auto" or request.names_only:
+    if request.engine != "auto" or request.names_only:
       return plan_step(step, request, self.baseline, self._tried)
-    return self._planned_with_gradients(step, request)
+    return self._planned_in_some_way(step, request)
 
-  def _planned_with_gradients(self, step: steps.Step, request: Request) -> RematPlan:
-    """Of a step without regions, where the HLO engine alone misses the budget or repeats more than a little: a plan for
-    what the step differentiates, if there is one that does better.
+  def _planned_in_some_way(self, step: steps.Step, request: Request) -> RematPlan:
+    """By the step's regions, or by what it differentiates: the first that reaches the budget, else what comes nearest.
+    Where it has no regions, the HLO engine alone, if that repeats but a little, or no other way repeats less.
     """
-    alone_flops = repeated_alone(step, request, self.baseline, self._tried)
-    other = self.by_gradients if alone_flops else None
-    alone = lambda request: plan_step(step, request, self.baseline, self._tried)
-    if other is None:
-      return alone(request)
-    by_gradients = other.program
-    assert isinstance(by_gradients, steps.Step)
-    better = lambda request: plan_step(by_gradients, request, other.baseline, other._tried, alone_flops)
-    strict = dataclasses.replace(request, on_infeasible="error")
-    try:
-      return better(strict)
-    except BudgetInfeasibleError as missed:
-      if math.isfinite(alone_flops):
-        return alone(request)
+    as_written = functools.partial(plan_step, step, baseline=self.baseline, tried=self._tried)
+    alone_flops = math.inf if step.has_regions else repeated_alone(step, request, self.baseline, self._tried)
+    ways: list[Callable[..., RematPlan]] = [as_written]
+    if alone_flops:
+      ways.insert(step.has_regions, functools.partial(self._planned_by_gradients, alone_flops))
+    missed = list[tuple[float, BudgetInfeasibleError | NoRegionsError, Callable[..., RematPlan]]]()
+    for way in ways:
       try:
-        return alone(strict)
-      except (BudgetInfeasibleError, NoRegionsError) as error:
-        is_nearer = isinstance(error, BudgetInfeasibleError) and error.smallest_bytes < missed.smallest_bytes
-        if request.on_infeasible == "error":
-          raise (error if is_nearer else missed) from None
-        return (alone if is_nearer else better)(request)
+        return way(request=dataclasses.replace(request, on_infeasible="error"))
+      except NoRegionsError as error:
+        missed.append((math.inf, error, way))
+      except BudgetInfeasibleError as error:
+        missed.append((error.smallest_bytes, error, way))
+    _, error, way = min(missed, key=lambda each: each[0])
+    if request.on_infeasible == "error":
+      raise error
+    return way(request=request)
+
+  def _planned_by_gradients(self, below_flops: float, request: Request) -> RematPlan:
+    """By what the step differentiates.
+
+    Raises:
+      BudgetInfeasibleError: no plan reaches the budget, repeating less.
+      NoRegionsError: it differentiates nothing that can be planned by itself.
+    """
+    if (other := self.by_gradients) is None:
+      raise NoRegionsError(f"{self.name} differentiates nothing that can be planned by itself")
+    assert isinstance(other.program, steps.Step)
+    return plan_step(other.program, request, other.baseline, other._tried, below_flops)
 
   @functools.cached_property
   def by_gradients(self) -> "Plannable | None":
-    """A step without regions, with those functions as regions that it differentiates; None where it has none that can
-    be.
+    """A step with those functions as regions that it differentiates; None where it has none that can be, and where its
+    checkpoints are to be kept.
     """
     step = self.program
-    if not isinstance(step, steps.Step) or step.has_regions or step.existing == "keep":
+    if not isinstance(step, steps.Step) or step.existing == "keep":
       return None
     try:
       found = steps.find_step(step.jitted, step.args, step.kwargs, None, step.existing, of_gradients=True)

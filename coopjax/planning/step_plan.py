@@ -207,18 +207,23 @@ class _Planning:
   def _is_little(self, repeated_flops: float) -> bool:
     if not self._step.has_regions:
       return repeated_flops <= _LITTLE * sum(self._flops(marked(self._step, None)).values()) / STEP_OVER_FORWARD
-    of_members = (m.num_runs * m.num_examples * cost.jaxpr_flops(m.traced.inlined) for m in self._step.members)
-    forward_flops = sum(of_members) / self._spread.num_devices
-    if repeated_flops <= _LITTLE * forward_flops:
+    if repeated_flops <= _LITTLE * self._forward_flops:
       return True
-    return repeated_flops <= _DIVIDES_ABOVE * forward_flops and not self._may_do_better_by_hand(repeated_flops)
+    return repeated_flops <= _DIVIDES_ABOVE * self._forward_flops and not self._may_do_better_by_hand(repeated_flops)
 
-  def _may_do_better_by_hand(self, repeated_flops: float) -> bool:
+  @functools.cached_property
+  def _forward_flops(self) -> float:
+    """Of all runs of the regions, on one device."""
+    of_members = (m.num_runs * m.num_examples * cost.jaxpr_flops(m.traced.inlined) for m in self._step.members)
+    return sum(of_members) / self._spread.num_devices
+
+  def _may_do_better_by_hand(self, repeated_flops: float, *, in_straight_code: bool = False) -> bool:
     """Whether something that people pick is estimated to fit, and repeats less."""
     if self._spread.num_devices > 1:
       return False
     space, reach_bytes = self._division(only_scans=False), _ABOUT * self.budget_bytes
-    return may_do_better(space, reach_bytes, self.before.temp_bytes, repeated_flops)
+    of_step = self.before.temp_bytes
+    return may_do_better(space, reach_bytes, of_step, repeated_flops, in_straight_code=in_straight_code)
 
   def _measured(self, choices: tuple[Choice, ...], *, whole: bool = False) -> MemoryProfile:
     """Of the step compiled with these choices, as far as trials are or as the whole program that runs."""
@@ -275,7 +280,11 @@ class _Planning:
       trial_mark = mark and self._marking.for_trials().mark(self._step.fingerprint, Budget(within_bytes))
       for only_scans in (True, False) if mark else (False,):
         if self._divide(within_bytes, trial_mark, below_flops, only_scans=only_scans):
-          break
+          assert self._found is not None  # as it was taken
+          below_flops = self._found.recompute_flops
+          less_flops = below_flops - _LITTLE * self._forward_flops
+          if not (only_scans and self._may_do_better_by_hand(less_flops, in_straight_code=True)):
+            break
       self._spend_all_effort(mark)
       if self.holds:
         break

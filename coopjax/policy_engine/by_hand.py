@@ -11,11 +11,13 @@ import dataclasses
 import functools
 import itertools
 import math
+import statistics
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Protocol
 
 import jax
+import numpy as np
 from jax.extend import core
 from jax.extend.core import primitives
 
@@ -38,7 +40,7 @@ _ON_HOST = "on the host: "  # before a name
 _MAX_NAMES = 11  # that a person may choose among: with more, one, or the best of each number
 _FEW_NAMES = 8  # of which each set may be tried; of more, those that no other beats by far:
 _BY_FAR = 0.1  # of the bytes, repeating no more
-_MOSTLY = 3 / 4  # of a block, that the first and the last one have in common with it
+_MOSTLY = 3 / 4  # of a block, that the first and the last one have in common with it; and that is as long
 
 
 # The names that MaxText's layers give, and the sets of them that its `remat_policy` saves.
@@ -149,8 +151,10 @@ def ways_to_tell_blocks(
     if not any(_are_much_the_same(blocks, known) for known in ways):
       ways.append(blocks)
   for blocks in ways:
-    if apart := [block for block in blocks if alone.isdisjoint(range(*block))]:
-      yield blocks_of(jaxpr, graph, apart)
+    apart = [block for block in blocks if alone.isdisjoint(range(*block))]
+    others = [gap for gap in _large_gaps(apart, residual_bytes) if alone.isdisjoint(range(*gap))]
+    for told in filter(None, (apart, others and sorted([*apart, *others]))):
+      yield blocks_of(jaxpr, graph, told)
 
 
 def _are_much_the_same(blocks: Sequence[tuple[int, int]], calls: Sequence[tuple[int, int]]) -> bool:
@@ -158,6 +162,20 @@ def _are_much_the_same(blocks: Sequence[tuple[int, int]], calls: Sequence[tuple[
   common = lambda one, other: min(one[1], other[1]) - max(one[0], other[0])
   is_like = lambda one, other: common(one, other) >= _MOSTLY * max(one[1] - one[0], other[1] - other[0])
   return len(blocks) == len(calls) and all(map(is_like, blocks, calls))
+
+
+def _large_gaps(blocks: Sequence[tuple[int, int]], residual_bytes: np.ndarray) -> list[tuple[int, int]]:
+  """What lies between blocks and is about as long and holds as much as one of them does: a model's one attention
+  between convolutions is a block to a person, too.
+  """
+  gaps = [(end, start) for (_, end), (start, _) in itertools.pairwise(blocks) if end < start]
+  held = lambda span: residual_bytes[slice(*span)].sum()
+  length = lambda span: span[1] - span[0]
+  is_as_large = lambda gap: (
+    held(gap) >= statistics.median(map(held, blocks))
+    and length(gap) >= _MOSTLY * statistics.median(map(length, blocks))
+  )
+  return list(filter(is_as_large, gaps))
 
 
 def blocks_of(jaxpr: core.Jaxpr, graph: ForwardGraph, spans: Sequence[tuple[int, int]]) -> list[Block]:

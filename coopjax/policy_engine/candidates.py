@@ -7,6 +7,7 @@ what residuals take after fusion, and what else is live beside them. Scans come 
 each with a curve of its own; inside segments, that repeat them whole; and, inside segments, as the user wrote them.
 """
 
+import copy
 import dataclasses
 import functools
 import itertools
@@ -88,8 +89,8 @@ class Candidates:
     self._planner = planner
     self.found: list[Candidate] = []
     self._curves: dict[object, list[CurvePoint]] = {}  # that segments of all graphs have
-    self._deeper: Callable[[], bool] | None = None  # `deepen`, if it was not asked yet
-    self._wider: Callable[[], bool] | None = None  # the same of `widen`
+    self._deeper: Callable[[], list[Candidate]] | None = None  # what `deepen` adds, if it was not asked yet
+    self._wider: Callable[[], list[Candidate]] | None = None  # the same of `widen`
     if only_scans and not home.work:
       self.forward_flops, self.baseline_bytes = cost.jaxpr_flops(home.jaxpr), 0.0
       return
@@ -117,7 +118,7 @@ class Candidates:
       Whether there is more than before.
     """
     deeper, self._deeper = self._deeper, None
-    return deeper is not None and deeper()
+    return self._add(deeper)
 
   def widen(self) -> bool:
     """Finds what has each block of a loop's body under a checkpoint of its own, and what leaves some pieces of it as
@@ -129,14 +130,20 @@ class Candidates:
       Whether there is more than before.
     """
     wider, self._wider = self._wider, None
-    return wider is not None and wider()
+    return self._add(wider)
 
-  def _find_more(self, home: Home, find: Callable[[], None]) -> bool:
-    num_found = len(self.found)
+  def _add(self, find: Callable[[], list[Candidate]] | None) -> bool:
+    more = find() if find else []
+    self.found = [*self.found, *more]  # another list: copies of this are searched by themselves
+    return bool(more)
+
+  def _found_more(self, home: Home, find: Callable[["Candidates"], None]) -> list[Candidate]:
+    more = copy.copy(self)
+    more.found = []
     with home.scope.entered():
-      find()
-    self._place(home, num_found)
-    return len(self.found) > num_found
+      find(more)
+    more._place(home)
+    return more.found
 
   def _find(
     self,
@@ -206,29 +213,32 @@ class Candidates:
     if host is not None and not only_scans and not scans:
       self._add_ladders(original, ScanLevel(may_offload=True), host=host)
 
-    def add_groups() -> None:
+    def add_groups(to: Candidates) -> None:
       for in_groups in _in_groups(scans):
-        self._add_ladders(looped(in_groups, 0), ScanLevel(in_groups, 0, are_alone=True), is_cut=not only_scans)
+        to._add_ladders(looped(in_groups, 0), ScanLevel(in_groups, 0, are_alone=True), is_cut=not only_scans)
         if not any(scan.bodies[0].is_peeled for scan in in_groups):
-          self._add_nested_by_hand(looped(in_groups, 0), in_groups)
+          to._add_nested_by_hand(looped(in_groups, 0), in_groups)
 
-    def add_mixed() -> None:
+    def add_mixed(to: Candidates) -> None:
       ways = list(ways_in_blocks(scans))
       for in_blocks in itertools.chain(ways, *map(ways_to_open, ways)):
-        self._add_ladders(looped(in_blocks, 0), ScanLevel(in_blocks, 0, are_alone=True), is_cut=not only_scans)
-        self._add_rungs(looped(in_blocks, 0), in_blocks, ())
+        to._add_ladders(looped(in_blocks, 0), ScanLevel(in_blocks, 0, are_alone=True), is_cut=not only_scans)
+        to._add_rungs(looped(in_blocks, 0), in_blocks, ())
       for cut_alike in (*ways, scans):
         for level in range(_num_levels(cut_alike)):
           if any(scan.body(level).mixed_curve() for scan in cut_alike):
             mixed = ScanLevel(cut_alike, level, are_alone=True, are_mixed=True)
-            self._add_ladders(looped(cut_alike, level), mixed, is_cut=not only_scans)
+            to._add_ladders(looped(cut_alike, level), mixed, is_cut=not only_scans)
 
-    self._deeper, self._wider = (functools.partial(self._find_more, home, add) for add in (add_groups, add_mixed))
+    # Found once, for whatever copies ask.
+    self._deeper, self._wider = (
+      functools.cache(functools.partial(self._found_more, home, add)) for add in (add_groups, add_mixed)
+    )
 
-  def _place(self, home: Home, since: int = 0) -> None:
-    """Tells the candidates found since then where they stand."""
+  def _place(self, home: Home) -> None:
+    """Tells the candidates where they stand."""
     if not home.is_top:
-      self.found[since:] = [dataclasses.replace(candidate, home=home.first_id) for candidate in self.found[since:]]
+      self.found = [dataclasses.replace(candidate, home=home.first_id) for candidate in self.found]
 
   def _add_rungs(self, graph: ForwardGraph, scans: Sequence[Loop], blocks: Sequence[Block]) -> None:
     """What a person would pick, whatever else is found (`rungs`)."""

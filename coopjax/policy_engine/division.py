@@ -93,6 +93,12 @@ class JointCandidate:
     return any(self.scan_bodies)
 
   @functools.cached_property
+  def has_straight_code(self) -> bool:
+    """It decides on what stands outside of loops."""
+    sharing = zip(self.decisions, self.members, strict=True)
+    return any(share.decisions.top is not None for share, member in sharing if not member.is_looped)
+
+  @functools.cached_property
   def loops(self) -> tuple[tuple[int | None, ...], ...]:
     """The scans whose bodies it decides on, per region."""
     return tuple(tuple(region.equation_id for region in bodies) for bodies in self.scan_bodies)

@@ -33,12 +33,22 @@ _LOOP_TOLERANCE = 0.005  # the same where scan bodies are decided on, whose laye
 _LOOP_SHARE = 0.02  # of the FLOPs that are repeated, if that is less
 
 
-def may_do_better(space: SearchSpace, reach_bytes: float, unaided_bytes: int, repeated_flops: float) -> bool:
+def may_do_better(
+  space: SearchSpace, reach_bytes: float, unaided_bytes: int, repeated_flops: float, *, in_straight_code: bool = False
+) -> bool:
   """Whether something that people pick repeats less than that, and is estimated to take no more than so many bytes, of
   a program that takes `unaided_bytes` as it is: where the estimate of that is higher, others may be, too.
+
+  Args:
+    space: what there is.
+    reach_bytes: it may take.
+    unaided_bytes: of the program.
+    repeated_flops: it may repeat.
+    in_straight_code: it decides on what stands outside of loops, too.
   """
   room = reach_bytes * max(1.0, space.baseline_bytes / max(unaided_bytes, 1))
-  return any(each.is_by_hand and each.flops < repeated_flops and each.estimated_bytes <= room for each in space.found)
+  fitting = (c for c in space.found if c.is_by_hand and c.flops < repeated_flops and c.estimated_bytes <= room)
+  return any(candidate.has_straight_code for candidate in fitting) if in_straight_code else any(fitting)
 
 
 class HandTries[Decisions: Hashable]:

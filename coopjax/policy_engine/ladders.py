@@ -109,6 +109,11 @@ class Candidate:
     return bool(self.scan_bodies)
 
   @functools.cached_property
+  def has_straight_code(self) -> bool:
+    """It decides on what stands outside of scans."""
+    return self.decisions.top is not None
+
+  @functools.cached_property
   def loops(self) -> tuple[int | None, ...]:
     """The scans whose bodies it decides on: all others are left as they are."""
     return tuple(region.equation_id for region in self.scan_bodies)
@@ -268,7 +273,7 @@ class Ladder:
       for curve, is_scan, num_bytes in zip(self._curves, self._is_scan, self._residuals, strict=True)
     ]
     points = [at.get(start, point) for start, point in zip(self._bounds, as_they_are)]
-    kin = None if self._is_scan.any() else ("by hand", self._bounds)
+    kin = None if self._is_scan.any() else ("by hand", self._bounds, tuple(at))
     is_wrapped = tuple(point.is_wrapped and not is_scan for point, is_scan in zip(points, self._is_scan, strict=True))
     if is_wrapped not in self._kept_between:
       self._kept_between[is_wrapped] = kept_between(self._graph, self._bounds, is_wrapped)

@@ -11,6 +11,7 @@ Known weaknesses: straight segments are not cut inside a user's own checkpoint (
 every floating argument, and one output less is scratch space less for XLA.
 """
 
+import copy
 import itertools
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -75,6 +76,7 @@ def plan_policy(
   shards: Mapping[int | None, Shards] | None = None,
   whole_fn: CompileFn | None = None,
   compiled: dict[PolicyDecisions, tuple[int, HloEngineShare | None]] | None = None,
+  found_once: Callable[[Hashable, Callable[[], Candidates]], Candidates] = lambda _, find: find(),
 ) -> PolicyPlan[PolicyDecisions]:
   """Finds checkpoint segments and saved values that make fn and its gradient fit.
 
@@ -95,6 +97,7 @@ def plan_policy(
     shards: from `shards.shards_of`; without, a program that is spread is planned as a whole.
     whole_fn: the same, where `compile_fn` makes drafts.
     compiled: trials of other searches in the same program, of which none is compiled twice; added to.
+    found_once: gives the candidates of other searches for the same key, or finds them.
 
   Returns:
     The plan; without decisions if the function fits as it is or nothing can be decided.
@@ -119,6 +122,10 @@ def plan_policy(
   whole_bytes_of = whole_fn and (lambda decisions: temp_bytes_of(whole_fn(*rewritten(decisions))))
   hlo_share_in = lambda decisions: known[decisions][1]
 
+  def space_of(profile: CompiledProfile | None) -> Candidates:
+    find = lambda: Candidates(traced, only_scans, profile, link, shards=shards, planner=planner)
+    return copy.copy(found_once((only_scans, profile, link), find))  # a search may find more, for itself
+
   def search_in(space: Candidates) -> PolicyPlan[PolicyDecisions]:
     return search(
       space,
@@ -132,12 +139,12 @@ def plan_policy(
       alone=alone,
     )
 
-  space = Candidates(traced, only_scans, profile, link, shards=shards, planner=planner)
+  space = space_of(profile)
   found = search_in(space)
   if found.is_feasible or not (space.is_profiled and found.rounds) or below_flops < math.inf:
     return found
   # What a profile takes to be as large whatever is repeated may come to less.
-  rough = Candidates(traced, only_scans, None, link, shards=shards, planner=planner)
+  rough = space_of(None)
   if min((each.estimated_bytes for each in rough.found if each.is_bare), default=math.inf) > found.smallest_bytes / 2:
     return found
   again = search_in(rough)
