@@ -129,12 +129,13 @@ class ForLess:
     """That repeats least of what may fit; of what has names once the few that everybody tries have told errors of
     estimates, each of its kin.
     """
+    reach_bytes = lambda each: (_MAYBE if each.is_plain_policy else _ABOUT) * budget_bytes
     fitting = [
       each
       for each in by_hand
       if (errors or each.is_plain_policy)
       and self.member.num_runs * each.flops <= _WORTH * below_flops
-      and _predicted(each.estimated_bytes, errors.get(each.kin, {})) <= (_MAYBE if each.is_plain_policy else _ABOUT) * budget_bytes
+      and _predicted(each.estimated_bytes, errors.get(each.kin, {})) <= reach_bytes(each)
     ]
     return min(fitting, key=lambda each: each.flops, default=None)
 

@@ -62,8 +62,12 @@ def _stretches(
     return sum(0 <= start <= graph.num_positions - period and made_of(start, period) == kind for start in starts)
 
   def is_repetitive(start: int, stop: int) -> bool:
-    found, of_all = _longest(keys, residuals, start, stop), _held(residuals, start, stop)
-    return found is not None and _held(residuals, *found[:2]) >= max(_LEAST_SHARE, _MOST * of_all)
+    if (found := _longest(keys, residuals, start, stop)) is None:
+      return False
+    first, last, period = found
+    # The first layer, a part of which may have no gradient, belongs to it.
+    first -= period * (first - period >= start and made_of(first - period, period) == made_of(first, period))
+    return _held(residuals, first, last) >= max(_LEAST_SHARE, _MOST * _held(residuals, start, stop))
 
   stretches, pieces = list[list[int]](), [(0, graph.num_positions)]
   while pieces:
@@ -78,13 +82,16 @@ def _stretches(
     num_blocks = (last - first) // period
     starts = np.arange(first, last - num_blocks * period + 1)
     inner = starts[:, None] + period * np.arange(num_blocks + 1)
-    passed = crossed[inner].sum(axis=1)
+    passed = crossed[inner[:, 1:]].sum(axis=1)  # in front of the first layer, which may know its input, it may be less
     ties = np.flatnonzero(passed == passed.min()).tolist()
     at = ties[0]
     if as_by_hand:
       lasts = [tie for tie, following in itertools.zip_longest(ties, ties[1:]) if following != tie + 1]
       at = max(lasts, key=lambda tie: num_made_alike(inner[tie].tolist(), period)) if len(lasts) > 1 else lasts[0]
     blocks = inner[at].tolist()
+    before = blocks[0] - period
+    if before >= start and (keys[before : blocks[0]] == keys[blocks[0] : blocks[1]]).mean() >= _MOST:
+      blocks.insert(0, before)  # the first layer, a part of which has no gradient
     pieces += [(start, blocks[0]), (blocks[-1], stop)]
     if is_repetitive(*blocks[:2]):
       pieces += itertools.pairwise(blocks)
@@ -108,9 +115,10 @@ def _longest(keys: np.ndarray, residuals: np.ndarray, start: int, stop: int) -> 
   for period in np.unique(gaps[2 * gaps <= len(keys)]).tolist():
     differs = np.flatnonzero(np.concatenate([[True], keys[:-period] != keys[period:], [True]]))
     lengths = np.diff(differs) - 1
-    longest = int(lengths.argmax())
-    first, last = start + int(differs[longest]), start + int(differs[longest] + lengths[longest]) + period
-    num_bytes = residuals[last] - residuals[first]
-    if lengths[longest] >= period and num_bytes > most:
-      best, most = (first, last, period), num_bytes
+    firsts = start + differs[:-1]
+    lasts = firsts + lengths + period
+    num_bytes = np.where(lengths >= period, residuals[lasts] - residuals[firsts], 0)
+    at = int(num_bytes.argmax())
+    if num_bytes[at] > most:
+      best, most = (int(firsts[at]), int(lasts[at]), period), num_bytes[at]
   return best

@@ -71,6 +71,55 @@ def test_an_unrolled_step_repeats_no_more_than_products_saved_by_hand():
   assert "checkpoint" in compiled.as_text()
 
 
+def test_a_step_whose_checkpoints_are_too_small_is_planned_by_what_it_differentiates():
+  """They stand around a part of a loop's body: what the loop stacks is more than the budget."""
+  small = jax.checkpoint(lambda x, weight: jnp.tanh(x @ weight) ** 2)
+
+  def layer(x, weights):
+    x = x + small(x, weights[0]) @ weights[1]
+    return x + jax.nn.gelu(x @ weights[0]) @ weights[1], None
+
+  step_with = lambda layer: step_of(lambda weights, x: jnp.mean(jax.lax.scan(layer, x, weights)[0] ** 2))
+  step, args = (
+    step_with(layer),
+    ((models.normal(0, 8, 32, 128), models.normal(1, 8, 128, 32)), models.normal(2, 512, 32)),
+  )
+  by_hand = temp_bytes(step_with(jax.checkpoint(layer)).lower(*args).compile())
+  plan, compiled = held(step, *args, budget=by_hand)
+  assert plan.of_gradients and "checkpoint" in compiled.as_text()
+  with pytest.raises(coopjax.BudgetInfeasibleError) as caught:
+    coopjax.plan(step, *args, budget=by_hand, existing="keep", effort="fast")
+  assert caught.value.smallest_bytes > by_hand
+
+
+def loss_in_parts(wrap):
+  """Layers in a row, and a loss that a loop takes part by part."""
+  layer, part = wrap(hand_rungs.layer), wrap(lambda logits, y: jnp.sum(jax.nn.logsumexp(y @ logits, -1)))
+
+  def loss(params, x):
+    layers, logits = params
+    y = functools.reduce(layer, layers, x)
+    parts = jnp.moveaxis(y.reshape(len(y), 4, -1, y.shape[-1]), 1, 0)
+    return jax.lax.scan(lambda total, y: (total + part(logits, y), None), 0.0, parts)[0] / y.size
+
+  (layers,), x = hand_rungs.unrolled_arguments()
+  return loss, ((layers, models.normal(7, x.shape[-1], 256)), x)
+
+
+def test_straight_code_beside_a_loop_repeats_no_more_than_by_hand():
+  by_hand, args = loss_in_parts(functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable))
+  plain, _ = loss_in_parts(lambda fn: fn)
+  step = step_of(plain)
+  repeated = flops_of(step_of(by_hand), *args) - flops_of(step, *args)
+  plan, compiled = held(step, *args, budget=temp_bytes(step_of(by_hand).lower(*args).compile()))
+  assert 0 < plan.recompute_flops <= repeated
+  assert "checkpoint" in compiled.as_text()
+  hand_bytes = hand_rungs.compiled(by_hand, args).memory_analysis().temp_size_in_bytes
+  plan = coopjax.plan(plain, *args, budget=hand_bytes)
+  assert plan.recompute_flops < 1.5 * repeated  # with what the HLO engine does, which a trace does not show
+  hand_rungs.check_no_more(plain, by_hand, plan.apply(plain), args)
+
+
 def test_what_the_hlo_engine_does_for_little_stays_its_own_and_other_engines_are_as_they_were():
   gpt, blocks, tokens = models.gpt(depth=4)
   plan = coopjax.plan(step_of(gpt), blocks, tokens, budget=0.95, effort="fast")

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from coopjax.jaxpr.trace import differentiable, trace
+from coopjax.jaxpr.trace import differentiable, trace, with_respect_to
 from coopjax.policy_engine import by_hand
 from coopjax.policy_engine.cuts import cut
 from coopjax.policy_engine.repeats import repeated_blocks
@@ -76,7 +76,48 @@ def test_layers_whose_first_is_differentiated_in_part():
   graph, _ = graph_of(loss, [models.normal(i, 32, 4) for i in range(5)])
   bounds = repeated_blocks(graph, as_by_hand=True)
   period = bounds[1] - bounds[0]
-  assert bounds == tuple(range(period, 5 * period + 1, period))
+  assert bounds == tuple(range(0, 5 * period + 1, period))
+
+
+def test_a_block_that_comes_once_between_others():
+  """Attention between layers: as long as one, and it holds more."""
+
+  def layer(x, weight):
+    return x + jnp.tanh(jnp.sin(x / (1 + jnp.abs(x).mean(-1, keepdims=True))) @ weight) @ weight.T
+
+  def loss(weights, between, x):
+    x = layer(layer(x, weights[0]), weights[1])
+    query, key, value = jnp.split(x @ between, 3, -1)
+    x = x + jax.nn.softmax(query @ key.mT) @ value
+    return jnp.mean(layer(layer(x, weights[2]), weights[3]) ** 2)
+
+  args = [models.normal(i, 32, 64) for i in range(4)], models.normal(5, 32, 96), models.normal(6, 4, 64, 32)
+  graph, names = graph_of(loss, *args)
+  alike, whole = by_hand.ways_to_tell_blocks(differentiable(trace(loss, args)).inlined, graph, frozenset())
+  others = [each for each in whole if each.position not in {known.position for known in alike}]
+  assert len(alike) == 4 and len(others) == 1
+  assert "exp" in names[others[0].position : others[0].stop]
+
+
+def test_two_calls_of_a_tower_beside_one_that_has_no_gradient():
+  # The other one's layers come again as they do, and hold nothing; and what the first layer reads has no gradient.
+  weights, frozen = ([models.normal(i, 32, 64) for i in range(at, at + 4)] for at in (0, 4))
+
+  def tower(weights, x):
+    for weight in weights:
+      x = x + jnp.tanh((x / (1 + jnp.abs(x).mean(-1, keepdims=True))) @ weight) @ weight.T
+    return x
+
+  def loss(weights, x, y):
+    unlike = lambda one, other: jnp.mean((tower(weights, one) - jnp.sin(tower(frozen, other))) ** 2)
+    return unlike(x, y) + unlike(y, x)
+
+  args = weights, models.normal(9, 64, 32), models.normal(10, 64, 32)
+  traced = with_respect_to(trace(loss, args), 0)
+  graph = forward_graph(traced.inlined, traced.is_differentiable)
+  *_, found = by_hand.ways_to_tell_blocks(traced.inlined, graph, frozenset())
+  products = [graph.primitives[each.position : each.stop].count("dot_general") for each in found]
+  assert products == [2] * 8 and len({each.stop - each.position for each in found}) == 1
 
 
 def test_levels_of_unlike_sizes():
