@@ -61,6 +61,9 @@ def _stretches(
     kind, starts = made_of(blocks[0], period), (blocks[0] - period, blocks[-1])
     return sum(0 <= start <= graph.num_positions - period and made_of(start, period) == kind for start in starts)
 
+  def is_mostly(one: int, other: int, period: int) -> bool:
+    return (keys[one : one + period] == keys[other : other + period]).mean() >= _MOST
+
   def is_repetitive(start: int, stop: int) -> bool:
     if (found := _longest(keys, residuals, start, stop)) is None:
       return False
@@ -80,18 +83,19 @@ def _stretches(
       continue
     first, last, period = found
     num_blocks = (last - first) // period
-    starts = np.arange(first, last - num_blocks * period + 1)
-    inner = starts[:, None] + period * np.arange(num_blocks + 1)
-    passed = crossed[inner[:, 1:]].sum(axis=1)  # in front of the first layer, which may know its input, it may be less
+    starts = range(first, last - num_blocks * period + 1)
+    # The first layer, a part of which may have no gradient, is a block, too.
+    behind_it = [at for at in starts if at - period >= start and is_mostly(at - period, at, period)]
+    inner = np.array(behind_it or starts)[:, None] + period * np.arange(num_blocks + 1)
+    passed = crossed[inner].sum(axis=1)
     ties = np.flatnonzero(passed == passed.min()).tolist()
     at = ties[0]
     if as_by_hand:
       lasts = [tie for tie, following in itertools.zip_longest(ties, ties[1:]) if following != tie + 1]
       at = max(lasts, key=lambda tie: num_made_alike(inner[tie].tolist(), period)) if len(lasts) > 1 else lasts[0]
     blocks = inner[at].tolist()
-    before = blocks[0] - period
-    if before >= start and (keys[before : blocks[0]] == keys[blocks[0] : blocks[1]]).mean() >= _MOST:
-      blocks.insert(0, before)  # the first layer, a part of which has no gradient
+    if behind_it:
+      blocks.insert(0, blocks[0] - period)
     pieces += [(start, blocks[0]), (blocks[-1], stop)]
     if is_repetitive(*blocks[:2]):
       pieces += itertools.pairwise(blocks)
@@ -117,8 +121,10 @@ def _longest(keys: np.ndarray, residuals: np.ndarray, start: int, stop: int) -> 
     lengths = np.diff(differs) - 1
     firsts = start + differs[:-1]
     lasts = firsts + lengths + period
-    num_bytes = np.where(lengths >= period, residuals[lasts] - residuals[firsts], 0)
-    at = int(num_bytes.argmax())
-    if num_bytes[at] > most:
+    num_bytes = residuals[lasts] - residuals[firsts]
+    at = int(lengths.argmax())
+    if not num_bytes[at] and num_bytes.max() >= _LITTLE * (residuals[stop] - residuals[start]):
+      at = int(num_bytes.argmax())  # the longest is of what has no gradient
+    if lengths[at] >= period and num_bytes[at] > most:
       best, most = (int(firsts[at]), int(lasts[at]), period), num_bytes[at]
   return best

@@ -6,6 +6,7 @@ import jax
 import optax
 
 import coopjax
+from coopjax import compat
 from coopjax.jaxpr import cost
 from tests.support import hand_rungs
 from tests.support.checks import temp_bytes
@@ -39,7 +40,7 @@ def bytes_of(step, *args):
 
 
 def flops_of(step, *args):
-  return cost.jaxpr_flops(jax.make_jaxpr(step)(*(args or arguments())).jaxpr)
+  return cost.jaxpr_flops(compat.dce(jax.make_jaxpr(step)(*(args or arguments())).jaxpr))
 
 
 @functools.cache
