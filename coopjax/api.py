@@ -189,8 +189,9 @@ def plan(
   that are cheap to repeat; their own budgets and policies don't count. ``plan.apply(step)`` is that step. Where the HLO
   engine alone would repeat more than a tenth of the regions' forward pass, or people may do better, ``"auto"`` takes a
   division of the budget by the policy engine if that, with what the HLO engine repeats under it, is less work. A step
-  without regions is the HLO engine's alone; where that is not enough, ``"auto"`` takes the functions that the step
-  differentiates as regions, if that does better.
+  without regions is the HLO engine's alone. Where that, or what regions there are, does not reach the budget, or it
+  repeats much beside regions that are not most of the step, ``"auto"`` takes the functions that the step differentiates
+  as regions, if that does better.
 
   Args:
     fn: a differentiable function, or a training step, jitted or not.

@@ -1,8 +1,8 @@
 """Functions that a step differentiates, as regions: of a step that has no others, and that the HLO engine alone can't
-fit, or repeats much for.
+fit, or repeats much for; or whose own regions are too small for that.
 
 While such a step is planned or its plan carried out, what `jax.grad` and `jax.vjp` are taken of becomes a region, as if
-it stood under `coopjax.remat`. Of gradients of gradients, the outermost.
+it stood under `coopjax.remat`; the step's own regions are a part of it. Of gradients of gradients, the outermost.
 """
 
 from collections.abc import Callable

@@ -14,6 +14,7 @@ from coopjax.errors import BudgetInfeasibleError, NoRegionsError, log
 from coopjax.jaxpr import cost
 from coopjax.jaxpr.trace import TracedFn, differentiable, fn_and_gradient, trace, with_respect_to
 from coopjax.planning import following, kept, steps, together
+from coopjax.planning.assemble import STEP_OVER_FORWARD
 from coopjax.planning.baseline import Baseline
 from coopjax.planning.choice import Choice
 from coopjax.planning.function_plan import plan_function
@@ -24,6 +25,8 @@ from coopjax.planning.trials import Tried
 from coopjax.xla.compile import OversizedProgram, compile_draft, compile_trial, num_devices
 from coopjax.xla.targets import Target
 
+_MOST = 0.75  # of the forward pass, in regions: what stands beside them hardly counts
+_LITTLE = 0.01  # of it: to repeat so much is no reason to plan once more
 _log = logging.getLogger("coopjax.planning")
 
 
@@ -114,25 +117,42 @@ class Plannable:
 
   def _planned_in_some_way(self, step: steps.Step, request: Request) -> RematPlan:
     """By the step's regions, or by what it differentiates: the first that reaches the budget, else what comes nearest.
-    Where it has no regions, the HLO engine alone, if that repeats but a little, or no other way repeats less.
+    Where it has no regions, the HLO engine alone, if that repeats but a little, or no other way repeats less; where it
+    repeats more beside regions that are not most of the step, the other way, if that repeats less.
     """
+    strict = dataclasses.replace(request, on_infeasible="error")
     as_written = functools.partial(plan_step, step, baseline=self.baseline, tried=self._tried)
-    alone_flops = math.inf if step.has_regions else repeated_alone(step, request, self.baseline, self._tried)
-    ways: list[Callable[..., RematPlan]] = [as_written]
-    if alone_flops:
-      ways.insert(step.has_regions, functools.partial(self._planned_by_gradients, alone_flops))
-    missed = list[tuple[float, BudgetInfeasibleError | NoRegionsError, Callable[..., RematPlan]]]()
-    for way in ways:
+    missed = list[tuple[float, Exception, Callable[..., RematPlan]]]()
+
+    def attempt(way: Callable[..., RematPlan]) -> RematPlan | None:
       try:
-        return way(request=dataclasses.replace(request, on_infeasible="error"))
-      except NoRegionsError as error:
-        missed.append((math.inf, error, way))
-      except BudgetInfeasibleError as error:
-        missed.append((error.smallest_bytes, error, way))
+        return way(request=strict)
+      except (BudgetInfeasibleError, NoRegionsError) as error:
+        missed.append((getattr(error, "smallest_bytes", math.inf), error, way))
+        return None
+
+    plan = attempt(as_written) if step.has_regions else None
+    if plan is not None:
+      below_flops = plan.recompute_flops if self._repeats_beside_regions(step, plan) else 0.0
+    else:
+      below_flops = math.inf if step.has_regions else repeated_alone(step, request, self.baseline, self._tried)
+    by_gradients = functools.partial(self._planned_by_gradients, below_flops)
+    plan = (attempt(by_gradients) if below_flops else None) or plan
+    if plan is None and not step.has_regions:
+      plan = attempt(as_written)
+    if plan is not None:
+      return plan
     _, error, way = min(missed, key=lambda each: each[0])
     if request.on_infeasible == "error":
       raise error
     return way(request=request)
+
+  def _repeats_beside_regions(self, step: steps.Step, plan: RematPlan) -> bool:
+    """Whether the HLO engine repeats more than a little in a step whose regions are not most of it."""
+    of_members = (m.num_runs * m.num_examples * cost.jaxpr_flops(m.traced.inlined) for m in step.members)
+    of_regions, forward_flops = sum(of_members) / plan.num_devices, self.flops_with() / STEP_OVER_FORWARD
+    is_beside = "hlo" in plan.engine and of_regions < _MOST * forward_flops
+    return is_beside and plan.recompute_flops > _LITTLE * forward_flops
 
   def _planned_by_gradients(self, below_flops: float, request: Request) -> RematPlan:
     """By what the step differentiates.

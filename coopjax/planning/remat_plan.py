@@ -87,7 +87,7 @@ class RematPlan:
     is_drafted: XLA assigned buffers to the program and went no further, as for one of many points
       (:func:`coopjax.frontier`, :func:`coopjax.fit`): the executable's memory analysis may say up to a percent more.
     existing: what became of the step's own `jax.checkpoint`s, as for :func:`coopjax.plan`.
-    of_gradients: a step's regions are the functions that it differentiates: it has no others.
+    of_gradients: a step's regions are the functions that it differentiates: it has no others, or they were not enough.
     planning_s: seconds spent planning, compiles excluded.
     mesh: axes that the arguments are spread over, "data=4,model=2" for one, "" for one device; bytes are one device's.
     num_devices: that a whole step runs on.

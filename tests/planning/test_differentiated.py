@@ -120,6 +120,18 @@ def test_straight_code_beside_a_loop_repeats_no_more_than_by_hand():
   hand_rungs.check_no_more(plain, by_hand, plan.apply(plain), args)
 
 
+def test_code_beside_a_checkpoint_that_is_not_most_of_a_step_repeats_no_more_than_by_hand():
+  """The loss's parts are under the user's checkpoint, the layers are not."""
+  by_hand, args = loss_in_parts(functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable))
+  of_parts, _ = loss_in_parts(lambda fn: fn if fn is hand_rungs.layer else jax.checkpoint(fn))
+  plain, _ = loss_in_parts(lambda fn: fn)
+  budget = temp_bytes(step_of(by_hand).lower(*args).compile())
+  plan, compiled = held(step_of(of_parts), *args, budget=budget)
+  repeated = flops_of(step_of(by_hand), *args) - flops_of(step_of(plain), *args)
+  assert plan.of_gradients and plan.recompute_flops <= repeated
+  assert "checkpoint" in compiled.as_text()
+
+
 def test_what_the_hlo_engine_does_for_little_stays_its_own_and_other_engines_are_as_they_were():
   gpt, blocks, tokens = models.gpt(depth=4)
   plan = coopjax.plan(step_of(gpt), blocks, tokens, budget=0.95, effort="fast")
