@@ -149,9 +149,10 @@ class Plannable:
 
   def _repeats_beside_regions(self, step: steps.Step, plan: RematPlan) -> bool:
     """Whether the HLO engine repeats more than a little in a step whose regions are not most of it."""
-    of_members = (m.num_runs * m.num_examples * cost.jaxpr_flops(m.traced.inlined) for m in step.members)
-    of_regions, forward_flops = sum(of_members) / plan.num_devices, self.flops_with() / STEP_OVER_FORWARD
-    is_beside = "hlo" in plan.engine and of_regions < _MOST * forward_flops
+    if "hlo" not in plan.engine:
+      return False
+    forward_flops = self.flops_with() / STEP_OVER_FORWARD
+    is_beside = step.forward_flops / plan.num_devices < _MOST * forward_flops
     return is_beside and plan.recompute_flops > _LITTLE * forward_flops
 
   def _planned_by_gradients(self, below_flops: float, request: Request) -> RematPlan:
@@ -169,10 +170,12 @@ class Plannable:
   @functools.cached_property
   def by_gradients(self) -> "Plannable | None":
     """A step with those functions as regions that it differentiates; None where it has none that can be, and where its
-    checkpoints are to be kept.
+    own regions may not be replaced.
     """
     step = self.program
     if not isinstance(step, steps.Step) or step.existing == "keep":
+      return None
+    if step.has_regions and step.existing != "replace":
       return None
     try:
       found = steps.find_step(step.jitted, step.args, step.kwargs, None, step.existing, of_gradients=True)

@@ -22,7 +22,6 @@ from coopjax.errors import (
 )
 from coopjax.hlo_engine import hook
 from coopjax.hlo_engine.mark import Mark
-from coopjax.jaxpr import cost
 from coopjax.memory_profile import MemoryProfile
 from coopjax.planning import host_offload, resident
 from coopjax.planning.assemble import STEP_OVER_FORWARD, assemble
@@ -207,15 +206,10 @@ class _Planning:
   def _is_little(self, repeated_flops: float) -> bool:
     if not self._step.has_regions:
       return repeated_flops <= _LITTLE * sum(self._flops(marked(self._step, None)).values()) / STEP_OVER_FORWARD
-    if repeated_flops <= _LITTLE * self._forward_flops:
+    forward_flops = self._step.forward_flops / self._spread.num_devices
+    if repeated_flops <= _LITTLE * forward_flops:
       return True
-    return repeated_flops <= _DIVIDES_ABOVE * self._forward_flops and not self._may_do_better_by_hand(repeated_flops)
-
-  @functools.cached_property
-  def _forward_flops(self) -> float:
-    """Of all runs of the regions, on one device."""
-    of_members = (m.num_runs * m.num_examples * cost.jaxpr_flops(m.traced.inlined) for m in self._step.members)
-    return sum(of_members) / self._spread.num_devices
+    return repeated_flops <= _DIVIDES_ABOVE * forward_flops and not self._may_do_better_by_hand(repeated_flops)
 
   def _may_do_better_by_hand(self, repeated_flops: float, *, in_straight_code: bool = False) -> bool:
     """Whether something that people pick is estimated to fit, and repeats less."""
@@ -282,7 +276,7 @@ class _Planning:
         if self._divide(within_bytes, trial_mark, below_flops, only_scans=only_scans):
           assert self._found is not None  # as it was taken
           below_flops = self._found.recompute_flops
-          less_flops = below_flops - _LITTLE * self._forward_flops
+          less_flops = below_flops - _LITTLE * self._step.forward_flops  # of one device: more are not compared
           if not (only_scans and self._may_do_better_by_hand(less_flops, in_straight_code=True)):
             break
       self._spend_all_effort(mark)

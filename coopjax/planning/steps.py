@@ -78,6 +78,11 @@ class Step:
     return bool(self.members) and all(member.policy is not None for member in self.members)
 
   @functools.cached_property
+  def forward_flops(self) -> float:
+    """Of all runs of its regions, on all devices."""
+    return sum(m.num_runs * m.num_examples * cost.jaxpr_flops(m.traced.inlined) for m in self.members)
+
+  @functools.cached_property
   def fingerprint(self) -> str:
     """A hash of the regions and how often they run, the same in every process; of the whole step if it has none."""
     if not self.members:
@@ -87,12 +92,13 @@ class Step:
 
   @property
   def key(self) -> str:
-    """A hash of all that is compiled, the same in every process: optimizer, donation and shardings included.
+    """A hash of all that is compiled, and of what may become of its checkpoints, the same in every process: optimizer,
+    donation and shardings included.
 
     Arguments that say how they are sharded count with that, too: their plan says so.
     """
     text = self.program(self.each(Choice())).lower().as_text() + repr(self.spread(num_devices=1))
-    return f"{self.name} {self.fingerprint} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return f"{self.name} {self.existing} {self.fingerprint} {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
   @functools.cached_property
   def arguments(self) -> tuple[resident.Argument, ...]:

@@ -87,9 +87,10 @@ def test_a_step_whose_checkpoints_are_too_small_is_planned_by_what_it_differenti
   by_hand = temp_bytes(step_with(jax.checkpoint(layer)).lower(*args).compile())
   plan, compiled = held(step, *args, budget=by_hand)
   assert plan.of_gradients and "checkpoint" in compiled.as_text()
-  with pytest.raises(coopjax.BudgetInfeasibleError) as caught:
-    coopjax.plan(step, *args, budget=by_hand, existing="keep", effort="fast")
-  assert caught.value.smallest_bytes > by_hand
+  for existing in ("keep", "at_least"):
+    with pytest.raises(coopjax.BudgetInfeasibleError) as caught:
+      coopjax.plan(step, *args, budget=by_hand, existing=existing, effort="fast")
+    assert caught.value.smallest_bytes > by_hand
 
 
 def loss_in_parts(wrap):
