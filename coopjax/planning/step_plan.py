@@ -272,11 +272,12 @@ class _Planning:
       before = self._choices, self.best, self._outcome, self._found
       self._choices, self.best, self._outcome, self._found = at_first
       trial_mark = mark and self._marking.for_trials().mark(self._step.fingerprint, Budget(within_bytes))
+      least_flops = below_flops
       for only_scans in (True, False) if mark else (False,):
-        if self._divide(within_bytes, trial_mark, below_flops, only_scans=only_scans):
+        if self._divide(within_bytes, trial_mark, least_flops, only_scans=only_scans):
           assert self._found is not None  # as it was taken
-          below_flops = self._found.recompute_flops
-          less_flops = below_flops - _LITTLE * self._step.forward_flops  # of one device: more are not compared
+          least_flops = self._found.recompute_flops
+          less_flops = least_flops - _LITTLE * self._step.forward_flops  # of one device: more are not compared
           if not (only_scans and self._may_do_better_by_hand(less_flops, in_straight_code=True)):
             break
       self._spend_all_effort(mark)
