@@ -131,15 +131,21 @@ class Plannable:
         missed.append((getattr(error, "smallest_bytes", math.inf), error, way))
         return None
 
-    plan = attempt(as_written) if step.has_regions else None
-    if plan is not None:
-      below_flops = plan.recompute_flops if self._repeats_beside_regions(step, plan) else 0.0
+    plan = None
+    if step.has_regions:
+      plan, ways = attempt(as_written), []
+      if plan is not None and not self._repeats_beside_regions(step, plan):
+        return plan
+      below_flops = math.inf if plan is None else plan.recompute_flops
     else:
-      below_flops = math.inf if step.has_regions else repeated_alone(step, request, self.baseline, self._tried)
-    by_gradients = functools.partial(self._planned_by_gradients, below_flops)
-    plan = (attempt(by_gradients) if below_flops else None) or plan
-    if plan is None and not step.has_regions:
-      plan = attempt(as_written)
+      below_flops, ways = repeated_alone(step, request, self.baseline, self._tried), [as_written]
+    if below_flops and (other := self.by_gradients) is not None:
+      assert isinstance(other.program, steps.Step)
+      of_gradients = functools.partial(
+        plan_step, other.program, baseline=other.baseline, tried=other._tried, below_flops=below_flops
+      )
+      ways = [of_gradients, *ways]
+    plan = next(filter(None, map(attempt, ways)), plan)
     if plan is not None:
       return plan
     _, error, way = min(missed, key=lambda each: each[0])
@@ -154,18 +160,6 @@ class Plannable:
     forward_flops = self.flops_with() / STEP_OVER_FORWARD
     is_beside = step.forward_flops / plan.num_devices < _MOST * forward_flops
     return is_beside and plan.recompute_flops > _LITTLE * forward_flops
-
-  def _planned_by_gradients(self, below_flops: float, request: Request) -> RematPlan:
-    """By what the step differentiates.
-
-    Raises:
-      BudgetInfeasibleError: no plan reaches the budget, repeating less.
-      NoRegionsError: it differentiates nothing that can be planned by itself.
-    """
-    if (other := self.by_gradients) is None:
-      raise NoRegionsError(f"{self.name} differentiates nothing that can be planned by itself")
-    assert isinstance(other.program, steps.Step)
-    return plan_step(other.program, request, other.baseline, other._tried, below_flops)
 
   @functools.cached_property
   def by_gradients(self) -> "Plannable | None":

@@ -65,12 +65,8 @@ def _stretches(
     return (keys[one : one + period] == keys[other : other + period]).mean() >= _MOST
 
   def is_repetitive(start: int, stop: int) -> bool:
-    if (found := _longest(keys, residuals, start, stop)) is None:
-      return False
-    first, last, period = found
-    # The first layer, a part of which may have no gradient, belongs to it.
-    first -= period * (first - period >= start and made_of(first - period, period) == made_of(first, period))
-    return _held(residuals, first, last) >= max(_LEAST_SHARE, _MOST * _held(residuals, start, stop))
+    found, of_all = _longest(keys, residuals, start, stop), _held(residuals, start, stop)
+    return found is not None and _held(residuals, *found[:2]) >= max(_LEAST_SHARE, _MOST * of_all)
 
   stretches, pieces = list[list[int]](), [(0, graph.num_positions)]
   while pieces:
