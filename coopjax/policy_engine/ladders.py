@@ -73,9 +73,12 @@ class Candidate:
 
   @property
   def twin(self) -> "Candidate | None":
-    """The same as most people write it, who leave the body's calls and, in loops, too, `prevent_cse` as they are; None
-    if it is that.
+    """The same as most people write it, who leave the body's calls and, in loops, too, `prevent_cse` as they are; of
+    that, where a policy says it, as those do who turn `prevent_cse` off in loops; None of the last of these forms.
     """
+    if any(region.policy is not None for region in self.scan_bodies):
+      has_barriers = any(region.has_barrier for region in self.scan_bodies)
+      return self.behind_barriers(()) if has_barriers else None
     as_written = self.behind_barriers(self.loops)
     if self.policy is not None:
       regions = tuple(dataclasses.replace(region, policy=self.policy) for region in as_written.scan_bodies)

@@ -19,7 +19,7 @@ def are_in_a_row(trials: Sequence[Trial], budget_bytes: int) -> bool:
 
 
 class NearMisses[Decisions: Hashable]:
-  """Twins of what just missed, as long as they come to less.
+  """Twins of what just missed, one after the other, as long as such come to less.
 
   Attributes:
     twin: that is to be compiled, or was last; None where the last candidate has none that is worth it.
@@ -27,20 +27,24 @@ class NearMisses[Decisions: Hashable]:
 
   def __init__(self):
     self.twin: SearchCandidate[Decisions] | None = None  # under way, if the last candidate is one
+    self._missed: Trial[Decisions] | None = None  # what that is a twin of
     self._twins_cost = False
 
-  def record(self, trial: Trial[Decisions], before: Trial[Decisions] | None) -> None:
-    """A trial, and the one before it."""
-    if trial.candidate is self.twin and before is not None:
-      self._twins_cost = trial.temp_bytes >= before.temp_bytes
+  def record(self, trial: Trial[Decisions]) -> None:
+    """A trial."""
+    if trial.candidate is self.twin and self._missed is not None:
+      self._twins_cost = trial.temp_bytes >= self._missed.temp_bytes
 
   def twin_of(
     self, last: Trial[Decisions], best: Trial[Decisions] | None, budget_bytes: int
   ) -> SearchCandidate[Decisions] | None:
-    """The twin of the last trial, if that just missed, and repeats less than the best."""
-    near = _NEAR_MISS_OF_PLAIN if last.candidate.is_plain_policy else _NEAR_MISS
-    just_misses = budget_bytes < last.temp_bytes <= (1 + near) * budget_bytes
+    """The twin of the last trial, if that just missed, and repeats less than the best; or of what that is a twin of."""
+    missed = self._missed if self._missed is not None and last.candidate is self.twin else last
+    is_another = missed is not last
+    near = _NEAR_MISS_OF_PLAIN if last.candidate.is_plain_policy and not is_another else _NEAR_MISS
+    just_misses = budget_bytes < missed.temp_bytes <= (1 + near) * budget_bytes
     is_usual = last.candidate.is_by_hand or last.candidate.is_bare
-    is_wanted = is_usual and just_misses and (best is None or last.flops < best.flops) and not self._twins_cost
-    self.twin = last.candidate.twin if is_wanted else None
+    is_wanted = is_usual and just_misses and (best is None or last.flops < best.flops)
+    self.twin = last.candidate.twin if is_wanted and (is_another or not self._twins_cost) else None
+    self._missed = missed
     return self.twin

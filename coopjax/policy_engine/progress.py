@@ -67,7 +67,7 @@ class Progress[Decisions: Hashable](HandTries[Decisions]):
 
   def record(self, trial: Trial[Decisions]) -> None:
     is_first, least = not self._holds, self._least_flops
-    self._near_misses.record(trial, self._tried[-1] if self._tried else None)
+    self._near_misses.record(trial)
     self._forecast.record(trial)
     # Such a policy is tried whatever is predicted, a twin for what the last try came to.
     is_bold = not (is_first or trial.candidate.is_plain_policy or self.is_twin(trial.candidate))

@@ -162,14 +162,16 @@ def dropped_out(wrap):
     *(pytest.param(called_twice, (DOTS,), mark, marks=pytest.mark.sweep) for mark in (None, "m")),
   ],
 )
-def test_a_policy_in_loops_is_carried_out_as_written(program, names, mark):
+@pytest.mark.parametrize("prevent_cse", [True, False])
+def test_a_policy_in_loops_is_carried_out_as_written(program, names, mark, prevent_cse):
   """To the same bytes: what is opened up, XLA fuses otherwise."""
   plain, args = program(lambda block: block)
-  by_hand, _ = program(functools.partial(jax.checkpoint, policy=policy_of(names)))
+  by_hand, _ = program(functools.partial(jax.checkpoint, policy=policy_of(names), prevent_cse=prevent_cse))
   traced = trace(plain, args)
   found = Candidates(traced, only_scans=False, planner=BY_HAND).found
   twin = next(each.twin for each in found if frozenset(names) in each.name_sets)
-  assert twin is not None and twin.twin is None and twin.policy == names
+  assert twin is not None and twin.twin is not None and twin.twin.twin is None and twin.policy == names
+  twin = twin if prevent_cse else twin.twin
   assert PolicyDecisions.from_json(json.loads(json.dumps(dataclasses.asdict(twin.decisions)))) == twin.decisions
   ours = compile_abstract(*fn_and_gradient(traced, rewrite(traced, twin.decisions, mark)))
   theirs = compile_abstract(*fn_and_gradient(trace(by_hand, args)))
