@@ -25,6 +25,7 @@ _POLISHING = 1e-3  # FastSA's first temperature, over the objective: one op of a
 _FLIPS_PER_OP = 800
 _FAR_BEHIND = 1.25  # a screened plan that costs so much more than the best won't win
 _WORST_START = 1.2  # over the smallest peak of all orders: what is not worth starting from
+_TO_THE_BUDGET = 5  # of the first planner's steps, one: to hold the budget that it missed
 _NEAR_SMALLEST = 1.01  # peaks that count as the smallest where the budget can't be reached
 
 
@@ -113,8 +114,9 @@ class AutoPlanner:
     if search.is_done:
       return
     if search.program.num_ops > self.large_ops:
-      if not segments.is_feasible:
-        search.run(PeakPlanner(swap=False), segments.schedule, order=default)
+      if not segments.is_feasible:  # for what is left of the excess, in any case: of a plan that was cut short, little
+        steps = max(search.allowance.left, max_steps // _TO_THE_BUDGET)
+        search.run(PeakPlanner(swap=False), segments.schedule, order=default, max_steps=steps)
     else:
       hasty = PeakPlanner(swap=False, max_trials=self.screening_trials)
       search.run(hasty if search.is_hopeless else self._thorough(search), default)

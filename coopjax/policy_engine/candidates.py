@@ -17,7 +17,7 @@ import numpy as np
 
 from coopjax import compat
 from coopjax.jaxpr import cost
-from coopjax.jaxpr.tags import EquationInfo, tag_jaxpr
+from coopjax.jaxpr.tags import tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn
 from coopjax.policy_engine.apart import ways_to_open
 from coopjax.policy_engine.bodies import Loop
@@ -77,7 +77,7 @@ class Candidates:
     planner: str = "auto",
     ends_forward: bool = True,
   ):
-    jaxpr, table = tag_jaxpr(traced.inlined)
+    jaxpr, table = traced.once(tag_jaxpr, lambda: tag_jaxpr(traced.inlined))
     home = home_of(jaxpr, traced.is_differentiable)
     shards = (shards or {}) if home.is_top else {}
     self.is_spread = traced.placement.is_spread and not (shards or home.is_of_one_device)
@@ -106,7 +106,13 @@ class Candidates:
         original = forward_graph(home.jaxpr, home.is_differentiable, shards.get(None, WHOLE))
       else:
         original = graph_of(traced, home)
-      self._find(home, original, table, only_scans, link, host, shards)
+      # As for other candidates of this function.
+      scans = traced.once(
+        (find_scans, link, *shards.items()),
+        lambda: find_scans(home.jaxpr, table, home.equation_id, home.first_id, link, shards, home.is_differentiable),
+      )
+      graphs = traced.once((forward_graph, *shards.items()), dict)
+      self._find(home, original, scans, graphs, only_scans, link, host, shards)
       self._place(home)
 
   def deepen(self) -> bool:
@@ -149,7 +155,8 @@ class Candidates:
     self,
     home: Home,
     original: ForwardGraph,
-    table: tuple[EquationInfo, ...],
+    scans: list[Scan],
+    graphs: dict[tuple[Region, ...], ForwardGraph],
     only_scans: bool,
     link: HostLink | None,
     host: TopOffload | None,
@@ -160,12 +167,12 @@ class Candidates:
     everything = SegmentBytes(original, self._profile, frozenset())
     self.baseline_bytes = float(everything.inside_bytes(0, original.num_positions) - everything.slack_bytes)
     self._effects = frozenset(i for i, equation in enumerate(jaxpr.eqns) if not compat.may_repeat(equation))
-    scans = find_scans(jaxpr, table, home.equation_id, home.first_id, link, shards, home.is_differentiable)
     at_scans = {scan.position for scan in scans}
-    graphs: dict[tuple[Region, ...], ForwardGraph] = {}  # bodies that are cut alike have the same
 
     def looped(scans: Sequence[Loop], level: int) -> ForwardGraph:
-      """The region, with the barest decisions of its scans carried out, as far as they show outside of a turn."""
+      """The region, with the barest decisions of its scans carried out, as far as they show outside of a turn: bodies
+      that are cut alike have the same.
+      """
       barest = tuple(region for scan in scans for region in scan.barest(scan.same_outside(level)))
       if barest not in graphs:
         graphs[barest] = forward_graph(carried_out(jaxpr, barest, home.first_id), home.is_differentiable, at_top)

@@ -1,6 +1,7 @@
 """What it is worth to compile another choice for scan bodies, once a plan holds."""
 
 import math
+import statistics
 from collections.abc import Callable, Hashable, Sequence
 
 from coopjax.policy_engine.predictions import SearchCandidate, Trial, expected_flops, in_loops
@@ -13,8 +14,9 @@ class ExpectedGain[Decisions: Hashable]:
   """By how much less a candidate repeats than the plan, times how likely it does.
 
   It may not fit: predictions of what a turn takes are off by much where something unlike is kept, so chances are by
-  Cauchy's distribution. And the HLO engine's help is cheap or dear by what can be repeated at all: the tries so far say
-  how often it left nothing of what was gained, where it had more to spare than under the plan.
+  Cauchy's distribution, and the more predictions were told of, the more by the normal one. And the HLO engine's help is
+  cheap or dear by what can be repeated at all: the tries so far say how often it left nothing of what was gained, where
+  it had more to spare than under the plan.
 
   Attributes:
     flops: from a candidate to what it repeats, with what the HLO engine is expected to.
@@ -26,6 +28,7 @@ class ExpectedGain[Decisions: Hashable]:
     budget_bytes: of the temporaries.
     predict_unaided: from a candidate to what it takes without the HLO engine.
     over_bytes: from a candidate to what it is predicted to take beyond the budget, and the deviation of that.
+    num_told: predictions that the trials have told of.
   """
 
   def __init__(
@@ -36,6 +39,7 @@ class ExpectedGain[Decisions: Hashable]:
     budget_bytes: int,
     predict_unaided: Callable[[SearchCandidate[Decisions]], float],
     over_bytes: Callable[[SearchCandidate[Decisions]], tuple[float, float]],
+    num_told: int,
   ):
     helped = [trial for trial in in_loops(trials) if trial.flops > trial.candidate.flops]
     spoiled = [t for t in helped if best is not None and t.candidate.flops < best.flops < t.flops]
@@ -44,12 +48,15 @@ class ExpectedGain[Decisions: Hashable]:
     self._spared_bytes = max(budget_bytes, best.unaided_bytes if best else 0)
     self.flops = expected_flops(cheap, budget_bytes, predict_unaided)
     self._least_flops, self._predict_unaided, self._over_bytes = least_flops, predict_unaided, over_bytes
+    self._num_told = num_told
     self._known: dict[SearchCandidate[Decisions], float] = {}
 
   def chance(self, candidate: SearchCandidate[Decisions]) -> float:
     """That it fits."""
     over_bytes, deviation = self._over_bytes(candidate)
-    chance = 0.5 - math.atan(over_bytes / (_CAUCHY * deviation)) / math.pi
+    if_unlike = 0.5 - math.atan(over_bytes / (_CAUCHY * deviation)) / math.pi
+    if_alike = statistics.NormalDist(0.0, deviation).cdf(-over_bytes)
+    chance = (if_unlike + self._num_told * if_alike) / (1 + self._num_told)
     return chance if chance > _SMALL_CHANCE else 0.0
 
   def __call__(self, candidate: SearchCandidate[Decisions]) -> float:

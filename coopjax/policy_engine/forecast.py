@@ -1,6 +1,7 @@
 """What a search expects of candidates that it has not compiled, by the trials so far."""
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Callable, Hashable
 
@@ -39,11 +40,15 @@ class Forecast[Decisions: Hashable]:
     self._unaided: list[Trial[Decisions]] = []  # those tried, without the HLO engine's help
     self._known: dict[SearchCandidate[Decisions], float] = {}  # from the trials so far
     self._off: dict[Hashable, list[float]] = {}  # by kind (`kind_of`), what predictions from others of it were off by
+    self._strayed: list[float] = []  # of scan bodies: what predictions were off by, over what they were doubted by
 
   def record(self, trial: Trial[Decisions]) -> None:
     kind = kind_of(trial.candidate)
     if any(kind_of(other.candidate) == kind for other in self.tried):
-      self._off.setdefault(kind, []).append(abs(self.bytes_of(trial.candidate) - trial.temp_bytes))
+      off_bytes = abs(self.bytes_of(trial.candidate) - trial.temp_bytes)
+      self._off.setdefault(kind, []).append(off_bytes)
+      if doubt_bytes := self._untold_doubt(trial.candidate):
+        self._strayed.append(off_bytes / doubt_bytes)
     self.tried.append(trial)
     self._unaided.append(dataclasses.replace(trial, temp_bytes=trial.unaided_bytes))
     self._known.clear()
@@ -72,9 +77,17 @@ class Forecast[Decisions: Hashable]:
     return statistics.NormalDist(self.budget_bytes, max(off_bytes, _LEAST_OFF * self.budget_bytes, 1.0))
 
   def doubted_bytes(self, candidate: SearchCandidate[Decisions]) -> float:
-    """The deviation of what a scan body is predicted to take."""
-    doubt = predictions.doubted_bytes(candidate, self.tried, _DOUBT * self.budget_bytes, self.num_shards)
-    return max(doubt, self.fits(candidate).stdev)
+    """The deviation of what a scan body is predicted to take: the less, the better predictions held so far."""
+    told = math.sqrt((1.0 + math.sumprod(self._strayed, self._strayed)) / (1 + self.num_told))
+    return max(told * self._untold_doubt(candidate), self.fits(candidate).stdev)
+
+  @property
+  def num_told(self) -> int:
+    """Predictions for scan bodies that trials have told of."""
+    return len(self._strayed)
+
+  def _untold_doubt(self, candidate: SearchCandidate[Decisions]) -> float:
+    return predictions.doubted_bytes(candidate, self.tried, _DOUBT * self.budget_bytes, self.num_shards)
 
   def flops_of_straight_code(self) -> Callable[[SearchCandidate[Decisions]], float]:
     """From candidates to what they repeat, with what the HLO engine is expected to if it did so twice."""

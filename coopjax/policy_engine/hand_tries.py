@@ -26,6 +26,7 @@ _NEARBY = 1.15  # of the budget: predictions within that may be wrong
 _HIDDEN = 2  # of the budget: what is predicted to take more is not tried where estimates don't tell what fits, unless
 # what lies elsewhere is more; of what most people choose among, so many are, beyond the rounds
 _MORE_HIDDEN = 4
+_ALIKE = 0.01  # of FLOPs and of estimates: nearer to each other, policies are taken for the same
 _UNLIKELY = 4  # times what predictions were off by: what is above the budget by more hardly ever fits
 _SPARED_BY_SAVING = 1.5  # of the budget: what is tried takes no more where something that saves more may fit
 _TOLERANCE = 0.03  # of the forward FLOPs: what is no reason to prefer a candidate, or to compile once more
@@ -151,6 +152,8 @@ class HandTries[Decisions: Hashable]:
       estimated_bytes = candidate.estimated_bytes / self._forecast.num_shards
       predicted_bytes = self._predict(candidate)
       if candidate.is_plain_policy:
+        if self._is_like_one_tried(candidate):
+          return predicted_bytes <= self._budget * _NEARBY
         is_told = candidate.kin in kin_tried
         return (predicted_bytes if is_told else self._forecast.hoped_bytes(candidate)) <= self._budget * reach
       near_bytes = self._budget * (1 + (_NEARBY - 1) / max(1, num_tried))
@@ -161,6 +164,15 @@ class HandTries[Decisions: Hashable]:
       near = [candidate for candidate in near if candidate.is_bare] or near
     flops = expected_flops(self._tried, self._budget, self._forecast.unaided_bytes)
     return self._first(near, lambda candidate: (flops(candidate), self._predict(candidate)))
+
+  def _is_like_one_tried(self, candidate: SearchCandidate[Decisions]) -> bool:
+    """Whether no estimate tells it from a plain policy that was tried, around blocks that are told otherwise."""
+    is_alike = lambda one, other: abs(one - other) <= _ALIKE * other
+    return any(
+      is_alike(plain.flops, candidate.flops) and is_alike(plain.estimated_bytes, candidate.estimated_bytes)
+      for plain in (trial.candidate for trial in self._tried)
+      if plain.is_plain_policy
+    )
 
   def _likeliest_gain(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
     """By how much less it repeats than the plan, or while there is none than all of these, times how likely it fits."""

@@ -197,8 +197,9 @@ class Progress[Decisions: Hashable](HandTries[Decisions]):
     few policies that everybody tries, then what is worth more than the last such try.
     """
     least, tried = self._least_flops, self._tried
+    forecast = self._forecast
     expected_gain = ExpectedGain(
-      tried, self._best(), least, self._budget, self._forecast.unaided_bytes, self._over_bytes
+      tried, self._best(), least, self._budget, forecast.unaided_bytes, self._over_bytes, forecast.num_told
     )
 
     def worth(candidates: Sequence[SearchCandidate[Decisions]], num_misses: float):
@@ -216,7 +217,10 @@ class Progress[Decisions: Hashable](HandTries[Decisions]):
       return self._last_by_hand(by_hand)
     maybe_bytes, hoped_bytes = MAYBE * self._budget, self._forecast.hoped_bytes
     may_fit = lambda candidate: expected_gain.chance(candidate) or self._predict(candidate) <= maybe_bytes
-    plain = [c for c in by_hand if c.is_plain_policy and (may_fit(c) or hoped_bytes(c) <= maybe_bytes)]
+    told = {names for trial in tried if trial.candidate.is_plain_policy for names in trial.candidate.name_sets}
+    is_told = lambda candidate: not told.isdisjoint(candidate.name_sets)  # around other pieces of a turn
+    hopeful = [c for c in by_hand if c.is_plain_policy and (may_fit(c) or hoped_bytes(c) <= maybe_bytes)]
+    plain = [c for c in hopeful if expected_gain(c) > 0 or not is_told(c)]
     if found := most([*plain, *worth(by_hand, self._num_last / 2)]):
       self._num_last += 1
       return found
