@@ -14,9 +14,9 @@ class ExpectedGain[Decisions: Hashable]:
   """By how much less a candidate repeats than the plan, times how likely it does.
 
   It may not fit: predictions of what a turn takes are off by much where something unlike is kept, so chances are by
-  Cauchy's distribution, and the more predictions were told of, the more by the normal one. And the HLO engine's help is
-  cheap or dear by what can be repeated at all: the tries so far say how often it left nothing of what was gained, where
-  it had more to spare than under the plan.
+  Cauchy's distribution as far as that is likely, else by the normal one. And the HLO engine's help is cheap or dear by
+  what can be repeated at all: the tries so far say how often it left nothing of what was gained, where it had more to
+  spare than under the plan.
 
   Attributes:
     flops: from a candidate to what it repeats, with what the HLO engine is expected to.
@@ -28,7 +28,7 @@ class ExpectedGain[Decisions: Hashable]:
     budget_bytes: of the temporaries.
     predict_unaided: from a candidate to what it takes without the HLO engine.
     over_bytes: from a candidate to what it is predicted to take beyond the budget, and the deviation of that.
-    num_told: predictions that the trials have told of.
+    surprise: how likely something is unlike what was tried.
   """
 
   def __init__(
@@ -39,7 +39,7 @@ class ExpectedGain[Decisions: Hashable]:
     budget_bytes: int,
     predict_unaided: Callable[[SearchCandidate[Decisions]], float],
     over_bytes: Callable[[SearchCandidate[Decisions]], tuple[float, float]],
-    num_told: int,
+    surprise: float,
   ):
     helped = [trial for trial in in_loops(trials) if trial.flops > trial.candidate.flops]
     spoiled = [t for t in helped if best is not None and t.candidate.flops < best.flops < t.flops]
@@ -48,7 +48,7 @@ class ExpectedGain[Decisions: Hashable]:
     self._spared_bytes = max(budget_bytes, best.unaided_bytes if best else 0)
     self.flops = expected_flops(cheap, budget_bytes, predict_unaided)
     self._least_flops, self._predict_unaided, self._over_bytes = least_flops, predict_unaided, over_bytes
-    self._num_told = num_told
+    self._surprise = surprise
     self._known: dict[SearchCandidate[Decisions], float] = {}
 
   def chance(self, candidate: SearchCandidate[Decisions]) -> float:
@@ -56,7 +56,7 @@ class ExpectedGain[Decisions: Hashable]:
     over_bytes, deviation = self._over_bytes(candidate)
     if_unlike = 0.5 - math.atan(over_bytes / (_CAUCHY * deviation)) / math.pi
     if_alike = statistics.NormalDist(0.0, deviation).cdf(-over_bytes)
-    chance = (if_unlike + self._num_told * if_alike) / (1 + self._num_told)
+    chance = self._surprise * if_unlike + (1 - self._surprise) * if_alike
     return chance if chance > _SMALL_CHANCE else 0.0
 
   def __call__(self, candidate: SearchCandidate[Decisions]) -> float:

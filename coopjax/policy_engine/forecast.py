@@ -78,13 +78,15 @@ class Forecast[Decisions: Hashable]:
 
   def doubted_bytes(self, candidate: SearchCandidate[Decisions]) -> float:
     """The deviation of what a scan body is predicted to take: the less, the better predictions held so far."""
-    told = math.sqrt((1.0 + math.sumprod(self._strayed, self._strayed)) / (1 + self.num_told))
-    return max(told * self._untold_doubt(candidate), self.fits(candidate).stdev)
+    told = math.sqrt((1.0 + math.sumprod(self._strayed, self._strayed)) / (1 + len(self._strayed)))
+    return max(min(told, 1.0) * self._untold_doubt(candidate), self.fits(candidate).stdev)
 
   @property
-  def num_told(self) -> int:
-    """Predictions for scan bodies that trials have told of."""
-    return len(self._strayed)
+  def surprise(self) -> float:
+    """How likely something of a scan body is unlike what was tried, so that predictions say little: as often as trials
+    were off by more than doubted.
+    """
+    return (1 + sum(strayed > 1.0 for strayed in self._strayed)) / (1 + len(self._strayed))
 
   def _untold_doubt(self, candidate: SearchCandidate[Decisions]) -> float:
     return predictions.doubted_bytes(candidate, self.tried, _DOUBT * self.budget_bytes, self.num_shards)

@@ -199,7 +199,7 @@ class Progress[Decisions: Hashable](HandTries[Decisions]):
     least, tried = self._least_flops, self._tried
     forecast = self._forecast
     expected_gain = ExpectedGain(
-      tried, self._best(), least, self._budget, forecast.unaided_bytes, self._over_bytes, forecast.num_told
+      tried, self._best(), least, self._budget, forecast.unaided_bytes, self._over_bytes, forecast.surprise
     )
 
     def worth(candidates: Sequence[SearchCandidate[Decisions]], num_misses: float):
