@@ -182,8 +182,9 @@ class _InsideRewriter:
   def _in_groups(self, equation: core.JaxprEqn, region: Region) -> core.JaxprEqn:
     (body,) = compat.sub_jaxprs(equation)
     plain = self.transform(body)
-    # A turn is repeated in the same piece of code as the group.
-    wrapped = self._body(plain, region, prevent_cse=True)
+    # Peeled off, a turn is repeated in the same piece of code as the group.
+    prevent_cse = region.has_barrier or region.is_peeled or len(list(region.leaves)) > 1
+    wrapped = self._body(plain, region, prevent_cse)
     checkpoint = functools.partial(
       compat.pinned_checkpoint, policy=self._checkpoints.policy, prevent_cse=region.has_barrier
     )
