@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from coopjax.policy_engine.expected_gain import ExpectedGain
+from coopjax.policy_engine.forecast import Forecast
 from coopjax.policy_engine.predictions import HloEngineShare, Trial, expected_flops, predicted_bytes
 
 
@@ -90,7 +91,7 @@ class Known(types.SimpleNamespace):
 
 
 def candidate(estimated, saved, flops):
-  return Known(**vars(body(estimated, saved)), flops=flops)
+  return Known(**vars(body(estimated, saved)), flops=flops, kin=None)
 
 
 def test_what_the_hlo_engine_repeats_is_as_much_as_where_it_had_nearly_as_many_bytes_to_spare():
@@ -113,13 +114,32 @@ def test_what_the_hlo_engine_repeats_is_as_much_as_where_it_had_nearly_as_many_b
 def test_what_scan_bodies_are_expected_to_gain_is_less_the_less_likely_they_fit_and_the_oftener_help_spoilt_it():
   best = Trial(candidate(1100, 0, 35.0), 1000, HloEngineShare(1100, 5.0))
   spoilt = [Trial(candidate(1200 + i, 1 + i, 10.0), 1000, HloEngineShare(1200 + i, 90.0)) for i in range(3)]
-  gain = lambda trials, each, over=(0.0, 50.0): ExpectedGain(
-    trials, best, 40.0, 1000, lambda each: each.estimated_bytes, lambda _: over
+  gain = lambda trials, each, over=(0.0, 50.0), surprise=1.0: ExpectedGain(
+    trials, best, 40.0, 1000, lambda each: each.estimated_bytes, lambda _: over, surprise
   )(each)
   like_best, more = candidate(1050, 9, 20.0), candidate(1300, 9, 20.0)
   assert gain([best], like_best) == pytest.approx((40.0 - 20.0 - 5.0 / 2) / 2)
   assert gain([best], more, over=(-500.0, 50.0)) > 0.9 * 15.0  # fits for sure, with the help that there was
   assert 0 < gain([best], more, over=(150.0, 50.0)) < 0.1 * 15.0  # hardly, but it may
+  assert gain([best], more, over=(150.0, 50.0), surprise=0.2) == 0.0  # predictions held
   assert gain([best], more, over=(500.0, 50.0)) == 0.0
   assert gain([best, *spoilt], like_best) == gain([best], like_best)
   assert gain([best, *spoilt], more) == pytest.approx(gain([best], more) * 2 / 5)
+
+
+def test_the_better_predictions_held_the_less_others_are_doubted():
+  def told(*off_bytes):
+    forecast = Forecast(types.SimpleNamespace(baseline_bytes=2000.0, is_spread=False, found=[]), 1000, 2000)
+    forecast.record(Trial(candidate(800, 0, 50.0), 900, None))
+    for i, off in enumerate(off_bytes, 1):
+      tried = candidate(900 + i, i, 50.0 - i)
+      forecast.record(Trial(tried, round(forecast.bytes_of(tried) + off), None))
+    return forecast.doubted_bytes(candidate(1200, 9, 10.0)), forecast.surprise
+
+  untold, is_surprised = told()
+  assert is_surprised == 1.0
+  held, is_surprised = told(2, -3, 2, 1)
+  assert held < untold / 2 and is_surprised == 1 / 5
+  # What was wild is doubted as before.
+  wild, is_surprised = told(300, -400, 350, -300)
+  assert wild >= untold and is_surprised == 1.0

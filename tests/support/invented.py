@@ -27,6 +27,7 @@ class Invented:
   is_plain: bool = False  # by hand, without any name
   has_loops: bool = False
   twin: int | None = None  # compiled bytes of the same behind a barrier
+  unpinned: int | None = None  # compiled bytes of a twin that is said by a policy, without the barrier
 
 
 def run(invented, budget, baseline=1650, max_rounds=6, below_flops=math.inf, drafted=None, is_profiled=True):
@@ -43,11 +44,15 @@ def run(invented, budget, baseline=1650, max_rounds=6, below_flops=math.inf, dra
     compiled[decisions] = each
     if each.twin is not None:
       (region,) = decisions.regions
-      behind = PolicyDecisions((dataclasses.replace(region, has_barrier=True),))
-      compiled[behind] = dataclasses.replace(each, compiled=each.twin)
+      policy = None if each.unpinned is None else ()
+      for has_barrier, size in (True, each.twin), (False, each.unpinned):
+        form = PolicyDecisions((dataclasses.replace(region, has_barrier=has_barrier, policy=policy),))
+        compiled.setdefault(form, dataclasses.replace(each, compiled=size))
     sets = (frozenset[str](() if each.is_plain else {each.name}),) if each.is_by_hand or each.is_plain else ()
     decide = lambda decisions=decisions: decisions
-    found.append(Candidate(decide, each.estimated, 0.0, each.flops, each.is_bare, kin=each.kin, name_sets=sets))
+    policy = None if each.unpinned is None else ()
+    bytes_and_flops = each.estimated, 0.0, each.flops
+    found.append(Candidate(decide, *bytes_and_flops, each.is_bare, kin=each.kin, name_sets=sets, policy=policy))
   space = types.SimpleNamespace(
     found=found,
     forward_flops=FORWARD,
