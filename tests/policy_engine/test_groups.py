@@ -13,6 +13,7 @@ from coopjax.jaxpr import cost
 from coopjax.jaxpr.tags import tag_jaxpr
 from coopjax.jaxpr.trace import differentiable, fn_and_gradient, trace
 from coopjax.policy_engine import groups
+from coopjax.policy_engine.candidates import BY_HAND, Candidates
 from coopjax.policy_engine.decisions import PolicyDecisions
 from coopjax.policy_engine.rewrite import rewrite
 from coopjax.policy_engine.scan import find_scans
@@ -163,6 +164,25 @@ def test_a_plan_repeats_no_more_than_chunks_of_turns_under_checkpoints(are_turns
   plan = coopjax.plan(recurrent(), *args, budget=temp_bytes(hand_rungs.compiled(by_hand, args)), engine="policy")
   assert coopjax.RematPlan.from_json(plan.to_json()) == plan
   hand_rungs.check_no_more(recurrent(), by_hand, plan.apply(recurrent()), args)
+
+
+@pytest.mark.parametrize("prevent_cse", [False, pytest.param(True, marks=pytest.mark.sweep)])
+def test_chunks_are_carried_out_as_people_write_them(prevent_cse):
+  """Scans of scans, to no more bytes: barriers inside of them cost an H100 some."""
+  checkpoint = functools.partial(jax.checkpoint, prevent_cse=prevent_cse)
+  args = {"in": normal(3, 32, 128), "out": normal(4, 128, 32)}, normal(5, 32, 32, scale=1.0)
+  traced = trace(recurrent(), args)
+  space = Candidates(traced, only_scans=True, planner=BY_HAND)
+  assert space.deepen()
+  nothing_saved = [each for each in space.found if frozenset() in each.name_sets and each.is_bare]
+  nested = next(each for each in nothing_saved if [region.group_size for region in each.scan_bodies] == [8])
+  found = nested.twin if prevent_cse else nested
+  assert found is not None
+  ours = jax.jit(fn_and_gradient(traced, rewrite(traced, found.decisions))[0]).lower(*traced.in_avals)
+  assert ("optimization_barrier" in ours.as_text()) == prevent_cse
+  compiled, theirs = ours.compile(), hand_rungs.compiled(recurrent(checkpoint, checkpoint), args)
+  assert temp_bytes(compiled) <= temp_bytes(theirs) and "rematted_computation" in compiled.as_text()
+  assert_close(compiled(*jax.tree.leaves(args)), jax.tree.leaves(jax.value_and_grad(recurrent(), (0, 1))(*args)))
 
 
 @pytest.mark.sweep
