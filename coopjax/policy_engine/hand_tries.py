@@ -4,6 +4,7 @@ What a person would try is tried, too, where it might fit: so nothing that a per
 Where estimates don't tell what fits, that is what most people choose among.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
@@ -28,6 +29,7 @@ _HIDDEN = 2  # of the budget: what is predicted to take more is not tried where 
 _MORE_HIDDEN = 4
 _ALIKE = 0.01  # of FLOPs and of estimates: nearer to each other, policies are taken for the same
 _UNLIKELY = 4  # times what predictions were off by: what is above the budget by more hardly ever fits
+_TOLD_APART, _TAKES_MORE = 0.05, 0.02  # of estimates, and of bytes: what no chance of a schedule explains
 _SPARED_BY_SAVING = 1.5  # of the budget: what is tried takes no more where something that saves more may fit
 _TOLERANCE = 0.03  # of the forward FLOPs: what is no reason to prefer a candidate, or to compile once more
 _LOOP_TOLERANCE = 0.005  # the same where scan bodies are decided on, whose layers need no rule to be alike; or
@@ -91,27 +93,59 @@ class HandTries[Decisions: Hashable]:
     in_doubt = self._are_drafts and self._holds
     if not (in_doubt and lie_elsewhere(looped, self._budget, self._forecast.num_shards)):
       return None
-    found = self._space.found
-    sets = published_sets(name for candidate in found for names in candidate.name_sets for name in names)
-    is_usual = lambda candidate: candidate.is_plain_policy or not sets.isdisjoint(candidate.name_sets)
-    usual = [candidate for candidate in found if candidate.flops < self._least_flops and is_usual(candidate)]
+    is_chosen = self._are_chosen_by_most()
+    usual = [each for each in self._space.found if each.flops < self._least_flops and is_chosen(each)]
     elsewhere_bytes = max(-trial.error_bytes(self._forecast.num_shards) for trial in looped)
     reach = max(_HIDDEN * self._budget, self._budget + elsewhere_bytes)
     return self._first([c for c in usual if self._predict(c) <= reach], self._predict)
 
   def _before_refusal(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
     """Where the least so far is near: first other ways to save nothing. To save can take less than to repeat, where
-    devices exchange anew what is repeated. Policies without names show it; then what fits of what people pick, as far
-    as estimates tell it from the least.
+    devices exchange anew what is repeated. Policies without names show it; then what fits of what people pick.
     """
-    least = min(self._tried, key=lambda trial: trial.temp_bytes, default=None)
+    least = self._least_tried()
     if least is None or least.temp_bytes > _SPARED_BY_SAVING * self._budget:
       return None
-    usual, reach = [c for c in untried if c.is_by_hand], self._budget - least.error_bytes(self._forecast.num_shards)
-    fitting = [c for c in usual if c.estimated_bytes / self._forecast.num_shards <= reach]
+    usual = [c for c in untried if c.is_by_hand]
     found = self._first(like_the_least(untried, self._tried, least.candidate), lambda _: 0)
     found = found or self._first([c for c in usual if c.is_plain_policy], self._predict)
-    return found or self._first(fitting, lambda c: c.flops) or self._likeliest_gain(usual)
+    return found or self._fitting_as_the_least(usual, least) or self._likeliest_gain(usual)
+
+  def _spared_by_saving(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
+    """Where the least so far is near, and a trial that saves nothing took more than one that saves much: what fits of
+    what people pick, then what saves the least of what most people choose among.
+    """
+    least = self._least_tried()
+    takes_more = lambda one, other: (
+      one.candidate.is_bare
+      and not other.candidate.is_bare
+      and one.candidate.estimated_bytes < (1 - _TOLD_APART) * other.candidate.estimated_bytes
+      and one.unaided_bytes > (1 + _TAKES_MORE) * other.unaided_bytes
+    )
+    if least is None or least.temp_bytes > _SPARED_BY_SAVING * self._budget:
+      return None
+    if not any(itertools.starmap(takes_more, itertools.permutations(self._tried, 2))):
+      return None
+    usual, is_chosen = [c for c in untried if c.is_by_hand], self._are_chosen_by_most()
+    found = self._fitting_as_the_least(usual, least)
+    return found or self._first(usual, lambda c: (not is_chosen(c), c.estimated_bytes))
+
+  def _fitting_as_the_least(
+    self, usual: Sequence[SearchCandidate[Decisions]], least: Trial[Decisions]
+  ) -> SearchCandidate[Decisions] | None:
+    """What fits, as far as estimates tell it from the least so far: that repeats least."""
+    num_shards = self._forecast.num_shards
+    reach = self._budget - least.error_bytes(num_shards)
+    return self._first([c for c in usual if c.estimated_bytes / num_shards <= reach], lambda c: c.flops)
+
+  def _are_chosen_by_most(self) -> Callable[[SearchCandidate[Decisions]], bool]:
+    """Whether a candidate is of those that most people choose among: plain, or with a published set of names."""
+    found = self._space.found
+    sets = published_sets(name for candidate in found for names in candidate.name_sets for name in names)
+    return lambda candidate: candidate.is_plain_policy or not sets.isdisjoint(candidate.name_sets)
+
+  def _least_tried(self) -> Trial[Decisions] | None:
+    return min(self._tried, key=lambda trial: trial.temp_bytes, default=None)
 
   def _usual(self) -> SearchCandidate[Decisions] | None:
     """What most people have, in each of the ways to tell blocks: a start where estimates go by no compile. One is

@@ -111,6 +111,15 @@ def test_the_last_tries_are_for_nothing_saved():
   assert plan.is_feasible and plan.recompute_flops == 417.0
 
 
+def test_where_to_repeat_takes_more_than_to_save_what_people_save_is_tried():
+  # An unrolled decoder on eight H100 (tensor): what is repeated, devices exchange anew.
+  deep = [Invented(208.0 - i, size, 53.0 + i, True) for i, size in enumerate((391, 459, 381, 373, 382, 371, 376))]
+  saved = [Invented(363.0, 426, 6.7), Invented(293.5, 378, 11.1)]
+  query = Invented(280.0, 368, 46.0, is_by_hand=True, name="query_proj")
+  plan, tried = run([*saved, *deep, query], 368, baseline=681)
+  assert plan.is_feasible and plan.recompute_flops == 46.0 and tried[-1] == 368
+
+
 def test_nothing_saved_is_tried_around_blocks_as_people_may_see_them():
   # An unrolled decoder on a mesh, whose estimates say little: blocks are halves of a layer, or layers.
   deep, halves = Invented(304.0, 186, 88.0, True), Invented(1400.0, 573, 50.6, True, is_plain=True)
