@@ -103,8 +103,7 @@ class HandTries[Decisions: Hashable]:
     """Where the least so far is near: first other ways to save nothing. To save can take less than to repeat, where
     devices exchange anew what is repeated. Policies without names show it; then what fits of what people pick.
     """
-    least = self._least_tried()
-    if least is None or least.temp_bytes > _SPARED_BY_SAVING * self._budget:
+    if (least := self._near_least()) is None:
       return None
     usual = [c for c in untried if c.is_by_hand]
     found = self._first(like_the_least(untried, self._tried, least.candidate), lambda _: 0)
@@ -115,16 +114,14 @@ class HandTries[Decisions: Hashable]:
     """Where the least so far is near, and a trial that saves nothing took more than one that saves much: what fits of
     what people pick, then what saves the least of what most people choose among.
     """
-    least = self._least_tried()
     takes_more = lambda one, other: (
       one.candidate.is_bare
       and not other.candidate.is_bare
       and one.candidate.estimated_bytes < (1 - _TOLD_APART) * other.candidate.estimated_bytes
       and one.unaided_bytes > (1 + _TAKES_MORE) * other.unaided_bytes
     )
-    if least is None or least.temp_bytes > _SPARED_BY_SAVING * self._budget:
-      return None
-    if not any(itertools.starmap(takes_more, itertools.permutations(self._tried, 2))):
+    least = self._near_least()
+    if least is None or not any(itertools.starmap(takes_more, itertools.permutations(self._tried, 2))):
       return None
     usual, is_chosen = [c for c in untried if c.is_by_hand], self._are_chosen_by_most()
     found = self._fitting_as_the_least(usual, least)
@@ -144,8 +141,10 @@ class HandTries[Decisions: Hashable]:
     sets = published_sets(name for candidate in found for names in candidate.name_sets for name in names)
     return lambda candidate: candidate.is_plain_policy or not sets.isdisjoint(candidate.name_sets)
 
-  def _least_tried(self) -> Trial[Decisions] | None:
-    return min(self._tried, key=lambda trial: trial.temp_bytes, default=None)
+  def _near_least(self) -> Trial[Decisions] | None:
+    """The trial that took the least, if that is near the budget."""
+    least = min(self._tried, key=lambda trial: trial.temp_bytes, default=None)
+    return None if least is None or least.temp_bytes > _SPARED_BY_SAVING * self._budget else least
 
   def _usual(self) -> SearchCandidate[Decisions] | None:
     """What most people have, in each of the ways to tell blocks: a start where estimates go by no compile. One is

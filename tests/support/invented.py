@@ -42,15 +42,14 @@ def run(invented, budget, baseline=1650, max_rounds=6, below_flops=math.inf, dra
     saved = ((0, i),) if each.has_loops and not each.is_bare else ()
     decisions = PolicyDecisions((Region(7 if each.has_loops else None, (Segment(0, i + 1, True, saved=saved),)),))
     compiled[decisions] = each
+    policy = None if each.unpinned is None else ()
     if each.twin is not None:
       (region,) = decisions.regions
-      policy = None if each.unpinned is None else ()
       for has_barrier, size in (True, each.twin), (False, each.unpinned):
         form = PolicyDecisions((dataclasses.replace(region, has_barrier=has_barrier, policy=policy),))
         compiled.setdefault(form, dataclasses.replace(each, compiled=size))
     sets = (frozenset[str](() if each.is_plain else {each.name}),) if each.is_by_hand or each.is_plain else ()
     decide = lambda decisions=decisions: decisions
-    policy = None if each.unpinned is None else ()
     bytes_and_flops = each.estimated, 0.0, each.flops
     found.append(Candidate(decide, *bytes_and_flops, each.is_bare, kin=each.kin, name_sets=sets, policy=policy))
   space = types.SimpleNamespace(
