@@ -7,13 +7,16 @@ as its budget. Bytes are a device's temporaries of loss and gradient, by the com
 "Repeated" are FLOPs that the gradient has beyond that without checkpoints, counted in its jaxpr, loops with their
 length, calls and kernels by what is inside (coopjax/jaxpr/cost.py): a device's share of all, and of products, ragged
 products, convolutions and kernels alone. What the HLO engine clones comes on top, by its own count. "ratio" is ours
-over the hand's; where both repeat nothing, 1. The results file also has the same of the compiled modules, on backends
+over the hand's; where both repeat nothing, 1. A rung that offloads is compared with a plan that may: there the ratio is
+of what is repeated and of what could be computed while the device waits for its host ("waits", modelled:
+coopjax/policy_engine/offload.py); "on host" are the bytes that go there, by hand and ours. The results file also has the same of the compiled modules, on backends
 whose modules are read. "compiles" are those of planning, whole ones and, after the plus, those that end at the
 schedule; all seconds are CPU seconds of this process.
 
   python benchmarks/hand_ladder.py                                           # on the CPU, one device
   python benchmarks/hand_ladder.py --programs decoder moe --rungs full minimal --engines policy
   python benchmarks/hand_ladder.py --targets tpu:v5e:2x4 gpu:h100:8 --meshes fsdp tensor
+  python benchmarks/hand_ladder.py --targets tpu:v5e:2x2 --engines policy --rungs minimal_offloaded qkv_proj_offloaded
 
 Each row joins the results file as soon as it is measured. Rows that are there already are kept (--again measures them
 again), so a run that was stopped goes on where it was.
@@ -22,6 +25,7 @@ again), so a run that was stopped goes on where it was.
 import argparse
 import contextlib
 import dataclasses
+import functools
 import itertools
 import os
 import pathlib
@@ -38,13 +42,17 @@ import jax
 import ladder_programs
 import tables
 from jax.extend import core
-from ladder_programs import PLAIN, RUNGS, Program, Rung, Size
+from ladder_programs import ON_DEVICE, PLAIN, RUNGS, Program, Rung, Size
 
 import coopjax
 from coopjax import compat
 from coopjax.jaxpr import cost, op_work
 from coopjax.jaxpr.bodies import bodies_of
 from coopjax.jaxpr.trace import differentiable, fn_and_gradient, trace
+from coopjax.planning import host_offload
+from coopjax.policy_engine.by_hand import on_host, user_name
+from coopjax.policy_engine.candidates import Candidates
+from coopjax.policy_engine.ladders import Candidate
 from coopjax.xla import targets
 from coopjax.xla.compile import compile_trial, measure
 
@@ -62,6 +70,8 @@ COLUMNS = {
   "repeats\nGF ": "{gflop:.3f}",
   "ratio": "{ratio:.2f}",
   "of\nproducts": "{product_ratio:.2f}",
+  "waits\nGF": "{hand_waits_gflop:.0f} {waits_gflop:.0f}",
+  "on host\nMiB": "{hand_host_mib:.0f} {host_mib:.0f}",
   "compiles": "{num_compiles}+{num_schedules}",
   "planning\ns": "{planning_s:.1f}",
   "compile\ns": "{compile_s:.1f}",
@@ -95,9 +105,10 @@ class Flops:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-  """A program as it was compiled: temporaries of a device, FLOPs, and CPU seconds of its compile."""
+  """A program as it was compiled: temporaries of a device and of the host, FLOPs, and CPU seconds of its compile."""
 
   temp_bytes: int
+  host_bytes: int
   flops: Flops
   compile_s: float
 
@@ -126,6 +137,13 @@ class Bench:
     """What a rung takes and repeats."""
     measured = self.compiled(self.program.loss(rung))
     fields = measured.flops.beyond(self.plain.flops) | {"mib": measured.temp_bytes / MIB}
+    if rung.on_host:
+      known = {user_name(name) for each in self.space.found for names in each.name_sets for name in names}
+      chosen = frozenset(on_host(name) for name in rung.on_host if name in known)
+      fields |= {
+        "host_mib": measured.host_bytes / MIB,
+        "waits_gflop": self.waits(lambda each: chosen in each.name_sets),
+      }
     return {
       "hand_bytes": measured.temp_bytes,
       **{f"hand_{name}": value for name, value in fields.items()},
@@ -133,7 +151,17 @@ class Bench:
       "forward_and_backward_gflop": self.plain.flops.total / GIGA,
     }
 
-  def ours(self, hand: Row, engine: str) -> Row:
+  @functools.cached_property
+  def space(self) -> Candidates:
+    """Of what may go to the host."""
+    link = host_offload.link(coopjax.Budget(1, offload=True), self.target)
+    return Candidates(differentiable(trace(self.program.loss(), self.program.arguments)), False, link=link)
+
+  def waits(self, is_it: Callable[[Candidate], bool]) -> float:
+    """GFLOPs that a device could compute while it waits for the host under a candidate, modelled."""
+    return next(each.waiting_flops for each in self.space.found if is_it(each)) / GIGA
+
+  def ours(self, hand: Row, engine: str, offloads: bool) -> Row:
     """What a plan for a rung's bytes takes and repeats; nothing but the reason where there is none."""
     compile_s = self.plain.compile_s
     with compiling() as compiles:
@@ -142,7 +170,7 @@ class Bench:
         plan = coopjax.plan(
           self.program.loss(),
           *self.program.arguments,
-          budget=hand["hand_bytes"],
+          budget=coopjax.Budget(hand["hand_bytes"], offload=offloads),
           engine=engine,
           target=self.target.name,
         )
@@ -160,8 +188,15 @@ class Bench:
     of_plan = Flops(flops.total + cloned, flops.products + cloned, plan.measured.flops or None)
     row = {"mib": plan.measured.temp_bytes / MIB, "temp_bytes": plan.measured.temp_bytes, "carried_out_by": plan.engine}
     row |= of_plan.beyond(self.plain.flops)
+    if offloads:
+      waits_gflop = self.waits(lambda each: each.decisions == plan.policy)
+      row |= {"host_mib": plan.measured.host_bytes / MIB, "waits_gflop": waits_gflop}
+    costs, hand_costs = (
+      row["gflop"] + row.get("waits_gflop", 0.0),
+      hand["hand_gflop"] + hand.get("hand_waits_gflop", 0.0),
+    )
     return row | {
-      "ratio": ratio(row["gflop"], hand["hand_gflop"]),
+      "ratio": ratio(costs, hand_costs),
       "product_ratio": ratio(row["product_gflop"], hand["hand_product_gflop"]),
       "byte_ratio": plan.measured.temp_bytes / hand["hand_bytes"],
       "cloned_gflop": cloned / GIGA,
@@ -179,7 +214,7 @@ class Bench:
     with compiling() as compiles:
       profile = measure(compile_trial(fn, avals, self.target), self.target)
     flops = dataclasses.replace(self.traced(loss), by_xla=profile.flops or None)
-    return Measured(profile.temp_bytes, flops, sum(compiles.whole))
+    return Measured(profile.temp_bytes, profile.host_bytes, flops, sum(compiles.whole))
 
   def traced(self, loss: Callable) -> Flops:
     """FLOPs of the loss with its gradient, as they stand in the jaxpr."""
@@ -247,9 +282,9 @@ def rows_of(bench: Bench, rungs: list[str], engines: list[str], known: dict[tupl
     if all(key(cell) in known for cell in cells):
       yield from (known[key(cell)] for cell in cells)
       continue
-    hand = bench.hand(RUNGS[name])
+    hand, offloads = bench.hand(RUNGS[name]), bool(RUNGS[name].on_host)
     for cell in cells:
-      yield known.get(key(cell)) or {**cell, **hand, **bench.ours(hand, cell["engine"])}
+      yield known.get(key(cell)) or {**cell, **hand, **bench.ours(hand, cell["engine"], offloads)}
 
 
 def key(row: Row) -> tuple[Any, ...]:
@@ -280,7 +315,7 @@ def main() -> None:
   parser.add_argument("--programs", nargs="+", choices=ladder_programs.PROGRAMS, default=ladder_programs.PROGRAMS)
   parser.add_argument("--targets", nargs="+", default=("cpu",))
   parser.add_argument("--meshes", nargs="+", choices=ladder_programs.MESHES, default=("one",))
-  parser.add_argument("--rungs", nargs="+", choices=RUNGS, default=list(RUNGS))
+  parser.add_argument("--rungs", nargs="+", choices=RUNGS, default=ON_DEVICE)
   parser.add_argument("--engines", nargs="+", choices=("policy", "hlo", "auto"), default=ENGINES)
   parser.add_argument("--again", action="store_true", help="measure what is there already")
   parser.add_argument("--out", type=pathlib.Path, default=RESULTS)

@@ -35,6 +35,10 @@ _SAVED = {  # MaxText's, by name
   "minimal": (*_QKV, "out_proj", *_MLP),
   "minimal_with_context": (*_QKV, "context", "out_proj", *_MLP),
 }
+_OFFLOADED = {  # MaxText's, too; what goes to the host
+  "qkv_proj_offloaded": _QKV,
+  "minimal_offloaded": _SAVED["minimal"],
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,11 +49,13 @@ class Rung:
     name: as MaxText or JAX have it; "nested" is a scan of scans, both checkpointed, with nothing saved by name.
     policy: of the layer's checkpoint.
     is_plain: no checkpoint at all.
+    on_host: names of values that go to the host's memory, which a CPU has not.
   """
 
   name: str
   policy: Callable[..., Any] | None = None
   is_plain: bool = False
+  on_host: tuple[str, ...] = ()
 
   def fold(self, layer: Callable, x: jax.Array, weights: Any) -> jax.Array:
     """``x`` through all layers: those of a list one by one, stacked ones in a scan."""
@@ -82,13 +88,24 @@ def _outer(num_layers: int) -> int:
   return min((n for n in range(1, num_layers + 1) if num_layers % n == 0), key=lambda n: abs(n - math.sqrt(num_layers)))
 
 
+def _offloading(names: tuple[str, ...]) -> Callable[..., Any]:
+  return jax.checkpoint_policies.save_and_offload_only_these_names(
+    names_which_can_be_saved=[],
+    names_which_can_be_offloaded=list(names),
+    offload_src="device",
+    offload_dst="pinned_host",
+  )
+
+
 PLAIN = Rung("plain", is_plain=True)
 RUNGS = {
   **{name: Rung(name, jax.checkpoint_policies.save_only_these_names(*saved)) for name, saved in _SAVED.items()},
   "dots_saveable": Rung("dots_saveable", jax.checkpoint_policies.dots_saveable),
   "dots_no_batch": Rung("dots_no_batch", jax.checkpoint_policies.dots_with_no_batch_dims_saveable),
   "nested": Rung("nested"),
+  **{name: Rung(name, _offloading(names), on_host=names) for name, names in _OFFLOADED.items()},
 }
+ON_DEVICE = [name for name, rung in RUNGS.items() if not rung.on_host]  # what a CPU has, too
 
 
 @dataclasses.dataclass(frozen=True)

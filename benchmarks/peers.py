@@ -146,7 +146,10 @@ def llama_case() -> Case:
       (jax.tree.map(draw, params), rng.integers(0, program.size.vocabulary, tokens.shape, np.int32))
     )
 
-  rungs = {PER_BLOCK if name == "full" else name: program.loss(rung) for name, rung in ladder_programs.RUNGS.items()}
+  rungs = {
+    PER_BLOCK if name == "full" else name: program.loss(ladder_programs.RUNGS[name])
+    for name in ladder_programs.ON_DEVICE
+  }
   rivals = {"per-block": PER_BLOCK} | {name: name for name in ("save_qkv_proj", "minimal")}
   return Case("scanned Llama", program.loss(), rungs, _gradient, arguments, engines=("auto", "policy"), rivals=rivals)
 

@@ -33,7 +33,7 @@ import optax
 import tables
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from ladder_programs import RUNGS, Rung, Size
+from ladder_programs import ON_DEVICE, RUNGS, Rung, Size
 
 import coopjax
 from coopjax.xla import targets
@@ -211,7 +211,7 @@ def main() -> None:
   summary, details = (__doc__ or "").split("\n\n", 1)
   parser = argparse.ArgumentParser(description=summary, epilog=details, formatter_class=argparse.RawTextHelpFormatter)
   parser.add_argument("--jobs", nargs="+", choices=JOBS, default=list(JOBS))
-  parser.add_argument("--rungs", nargs="*", choices=RUNGS, default=list(RUNGS))
+  parser.add_argument("--rungs", nargs="*", choices=RUNGS, default=ON_DEVICE)
   parser.add_argument("--out", type=pathlib.Path, default=RESULTS)
   arguments = parser.parse_args()
   os.environ["COOPJAX_CACHE_DIR"] = ""  # every plan is made, none is found

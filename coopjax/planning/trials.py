@@ -88,8 +88,8 @@ class Trials:
 
   @property
   def max_rounds(self) -> int:
-    """Trials that a search may make."""
-    return _CHEAP_TRIALS if self._are_cheap else _COMPILED_TRIALS
+    """Trials that a search may make; where values may go to the host there is more to choose."""
+    return _CHEAP_TRIALS * (1 + self._request.budget.offload) if self._are_cheap else _COMPILED_TRIALS
 
   @property
   def are_drafts(self) -> bool:

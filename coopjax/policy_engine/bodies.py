@@ -9,6 +9,7 @@ import functools
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from coopjax.policy_engine.by_hand import Offloading
 from coopjax.policy_engine.cuts import bytes_between
 from coopjax.policy_engine.decisions import Region, in_order
 from coopjax.policy_engine.forward_graph import ForwardGraph
@@ -28,7 +29,7 @@ class Body:
     stacked_bytes: passed between the segments, of all steps.
     curve: bytes and FLOPs of all steps; the first point keeps nothing but the segments' inputs, the last may leave
       the loop as the user wrote it.
-    offload_curve: the same with values offloaded; empty where nothing can be.
+    offload_curves: the same with values offloaded, in the second all that the loop carries; none where nothing can be.
     mixed_curve: where some pieces stay as they are, between the same ends; made when asked for, and empty where there
       is one piece, or loops inside.
     is_nested: what passes between the segments is repeated, too, step by step: they lie in one more (`Segment.inner`).
@@ -41,7 +42,7 @@ class Body:
   bounds: tuple[int, ...]
   stacked_bytes: int
   curve: tuple[CurvePoint, ...]
-  offload_curve: tuple[CurvePoint, ...] = ()
+  offload_curves: tuple[tuple[CurvePoint, ...], ...] = ()
   mixed_curve: Callable[[], tuple[CurvePoint, ...]] = tuple
   is_nested: bool = False
   inner: tuple[Region, ...] = ()
@@ -61,6 +62,8 @@ class Loop(abc.ABC):
     names: that the user gave to values of the body, and what a policy may name besides.
     saving: the first cutting under checkpoints that save the values of these names.
     opened: what is decided on where this one stays as it is, in several ways (`apart`); none where no scan is inside.
+    offloading: the first cutting, saving the values of some names and keeping those of others on the host; None where
+      nothing can be there.
   """
 
   equation_id: int | None
@@ -69,6 +72,7 @@ class Loop(abc.ABC):
   names: Collection[str]
   saving: Callable[[Iterable[str]], CurvePoint]
   opened: tuple["Loop", ...]
+  offloading: Offloading | None = dataclasses.field(default=None, kw_only=True)
 
   def body(self, level: int) -> Body:
     """The cutting at this level of fineness, or the finest."""
@@ -128,7 +132,7 @@ def nested(graph: ForwardGraph, body: Body, length: int) -> Body:
   flops = body.curve[0].flops + length * sum(graph.flops[: body.bounds[-2]])
   bare = CurvePoint(0, flops, True, (), inside_bytes=between_bytes + body.curve[0].inside_bytes)
   curve = (bare, body.curve[-1])
-  return Body(body.bounds, 0, curve, curve, is_nested=True)
+  return Body(body.bounds, 0, curve, (curve,), is_nested=True)
 
 
 def in_groups(
@@ -161,7 +165,7 @@ def in_groups(
     )
     for point in wrapped
   ]
-  return dataclasses.replace(body, curve=tuple(curve), offload_curve=(), group_size=size, is_peeled=is_peeled)
+  return dataclasses.replace(body, curve=tuple(curve), offload_curves=(), group_size=size, is_peeled=is_peeled)
 
 
 def dearer(body: Body, inner_flops: float) -> Body:
@@ -172,7 +176,7 @@ def dearer(body: Body, inner_flops: float) -> Body:
       dataclasses.replace(point, flops=point.flops + inner_flops) if point.is_wrapped else point for point in points
     )
 
-  return dataclasses.replace(body, curve=curve(body.curve), offload_curve=curve(body.offload_curve))
+  return dataclasses.replace(body, curve=curve(body.curve), offload_curves=tuple(map(curve, body.offload_curves)))
 
 
 def joint_curve(
@@ -210,4 +214,6 @@ def joined(
 
 def inside_bytes(turns: WorkingSets, start: int, stop: int, point: CurvePoint) -> int:
   """What is held while this piece of a turn is differentiated, repeated or not."""
-  return turns.peak_bytes(start, stop, point.saved) if point.is_wrapped else turns.plain_bytes(start, stop)
+  if not point.is_wrapped:
+    return turns.plain_bytes(start, stop)
+  return turns.peak_bytes(start, stop, (*point.saved, *(value for value in point.offloaded if value[0] >= start)))

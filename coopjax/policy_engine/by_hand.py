@@ -86,18 +86,25 @@ def policy_of(chosen: Iterable[str]) -> Callable[..., Any]:
   )
 
 
+Offloading = Callable[[Iterable[str], Iterable[str]], CurvePoint]
+
+
 class Layer(Protocol):
   """Where a checkpoint stands.
 
   Attributes:
     position: in the region: of the scan, or where the block starts.
     names: that the user gave to values in it, and what a policy may name besides.
+    offloading: the layer under a checkpoint that saves the values of some names and keeps those of others on the host;
+      None where nothing can be there.
   """
 
   @property
   def position(self) -> int: ...
   @property
   def names(self) -> Collection[str]: ...
+  @property
+  def offloading(self) -> "Offloading | None": ...
   def saving(self, names: Iterable[str], /) -> CurvePoint:
     """The layer under a checkpoint that saves the values of these names."""
     ...
@@ -115,6 +122,7 @@ class Block:
   graph: ForwardGraph
   kind: int  # blocks that are alike have the same, and choose alike
   known: dict[tuple[int, frozenset[Value]], CurvePoint]  # of all blocks of the graph
+  offloading: Offloading | None = None
 
   def saving(self, names: Iterable[str], /) -> CurvePoint:
     """As of `Layer`."""
@@ -282,7 +290,8 @@ class HandRung:
 
 def rungs(layers: Sequence[Layer]) -> Iterator[HandRung]:
   """All rungs; those that come to the same once."""
-  return _rungs(layers, name_sets(layers))
+  sets = name_sets(layers)
+  return _rungs(layers, sets | _all_on_host(layers, sets))
 
 
 def _rungs(layers: Sequence[Layer], sets: Mapping[frozenset[str], list[CurvePoint]]) -> Iterator[HandRung]:
@@ -291,6 +300,26 @@ def _rungs(layers: Sequence[Layer], sets: Mapping[frozenset[str], list[CurvePoin
     found.setdefault(tuple(points), (points, []))[1].append(chosen)
   for points, same in found.values():
     yield HandRung(tuple(same), {layer.position: point for layer, point in zip(layers, points, strict=True)})
+
+
+def _all_on_host(layers: Sequence[Layer], sets: Iterable[frozenset[str]]) -> dict[frozenset[str], list[CurvePoint]]:
+  """The same sets, all of each on the host, and with it what loops carry under a name."""
+  ways = [layer.offloading for layer in layers if layer.offloading is not None]
+  if not layers or len(ways) < len(layers):
+    return {}
+  carried = frozenset[str]().union(*map(carried_names, layers))
+  away = {chosen | more for chosen in sets if chosen.isdisjoint(PRODUCTS) for more in (frozenset[str](), carried)}
+  return {
+    frozenset(map(on_host, chosen)): [way((), chosen) for way in ways] for chosen in sorted(away, key=sorted) if chosen
+  }
+
+
+def carried_names(layer: Layer) -> frozenset[str]:
+  """What a loop carries under a name, and may keep on the host."""
+  if layer.offloading is None:
+    return frozenset()
+  names = frozenset(layer.names) - PRODUCTS
+  return frozenset(name for name in names if layer.offloading((), [name]).saved_bytes < 0)
 
 
 def merged_blocks(

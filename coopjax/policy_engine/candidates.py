@@ -181,8 +181,10 @@ class Candidates:
     for level in range(_num_levels(scans)):
       graph = looped(scans, level)
       self._add_ladders(graph, ScanLevel(scans, level, are_alone=True), is_cut=not only_scans)
-      if link is not None and all(scan.body(level).offload_curve for scan in scans):
-        self._add_ladders(graph, ScanLevel(scans, level, True, may_offload=True), is_cut=not only_scans, host=host)
+      curves = [scan.body(level).offload_curves for scan in scans]
+      for offloads in range(max(map(len, curves), default=0)) if all(curves) else ():
+        on_host = ScanLevel(scans, level, are_alone=True, offloads=offloads)
+        self._add_ladders(graph, on_host, is_cut=not only_scans, host=host)
       if not only_scans:
         self._add_ladders(graph, ScanLevel(scans, level, are_alone=False))
       if level == 0:
@@ -218,7 +220,7 @@ class Candidates:
           self.found += map(self._by_hand(original, (), merged).by_hand, of_products)
       self._add_ladders(original, ScanLevel())
     if host is not None and not only_scans and not scans:
-      self._add_ladders(original, ScanLevel(may_offload=True), host=host)
+      self._add_ladders(original, ScanLevel(offloads=0), host=host)
 
     def add_groups(to: Candidates) -> None:
       for in_groups in _in_groups(scans):
@@ -286,7 +288,7 @@ class Candidates:
     for bounds in cuts(graph, alone) if is_cut else [uncut(graph, alone)]:
       ladder = Ladder(curves, bounds, scans, alone, is_cut)
       self.found += (one for one in ladder.candidates() if one.is_bare or self._planner != "coop")
-      if not scans.may_offload:
+      if scans.offloads is None:
         self.found += map(ladder.keeping, self._kept)
         self.found += ladder.beyond() if is_cut else ()
 

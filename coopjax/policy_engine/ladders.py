@@ -179,14 +179,14 @@ class ScanLevel:
     level: of fineness.
     are_alone: they stand between segments and climb their own curves; otherwise they stand inside segments, which
       repeat them whole, with their barest decisions.
-    may_offload: the curves are those with values offloaded.
+    offloads: the curves are those with values offloaded: which (`Body.offload_curves`); None for none.
     are_mixed: pieces of bodies may stay as they are, where there are curves for that.
   """
 
   scans: Sequence[Loop] = ()
   level: int = 0
   are_alone: bool = False
-  may_offload: bool = False
+  offloads: int | None = None
   are_mixed: bool = False
 
   @property
@@ -196,7 +196,9 @@ class ScanLevel:
   def curve(self, scan: Loop) -> Sequence[CurvePoint]:
     """Of a scan between segments."""
     body = scan.body(self.level)
-    return body.offload_curve if self.may_offload else (self.are_mixed and body.mixed_curve()) or body.curve
+    if self.offloads is not None:
+      return body.offload_curves[min(self.offloads, len(body.offload_curves) - 1)]
+    return (self.are_mixed and body.mixed_curve()) or body.curve
 
   @property
   def inside_regions(self) -> tuple[Region, ...]:

@@ -9,17 +9,15 @@ waiting, as far as no compute hides the transfers. The model is the one that the
   its position has been reached by the recompute. The wait is the largest lateness, and no other order has a smaller one
   (Jackson's rule of earliest due dates, 1955). Inputs of the segment are needed at once, so nothing hides them.
 
-Seconds of compute are a lower bound (`cost.fused_seconds`), so that a transfer counts as hidden only where there is
-certainly enough to do. Offload is chosen where the wait costs less than the recompute, the value's own and that of all
-its ancestors that nothing else needs. Values kept on the device after that, offloaded ones among them, are those that
-spare the most per byte.
+Seconds of compute are those of fused ops (`cost.fused_seconds`) at the speed that a device reaches in training
+(`planning.host_offload`). What is worth a trip `offload_curves` says.
 
-Weaknesses: copies back are not started a segment ahead; values are considered in one order, of FLOPs spared per byte;
-an input that the segment only adds to something may count as needed, and XLA drops its copies.
+Weaknesses: copies back are not started a segment ahead; an input that the segment only adds to something may count as
+needed, and XLA drops its copies.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from jax.extend import core
@@ -30,7 +28,6 @@ from coopjax.jaxpr.user_policy import is_nameable
 from coopjax.policy_engine.cuts import cut
 from coopjax.policy_engine.decisions import Value, in_order
 from coopjax.policy_engine.forward_graph import ForwardGraph
-from coopjax.policy_engine.offload_curves import Choices
 from coopjax.policy_engine.save_curves import CurvePoint, SavingRegion
 from coopjax.program.cost import Roofline
 
@@ -44,7 +41,7 @@ class HostLink:
   Attributes:
     bytes_per_s: in one direction; the two directions don't disturb each other.
     start_s: seconds before the first byte moves.
-    roofline: of the device.
+    roofline: of the device, as fast as it is in training.
     is_for_loops: only what a scan's body makes can be offloaded. XLA:TPU copies a value of straight-line code back at
       once, whatever the copy is tied to, and so it frees nothing.
   """
@@ -113,40 +110,57 @@ class HostTrips:
   Attributes:
     link: to the host.
     forward_s: modelled seconds of the forward pass, by position.
+    start: the first of these.
   """
 
   link: HostLink
   forward_s: np.ndarray
+  start: int = 0
 
   @classmethod
   def of(cls, link: HostLink, jaxpr: core.Jaxpr, of_work: int = 1) -> "HostTrips":
     """For the region with this jaxpr, of whose work a device does one part of so many."""
     return cls(link, np.array([cost.fused_seconds(equation, link.roofline) / of_work for equation in jaxpr.eqns]))
 
-  def choices(self, graph: ForwardGraph, start: int, stop: int, inputs: Sequence[Input] = ()) -> "OffloadChoices":
-    """For `offload_curves.offload_curve`: a segment with all offloads that are worth it, and its inputs besides."""
-    return OffloadChoices(self, graph, start, stop, inputs)
+  def piece(self, start: int, stop: int) -> "HostTrips":
+    """Of the positions ``[start, stop)`` of the region alone."""
+    return dataclasses.replace(self, forward_s=self.forward_s[start - self.start : stop - self.start], start=start)
+
+  def trips(self, whole: SavingRegion, kept: CurvePoint, inputs: Sequence[Input]) -> dict[Value, Trip]:
+    """Of each value that a checkpoint around the region keeps, and of the region's inputs."""
+    at = np.arange(self.start, self.start + len(self.forward_s))
+    is_repeated = np.isin(at, list(whole.repeated_at(kept.saved)))
+    starts_s, repeated_s = map(_starts, (self.forward_s, self.forward_s * is_repeated))
+
+    def made(value: Value) -> Trip:
+      position = value[0] - self.start
+      return Trip(whole.num_bytes(value), float(starts_s[position + 1]), float(repeated_s[position]))
+
+    return {value: made(value) for value in kept.saved} | {value: Trip(size, 0.0, 0.0) for value, size in inputs}
+
+  def sent(self, kept: CurvePoint, trips: Mapping[Value, Trip], on_host: Collection[Value]) -> CurvePoint:
+    """What a checkpoint keeps, with some of it, or of the inputs, on the host."""
+    wait = self.waiting_flops([trips[value] for value in on_host])
+    return dataclasses.replace(
+      kept,
+      saved_bytes=kept.saved_bytes - sum(trips[value].num_bytes for value in on_host),
+      flops=kept.flops + wait,
+      saved=tuple(value for value in kept.saved if value not in on_host),
+      offloaded=in_order(on_host),
+      waiting_flops=wait,
+    )
+
+  def waiting_flops(self, trips: Sequence[Trip]) -> float:
+    """What the device would compute while it waits for these."""
+    return self.link.flops(waiting_s(trips, self.link, float(self.forward_s.sum())))
 
   def point(
     self, whole: SavingRegion, saved: frozenset[Value], offloaded: frozenset[Value], inputs: Sequence[Input]
   ) -> CurvePoint:
     """All of the region under a policy that saves and offloads these values, the region's inputs among them."""
     kept = whole.choice(saved | offloaded)
-    carried = {value: num_bytes for value, num_bytes in inputs if value in offloaded}
-    made = {value: whole.num_bytes(value) for value in kept.saved if value in offloaded and value not in carried}
-    is_repeated = np.isin(np.arange(len(self.forward_s)), list(whole.repeated_at(kept.saved)))
-    starts_s, repeated_s = map(_starts, (self.forward_s, self.forward_s * is_repeated))
-    trips = [Trip(num_bytes, 0.0, 0.0) for num_bytes in carried.values()]
-    trips += [Trip(size, float(starts_s[at + 1]), float(repeated_s[at])) for (at, _), size in made.items()]
-    on_host, wait = carried | made, self.link.flops(waiting_s(trips, self.link, float(starts_s[-1])))
-    return dataclasses.replace(
-      kept,
-      saved_bytes=kept.saved_bytes - sum(on_host.values()),
-      flops=kept.flops + wait,
-      saved=tuple(value for value in kept.saved if value not in on_host),
-      offloaded=in_order(on_host),
-      waiting_flops=wait,
-    )
+    trips = self.trips(whole, kept, inputs)
+    return self.sent(kept, trips, [value for value in trips if value in offloaded])
 
 
 def _starts(seconds: np.ndarray) -> np.ndarray:
@@ -209,86 +223,3 @@ def _sole_inputs(jaxpr: core.Jaxpr, bounds: Sequence[int], made: Mapping[core.Va
     if len(segments) == 1 and num_bytes >= _MIN_BYTES and is_nameable(var) and var not in returned:
       found[segments.pop()].append((made[var], num_bytes))
   return [tuple(inputs) for inputs in found]
-
-
-class OffloadChoices(Choices):
-  """What a segment keeps, starting from all offloads that are worth it; items below 0 are inputs."""
-
-  def __init__(self, region: HostTrips, graph: ForwardGraph, start: int, stop: int, inputs: Sequence[Input]):
-    super().__init__(graph, start, stop)
-    self._region = region
-    self._starts_s = _starts(region.forward_s[start:stop])
-    self._repeated_for = -1.0  # FLOPs: what `_repeated_starts_s` was made for
-    self._inputs = inputs = self._needed(inputs)
-    self._on_host = {-1 - k for k in range(len(inputs))}
-    self.saved_bytes = -sum(num_bytes for _, num_bytes in inputs)
-    for value in super().candidates():
-      self._offload_if_worth(value)
-
-  def _needed(self, inputs: Sequence[Input]) -> list[Input]:
-    """Those that the backward pass reads, or what it repeats; carries are taken to be."""
-    needed = {
-      named
-      for value, named in enumerate(self.graph.named)
-      if value in self.graph.residuals or self.repeated.reads(value)
-    }
-    return [(value, num_bytes) for value, num_bytes in inputs if value[0] < 0 or value in needed]
-
-  def _offload_if_worth(self, value: int) -> None:
-    link, before_s = self._region.link, self._waiting_s(self._on_host)
-    wait = link.flops(self._waiting_s(self._on_host | {value}) - before_s)
-    if self.repeated.spared(value) > wait:
-      self._on_host.add(value)
-      self.repeated.save(value)
-
-  def candidates(self) -> list[int]:
-    """What is on the host, and what could be saved."""
-    return [*sorted(self._on_host), *(value for value in super().candidates() if value not in self._on_host)]
-
-  @property
-  def waiting_flops(self) -> float:
-    return self._region.link.flops(self._waiting_s(self._on_host))
-
-  @property
-  def flops(self) -> float:
-    return self.repeated.flops + self.waiting_flops
-
-  def num_bytes(self, item: int) -> int:
-    return self._inputs[-1 - item][1] if item < 0 else self.graph.value_bytes[item]
-
-  def gain(self, item: int) -> float:
-    if item not in self._on_host:
-      return super().gain(item)
-    return self.waiting_flops - self._region.link.flops(self._waiting_s(self._on_host - {item}))
-
-  def keep(self, item: int) -> None:
-    if item >= 0:
-      super().keep(item)
-    else:
-      self.saved_bytes += self.num_bytes(item)
-    self._on_host.discard(item)
-
-  def point(self) -> CurvePoint:
-    offloaded = [self._inputs[-1 - item][0] if item < 0 else self.graph.name_of(item) for item in self._on_host]
-    return dataclasses.replace(super().point(), offloaded=tuple(sorted(offloaded)), waiting_flops=self.waiting_flops)
-
-  def _waiting_s(self, items: set[int]) -> float:
-    return waiting_s([self._trip(item) for item in items], self._region.link, float(self._starts_s[-1]))
-
-  def _trip(self, item: int) -> Trip:
-    if item < 0:
-      return Trip(self.num_bytes(item), 0.0, 0.0)
-    position = self.graph.value_position[item]
-    return Trip(self.num_bytes(item), float(self._starts_s[position + 1 - self._start]), self._repeated_s(position))
-
-  def _repeated_s(self, position: int) -> float:
-    """Seconds of what is repeated before a position."""
-    if self._repeated_for != self.repeated.flops:
-      flops, repeated = (
-        np.array([of(p) for p in range(self._start, self._stop)], np.float64)
-        for of in (self.graph.flops.__getitem__, self.repeated.flops_at)
-      )
-      seconds = self._region.forward_s[self._start : self._stop] * repeated / np.maximum(flops, 1.0)
-      self._repeated_starts_s = _starts(seconds)
-      self._repeated_for = self.repeated.flops
-    return float(self._repeated_starts_s[position - self._start])

@@ -8,7 +8,7 @@ pick by hand: each set of the names that the user gave, the products, and what t
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from jax.extend import core
 from jax.extend.core import primitives
@@ -17,7 +17,7 @@ from coopjax.jaxpr import cost, user_policy
 from coopjax.jaxpr.tags import tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn
 from coopjax.policy_engine.bodies import Body, Loop
-from coopjax.policy_engine.by_hand import PRODUCTS, name_sets, on_host
+from coopjax.policy_engine.by_hand import PRODUCTS, Offloading, carried_names, name_sets, on_host
 from coopjax.policy_engine.candidates import Candidates
 from coopjax.policy_engine.decisions import PolicyDecisions, Value
 from coopjax.policy_engine.description import RESHAPES
@@ -213,7 +213,7 @@ def _of_layer(
   opened = list(_opened(as_layer))
   for loop in (as_layer, *opened, *(_in_blocks(as_layer) if is_wide else ())):
     for body in loop.bodies:
-      for curve in (body.curve, body.offload_curve, body.mixed_curve() if is_wide else ()):
+      for curve in (body.curve, *body.offload_curves, body.mixed_curve() if is_wide else ()):
         for i, point in enumerate(curve[:-1]):
           rungs.append(_rung(member, jaxpr, loop, body, point, is_bare=i == 0))
   # What a turn gets from the one before is kept by all alike, but where it goes to the host.
@@ -278,7 +278,7 @@ def _by_hand(member: Member, jaxpr: core.Jaxpr, loop: Loop) -> dict[frozenset[st
   sets = {chosen: point for chosen, (point,) in sorted(name_sets([loop]).items(), key=lambda each: len(each[0]))}
   if member.policy is not None and isinstance(loop, Scan):
     sets[frozenset({_OWN_POLICY})] = loop.choice_of(_kept_by(member.policy, jaxpr))
-  if isinstance(loop, Scan) and loop.offloading is not None:
+  if loop.offloading is not None:
     sets |= _offloading(loop, loop.offloading, [chosen for chosen in sets if chosen.isdisjoint(NO_NAMES)])
   whole = loop.body(0)
 
@@ -292,9 +292,7 @@ def _by_hand(member: Member, jaxpr: core.Jaxpr, loop: Loop) -> dict[frozenset[st
   return {chosen: found.get(point) or found.setdefault(point, rung(chosen, point)) for chosen, point in sets.items()}
 
 
-def _offloading(
-  loop: Loop, offloading: Callable[[Iterable[str], Iterable[str]], CurvePoint], sets: Sequence[frozenset[str]]
-) -> dict[frozenset[str], CurvePoint]:
+def _offloading(loop: Loop, offloading: Offloading, sets: Sequence[frozenset[str]]) -> dict[frozenset[str], CurvePoint]:
   """Of each set of names, one more after the other on the host: those first that wait the least for their bytes. What
   the loop carries goes there under a name, too, saved or not.
   """
@@ -303,7 +301,7 @@ def _offloading(
     saved_bytes, point = offloading([name], ()).saved_bytes, offloading((), [name])
     return point.waiting_flops / max(1, saved_bytes - point.saved_bytes)
 
-  carried = {name for name in loop.names if name not in PRODUCTS and offloading((), [name]).saved_bytes < 0}
+  carried = carried_names(loop)
   order, found = sorted({*carried, *itertools.chain(*sets)}, key=wait_of), dict[frozenset[str], CurvePoint]()
   for chosen in sets:
     away = list[str]()

@@ -57,8 +57,6 @@ class Scan(Loop):
   Attributes:
     choice_of: the body in one piece, saving these values.
     carried_bytes: that a checkpoint around the body keeps, of all turns.
-    offloading: the body in one piece, saving the values of some names and offloading those of others; None where
-      nothing can be offloaded.
     in_blocks: it in several ways, with the body cut between its blocks (`cuts.between_blocks`), or where there are
       scans inside, with theirs; none where there are not several; made when asked for.
     in_groups: the body in one piece, its turns in groups of a size of `group_sizes`, peeled or not.
@@ -69,7 +67,6 @@ class Scan(Loop):
   carried_bytes: int
   in_groups: Callable[[int, bool], Body]
   group_sizes: Sequence[int] = ()
-  offloading: Callable[[Iterable[str], Iterable[str]], CurvePoint] | None = None
   in_blocks: Callable[[], Sequence["Scan"]] = tuple
 
   def same_outside(self, level: int) -> int:
@@ -216,7 +213,7 @@ def _as_body(
     if region is not None:
       inputs = [carried_inputs(body, piece.bounds, carried) for piece in bodies]
       bodies = [
-        dataclasses.replace(piece, offload_curve=_offload_curve(turns, piece, length, region, at))
+        dataclasses.replace(piece, offload_curves=_offload_curves(turns, piece, length, region, at))
         for piece, at in zip(bodies, inputs, strict=True)
       ]
     bodies += [*itertools.chain(*others), *(nested(graph, piece, length) for piece in bodies[1:])]
@@ -273,7 +270,7 @@ def _as_body(
         return joined(turns, pieces, [*points, *behind], length)
 
       body = of_pieces(turns, bounds, length, Form.EVERY_OP, choose_apart=True, num_blocks=num_blocks)
-      return dataclasses.replace(scan, bodies=(body,), saving=saving)
+      return dataclasses.replace(scan, bodies=(body,), saving=saving, offloading=None)
 
     return [way(bounds) for bounds in ways]
 
@@ -289,7 +286,7 @@ def _as_body(
     length * carried_bytes,
     grouped,
     groups.sizes(length) if equation_id is not None else (),
-    offloading if region is not None else None,
+    offloading=offloading if region is not None else None,
   )
   return dataclasses.replace(scan, in_blocks=functools.cache(functools.partial(in_blocks, scan)))
 
@@ -330,12 +327,16 @@ def carried_out(body: core.Jaxpr, nested: tuple[Region, ...], first_id: int) -> 
   return apply_inside(body, PolicyDecisions(shifted))
 
 
-def _offload_curve(
+def _offload_curves(
   turns: WorkingSets, body: Body, length: int, region: HostTrips, inputs: tuple[Input, ...]
-) -> tuple[CurvePoint, ...]:
-  graph = turns.graph
-  curves = [
-    offload_curve(region.choices(graph, start, stop, () if start else inputs))
-    for start, stop in zip(body.bounds, body.bounds[1:], strict=False)
-  ]
-  return joint_curve(turns, body.bounds, curves, length)
+) -> tuple[tuple[CurvePoint, ...], ...]:
+  pieces = list(itertools.pairwise(body.bounds))
+
+  def joint(sends_inputs: bool) -> tuple[CurvePoint, ...]:
+    curves = [
+      offload_curve(region, turns.graph, *piece, () if piece[0] else inputs, is_stacked=True, sends_inputs=sends_inputs)
+      for piece in pieces
+    ]
+    return joint_curve(turns, body.bounds, curves, length)
+
+  return tuple(map(joint, (False, True) if inputs else (False,)))

@@ -8,7 +8,7 @@ from jax.extend import core
 from coopjax.policy_engine.compiled_profile import CompiledProfile
 from coopjax.policy_engine.forward_graph import ForwardGraph
 from coopjax.policy_engine.offload import HostLink, HostTrips, Input, inputs_between
-from coopjax.policy_engine.offload_curves import Choices, offload_curve
+from coopjax.policy_engine.offload_curves import offload_curve
 from coopjax.policy_engine.save_curves import CurvePoint, save_curve, shifted
 
 
@@ -31,10 +31,10 @@ class TopOffload:
     effects = frozenset(i for i, equation in enumerate(jaxpr.eqns) if equation.effects)
     return cls(jaxpr, HostTrips.of(link, jaxpr), effects)
 
-  def choices(self, graph: ForwardGraph, start: int, stop: int, inputs: tuple[Input, ...]) -> Choices | None:
+  def curve(self, graph: ForwardGraph, start: int, stop: int, inputs: tuple[Input, ...]) -> list[CurvePoint] | None:
     """Of one segment; None if it must not offload."""
     is_pure = self.effects.isdisjoint(range(start, stop))
-    return self.trips.choices(graph, start, stop, inputs) if is_pure else None
+    return offload_curve(self.trips, graph, start, stop, inputs) if is_pure else None
 
 
 class SegmentBytes:
@@ -94,7 +94,6 @@ class SegmentCurves:
     offered = tuple(((at - start, index), size) for (at, index), size in inputs)
     key = self._host is not None, self.graph.signature(start, stop), offered
     if key not in self._known:
-      choices = self._host and self._host.choices(self.graph, start, stop, inputs)
-      curve = offload_curve(choices) if choices else save_curve(self.graph, start, stop)
+      curve = (self._host and self._host.curve(self.graph, start, stop, inputs)) or save_curve(self.graph, start, stop)
       self._known[key] = [shifted(point, -start) for point in curve]
     return self._known[key]

@@ -59,7 +59,7 @@ def square_chain(depth, width=8, batch=16):
 def curve_of(bytes_per_s, depth=4, inputs=()):
   jaxpr, graph = square_chain(depth)
   region = HostTrips.of(link(bytes_per_s), jaxpr)
-  return graph, offload_curve(region.choices(graph, 0, graph.num_positions, inputs))
+  return graph, offload_curve(region, graph, 0, graph.num_positions, inputs)
 
 
 @pytest.mark.parametrize(("bytes_per_s", "is_offloaded"), [(0.45, True), (0.44, False)])
