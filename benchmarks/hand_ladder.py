@@ -9,9 +9,9 @@ length, calls and kernels by what is inside (coopjax/jaxpr/cost.py): a device's 
 products, convolutions and kernels alone. What the HLO engine clones comes on top, by its own count. "ratio" is ours
 over the hand's; where both repeat nothing, 1. A rung that offloads is compared with a plan that may: there the ratio is
 of what is repeated and of what could be computed while the device waits for its host ("waits", modelled:
-coopjax/policy_engine/offload.py); "on host" are the bytes that go there, by hand and ours. The results file also has the same of the compiled modules, on backends
-whose modules are read. "compiles" are those of planning, whole ones and, after the plus, those that end at the
-schedule; all seconds are CPU seconds of this process.
+coopjax/policy_engine/offload.py); "on host" are the bytes that go there, by hand and ours. The results file also has
+the same of the compiled modules, on backends whose modules are read. "compiles" are those of planning, whole ones and,
+after the plus, those that end at the schedule; all seconds are CPU seconds of this process.
 
   python benchmarks/hand_ladder.py                                           # on the CPU, one device
   python benchmarks/hand_ladder.py --programs decoder moe --rungs full minimal --engines policy

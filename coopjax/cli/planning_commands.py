@@ -57,6 +57,9 @@ def add_parsers(commands: Any) -> None:
     help="the budget is of arguments + outputs + temporaries - aliased, not of the temporaries alone",
   )
   plan.add_argument(
+    "--offload", action="store_true", help="values may go to the host's memory, where that takes less time than repeats"
+  )
+  plan.add_argument(
     "--output", "-o", type=files.output, metavar="FILE", help="save the plan, for RematPlan.load, explain and report"
   )
   plan.add_argument("--top", type=positive, default=20, metavar="N", help="decisions shown (20)")
@@ -165,7 +168,9 @@ def _plan(options: argparse.Namespace) -> tuple[int, str]:
   import coopjax
 
   function, args, kwargs = _asked(options)
-  budget = dataclasses.replace(options.budget, is_total=options.total or options.budget.is_total)
+  budget = dataclasses.replace(
+    options.budget, is_total=options.total or options.budget.is_total, offload=options.offload
+  )
   try:
     with warnings.catch_warnings():
       for category in (RematNoEffectWarning, BudgetExceededWarning):  # what is printed says so

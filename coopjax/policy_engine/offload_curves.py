@@ -1,9 +1,10 @@
 """What a segment keeps on the device, and what on the host: the third choice beside saving and repeating.
 
 A value on the host costs waiting, one on the device costs bytes, and what a checkpoint repeats depends on both together
-alone. So each set of values that is worth saving, for whatever price of a byte (`save_curves`), is the start of a
-chain: its values, and what the segment is given, go to the host one after the other, those first that make the device
-wait the least for their bytes. What no other point of any chain beats in bytes and time is the segment's curve.
+alone. So each set of values that is worth saving, for whatever price of a byte (`save_curves`) or for what is waited
+for its values, is the start of a chain: they, and what the segment is given, go to the host one after the other, those
+first that make the device wait the least for their bytes. What no other point of any chain beats in bytes and time is
+the segment's curve.
 
 Weakness: of a chain each value is chosen for itself; two small ones that would be hidden together are not tried in
 the place of one large one.
@@ -55,7 +56,8 @@ def offload_curve(
   read = {graph.named[value] for value in {*whole.inputs(), *graph.residuals}}
   offered = [(value, size) for value, size in inputs if not 0 <= value[0] < start or value in read]
   sent = [value for value, _ in offered] if sends_inputs else []
-  found = [point for kept in rungs for point in _chain(piece, kept, piece.trips(whole, kept, offered), sent)]
+  sets = dict.fromkeys([*rungs, *_fewer_and_fewer(piece, whole, rungs)])
+  found = [point for kept in sets for point in _chain(piece, kept, piece.trips(whole, kept, offered), sent)]
   curve = list[CurvePoint]()
   for point in sorted(found, key=lambda point: (point.saved_bytes, point.flops, len(point.offloaded))):
     is_better = not curve or point.flops <= curve[-1].flops - MIN_SHARE * bare
@@ -63,6 +65,17 @@ def offload_curve(
       curve.append(point)
   kept = np.unique(np.linspace(0, len(curve) - 1, _MAX_POINTS, dtype=int))
   return [*(curve[i] for i in kept), CurvePoint(everything, 0.0, False, ())]
+
+
+def _fewer_and_fewer(region: HostTrips, whole: SavingRegion, rungs: Sequence[CurvePoint]) -> Iterator[CurvePoint]:
+  """Of the largest set that is not too large, one value less each time: the one that is best repeated, if all the
+  others go to the host.
+  """
+  kept = next(kept for kept in reversed(rungs) if len(kept.saved) <= _MAX_AWAY)
+  cost = lambda kept: region.sent(kept, region.trips(whole, kept, ()), kept.saved).flops
+  while kept.saved:
+    kept = min((whole.choice({*kept.saved} - {value}) for value in kept.saved), key=cost)
+    yield kept
 
 
 def _chain(

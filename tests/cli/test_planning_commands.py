@@ -122,6 +122,15 @@ def test_a_budget_out_of_reach_is_one(script, capsys):
   assert status == 1 and json.loads(out)["smallest_bytes"] > json.loads(out)["budget_bytes"] == 1024
 
 
+def test_values_may_go_to_the_host_where_there_is_one(script, capsys):
+  common = "plan", f"{script}:loss", "--args", "make_args", "--budget", "50%", "--offload"
+  status, _, err = run(capsys, *common, "--engine", "policy")
+  assert status == 2 and "nowhere to offload" in err
+  with pytest.warns(coopjax.HostOffloadWarning, match="planned without host offload"):
+    status, out, _ = run(capsys, *common, "--json")
+  assert status == 0 and json.loads(out)["measured"]["host_bytes"] == 0
+
+
 def test_a_step_out_of_reach_says_what_to_wrap(script, capsys):
   common = "plan", f"{script}:scanned_step", "--args", "make_args", "--budget", "1KiB"
   status, out, _ = run(capsys, *common, "--engine", "hlo")

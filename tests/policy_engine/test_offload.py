@@ -16,7 +16,7 @@ from coopjax.budget import Budget
 from coopjax.jaxpr import user_policy
 from coopjax.jaxpr.tags import tag_jaxpr
 from coopjax.jaxpr.trace import trace
-from coopjax.policy_engine import rewrite
+from coopjax.policy_engine import by_hand, rewrite
 from coopjax.policy_engine.candidates import Candidates
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
 from coopjax.policy_engine.description import describe
@@ -208,6 +208,32 @@ def test_segments_with_side_effects_do_not_offload():
     for candidate in space.found
     for region in candidate.decisions.regions
     for segment in region.segments
+  )
+
+
+def test_what_people_offload_is_a_candidate():
+  def step(x, weight):
+    y = jnp.tanh(checkpoint_name(checkpoint_name(x, "carry") @ weight, "product"))
+    return x + jnp.sin(checkpoint_name(y @ weight, "second")), None
+
+  def fn(weights, x):
+    return jnp.mean(jax.lax.scan(step, x, weights)[0] ** 2)
+
+  x, weights = scan_arguments(batch=256)
+  roofline = Roofline(flops_per_s=1.0, transcendentals_per_s=1.0, bytes_per_s=1e30, op_overhead_s=0.0)
+  traced, link = trace(fn, (weights, x)), HostLink(1e9, 0.0, roofline)
+  found = {names: each for each in Candidates(traced, False, link=link).found for names in each.name_sets}
+  for names in (("product",), ("second",), ("product", "second"), ("carry",), ("carry", "product", "second")):
+    policy = tuple(sorted(map(by_hand.on_host, names)))
+    assert found[frozenset(policy)].policy == policy
+    args = (weights, x)
+    rewritten = rewrite.rewrite(traced, found[frozenset(policy)].decisions)
+    asked = jax.grad(lambda *args, rewritten=rewritten: traced.call(jax.tree.leaves((args, {})), rewritten))
+    copies = [equation.params["devices"][0] for equation in device_puts(jax.make_jaxpr(asked)(*args))]
+    assert len(copies) == 2 * len(names)
+    assert_close(jax.jit(asked)(*args), jax.jit(jax.grad(fn))(*args))
+  assert not any(
+    "on the host" in name for each in Candidates(traced, False).found for s in each.name_sets for name in s
   )
 
 

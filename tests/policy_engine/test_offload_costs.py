@@ -102,6 +102,24 @@ def test_inputs_go_to_the_host_and_come_back_to_the_device_last():
   assert on_device.saved_bytes > curve[0].saved_bytes and on_device.flops < curve[0].flops
 
 
+@pytest.mark.parametrize("bytes_per_s", [1e9, 3.0, 1.0, 0.6])
+@pytest.mark.parametrize("sends_inputs", [False, True])
+def test_no_choice_of_what_is_saved_and_where_beats_the_curve(bytes_per_s, sends_inputs):
+  jaxpr, graph = square_chain(3)
+  region, whole = HostTrips.of(link(bytes_per_s), jaxpr), SavingRegion(graph, 0, graph.num_positions)
+  inputs, values = (((-1, 0), 512),), [value for value in graph.named if value is not None]
+  *curve, as_it_is = offload_curve(region, graph, 0, graph.num_positions, inputs, sends_inputs=sends_inputs)
+  assert curve and not (sends_inputs and any((-1, 0) not in point.offloaded for point in curve))
+  for where in itertools.product(("repeated", "saved", "on the host"), repeat=len(values)):
+    of = {at: frozenset(v for v, place in zip(values, where, strict=True) if place == at) for at in where}
+    for sent in (frozenset({(-1, 0)}),) if sends_inputs else (frozenset(), frozenset({(-1, 0)})):
+      on_host = of.get("on the host", frozenset()) | sent
+      choice = region.point(whole, of.get("saved", frozenset()), on_host, inputs)
+      if choice.saved_bytes < as_it_is.saved_bytes:
+        least = min(point.flops for point in curve if point.saved_bytes <= choice.saved_bytes)
+        assert least <= choice.flops + 2e-3 * whole.choice(()).flops
+
+
 @pytest.mark.parametrize(("of_work", "wait"), [(1, 256 + 384), (2, 384 + 448)])
 def test_what_a_policy_offloads_waits_for_its_way(of_work, wait):
   # Two layers at one byte a second: the second product is made at 2176 + 2048 s and is out 512 s later, the end is at

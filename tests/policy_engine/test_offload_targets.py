@@ -11,6 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 import coopjax
 from coopjax.budget import Budget
+from coopjax.jaxpr import user_policy
 from coopjax.jaxpr.trace import fn_and_gradient, trace
 from coopjax.planning import host_offload
 from coopjax.policy_engine import rewrite
@@ -134,6 +135,21 @@ def test_what_the_users_policy_offloads_lies_on_the_host(target):
   fn = jax.grad(coopjax.remat(scanned, budget=0.8, policy=policy, target=target))
   profile = measure(compile_abstract(fn, args, targets.resolve(target)))
   assert profile.host_bytes == DEPTH * rows * width * 4
+
+
+@pytest.mark.parametrize("target", [GPU, TPU])
+def test_bytes_of_what_people_offload_are_held(target):
+  policy = user_policy.over_names((), ("product",))
+  args, device = arguments(scanned, target), targets.resolve(target)
+
+  def by_hand(weights, x):
+    wrapped = jax.checkpoint(layer, policy=policy, prevent_cse=False)
+    return jnp.mean(jax.lax.scan(lambda x, weight: (wrapped(x, weight), None), x, weights)[0] ** 2)
+
+  hand = measure(compile_abstract(*fn_and_gradient(trace(by_hand, args)), device))
+  assert hand.host_bytes
+  plan = coopjax.plan(scanned, *args, budget=Budget(hand.temp_bytes, offload=True), target=target)
+  assert plan.fits and plan.measured.temp_bytes <= hand.temp_bytes
 
 
 def named_step(policy=None):
