@@ -53,8 +53,9 @@ from coopjax.planning import host_offload
 from coopjax.policy_engine.by_hand import on_host, user_name
 from coopjax.policy_engine.candidates import Candidates
 from coopjax.policy_engine.ladders import Candidate
+from coopjax.policy_engine.shards import shards_of
 from coopjax.xla import targets
-from coopjax.xla.compile import compile_trial, measure
+from coopjax.xla.compile import compile_scheduled, compile_trial, measure
 
 Row = tables.Row
 MIB, GIGA = 2**20, 1e9
@@ -155,11 +156,17 @@ class Bench:
   def space(self) -> Candidates:
     """Of what may go to the host."""
     link = host_offload.link(coopjax.Budget(1, offload=True), self.target)
-    return Candidates(differentiable(trace(self.program.loss(), self.program.arguments)), False, link=link)
+    traced = differentiable(trace(self.program.loss(), self.program.arguments))
+    shards = shards_of(traced, lambda fn, avals: compile_scheduled(fn, avals, self.target))
+    space = Candidates(traced, False, link=link, shards=shards)
+    space.deepen()
+    space.widen()
+    return space
 
   def waits(self, is_it: Callable[[Candidate], bool]) -> float:
     """GFLOPs that a device could compute while it waits for the host under a candidate, modelled."""
-    return next(each.waiting_flops for each in self.space.found if is_it(each)) / GIGA
+    found = itertools.chain.from_iterable(map(_forms, self.space.found))
+    return next(each.waiting_flops for each in found if is_it(each)) / GIGA
 
   def ours(self, hand: Row, engine: str, offloads: bool) -> Row:
     """What a plan for a rung's bytes takes and repeats; nothing but the reason where there is none."""
@@ -225,6 +232,12 @@ class Bench:
 
   def _gradient(self, loss: Callable) -> tuple[Callable, Any]:
     return fn_and_gradient(differentiable(trace(loss, self.program.arguments)))
+
+
+def _forms(candidate: Candidate | None) -> Iterator[Candidate]:
+  while candidate is not None:
+    yield candidate
+    candidate = candidate.twin
 
 
 def product_flops(jaxpr: core.Jaxpr) -> float:

@@ -100,7 +100,7 @@ class Candidates:
     # A checkpoint's own policy would save in the forward run that offload replaces (`host_copies`).
     host = None
     if link is not None and not link.is_for_loops and traced.policy is None and home.is_top:
-      host = TopOffload.of(jaxpr, link)
+      host = TopOffload.of(jaxpr, link, shards.get(None, WHOLE))
     with home.scope.entered():
       if shards:
         original = forward_graph(home.jaxpr, home.is_differentiable, shards.get(None, WHOLE))

@@ -29,6 +29,7 @@ from coopjax.policy_engine.cuts import cut
 from coopjax.policy_engine.decisions import Value, in_order
 from coopjax.policy_engine.forward_graph import ForwardGraph
 from coopjax.policy_engine.save_curves import CurvePoint, SavingRegion
+from coopjax.policy_engine.shards import WHOLE, Shards
 from coopjax.program.cost import Roofline
 
 _MIN_BYTES = 4096  # of an input: smaller ones are not worth a transfer of their own
@@ -118,9 +119,10 @@ class HostTrips:
   start: int = 0
 
   @classmethod
-  def of(cls, link: HostLink, jaxpr: core.Jaxpr, of_work: int = 1) -> "HostTrips":
-    """For the region with this jaxpr, of whose work a device does one part of so many."""
-    return cls(link, np.array([cost.fused_seconds(equation, link.roofline) / of_work for equation in jaxpr.eqns]))
+  def of(cls, link: HostLink, jaxpr: core.Jaxpr, shards: Shards = WHOLE) -> "HostTrips":
+    """For the region with this jaxpr, whose work devices share."""
+    seconds = [cost.fused_seconds(equation, link.roofline) / shards.of_work for equation in jaxpr.eqns]
+    return cls(link, np.array(seconds))
 
   def piece(self, start: int, stop: int) -> "HostTrips":
     """Of the positions ``[start, stop)`` of the region alone."""
@@ -179,15 +181,17 @@ def cuts_for_offload(graph: ForwardGraph, alone: frozenset[int]) -> list[tuple[i
   return cut(dataclasses.replace(graph, crossing=np.stack([positions, positions + 1, at_cuts], axis=1)), alone)
 
 
-def inputs_between(jaxpr: core.Jaxpr, bounds: Sequence[int]) -> list[tuple[Input, ...]]:
+def inputs_between(jaxpr: core.Jaxpr, bounds: Sequence[int], shards: Shards = WHOLE) -> list[tuple[Input, ...]]:
   """Per segment of straight-line code, the values made before it that no other later segment reads."""
   made = {
     var: (position, index) for position, equation in enumerate(jaxpr.eqns) for index, var in enumerate(equation.outvars)
   }
-  return _sole_inputs(jaxpr, bounds, made)
+  return _sole_inputs(jaxpr, bounds, made, shards)
 
 
-def carried_inputs(body: core.Jaxpr, bounds: Sequence[int], carried: Sequence[core.Var]) -> tuple[Input, ...]:
+def carried_inputs(
+  body: core.Jaxpr, bounds: Sequence[int], carried: Sequence[core.Var], shards: Shards = WHOLE
+) -> tuple[Input, ...]:
   """The carries of a scan that only the first segment of its body reads; as values of position -1, or as what the body
   reads in their place: a policy of the user's can name that.
 
@@ -195,9 +199,10 @@ def carried_inputs(body: core.Jaxpr, bounds: Sequence[int], carried: Sequence[co
     body: of the scan.
     bounds: of its segments.
     carried: those of its inputs that are carries.
+    shards: how devices share its values.
   """
   made = {var: (-1, index) for index, var in enumerate(body.invars) if var in carried}
-  found = _sole_inputs(body, bounds, made)[0]
+  found = _sole_inputs(body, bounds, made, shards)[0]
   return tuple((_named_in(body, value) or value, num_bytes) for value, num_bytes in found)
 
 
@@ -209,7 +214,9 @@ def _named_in(body: core.Jaxpr, carry: Value) -> Value | None:
   return (readers[0], 0) if is_named else None
 
 
-def _sole_inputs(jaxpr: core.Jaxpr, bounds: Sequence[int], made: Mapping[core.Var, Value]) -> list[tuple[Input, ...]]:
+def _sole_inputs(
+  jaxpr: core.Jaxpr, bounds: Sequence[int], made: Mapping[core.Var, Value], shards: Shards
+) -> list[tuple[Input, ...]]:
   readers: dict[core.Var, set[int]] = {var: set() for var in made}
   for position, equation in enumerate(jaxpr.eqns):
     segment = int(np.searchsorted(bounds, position, side="right")) - 1
@@ -219,7 +226,7 @@ def _sole_inputs(jaxpr: core.Jaxpr, bounds: Sequence[int], made: Mapping[core.Va
   found: list[list[Input]] = [[] for _ in bounds[1:]]
   returned = {atom for atom in jaxpr.outvars if isinstance(atom, core.Var) and made.get(atom, (-1, 0))[0] >= 0}
   for var, segments in readers.items():
-    num_bytes = cost.num_bytes(var.aval)
+    num_bytes = shards.num_bytes(var.aval, made[var][0])
     if len(segments) == 1 and num_bytes >= _MIN_BYTES and is_nameable(var) and var not in returned:
       found[segments.pop()].append((made[var], num_bytes))
   return [tuple(inputs) for inputs in found]

@@ -200,7 +200,7 @@ def _as_body(
   if not graph.residual_bytes().sum():
     return None
   forms = list(Form if is_cut else [Form.EVERY_OP])
-  region = None if link is None else HostTrips.of(link, body, at_body.of_work)
+  region = None if link is None else HostTrips.of(link, body, at_body)
 
   def cuttings(graph: ForwardGraph, forms: Sequence[Form], inner: tuple[Region, ...]) -> list[Body]:
     bounds = sorted(cut(graph), key=len) if is_cut else [(0, graph.num_positions)]
@@ -211,7 +211,7 @@ def _as_body(
       for form in forms
     )
     if region is not None:
-      inputs = [carried_inputs(body, piece.bounds, carried) for piece in bodies]
+      inputs = [carried_inputs(body, piece.bounds, carried, at_body) for piece in bodies]
       bodies = [
         dataclasses.replace(piece, offload_curves=_offload_curves(turns, piece, length, region, at))
         for piece, at in zip(bodies, inputs, strict=True)
@@ -234,7 +234,7 @@ def _as_body(
   in_one_piece = next((piece for piece in bodies if piece.inner), bodies[0])
   names = named_values(body, graph)
   choice_of = lambda saved: joined(turns, pieces, [whole.choice(saved)], length)
-  inputs = carried_inputs(body, (0, graph.num_positions), carried) if region else ()
+  inputs = carried_inputs(body, (0, graph.num_positions), carried, at_body) if region else ()
 
   def offloading(saved: Iterable[str], offloaded: Iterable[str]) -> CurvePoint:
     assert region is not None

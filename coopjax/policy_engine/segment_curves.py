@@ -10,6 +10,7 @@ from coopjax.policy_engine.forward_graph import ForwardGraph
 from coopjax.policy_engine.offload import HostLink, HostTrips, Input, inputs_between
 from coopjax.policy_engine.offload_curves import offload_curve
 from coopjax.policy_engine.save_curves import CurvePoint, save_curve, shifted
+from coopjax.policy_engine.shards import Shards
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -20,16 +21,18 @@ class TopOffload:
     jaxpr: of the region.
     trips: of the region.
     effects: positions with side effects; segments with one don't offload, because that takes a second forward run.
+    shards: how devices share its values.
   """
 
   jaxpr: core.Jaxpr
   trips: HostTrips
   effects: frozenset[int]
+  shards: Shards
 
   @classmethod
-  def of(cls, jaxpr: core.Jaxpr, link: HostLink) -> "TopOffload":
+  def of(cls, jaxpr: core.Jaxpr, link: HostLink, shards: Shards) -> "TopOffload":
     effects = frozenset(i for i, equation in enumerate(jaxpr.eqns) if equation.effects)
-    return cls(jaxpr, HostTrips.of(link, jaxpr), effects)
+    return cls(jaxpr, HostTrips.of(link, jaxpr, shards), effects, shards)
 
   def curve(self, graph: ForwardGraph, start: int, stop: int, inputs: tuple[Input, ...]) -> list[CurvePoint] | None:
     """Of one segment; None if it must not offload."""
@@ -82,7 +85,7 @@ class SegmentCurves:
 
   def inputs(self, bounds: tuple[int, ...]) -> list[tuple[Input, ...]]:
     """Per segment, the values made before it that it could keep on the host."""
-    return inputs_between(self._host.jaxpr, bounds) if self._host else [()] * (len(bounds) - 1)
+    return inputs_between(self._host.jaxpr, bounds, self._host.shards) if self._host else [()] * (len(bounds) - 1)
 
   def __call__(self, start: int, stop: int, inputs: tuple[Input, ...]) -> list[CurvePoint]:
     if (start, stop, inputs) not in self._curves:

@@ -12,6 +12,7 @@ from coopjax.policy_engine.offload import HostLink, HostTrips, Trip, carried_inp
 from coopjax.policy_engine.offload_curves import offload_curve
 from coopjax.policy_engine.residuals import forward_graph
 from coopjax.policy_engine.save_curves import SavingRegion
+from coopjax.policy_engine.shards import Shards
 from coopjax.program.cost import Roofline
 
 # One FLOP, one byte, one transcendental a second: seconds are FLOPs.
@@ -126,7 +127,7 @@ def test_what_a_policy_offloads_waits_for_its_way(of_work, wait):
   # 4480 s: 256 s too late. Back it is after 512 s, and needed after the first tanh, 128 s: 384 s too late. On one of
   # two devices that share the work all but the transfers takes half of that.
   jaxpr, graph = square_chain(2)
-  region, whole = HostTrips.of(link(1.0), jaxpr, of_work), SavingRegion(graph, 0, graph.num_positions)
+  region, whole = HostTrips.of(link(1.0), jaxpr, Shards({}, {}, of_work)), SavingRegion(graph, 0, graph.num_positions)
   point = region.point(whole, frozenset({(0, 0)}), frozenset({(2, 0)}), ())
   on_device = whole.choice([(0, 0), (2, 0)])
   assert (point.saved, point.offloaded, point.saved_bytes) == (((0, 0),), ((2, 0),), 512)
@@ -158,3 +159,5 @@ def test_inputs_are_what_one_later_segment_reads():
   assert [var.aval.shape for var in carries] == [(64, 64), ()]
   inputs = carried_inputs(body_jaxpr, (0, len(body_jaxpr.eqns)), carries)
   assert inputs == (((-1, body_jaxpr.invars.index(carries[0])), 64 * 64 * 4),)  # the counter is too small
+  on_four = Shards({(-1, (64, 64)): 4}, {})
+  assert carried_inputs(body_jaxpr, (0, len(body_jaxpr.eqns)), carries, on_four) == ((inputs[0][0], 64 * 64),)
