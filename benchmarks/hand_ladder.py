@@ -55,7 +55,7 @@ from coopjax.policy_engine.candidates import Candidates
 from coopjax.policy_engine.ladders import Candidate
 from coopjax.policy_engine.shards import shards_of
 from coopjax.xla import targets
-from coopjax.xla.compile import compile_scheduled, compile_trial, measure
+from coopjax.xla.compile import compile_draft, compile_trial, measure
 
 Row = tables.Row
 MIB, GIGA = 2**20, 1e9
@@ -157,16 +157,18 @@ class Bench:
     """Of what may go to the host."""
     link = host_offload.link(coopjax.Budget(1, offload=True), self.target)
     traced = differentiable(trace(self.program.loss(), self.program.arguments))
-    shards = shards_of(traced, lambda fn, avals: compile_scheduled(fn, avals, self.target))
+    shards = shards_of(traced, lambda fn, avals: compile_draft(fn, avals, self.target))
     space = Candidates(traced, False, link=link, shards=shards)
     space.deepen()
     space.widen()
     return space
 
-  def waits(self, is_it: Callable[[Candidate], bool]) -> float:
-    """GFLOPs that a device could compute while it waits for the host under a candidate, modelled."""
+  def waits(self, is_it: Callable[[Candidate], bool]) -> float | None:
+    """GFLOPs that a device could compute while it waits for the host under a candidate, modelled; None where there is
+    no such candidate: in straight code a TPU offloads nothing.
+    """
     found = itertools.chain.from_iterable(map(_forms, self.space.found))
-    return next(each.waiting_flops for each in found if is_it(each)) / GIGA
+    return next((each.waiting_flops / GIGA for each in found if is_it(each)), None)
 
   def ours(self, hand: Row, engine: str, offloads: bool) -> Row:
     """What a plan for a rung's bytes takes and repeats; nothing but the reason where there is none."""
@@ -198,10 +200,8 @@ class Bench:
     if offloads:
       waits_gflop = self.waits(lambda each: each.decisions == plan.policy)
       row |= {"host_mib": plan.measured.host_bytes / MIB, "waits_gflop": waits_gflop}
-    costs, hand_costs = (
-      row["gflop"] + row.get("waits_gflop", 0.0),
-      hand["hand_gflop"] + hand.get("hand_waits_gflop", 0.0),
-    )
+    costs = row["gflop"] + (row.get("waits_gflop") or 0.0)
+    hand_costs = hand["hand_gflop"] + (hand.get("hand_waits_gflop") or 0.0)
     return row | {
       "ratio": ratio(costs, hand_costs),
       "product_ratio": ratio(row["product_gflop"], hand["hand_product_gflop"]),

@@ -215,6 +215,7 @@ class Case:
             below_flops=min([below_flops, *(each.recompute_flops for each in of_ways if each.is_feasible)]),
             alone=alone,
             shards=shards,
+            wanted_bytes=limit_bytes,
             whole_fn=functools.partial(compile_trial, whole=True) if trials.are_drafts else None,
             compiled=compiled,
             found_once=known.once,

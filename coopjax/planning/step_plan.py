@@ -303,6 +303,7 @@ class _Planning:
       whole_bytes_of=functools.partial(temp_bytes_of, whole=True) if self._trials.are_drafts else None,
       hlo_share_of=lambda _: self._trials.hlo_share(),
       below_flops=below_flops,
+      wanted_bytes=self.budget_bytes,
     )
     if not found.rounds:
       return False

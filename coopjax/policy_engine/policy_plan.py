@@ -1,6 +1,7 @@
 """What a search ends with: the decisions that are carried out, and the compiles that led to them."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 from coopjax.budget import format_bytes
@@ -105,9 +106,16 @@ class PolicyPlan[Decisions]:
     )
 
   @classmethod
-  def best(cls, plans: "Sequence[PolicyPlan[Decisions]]") -> "PolicyPlan[Decisions]":
-    """Of plans for one budget, each compiled: the one that repeats least of those that hold it, else the smallest."""
-    taken = min(
-      plans, key=lambda plan: (not plan.is_feasible, plan.recompute_flops if plan.is_feasible else plan.temp_bytes)
-    )
+  def best(
+    cls, plans: "Sequence[PolicyPlan[Decisions]]", wanted_bytes: float = math.inf
+  ) -> "PolicyPlan[Decisions]":
+    """Of plans for one budget, each compiled: the one that repeats least of those that hold it, else the smallest. What
+    comes to the wanted bytes is better than what does not.
+    """
+
+    def rank(plan: "PolicyPlan[Decisions]") -> tuple[bool, bool, float]:
+      amount = plan.recompute_flops if plan.is_feasible else plan.temp_bytes
+      return plan.temp_bytes > wanted_bytes, not plan.is_feasible, amount
+
+    taken = min(plans, key=rank)
     return dataclasses.replace(taken, rounds=plans[-1].rounds, smallest_bytes=min(plan.temp_bytes for plan in plans))

@@ -73,6 +73,7 @@ def plan_policy(
   hlo_share_of: Callable[[], HloEngineShare | None] = lambda: None,
   below_flops: float = math.inf,
   alone: HloEngineShare | None = None,
+  wanted_bytes: float = math.inf,
   shards: Mapping[int | None, Shards] | None = None,
   whole_fn: CompileFn | None = None,
   compiled: dict[PolicyDecisions, tuple[int, HloEngineShare | None]] | None = None,
@@ -94,6 +95,7 @@ def plan_policy(
     hlo_share_of: what the HLO engine did in the last compile; None where it was not at work.
     below_flops: as for `search`.
     alone: same.
+    wanted_bytes: same.
     shards: from `shards.shards_of`; without, a program that is spread is planned as a whole.
     whole_fn: the same, where `compile_fn` makes drafts.
     compiled: trials of other searches in the same program, of which none is compiled twice; added to.
@@ -137,6 +139,7 @@ def plan_policy(
       hlo_share_of=hlo_share_in,
       below_flops=below_flops,
       alone=alone,
+      wanted_bytes=wanted_bytes,
     )
 
   space = space_of(profile)
@@ -162,6 +165,7 @@ def search[Decisions: Hashable](
   hlo_share_of: Callable[[Decisions], HloEngineShare | None] = lambda _: None,
   below_flops: float = math.inf,
   alone: HloEngineShare | None = None,
+  wanted_bytes: float = math.inf,
 ) -> PolicyPlan[Decisions]:
   """The verify-and-replan loop: the least recompute whose compiled temporaries hold the budget.
 
@@ -175,6 +179,8 @@ def search[Decisions: Hashable](
     hlo_share_of: what the HLO engine did in a program that was compiled; None where it was not at work.
     below_flops: that a plan at hand repeats: others are only of interest if they repeat less.
     alone: what the HLO engine did to the program as it is, if it was asked.
+    wanted_bytes: the budget that was asked for, where this one is of what comes near: drafts may be too large, and what
+      they find come to it.
 
   Returns:
     The plan; without decisions if the program fits as it is or nothing can be decided.
@@ -208,4 +214,4 @@ def search[Decisions: Hashable](
       break  # nothing better fits, or nothing at all
     progress.aim_at(budget_bytes - off_bytes)
     found = try_some(_MORE_DRAFTS)
-  return PolicyPlan.best(list(whole.values())) if whole else found
+  return PolicyPlan.best(list(whole.values()), wanted_bytes) if whole else found

@@ -5,6 +5,7 @@ budget; the search may be dearer than that by what it doesn't count as a reason 
 """
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -160,6 +161,14 @@ def test_what_drafts_are_off_by_is_learned_from_what_is_compiled():
   # None fits: the smallest is compiled, so that its bytes can be named.
   plan, whole = run(invented, 106, drafted=lambda num_bytes: num_bytes + 20)
   assert not plan.is_feasible and plan.smallest_bytes == 107 and whole == [107]
+
+
+def test_what_comes_to_the_wanted_bytes_though_its_draft_did_not_is_taken():
+  # Drafts of 900 and 1300 bytes: within 1000, where 600 were asked for, the first comes to 500, so the other may fit.
+  invented = [Invented(900, 500, 50.0, is_bare=True), Invented(1300, 900, 10.0)]
+  for wanted, taken in ((math.inf, 900), (600, 500)):
+    plan, whole = run(invented, 1000, drafted=lambda num_bytes: num_bytes + 400, wanted=wanted)
+    assert whole == [500, 900] and (plan.temp_bytes, plan.smallest_bytes) == (taken, 500)
 
 
 def test_the_last_try_before_anything_fits_is_the_least_memory():

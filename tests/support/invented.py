@@ -30,7 +30,16 @@ class Invented:
   unpinned: int | None = None  # compiled bytes of a twin that is said by a policy, without the barrier
 
 
-def run(invented, budget, baseline=1650, max_rounds=6, below_flops=math.inf, drafted=None, is_profiled=True):
+def run(
+  invented,
+  budget,
+  baseline=1650,
+  max_rounds=6,
+  below_flops=math.inf,
+  drafted=None,
+  is_profiled=True,
+  wanted=math.inf,
+):
   """The plan, and the bytes compiled in turn.
 
   With `drafted` the trials are drafts: bytes that they show, by those compiled.
@@ -77,6 +86,7 @@ def run(invented, budget, baseline=1650, max_rounds=6, below_flops=math.inf, dra
     whole_bytes_of=drafted and temp_bytes_of,
     hlo_share_of=lambda decisions: compiled[decisions].hlo_share,
     below_flops=below_flops,
+    wanted_bytes=wanted,
   )
   assert drafted or sorted(whole) == sorted(entry.temp_bytes for entry in plan.rounds)
   return plan, whole if drafted else [entry.temp_bytes for entry in plan.rounds]
