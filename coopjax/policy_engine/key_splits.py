@@ -41,7 +41,7 @@ def num_before(body: core.Jaxpr, stop: int, carried: Collection[core.Var], num_t
 
 def _is_random(equation: core.JaxprEqn) -> bool:
   inner = (each for jaxpr in compat.sub_jaxprs(equation) for each in jaxpr.eqns)
-  return equation.primitive.name.startswith(("random_", "threefry")) or any(map(_is_random, inner))
+  return equation.primitive.name.startswith(("random_", "rng_", "threefry")) or any(map(_is_random, inner))
 
 
 def _read(equations: Iterable[core.JaxprEqn]) -> set[core.Var]:
