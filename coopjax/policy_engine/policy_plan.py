@@ -106,9 +106,7 @@ class PolicyPlan[Decisions]:
     )
 
   @classmethod
-  def best(
-    cls, plans: "Sequence[PolicyPlan[Decisions]]", wanted_bytes: float = math.inf
-  ) -> "PolicyPlan[Decisions]":
+  def best(cls, plans: "Sequence[PolicyPlan[Decisions]]", wanted_bytes: float = math.inf) -> "PolicyPlan[Decisions]":
     """Of plans for one budget, each compiled: the one that repeats least of those that hold it, else the smallest. What
     comes to the wanted bytes is better than what does not.
     """
