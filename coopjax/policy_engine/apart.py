@@ -17,8 +17,8 @@ import numpy as np
 from jax.extend import core
 
 from coopjax import compat
+from coopjax.policy_engine.blocks import Block, blocks_of, ways_to_tell_blocks
 from coopjax.policy_engine.bodies import MAX_CUTTINGS, MAX_POINTS, Body, Loop, inside_bytes, ladder
-from coopjax.policy_engine.by_hand import Block, blocks_of, ways_to_tell_blocks
 from coopjax.policy_engine.calls import calls_from
 from coopjax.policy_engine.cuts import bytes_between, cut
 from coopjax.policy_engine.decisions import Region, Segment, merged

@@ -20,8 +20,9 @@ from coopjax.jaxpr import cost
 from coopjax.jaxpr.tags import tag_jaxpr
 from coopjax.jaxpr.trace import TracedFn
 from coopjax.policy_engine.apart import ways_to_open
+from coopjax.policy_engine.blocks import Block, grouped, merged_blocks, ways_to_tell_blocks
 from coopjax.policy_engine.bodies import Loop
-from coopjax.policy_engine.by_hand import Block, HandRung, grouped, merged_blocks, rungs, ways_to_tell_blocks
+from coopjax.policy_engine.by_hand import HandRung, rungs
 from coopjax.policy_engine.compiled_profile import CompiledProfile
 from coopjax.policy_engine.cuts import cut
 from coopjax.policy_engine.decisions import PolicyDecisions, Region

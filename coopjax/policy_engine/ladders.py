@@ -7,8 +7,9 @@ from collections.abc import Callable, Container, Hashable, Iterable, Iterator, S
 
 import numpy as np
 
+from coopjax.policy_engine.blocks import Block
 from coopjax.policy_engine.bodies import Loop
-from coopjax.policy_engine.by_hand import NESTED, PRODUCTS, Block, HandRung
+from coopjax.policy_engine.by_hand import NESTED, PRODUCTS, HandRung
 from coopjax.policy_engine.cuts import bytes_between, kept_between, out_bytes
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment, merged
 from coopjax.policy_engine.forward_graph import ForwardGraph

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from coopjax.jaxpr.trace import differentiable, trace, with_respect_to
-from coopjax.policy_engine import by_hand
+from coopjax.policy_engine.blocks import ways_to_tell_blocks
 from coopjax.policy_engine.cuts import cut
 from coopjax.policy_engine.repeats import repeated_blocks
 from coopjax.policy_engine.residuals import forward_graph
@@ -93,7 +93,7 @@ def test_a_block_that_comes_once_between_others():
 
   args = [models.normal(i, 32, 64) for i in range(4)], models.normal(5, 32, 96), models.normal(6, 4, 64, 32)
   graph, names = graph_of(loss, *args)
-  alike, whole = by_hand.ways_to_tell_blocks(differentiable(trace(loss, args)).inlined, graph, frozenset())
+  alike, whole = ways_to_tell_blocks(differentiable(trace(loss, args)).inlined, graph, frozenset())
   others = [each for each in whole if each.position not in {known.position for known in alike}]
   assert len(alike) == 4 and len(others) == 1
   assert "exp" in names[others[0].position : others[0].stop]
@@ -115,7 +115,7 @@ def test_two_calls_of_a_tower_beside_one_that_has_no_gradient():
   args = weights, models.normal(9, 64, 32), models.normal(10, 64, 32)
   traced = with_respect_to(trace(loss, args), 0)
   graph = forward_graph(traced.inlined, traced.is_differentiable)
-  *_, found = by_hand.ways_to_tell_blocks(traced.inlined, graph, frozenset())
+  *_, found = ways_to_tell_blocks(traced.inlined, graph, frozenset())
   kept_bytes = graph.residual_bytes()
   found = [graph.primitives[each.position : each.stop] for each in found if kept_bytes[each.position : each.stop].any()]
   assert [primitives.count("dot_general") for primitives in found] == [2] * 8 and len(set(found)) == 1
@@ -168,7 +168,7 @@ def test_blocks_of_pieces_that_come_again_themselves():
   args = models.normal(0, 3, 3, 3, 8), blocks, models.normal(1, 2, 16, 16, 3)
   traced = differentiable(trace(loss, args))
   graph = forward_graph(traced.inlined, traced.is_differentiable)
-  _, found, *_ = by_hand.ways_to_tell_blocks(traced.inlined, graph, frozenset())
+  _, found, *_ = ways_to_tell_blocks(traced.inlined, graph, frozenset())
   convolutions = [graph.primitives[each.position : each.stop].count("conv_general_dilated") for each in found]
   assert convolutions == [2, 2, 3, 2, 3, 2]
   crossed = graph.crossed_bytes()
@@ -177,4 +177,4 @@ def test_blocks_of_pieces_that_come_again_themselves():
   assert crossed[[each.stop for each in found]].tolist() == sizes
   layers = trace(*models.gpt(3)[:1], models.gpt(3)[1:])
   graph = forward_graph(layers.inlined, layers.is_differentiable)
-  assert len(list(by_hand.ways_to_tell_blocks(layers.inlined, graph, frozenset()))) == 1
+  assert len(list(ways_to_tell_blocks(layers.inlined, graph, frozenset()))) == 1
