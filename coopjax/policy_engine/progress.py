@@ -14,6 +14,7 @@ Where the HLO engine works under the checkpoints (`HloEngineShare`), the curve i
 repeats counts like the rest. Once a plan holds, candidates that need somewhat more bytes than it are worth a try, too.
 """
 
+import functools
 import math
 from collections.abc import Hashable, Sequence
 
@@ -200,15 +201,16 @@ class Progress[Decisions: Hashable](HandTries[Decisions]):
     """
     least, tried = self._least_flops, self._tried
     forecast = self._forecast
-    expected_gain = ExpectedGain(
-      tried, self._best(), least, self._budget, forecast.unaided_bytes, self._over_bytes, forecast.surprise
+    expecting = functools.partial(
+      ExpectedGain, tried, self._best(), least, self._budget, forecast.unaided_bytes, self._over_bytes
     )
+    expected_gain = expecting(forecast.surprise)
 
-    def worth(candidates: Sequence[SearchCandidate[Decisions]], num_misses: float):
+    def worth(candidates: Sequence[SearchCandidate[Decisions]], num_misses: float, gain=expected_gain):
       enough = lambda c: self._tolerance(c, least if c.is_by_hand else math.inf) * (1 + num_misses)
-      return [candidate for candidate in candidates if expected_gain(candidate) > enough(candidate)]
+      return [candidate for candidate in candidates if gain(candidate) > enough(candidate)]
 
-    most = lambda candidates: self._first(candidates, lambda candidate: -expected_gain(candidate))
+    most = lambda candidates, gain=expected_gain: self._first(candidates, lambda candidate: -gain(candidate))
     if is_late and (found := most(worth([candidate for candidate in by_hand if candidate.is_bare], 0))):
       return found
     others = worth([*by_hand, *others], self._misses)
@@ -223,7 +225,8 @@ class Progress[Decisions: Hashable](HandTries[Decisions]):
     is_told = lambda candidate: not told.isdisjoint(candidate.name_sets)  # around other pieces of a turn
     hopeful = [c for c in by_hand if c.is_plain_policy and (may_fit(c) or hoped_bytes(c) <= maybe_bytes)]
     plain = [c for c in hopeful if expected_gain(c) > 0 or not is_told(c)]
-    if found := most([*plain, *worth(by_hand, self._num_last / 2)]):
+    if_unlike = expecting(1.0)  # what was tried
+    if found := most([*plain, *worth(by_hand, self._num_last / 2, if_unlike)], if_unlike):
       self._num_last += 1
       return found
     if self._leaves(_LEAVES_ROOM) and self._num_last < HAND_ROUNDS:  # others may be predicted too high, too
