@@ -199,6 +199,7 @@ class Bench:
     row |= of_plan.beyond(self.plain.flops)
     if offloads:
       waits_gflop = self.waits(lambda each: each.decisions == plan.policy)
+      assert waits_gflop is not None  # what was planned is a candidate
       row |= {"host_mib": plan.measured.host_bytes / MIB, "waits_gflop": waits_gflop}
     costs = row["gflop"] + (row.get("waits_gflop") or 0.0)
     hand_costs = hand["hand_gflop"] + (hand.get("hand_waits_gflop") or 0.0)

@@ -19,6 +19,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from coopjax.jaxpr.user_policy import over_names
+
 NUM_EXPERTS, EXPERTS_PER_TOKEN = 8, 2
 AXES = ("data", "fsdp", "tensor")
 MESHES = {"one": (1, 1, 1), "data": (8, 1, 1), "fsdp": (1, 8, 1), "tensor": (1, 1, 8), "mixed": (2, 2, 2)}
@@ -88,22 +90,13 @@ def _outer(num_layers: int) -> int:
   return min((n for n in range(1, num_layers + 1) if num_layers % n == 0), key=lambda n: abs(n - math.sqrt(num_layers)))
 
 
-def _offloading(names: tuple[str, ...]) -> Callable[..., Any]:
-  return jax.checkpoint_policies.save_and_offload_only_these_names(
-    names_which_can_be_saved=[],
-    names_which_can_be_offloaded=list(names),
-    offload_src="device",
-    offload_dst="pinned_host",
-  )
-
-
 PLAIN = Rung("plain", is_plain=True)
 RUNGS = {
   **{name: Rung(name, jax.checkpoint_policies.save_only_these_names(*saved)) for name, saved in _SAVED.items()},
   "dots_saveable": Rung("dots_saveable", jax.checkpoint_policies.dots_saveable),
   "dots_no_batch": Rung("dots_no_batch", jax.checkpoint_policies.dots_with_no_batch_dims_saveable),
   "nested": Rung("nested"),
-  **{name: Rung(name, _offloading(names), on_host=names) for name, names in _OFFLOADED.items()},
+  **{name: Rung(name, over_names((), names), on_host=names) for name, names in _OFFLOADED.items()},
 }
 ON_DEVICE = [name for name, rung in RUNGS.items() if not rung.on_host]  # what a CPU has, too
 

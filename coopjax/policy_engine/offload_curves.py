@@ -23,7 +23,7 @@ _MAX_AWAY = 16  # the largest values of a set
 _MAX_POINTS = 24
 
 
-def offload_curve(
+def offload_curves(
   region: HostTrips,
   graph: ForwardGraph,
   start: int,
@@ -31,10 +31,10 @@ def offload_curve(
   inputs: Sequence[Input] = (),
   *,
   is_stacked: bool = False,
-  sends_inputs: bool = False,
-) -> list[CurvePoint]:
+) -> Iterator[list[CurvePoint]]:
   """Choices for one segment, from the fewest bytes on the device to not wrapped at all: bytes rise, FLOPs fall, waiting
-  included.
+  included. Where it is offered inputs, there is a second curve, with all of these on the host: what a loop carries may
+  take more of the device than its bytes, and then what sends it is beaten by nothing.
 
   Args:
     region: the positions' seconds, of the region that the segment is in.
@@ -43,28 +43,28 @@ def offload_curve(
     stop: of the segment.
     inputs: that the segment may keep on the host.
     is_stacked: as for `save_curves.save_curve`.
-    sends_inputs: all of the inputs are on the host; else, as it comes out. What a loop carries may take more of the
-      device than its bytes, and then what sends it is beaten by nothing.
   """
   piece, whole = region.piece(start, stop), SavingRegion(graph, start, stop)
   rungs = whole.points(Form.EVERY_OP, _MAX_POINTS)  # saving more than all that is kept now, too: it may go to the host
   residual_bytes = graph.stacked_bytes() if is_stacked else graph.residual_bytes()
   bare, everything = rungs[0].flops, int(residual_bytes[start:stop].sum())
   if not bare or not everything:
-    return rungs[:1]
+    yield rungs[:1]
+    return
   # Of what is made before, the backward pass must read it, or what it repeats.
   read = {graph.named[value] for value in {*whole.inputs(), *graph.residuals}}
   offered = [(value, size) for value, size in inputs if not 0 <= value[0] < start or value in read]
-  sent = [value for value, _ in offered] if sends_inputs else []
   sets = dict.fromkeys([*rungs, *_fewer_and_fewer(piece, whole, rungs)])
-  found = [point for kept in sets for point in _chain(piece, kept, piece.trips(whole, kept, offered), sent)]
-  curve = list[CurvePoint]()
-  for point in sorted(found, key=lambda point: (point.saved_bytes, point.flops, len(point.offloaded))):
-    is_better = not curve or point.flops <= curve[-1].flops - MIN_SHARE * bare
-    if is_better and point.saved_bytes < everything:
-      curve.append(point)
-  kept = np.unique(np.linspace(0, len(curve) - 1, _MAX_POINTS, dtype=int))
-  return [*(curve[i] for i in kept), CurvePoint(everything, 0.0, False, ())]
+  trips = {kept: piece.trips(whole, kept, offered) for kept in sets}
+  for sent in ([], [value for value, _ in offered]) if offered else ([],):
+    found = [point for kept in sets for point in _chain(piece, kept, trips[kept], sent)]
+    curve = list[CurvePoint]()
+    for point in sorted(found, key=lambda point: (point.saved_bytes, point.flops, len(point.offloaded))):
+      is_better = not curve or point.flops <= curve[-1].flops - MIN_SHARE * bare
+      if is_better and point.saved_bytes < everything:
+        curve.append(point)
+    kept = np.unique(np.linspace(0, len(curve) - 1, _MAX_POINTS, dtype=int))
+    yield [*(curve[i] for i in kept), CurvePoint(everything, 0.0, False, ())]
 
 
 def _fewer_and_fewer(region: HostTrips, whole: SavingRegion, rungs: Sequence[CurvePoint]) -> Iterator[CurvePoint]:

@@ -39,7 +39,7 @@ from coopjax.policy_engine.cuts import between_blocks, cut
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment, Value, merged
 from coopjax.policy_engine.forward_graph import ForwardGraph
 from coopjax.policy_engine.offload import HostLink, HostTrips, Input, carried_inputs
-from coopjax.policy_engine.offload_curves import offload_curve
+from coopjax.policy_engine.offload_curves import offload_curves
 from coopjax.policy_engine.residuals import differentiated_in, forward_graph
 from coopjax.policy_engine.rewrite import apply_inside
 from coopjax.policy_engine.save_curves import CurvePoint, Form, SavingRegion
@@ -330,13 +330,9 @@ def carried_out(body: core.Jaxpr, nested: tuple[Region, ...], first_id: int) -> 
 def _offload_curves(
   turns: WorkingSets, body: Body, length: int, region: HostTrips, inputs: tuple[Input, ...]
 ) -> tuple[tuple[CurvePoint, ...], ...]:
-  pieces = list(itertools.pairwise(body.bounds))
-
-  def joint(sends_inputs: bool) -> tuple[CurvePoint, ...]:
-    curves = [
-      offload_curve(region, turns.graph, *piece, () if piece[0] else inputs, is_stacked=True, sends_inputs=sends_inputs)
-      for piece in pieces
-    ]
-    return joint_curve(turns, body.bounds, curves, length)
-
-  return tuple(map(joint, (False, True) if inputs else (False,)))
+  by_piece = [
+    list(offload_curves(region, turns.graph, *piece, () if piece[0] else inputs, is_stacked=True))
+    for piece in itertools.pairwise(body.bounds)
+  ]
+  ways = ([curves[min(way, len(curves) - 1)] for curves in by_piece] for way in range(max(map(len, by_piece))))
+  return tuple(joint_curve(turns, body.bounds, way, length) for way in ways)

@@ -8,7 +8,7 @@ from jax.extend import core
 from coopjax.policy_engine.compiled_profile import CompiledProfile
 from coopjax.policy_engine.forward_graph import ForwardGraph
 from coopjax.policy_engine.offload import HostLink, HostTrips, Input, inputs_between
-from coopjax.policy_engine.offload_curves import offload_curve
+from coopjax.policy_engine.offload_curves import offload_curves
 from coopjax.policy_engine.save_curves import CurvePoint, save_curve, shifted
 from coopjax.policy_engine.shards import Shards
 
@@ -37,7 +37,7 @@ class TopOffload:
   def curve(self, graph: ForwardGraph, start: int, stop: int, inputs: tuple[Input, ...]) -> list[CurvePoint] | None:
     """Of one segment; None if it must not offload."""
     is_pure = self.effects.isdisjoint(range(start, stop))
-    return offload_curve(self.trips, graph, start, stop, inputs) if is_pure else None
+    return next(offload_curves(self.trips, graph, start, stop, inputs)) if is_pure else None
 
 
 class SegmentBytes:

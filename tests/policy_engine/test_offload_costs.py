@@ -9,7 +9,7 @@ import pytest
 
 from coopjax import compat
 from coopjax.policy_engine.offload import HostLink, HostTrips, Trip, carried_inputs, inputs_between, waiting_s
-from coopjax.policy_engine.offload_curves import offload_curve
+from coopjax.policy_engine.offload_curves import offload_curves
 from coopjax.policy_engine.residuals import forward_graph
 from coopjax.policy_engine.save_curves import SavingRegion
 from coopjax.policy_engine.shards import Shards
@@ -60,7 +60,7 @@ def square_chain(depth, width=8, batch=16):
 def curve_of(bytes_per_s, depth=4, inputs=()):
   jaxpr, graph = square_chain(depth)
   region = HostTrips.of(link(bytes_per_s), jaxpr)
-  return graph, offload_curve(region, graph, 0, graph.num_positions, inputs)
+  return graph, next(offload_curves(region, graph, 0, graph.num_positions, inputs))
 
 
 @pytest.mark.parametrize(("bytes_per_s", "is_offloaded"), [(0.45, True), (0.44, False)])
@@ -109,7 +109,7 @@ def test_no_choice_of_what_is_saved_and_where_beats_the_curve(bytes_per_s, sends
   jaxpr, graph = square_chain(3)
   region, whole = HostTrips.of(link(bytes_per_s), jaxpr), SavingRegion(graph, 0, graph.num_positions)
   inputs, values = (((-1, 0), 512),), [value for value in graph.named if value is not None]
-  *curve, as_it_is = offload_curve(region, graph, 0, graph.num_positions, inputs, sends_inputs=sends_inputs)
+  *curve, as_it_is = list(offload_curves(region, graph, 0, graph.num_positions, inputs))[sends_inputs]
   assert curve and not (sends_inputs and any((-1, 0) not in point.offloaded for point in curve))
   for where in itertools.product(("repeated", "saved", "on the host"), repeat=len(values)):
     of = {at: frozenset(v for v, place in zip(values, where, strict=True) if place == at) for at in where}
