@@ -69,8 +69,8 @@ def remat(
       (of a TPU's program, what XLA allocates: its memory analysis says more).
       With ``Budget("6GiB", offload=True)`` values may also be kept in the host's memory, where that takes less time
       than to recompute them, or nothing else holds the budget: on GPU in scans and straight-line code, on TPU in scans,
-      by the policy engine. A CPU has nowhere to offload to (``HostOffloadWarning``, or ``HostOffloadError`` if it is
-      asked of an engine by name).
+      by the policy engine; ``offload="40GiB"`` bounds what each device has there. A CPU has nowhere to offload to
+      (``HostOffloadWarning``, or ``HostOffloadError`` if it is asked of an engine by name).
     planner: one of ``coopjax.planners.base.PLANNERS``, for the HLO engine. For the policy engine, "segments" finds what
       to save by FLOPs spared per byte, "coop" by Coop's windows over XLA's offsets, and "auto" tries both; the others
       schedule instructions, and are refused with ``engine="policy"``.

@@ -1,5 +1,6 @@
 """The one number a user gives: how many bytes a step may take on one device."""
 
+import contextlib
 import dataclasses
 import math
 import numbers
@@ -31,7 +32,7 @@ class Budget:
     fits: whether it is a total that the device sets: its memory less a reserve for what XLA does not count
       (`coopjax.xla.device_budget`). What is asked of a device has the bytes.
     offload: whether values may be kept in the host's memory between the forward and the backward pass, where that
-      costs less time than recomputing them. GPU and TPU only.
+      costs less time than recomputing them; or a size: so, at most that many bytes for each device. GPU and TPU only.
 
   Example:
     >>> Budget.parse("1.5 KiB").limit_bytes
@@ -42,12 +43,14 @@ class Budget:
     600000
     >>> print(Budget("6GiB", offload=True))
     6.00 GiB with host offload
+    >>> print(Budget("6GiB", offload="40GiB"))
+    6.00 GiB with host offload of at most 40.00 GiB
   """
 
   limit_bytes: int | None = None
   share: float | None = None
   is_total: bool = False
-  offload: bool = False
+  offload: bool | int = False
   fits: bool = False
 
   if TYPE_CHECKING:  # the dataclass's own, which takes what `limit_bytes` is made from
@@ -57,7 +60,7 @@ class Budget:
       limit_bytes: str | float | SupportsIndex | None = None,
       share: float | None = None,
       is_total: bool = False,
-      offload: bool = False,
+      offload: str | SupportsIndex = False,
       fits: bool = False,
     ) -> None: ...
 
@@ -69,9 +72,11 @@ class Budget:
       if parsed.fits:
         object.__setattr__(self, "is_total", True)
         object.__setattr__(self, "fits", True)
+    if type(self.offload) is not bool:
+      object.__setattr__(self, "offload", _parse_offload(self.offload))
 
   @classmethod
-  def parse(cls, budget: Any, *, offload: bool = False) -> "Budget":
+  def parse(cls, budget: Any, *, offload: str | SupportsIndex = False) -> "Budget":
     """Reads a budget as users write it.
 
     Args:
@@ -83,7 +88,8 @@ class Budget:
       InvalidBudgetError: anything else; the message shows the value and what is accepted.
     """
     if offload:
-      return dataclasses.replace(cls.parse(budget), offload=True)
+      parsed = cls.parse(budget)
+      return dataclasses.replace(parsed, offload=parsed.offload or True if offload is True else offload)
     if isinstance(budget, Budget):
       budget._check()
       return budget
@@ -102,7 +108,7 @@ class Budget:
     raise InvalidBudgetError(f"budget={budget!r} ({type(budget).__name__}): {_ASK}, or a Budget")
 
   @classmethod
-  def total(cls, budget: int | str, *, offload: bool = False) -> "Budget":
+  def total(cls, budget: int | str, *, offload: str | SupportsIndex = False) -> "Budget":
     """A limit on arguments + outputs + temporaries - aliased bytes; give ``plan`` the whole step with it."""
     parsed = cls.parse(budget, offload=offload)
     if parsed.fits:
@@ -124,6 +130,11 @@ class Budget:
       )
     if self.limit_bytes is not None and self.limit_bytes < 0:
       raise InvalidBudgetError(f"Budget({self.limit_bytes}): a budget must not be negative; {_ASK}")
+
+  @property
+  def host_bytes(self) -> float:
+    """Of each device, the most that may be kept in the host's memory."""
+    return math.inf if isinstance(self.offload, bool) else self.offload
 
   def in_words(self, allowed_bytes: int) -> str:
     """It, for a program to which it leaves so many bytes of temporaries (see :meth:`resolve`); a share with them."""
@@ -161,12 +172,24 @@ class Budget:
 
   def __str__(self) -> str:
     offload = " with host offload" if self.offload else ""
+    offload += f" of at most {format_bytes(self.host_bytes)}" if self.host_bytes < math.inf else ""
     if self.fits:
       return f"what fits the device{offload}"
     if self.share is not None:
       return f"{self.share:.4g} of the un-rematerialized temporaries{offload}"
     assert self.limit_bytes is not None
     return format_bytes(self.limit_bytes) + (" in total" if self.is_total else "") + offload
+
+
+def _parse_offload(offload: Any) -> int:
+  """Bytes that may be kept in the host's memory."""
+  num_bytes: Any = offload
+  if isinstance(offload, str):
+    with contextlib.suppress(InvalidBudgetError):
+      num_bytes = _parse_size(offload)
+  if not isinstance(num_bytes, numbers.Integral) or num_bytes <= 1:  # 1 is True to some
+    raise InvalidBudgetError(f'offload={offload!r}: True, False, or the most that may go to the host ("40GiB", bytes)')
+  return int(num_bytes)
 
 
 def _parse_share(text: str) -> float:

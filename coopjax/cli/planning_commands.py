@@ -60,6 +60,9 @@ def add_parsers(commands: Any) -> None:
     "--offload", action="store_true", help="values may go to the host's memory, where that takes less time than repeats"
   )
   plan.add_argument(
+    "--offload-at-most", type=host_bytes, metavar="SIZE", help="the same, and no more than that (40GiB) for each device"
+  )
+  plan.add_argument(
     "--output", "-o", type=files.output, metavar="FILE", help="save the plan, for RematPlan.load, explain and report"
   )
   plan.add_argument("--top", type=positive, default=20, metavar="N", help="decisions shown (20)")
@@ -169,7 +172,9 @@ def _plan(options: argparse.Namespace) -> tuple[int, str]:
 
   function, args, kwargs = _asked(options)
   budget = dataclasses.replace(
-    options.budget, is_total=options.total or options.budget.is_total, offload=options.offload
+    options.budget,
+    is_total=options.total or options.budget.is_total,
+    offload=options.offload_at_most or options.offload,
   )
   try:
     with warnings.catch_warnings():
@@ -283,6 +288,14 @@ def positive(text: str) -> int:
   if not text.isdigit() or not int(text):
     raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
   return int(text)
+
+
+def host_bytes(text: str) -> int:
+  """The most that may go to the host, as it was typed."""
+  try:
+    return int(Budget(share=1.0, offload=int(text) if text.isdigit() else text).host_bytes)
+  except InvalidBudgetError as error:
+    raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def budget(text: str) -> Budget:

@@ -176,7 +176,9 @@ class Case:
     below_flops = rival.outcome.recompute_flops / self._num_examples if rival and rival.outcome else math.inf
     alone = under and share_of(under, self._num_examples)
     least_bytes = math.inf
-    compiled_with = collections.defaultdict[str | None, dict[PolicyDecisions, tuple[int, HloEngineShare | None]]](dict)
+    compiled_with = collections.defaultdict[
+      str | None, dict[PolicyDecisions, tuple[search.TempSizes, HloEngineShare | None]]
+    ](dict)
     compiled_with[None] = known.once("tried", dict)
     link = host_offload.link(request.budget, request.device)
     with warnings.catch_warnings():

@@ -57,4 +57,5 @@ def link(budget: Budget, target: Target | None) -> HostLink | None:
   best = device.roofline
   rates = ("flops_per_s", "transcendentals_per_s", "bytes_per_s")
   roofline = dataclasses.replace(best, **{rate: _REACHED * getattr(best, rate) for rate in rates})
-  return HostLink(device.host_bytes_per_s, best.op_overhead_s, roofline, is_for_loops=device.platform == "tpu")
+  is_for_loops = device.platform == "tpu"
+  return HostLink(device.host_bytes_per_s, best.op_overhead_s, roofline, budget.host_bytes, is_for_loops=is_for_loops)

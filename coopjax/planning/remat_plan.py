@@ -126,7 +126,11 @@ class RematPlan:
 
   @property
   def fits(self) -> bool:
-    """Whether the compiled plan holds the budget, a total one with all that the program holds."""
+    """Whether the compiled plan holds the budget, a total one with all that the program holds, and what it allows of
+    the host.
+    """
+    if self.measured.host_bytes > self.budget.host_bytes:
+      return False
     if self.budget.is_total:
       assert self.budget.limit_bytes is not None  # a total is bytes, not a share
       return self.measured.total_bytes <= self.budget.limit_bytes

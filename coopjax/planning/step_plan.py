@@ -289,10 +289,13 @@ class _Planning:
   def _divide(self, within_bytes: int, trial_mark: str | None, below_flops: float, *, only_scans: bool) -> bool:
     """Takes what is found within so many bytes if it is better; whether that holds the budget."""
     tried: dict[Any, tuple[MemoryProfile, hook.Outcome | None]] = {}
+    link = host_offload.link(self._request.budget, self._request.device)
 
     def temp_bytes_of(shares: tuple[Share, ...], *, whole: bool = False) -> int:
-      tried[shares] = self._measured(_choices(shares, trial_mark), whole=whole), self._trials.outcome
-      return tried[shares][0].temp_bytes
+      measured = self._measured(_choices(shares, trial_mark), whole=whole)
+      tried[shares] = measured, self._trials.outcome
+      sizes = measured.temp_bytes, measured.host_bytes
+      return link.counted_bytes(*sizes, self.before.temp_bytes) if link else measured.temp_bytes
 
     found = search.search(
       self._division(only_scans),
@@ -333,7 +336,7 @@ class _Planning:
   def _division(self, only_scans: bool) -> Division:
     """All candidates, of which a search may find more (`Division.deepen`), for itself."""
     link = host_offload.link(self._request.budget, self._request.device)
-    key = only_scans, link is not None, self._request.names_only
+    key = only_scans, link, self._request.names_only
     if key not in self._tried.spaces:
       if self._tried.shards is None:
         self._tried.shards = self._shards()

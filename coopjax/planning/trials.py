@@ -84,12 +84,12 @@ class Trials:
     self._num_examples = num_examples
     self.outcome: hook.Outcome | None = None
     self._num_compiles = 0
-    self._profiles: dict[int, MemoryProfile] = {}
+    self._profiles: dict[int, MemoryProfile | None] = {}  # by temporaries; None where several have the same
 
   @property
   def max_rounds(self) -> int:
     """Trials that a search may make; where values may go to the host there is more to choose."""
-    return _CHEAP_TRIALS * (1 + self._request.budget.offload) if self._are_cheap else _COMPILED_TRIALS
+    return _CHEAP_TRIALS * (1 + bool(self._request.budget.offload)) if self._are_cheap else _COMPILED_TRIALS
 
   @property
   def are_drafts(self) -> bool:
@@ -141,7 +141,8 @@ class Trials:
     self.outcome = max(made, key=lambda outcome: outcome.baseline.temp_bytes, default=None)
     if fits(compiled, self._request.device):
       profile = self._request.measure(compiled)
-      self._profiles[profile.temp_bytes] = profile
+      if self._profiles.setdefault(profile.temp_bytes, profile) != profile:
+        self._profiles[profile.temp_bytes] = None
     compiled = as_counted(compiled, self._request.device, as_allocated=self._request.as_allocated)
     if self.smallest is None or temp_bytes_of(compiled) < temp_bytes_of(self.smallest):
       self.smallest = compiled
@@ -164,5 +165,5 @@ class Trials:
     return hook.schedule(lambda: compile_trial(fn, avals, device), is_sketch=is_sketch)
 
   def measured(self, temp_bytes: int) -> MemoryProfile | None:
-    """The profile of the trial with these temporaries; None if none of them fits the device."""
+    """The profile of the trial with these temporaries; None if none of them fits the device, or several have them."""
     return self._profiles.get(temp_bytes)

@@ -208,6 +208,7 @@ def joined(
     in_order(value for point in points for value in point.offloaded),
     length * sum(point.waiting_flops for point in points),
     max(inside_bytes(turns, *piece, point) for piece, point in zip(pieces, points, strict=True)),
+    length * sum(point.host_bytes for point in points),
     pieces=() if are_wrapped else tuple(points),
   )
 

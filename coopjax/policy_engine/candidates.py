@@ -114,7 +114,7 @@ class Candidates:
       )
       graphs = traced.once((forward_graph, *shards.items()), dict)
       self._find(home, original, scans, graphs, only_scans, link, host, shards)
-      self._place(home)
+      self._place(home, link)
 
   def deepen(self) -> bool:
     """Finds what takes less than a checkpoint around the body of a loop, and repeats more: its turns in groups.
@@ -144,12 +144,12 @@ class Candidates:
     self.found = [*self.found, *more]  # another list: copies of this are searched by themselves
     return bool(more)
 
-  def _found_more(self, home: Home, find: Callable[["Candidates"], None]) -> list[Candidate]:
+  def _found_more(self, home: Home, link: HostLink | None, find: Callable[["Candidates"], None]) -> list[Candidate]:
     more = copy.copy(self)
     more.found = []
     with home.scope.entered():
       find(more)
-    more._place(home)
+    more._place(home, link)
     return more.found
 
   def _find(
@@ -242,11 +242,13 @@ class Candidates:
 
     # Found once, for whatever copies ask.
     self._deeper, self._wider = (
-      functools.cache(functools.partial(self._found_more, home, add)) for add in (add_groups, add_mixed)
+      functools.cache(functools.partial(self._found_more, home, link, add)) for add in (add_groups, add_mixed)
     )
 
-  def _place(self, home: Home) -> None:
-    """Tells the candidates where they stand."""
+  def _place(self, home: Home, link: HostLink | None) -> None:
+    """Tells the candidates where they stand; without those that keep more on the host than it may hold."""
+    if link is not None:
+      self.found = [candidate for candidate in self.found if candidate.host_bytes <= link.room_bytes]
     if not home.is_top:
       self.found = [dataclasses.replace(candidate, home=home.first_id) for candidate in self.found]
 

@@ -214,7 +214,9 @@ class Division:
       named = [
         {names: rung for names, rung in ladder.by_hand.items() if names.isdisjoint(NO_NAMES)} for ladder in ladders
       ]
-      self.found = [self._joint(rungs, frozenset()) for rungs in _of_one_policy(ladders, named)]
+      self.found = [
+        self._joint(rungs, frozenset()) for rungs in filter(self._have_room, _of_one_policy(ladders, named))
+      ]
       return
     by_hand = _by_hand(ladders, [ladder.by_hand or _first(ladder.by_hand_inside) for ladder in ladders])
     for way in range(max(len(ladder.by_hand_inside) for ladder in ladders)):
@@ -226,14 +228,19 @@ class Division:
       as_they_are = tuple(ladder.found[0] for ladder in ladders)
       others = [(*as_they_are[:alone], rung, *as_they_are[alone + 1 :]) for rung in ladders[alone].found]
     else:
-      useful = [_pareto(ladder.found) for ladder in ladders]
+      num_sending = sum(any(rung.host_bytes for rung in ladder.found) for ladder in ladders)
+      useful = [_pareto([rung for rung in ladder.found if self._have_room([rung] * num_sending)]) for ladder in ladders]
       divided = (_divide(useful, peak_bytes) for peak_bytes in _peaks(useful))
       others = [*filter(None, divided), *_barest([ladder.found for ladder in ladders])]
     self.found = [
       self._joint(rungs, by_hand.get(rungs))
       for rungs in dict.fromkeys([*by_hand, *others])
-      if any(rung.flops for rung in rungs)
+      if any(rung.flops for rung in rungs) and self._have_room(rungs)
     ]
+
+  def _have_room(self, rungs: Sequence[Rung]) -> bool:
+    """On the host."""
+    return self._link is None or sum(rung.host_bytes for rung in rungs) <= self._link.room_bytes
 
   def deepen(self) -> bool:
     """As of `candidates.Candidates`, for all regions."""
@@ -350,7 +357,15 @@ def _together(rungs: Sequence[Rung]) -> Rung:
   total = lambda field: sum(getattr(rung, field) for rung in rungs)
   inside_bytes = max(rung.inside_bytes for rung in rungs)
   is_bare = all(rung.is_bare for rung in rungs)
-  return Rung(total("saved_bytes"), inside_bytes, total("flops"), is_bare, PolicyDecisions, total("waiting_flops"))
+  return Rung(
+    total("saved_bytes"),
+    inside_bytes,
+    total("flops"),
+    is_bare,
+    PolicyDecisions,
+    total("waiting_flops"),
+    total("host_bytes"),
+  )
 
 
 def _known(rungs: Mapping[frozenset[str], Rung], chosen: frozenset[str]) -> frozenset[str] | None:

@@ -36,6 +36,7 @@ class Candidate:
     flops: repeated, and what could be computed while it waits for the host.
     is_bare: nothing is saved beyond what its segments need: the least memory for this segmentation.
     waiting_flops: the part of `flops` that is waiting.
+    host_bytes: kept in the host's memory.
     num_segments: that it cuts the function into.
     kin: what the estimate's error depends on, beyond one level of segments: the segmentation around which checkpoints
       stand, and whether the last segment is under one, too, though the backward pass follows at once (nothing that an
@@ -54,6 +55,7 @@ class Candidate:
   flops: float
   is_bare: bool
   waiting_flops: float = 0.0
+  host_bytes: int = 0
   num_segments: int = 1
   kin: Hashable = None
   name_sets: tuple[frozenset[str], ...] = ()
@@ -348,6 +350,7 @@ class Ladder:
       sum(point.flops for point in points) + self._scans.inside_flops,
       is_bare,
       sum(point.waiting_flops for point in points),
+      sum(point.host_bytes for point in points),
       len(points),
     )
 

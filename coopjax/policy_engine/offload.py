@@ -17,6 +17,7 @@ needed, and XLA drops its copies.
 """
 
 import dataclasses
+import math
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
@@ -43,6 +44,7 @@ class HostLink:
     bytes_per_s: in one direction; the two directions don't disturb each other.
     start_s: seconds before the first byte moves.
     roofline: of the device, as fast as it is in training.
+    room_bytes: of one device, that the host's memory may hold.
     is_for_loops: only what a scan's body makes can be offloaded. XLA:TPU copies a value of straight-line code back at
       once, whatever the copy is tied to, and so it frees nothing.
   """
@@ -50,11 +52,23 @@ class HostLink:
   bytes_per_s: float
   start_s: float
   roofline: Roofline
+  room_bytes: float = math.inf
   is_for_loops: bool = False
 
   def seconds(self, num_bytes: int) -> float:
     """Of one transfer."""
     return self.start_s + num_bytes / self.bytes_per_s
+
+  def of_turn(self, num_turns: int) -> "HostLink":
+    """For one turn of a loop, all of whose turns are kept."""
+    return dataclasses.replace(self, room_bytes=self.room_bytes / num_turns)
+
+  def counted_bytes(self, temp_bytes: int, host_bytes: int, plain_bytes: int) -> int:
+    """What a search takes for the temporaries of a compiled program: where it has more on the host than may lie there,
+    so much more than the program as it is takes.
+    """
+    over_bytes = host_bytes - self.room_bytes
+    return temp_bytes if over_bytes <= 0 else int(plain_bytes + over_bytes)
 
   def flops(self, seconds: float) -> float:
     """What the device would compute in the time: waiting in the unit of recompute."""
@@ -143,13 +157,15 @@ class HostTrips:
   def sent(self, kept: CurvePoint, trips: Mapping[Value, Trip], on_host: Collection[Value]) -> CurvePoint:
     """What a checkpoint keeps, with some of it, or of the inputs, on the host."""
     wait = self.waiting_flops([trips[value] for value in on_host])
+    host_bytes = sum(trips[value].num_bytes for value in on_host)
     return dataclasses.replace(
       kept,
-      saved_bytes=kept.saved_bytes - sum(trips[value].num_bytes for value in on_host),
+      saved_bytes=kept.saved_bytes - host_bytes,
       flops=kept.flops + wait,
       saved=tuple(value for value in kept.saved if value not in on_host),
       offloaded=in_order(on_host),
       waiting_flops=wait,
+      host_bytes=host_bytes,
     )
 
   def waiting_flops(self, trips: Sequence[Trip]) -> float:

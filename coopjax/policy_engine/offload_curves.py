@@ -57,7 +57,10 @@ def offload_curves(
   sets = dict.fromkeys([*rungs, *_fewer_and_fewer(piece, whole, rungs)])
   trips = {kept: piece.trips(whole, kept, offered) for kept in sets}
   for sent in ([], [value for value, _ in offered]) if offered else ([],):
-    found = [point for kept in sets for point in _chain(piece, kept, trips[kept], sent)]
+    chains = (point for kept in sets for point in _chain(piece, kept, trips[kept], sent))
+    found = [point for point in chains if point.host_bytes <= piece.link.room_bytes]
+    if not found:  # what the loop carries is more than the host may hold
+      return
     curve = list[CurvePoint]()
     for point in sorted(found, key=lambda point: (point.saved_bytes, point.flops, len(point.offloaded))):
       is_better = not curve or point.flops <= curve[-1].flops - MIN_SHARE * bare

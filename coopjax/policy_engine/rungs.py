@@ -65,6 +65,7 @@ class Rung:
     is_bare: nothing is saved beyond what its segments need.
     make_decisions: what is done in each run.
     waiting_flops: the part of `flops` that is waiting for the host.
+    host_bytes: kept in the host's memory, of all runs that are kept at once.
     candidate: that it is of, where the region is a function to the search.
   """
 
@@ -74,6 +75,7 @@ class Rung:
   is_bare: bool
   make_decisions: Callable[[], PolicyDecisions] = dataclasses.field(repr=False)
   waiting_flops: float = 0.0
+  host_bytes: float = 0.0
   candidate: Candidate | None = None
 
 
@@ -107,6 +109,7 @@ class Rungs:
         inside_bytes=num_examples * rung.inside_bytes,
         flops=num_examples * rung.flops,
         waiting_flops=num_examples * rung.waiting_flops,
+        host_bytes=num_examples * rung.host_bytes,
       )
 
     def by_names(rungs: Mapping[frozenset[str], Rung]) -> dict[frozenset[str], Rung]:
@@ -185,6 +188,7 @@ def _rungs_of(
         candidate.is_bare,
         functools.partial(getattr, candidate, "decisions"),
         member.num_runs * candidate.waiting_flops,
+        member.num_kept * candidate.host_bytes,
         candidate,
       )
     )
@@ -270,6 +274,7 @@ def _rung(
     is_bare,
     decisions,
     point.waiting_flops * runs,
+    point.host_bytes,
   )
 
 

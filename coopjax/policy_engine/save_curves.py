@@ -39,6 +39,7 @@ class CurvePoint:
     offloaded: as in `decisions.Segment`.
     waiting_flops: the part of `flops` that is waiting.
     inside_bytes: of a scan's body, held while one turn is repeated and differentiated.
+    host_bytes: kept in the host's memory.
     pieces: what each piece of a body does, of one turn, where these choose apart (`apart`); all else is empty then.
   """
 
@@ -49,6 +50,7 @@ class CurvePoint:
   offloaded: tuple[Value, ...] = ()
   waiting_flops: float = 0.0
   inside_bytes: int = 0
+  host_bytes: int = 0
   pieces: tuple["CurvePoint", ...] = ()
 
   @property

@@ -200,7 +200,7 @@ def _as_body(
   if not graph.residual_bytes().sum():
     return None
   forms = list(Form if is_cut else [Form.EVERY_OP])
-  region = None if link is None else HostTrips.of(link, body, at_body)
+  region = None if link is None else HostTrips.of(link.of_turn(length), body, at_body)
 
   def cuttings(graph: ForwardGraph, forms: Sequence[Form], inner: tuple[Region, ...]) -> list[Body]:
     bounds = sorted(cut(graph), key=len) if is_cut else [(0, graph.num_positions)]

@@ -28,7 +28,7 @@ from coopjax.policy_engine.predictions import HloEngineShare, SearchSpace, Trial
 from coopjax.policy_engine.progress import Progress
 from coopjax.policy_engine.rewrite import rewrite
 from coopjax.policy_engine.shards import Shards
-from coopjax.xla.compile import OversizedProgram, temp_bytes_of
+from coopjax.xla.compile import OversizedProgram, host_bytes_of, temp_bytes_of
 
 _MAX_COMPILES = 3  # of what drafts find
 _MORE_DRAFTS = 6  # where a compile showed that they are off
@@ -37,6 +37,7 @@ OUT_OF_REACH = 1  # bytes: a budget that finds the least that there is
 _JUST_MISSED = 1.25  # of a budget
 
 CompileFn = Callable[[Callable, Sequence[jax.ShapeDtypeStruct]], jax.stages.Compiled | OversizedProgram]
+TempSizes = tuple[int, int]  # temporaries of a compiled program: on the device, and in the host's memory
 
 
 def limits(budget_bytes: int, smallest_bytes: Callable[[], int]) -> Iterator[int]:
@@ -76,7 +77,7 @@ def plan_policy(
   wanted_bytes: float = math.inf,
   shards: Mapping[int | None, Shards] | None = None,
   whole_fn: CompileFn | None = None,
-  compiled: dict[PolicyDecisions, tuple[int, HloEngineShare | None]] | None = None,
+  compiled: dict[PolicyDecisions, tuple[TempSizes, HloEngineShare | None]] | None = None,
   found_once: Callable[[Hashable, Callable[[], Candidates]], Candidates] = lambda _, find: find(),
 ) -> PolicyPlan[PolicyDecisions]:
   """Finds checkpoint segments and saved values that make fn and its gradient fit.
@@ -116,12 +117,19 @@ def plan_policy(
 
   known = {} if compiled is None else compiled
 
+  def sizes_of(compile_fn: CompileFn, decisions: PolicyDecisions) -> TempSizes:
+    compiled = compile_fn(*rewritten(decisions))
+    return temp_bytes_of(compiled), host_bytes_of(compiled)
+
+  def counted_bytes(sizes: TempSizes) -> int:
+    return link.counted_bytes(*sizes, baseline_temp_bytes) if link else sizes[0]
+
   def compiled_bytes(decisions: PolicyDecisions) -> int:
     if decisions not in known:
-      known[decisions] = temp_bytes_of(compile_fn(*rewritten(decisions))), hlo_share_of()
-    return known[decisions][0]
+      known[decisions] = sizes_of(compile_fn, decisions), hlo_share_of()
+    return counted_bytes(known[decisions][0])
 
-  whole_bytes_of = whole_fn and (lambda decisions: temp_bytes_of(whole_fn(*rewritten(decisions))))
+  whole_bytes_of = whole_fn and (lambda decisions: counted_bytes(sizes_of(whole_fn, decisions)))
   hlo_share_in = lambda decisions: known[decisions][1]
 
   def space_of(profile: CompiledProfile | None) -> Candidates:

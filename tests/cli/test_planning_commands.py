@@ -126,6 +126,9 @@ def test_values_may_go_to_the_host_where_there_is_one(script, capsys):
   common = "plan", f"{script}:loss", "--args", "make_args", "--budget", "50%", "--offload"
   status, _, err = run(capsys, *common, "--engine", "policy")
   assert status == 2 and "nowhere to offload" in err
+  with pytest.raises(SystemExit):
+    run(capsys, *common[:-1], "--offload-at-most", "40%")
+  assert "offload='40%': True, False, or the most" in capsys.readouterr().err
   with pytest.warns(coopjax.HostOffloadWarning, match="planned without host offload"):
     status, out, _ = run(capsys, *common, "--json")
   assert status == 0 and json.loads(out)["measured"]["host_bytes"] == 0

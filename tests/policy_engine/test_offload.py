@@ -3,10 +3,13 @@
 import dataclasses
 import functools
 import json
+import math
+import re
 
 import jax
 import jax.extend
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 
@@ -42,6 +45,19 @@ def test_a_budget_says_that_it_offloads():
   assert Budget(**json.loads(json.dumps(dataclasses.asdict(Budget(0.5, offload=True))))) == Budget(0.5, offload=True)
   with pytest.raises(coopjax.InvalidBudgetError, match="12 bananas"):
     Budget("12 bananas", offload=True)
+
+
+def test_a_budget_says_how_much_may_go_to_the_host():
+  budget = Budget("6GiB", offload="40GiB")
+  assert budget == Budget("6GiB", offload=40 * 2**30) == Budget.parse("6GiB", offload=np.int64(40 * 2**30))
+  assert str(budget) == "6.00 GiB with host offload of at most 40.00 GiB" and budget.host_bytes == 40 * 2**30
+  assert Budget.parse(budget, offload=True) == budget and budget != Budget("6GiB", offload=True)
+  assert Budget.total("6GiB", offload="1 GB").host_bytes == 10**9
+  assert Budget("6GiB", offload=True).host_bytes == Budget("6GiB").host_bytes == float("inf")
+  assert Budget(**json.loads(json.dumps(dataclasses.asdict(budget)))) == budget
+  for wrong in ("40%", 0, 1, -5, 0.5, "12 bananas", None):
+    with pytest.raises(coopjax.InvalidBudgetError, match=re.escape(f"offload={wrong!r}: True, False, or the most")):
+      Budget("6GiB", offload=wrong)
 
 
 def mlp(weights, x):
@@ -235,6 +251,22 @@ def test_what_people_offload_is_a_candidate():
   assert not any(
     "on the host" in name for each in Candidates(traced, False).found for s in each.name_sets for name in s
   )
+
+
+def test_no_candidate_has_more_on_the_host_than_it_may():
+  args = scan_arguments(batch=256)
+  roofline = Roofline(flops_per_s=1.0, transcendentals_per_s=1.0, bytes_per_s=1e30, op_overhead_s=0.0)
+  traced, link = trace(scanned, args), HostLink(1e9, 0.0, roofline)
+  carries = args[0].nbytes * len(args[1])
+  for room_bytes, most in ((math.inf, 2), (2 * carries, 2), (2 * carries - 1, 1), (carries, 1), (carries - 1, 0)):
+    bounded = Candidates(traced, False, link=dataclasses.replace(link, room_bytes=room_bytes))
+    assert max(each.host_bytes for each in bounded.found) == most * carries  # of turns, and of their products
+
+
+def test_what_is_compiled_with_more_on_the_host_than_it_may_is_no_plan():
+  link = HostLink(1e9, 0.0, None, room_bytes=50)
+  assert link.counted_bytes(temp_bytes=30, host_bytes=50, plain_bytes=100) == 30
+  assert link.counted_bytes(temp_bytes=30, host_bytes=57, plain_bytes=100) == 107
 
 
 def test_integers_and_booleans_go_to_the_host_too():

@@ -167,6 +167,24 @@ def named_step(policy=None):
   return jax.jit(lambda weights, x: weights - 1e-3 * jax.grad(loss)(weights, x))
 
 
+@pytest.mark.parametrize("target", [GPU, TPU])
+def test_no_more_goes_to_the_host_than_it_may(target):
+  rows, width = SHAPES[target]
+  carries = DEPTH * rows * width * 4
+  for fn in (scanned, named_step()):
+    args = arguments(scanned, target)
+    plan = coopjax.plan(fn, *args, budget=Budget(0.35, offload=carries), target=target)
+    assert plan.fits and plan.measured.host_bytes == carries
+    with pytest.raises(coopjax.BudgetInfeasibleError, match="with host offload of at most") as caught:
+      coopjax.plan(fn, *args, budget=Budget(0.35, offload=carries - 1), target=target)
+    again = coopjax.plan(fn, *args, budget=Budget(caught.value.smallest_bytes, offload=carries - 1), target=target)
+    assert again.fits and again.measured.host_bytes < carries
+    with pytest.warns(coopjax.BudgetExceededWarning):
+      asked = {"on_infeasible": "best_effort", "target": target}
+      best = coopjax.plan(fn, *args, budget=Budget(0.35, offload=carries - 1), **asked)
+    assert best.measured.host_bytes < carries and not best.fits
+
+
 @pytest.mark.parametrize("names_only", [False, True])
 @pytest.mark.parametrize("target", [GPU, TPU])
 def test_a_steps_layers_offload_what_their_loop_carries(target, names_only):
