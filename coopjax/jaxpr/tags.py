@@ -26,6 +26,7 @@ from coopjax.jaxpr.trace import TracedFn
 from coopjax.program.scopes import KEPT_SCOPE
 
 MARK_ATTRIBUTE = "coopjax"
+_MERGED = re.compile(r"(?:^|/)\((.+:.+)\)$")
 _TAG = re.compile(r"\bcoop(\d+)\b")
 
 
@@ -66,7 +67,16 @@ class EquationInfo:
 
 
 def parse_tag(op_name: str) -> Tag | None:
-  """Reads the tag out of an instruction's ``op_name``; None when it has none."""
+  """Reads the tag out of an instruction's ``op_name``; None when it has none.
+
+  Of a name that XLA made from those of many instructions, ``jit(f)/(jvp(coop1)/sum:transpose(jvp(coop2))/sum)``, it is
+  the tag of the one that would run last.
+  """
+  if merged := _MERGED.search(op_name):
+    tags = [tag for part in merged[1].split(":") if (tag := parse_tag(part)) is not None]
+    return max(
+      tags, key=lambda tag: (tag.is_backward, -tag.equation_id if tag.is_backward else tag.equation_id), default=None
+    )
   ids = _TAG.findall(op_name)
   if not ids:
     return None

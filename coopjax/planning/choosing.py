@@ -8,7 +8,7 @@ import itertools
 import logging
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import jax
 import jax.core
@@ -183,12 +183,11 @@ class Case:
     link = host_offload.link(request.budget, request.device)
     with warnings.catch_warnings():
       warnings.simplefilter("ignore", BudgetExceededWarning)  # trials may miss the budget
-      shards = known.once("shards", lambda: shards_of(traced, trials.partition))
       # Straight-line code of a program that will be partitioned is left to the hook.
       ways = (False,) if not mark else (True, False) if is_known or not is_spread else (True,)
       smallest_bytes = lambda: int(least_bytes) if rival is None else 0
       may_do_better_in_straight_code = lambda plan: may_do_better(
-        self._by_hand(profile, shards),
+        self._by_hand(profile),
         _ABOUT * limit_bytes,
         baseline.temp_bytes,
         plan.recompute_flops - _LITTLE * plan.forward_flops,
@@ -216,7 +215,7 @@ class Case:
             hlo_share_of=trials.hlo_share,
             below_flops=min([below_flops, *(each.recompute_flops for each in of_ways if each.is_feasible)]),
             alone=alone,
-            shards=shards,
+            shards=self._shards,
             wanted_bytes=limit_bytes,
             whole_fn=functools.partial(compile_trial, whole=True) if trials.are_drafts else None,
             compiled=compiled,
@@ -265,7 +264,7 @@ class Case:
       if best.smallest_bytes >= baseline.temp_bytes:  # no checkpoints are better than these
         return Chosen(Choice(), before=before)
     measured = trials.measured(best.temp_bytes) if mark == found_with else None
-    return Chosen(Choice(mark, best.decisions), outcome, best, before=before, measured=measured, shards=shards)
+    return Chosen(Choice(mark, best.decisions), outcome, best, before=before, measured=measured, shards=self._shards)
 
   @property
   def _unasked_bytes(self) -> int:
@@ -351,10 +350,15 @@ class Case:
     limit_flops = _ASKS_POLICY_ABOVE * cost.jaxpr_flops(self.traced.inlined) / self._num_shares
     return self._is_whole and outcome.recompute_flops > limit_flops
 
-  def _by_hand(self, profile: CompiledProfile | None, shards: Mapping[int | None, Shards] | None = None) -> Candidates:
+  @property
+  def _shards(self) -> dict[int | None, Shards]:
+    """How devices share values; empty on one, or where it is not known."""
+    return self._known.once("shards", lambda: shards_of(self.traced, Trials(self.request, resident_bytes=0).partition))
+
+  def _by_hand(self, profile: CompiledProfile | None) -> Candidates:
     """What people pick."""
-    find = lambda: Candidates(self.traced, only_scans=False, profile=profile, shards=shards, planner=BY_HAND)
-    return self._known.once(("by hand", profile, bool(shards)), find)
+    find = lambda: Candidates(self.traced, only_scans=False, profile=profile, shards=self._shards, planner=BY_HAND)
+    return self._known.once(("by hand", profile), find)
 
   def _repeats_much(self, outcome: hook.Outcome, by_hand: Callable[[], Candidates]) -> bool:
     """Whether the HLO engine's plan is dear, or something that people pick is predicted to fit and to repeat less."""
@@ -362,8 +366,8 @@ class Case:
       return True
     if not self._is_whole or not outcome.recompute_flops or outcome.budget_bytes is None:
       return False
-    reach_bytes, flops = _ABOUT * outcome.budget_bytes, self._num_shares * outcome.recompute_flops
-    return may_do_better(by_hand(), reach_bytes, outcome.baseline.temp_bytes, flops)
+    flops = outcome.recompute_flops * (1 if self._shards else self._num_shares)  # of what candidates count
+    return may_do_better(by_hand(), _ABOUT * outcome.budget_bytes, outcome.baseline.temp_bytes, flops)
 
   def _measure_marked(self, mark: str) -> MemoryProfile | None:
     """The program that the HLO engine makes, compiled; None where XLA does not take it."""

@@ -128,6 +128,20 @@ class CompiledProfile:
     position = self.op_position[program.value_producer[values]]
     return position, program.value_bytes[values], first[values], ends[chosen]
 
+  @functools.cached_property
+  def _reached(self) -> np.ndarray:
+    """The position that the backward pass has come to where it runs an op, else that of the op, int32 ``[num_ops]``.
+
+    Devices exchange the gradients of many layers in one op, which XLA gives the name of one of these.
+    """
+    program, reached = self.program, self.op_position.copy()
+    for op in map(int, program.schedule):
+      if self.op_is_backward[op]:
+        makers = program.value_producer[program.inputs(op)]
+        before = reached[makers[(makers >= 0) & self.op_is_backward[makers]]]
+        reached[op] = min([reached[op], *before[before >= 0]])
+    return reached
+
   def inside_bytes(self, start: int, stop: int, left_out: Collection[int] = ()) -> int:
     """The most bytes live while an op of positions ``[start, stop)`` runs, residuals of other positions not counted.
 
@@ -141,7 +155,7 @@ class CompiledProfile:
     change = np.zeros(self.program.num_ops + 1, np.int64)
     np.add.at(change, starts[chosen], num_bytes[chosen])
     np.subtract.at(change, ends[chosen], num_bytes[chosen])
-    at = self.op_position[self.program.schedule]
+    at = self._reached[self.program.schedule]
     return int((np.cumsum(change[:-1]) + self._transient)[(start <= at) & (at < stop)].max(initial=0))
 
   def _by_position(self, values: np.ndarray) -> np.ndarray:
@@ -200,7 +214,27 @@ def read_profile(traced: TracedFn, program: StepProgram, offsets: np.ndarray, te
   moved = _moved(program, op_position, is_backward)
   for copy, value in moved.items():
     op_position[program.value_producer[copy]] = op_position[program.value_producer[value]]
+  _tell_untagged(program, op_position, is_backward)
   return CompiledProfile(program, offsets, op_position, is_backward, len(traced.inlined.eqns), temp_bytes, moved)
+
+
+def _tell_untagged(program: StepProgram, op_position: np.ndarray, is_backward: np.ndarray) -> None:
+  """Sets the position, and the pass, of ops that XLA made without a name, by those of the ops that made their inputs:
+  the dots of an attention, say, in its own library's form.
+  """
+  is_tagged = op_position >= 0
+  goes_on = np.zeros(program.num_ops, bool)  # in the forward pass
+  for op in np.flatnonzero(is_tagged & ~is_backward):
+    makers = program.value_producer[program.inputs(int(op))]
+    goes_on[makers[makers >= 0]] = True
+  for op in map(int, program.schedule):
+    makers = program.value_producer[program.inputs(op)]
+    makers = makers[(makers >= 0) & (op_position[makers] >= 0)]
+    if is_tagged[op] or not makers.size:
+      continue
+    later = makers[is_backward[makers]]
+    op_position[op] = op_position[later].min() if later.size else op_position[makers].max()
+    is_backward[op] = later.size > 0 or not goes_on[op]
 
 
 def _moved(program: StepProgram, op_position: np.ndarray, is_backward: np.ndarray) -> dict[int, int]:

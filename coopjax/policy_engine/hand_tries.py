@@ -111,21 +111,28 @@ class HandTries[Decisions: Hashable]:
     return found or self._fitting_as_the_least(usual, least) or self._likeliest_gain(usual)
 
   def _spared_by_saving(self, untried: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
-    """Where the least so far is near, and a trial that saves nothing took more than one that saves much: what fits of
-    what people pick, then what saves the least of what most people choose among.
+    """Where the least so far is near, and a trial that saves nothing took more than one that should take more: first a
+    policy without names, then, if trials that save take less, of what people save what fits, and what saves the least
+    of what most choose among.
     """
     takes_more = lambda one, other: (
       one.candidate.is_bare
-      and not other.candidate.is_bare
       and one.candidate.estimated_bytes < (1 - _TOLD_APART) * other.candidate.estimated_bytes
       and one.unaided_bytes > (1 + _TAKES_MORE) * other.unaided_bytes
     )
     least = self._near_least()
-    if least is None or not any(itertools.starmap(takes_more, itertools.permutations(self._tried, 2))):
+    beaten_by = [other.candidate for one, other in itertools.permutations(self._tried, 2) if takes_more(one, other)]
+    if least is None or not beaten_by:
       return None
-    usual, is_chosen = [c for c in untried if c.is_by_hand], self._are_chosen_by_most()
-    found = self._fitting_as_the_least(usual, least)
-    return found or self._first(usual, lambda c: (not is_chosen(c), c.estimated_bytes))
+    saving = [c for c in untried if c.is_by_hand and not c.is_bare]
+    is_shown = any(trial.candidate.is_plain_policy and not trial.candidate.is_bare for trial in self._tried)
+    if not is_shown and (found := self._first([c for c in saving if c.is_plain_policy], self._predict)):
+      return found
+    if all(candidate.is_bare for candidate in beaten_by):
+      return None
+    is_chosen = self._are_chosen_by_most()
+    found = self._fitting_as_the_least(saving, least)
+    return found or self._first(saving, lambda c: (not is_chosen(c), c.estimated_bytes))
 
   def _fitting_as_the_least(
     self, usual: Sequence[SearchCandidate[Decisions]], least: Trial[Decisions]

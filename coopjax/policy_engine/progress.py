@@ -116,7 +116,8 @@ class Progress[Decisions: Hashable](HandTries[Decisions]):
       bare = [] if self._holds else [c for c in usual if c.is_bare]
       if found := self._first(bare, lambda candidate: candidate.flops) or self._likeliest_gain(usual):
         return found
-    if not self._holds and rounds_left <= HAND_ROUNDS and (found := self._spared_by_saving(untried)):
+    is_late = rounds_left <= max(HAND_ROUNDS, len(self._tried))
+    if not self._holds and is_late and (found := self._spared_by_saving(untried)):
       return found
     if not self._holds and self._is_too_shallow() and self._space.deepen():
       untried = [candidate for candidate in self._space.found if candidate not in self._passed]

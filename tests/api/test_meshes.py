@@ -1,4 +1,4 @@
-"""Budgets on meshes of 8 virtual devices; `mesh_budgets.py` and `mesh_shards.py` in tests/support hold the cases."""
+"""Budgets on meshes of 8 virtual devices; `mesh_budgets.py` and others in tests/support hold the cases."""
 
 import os
 import subprocess
@@ -19,13 +19,18 @@ GROUPS = {
   ),
   "in_place": ("hlo_engine tensor", "hlo_engine fsdp", "hlo_engine data and tensor"),
   "plans": ("plans_of_shapes", "plans_of_steps", "plans_of_other_meshes"),
-  "scans": ("scan_over_auto_axes", "shares_of_steps", "scan_over_explicit_axes", "rungs_by_hand"),
+  "scans": ("scan_over_auto_axes", "shares_of_steps", "scan_over_explicit_axes"),
 }
 
 
 @pytest.mark.parametrize("group", sweeps.all_but(["each kind"], GROUPS))
 def test_each_device_holds_the_budget(group):
   run("mesh_budgets", *GROUPS[group])
+
+
+@pytest.mark.parametrize("case", ["named_values_of_layers_in_a_loop", "unrolled_layers"])
+def test_at_the_bytes_of_what_people_write_no_more_is_repeated(case):
+  run("mesh_rungs", case)
 
 
 @pytest.mark.sweep

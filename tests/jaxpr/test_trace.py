@@ -11,7 +11,7 @@ import pytest
 import coopjax
 from coopjax.errors import NotDifferentiableError
 from coopjax.jaxpr.arguments import split_arguments
-from coopjax.jaxpr.tags import parse_tag, tag_jaxpr, tagged_fn
+from coopjax.jaxpr.tags import Tag, parse_tag, tag_jaxpr, tagged_fn
 from coopjax.jaxpr.trace import fn_and_gradient, trace
 from coopjax.xla.compile import compile_abstract
 from tests.support import models
@@ -120,6 +120,17 @@ def test_tags_and_marks_reach_the_compiled_program(remat3):
       assert_same_bits(compiled(*BUSY_ARGS), jax.jit(plain)(*BUSY_ARGS))
   finally:
     jax.config.update("jax_remat3", False)
+
+
+def test_of_a_name_made_of_many_the_tag_is_that_of_what_runs_last():
+  backward = [f"transpose(jvp(coop{i}))/dot_general" for i in (31, 12, 40)]
+  forward = [f"jvp(coop{i})/reduce_sum" for i in (3, 50)]
+  tag_of = lambda parts: parse_tag(f"jit(f)/({':'.join(parts)})")
+  assert tag_of([forward[1], *backward]) == parse_tag(backward[1]) == Tag(12, is_backward=True, is_recomputed=False)
+  assert tag_of(forward) == Tag(50, is_backward=False, is_recomputed=False) == tag_of([*forward, "sharding"])
+  assert parse_tag("jit(f)/(copy:copy)") is None
+  # A colon of the user's is none of XLA's.
+  assert parse_tag("jit(f)/jvp(coop3)/layer:1/coop7/mul") == Tag(7, is_backward=False, is_recomputed=False)
 
 
 def test_the_table_knows_source_lines_and_nesting():

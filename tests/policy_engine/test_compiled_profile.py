@@ -156,6 +156,27 @@ def test_what_the_compiler_lays_out_anew_for_the_backward_pass_is_kept_by_its_eq
   assert profile.inside_bytes(0, 2) == 108 and profile.inside_bytes(1, 2, left_out=[0, 1]) == 1
 
 
+def test_ops_without_a_name_belong_to_where_their_inputs_were_made():
+  """As the dots of an attention, where XLA:CPU gives them another form, and exchanges of many gradients at once."""
+  traced = differentiable(trace(lambda x: jnp.cos(jnp.sin(x)), (jnp.ones(8),)))
+  b = Builder()
+  scores = b.op([b.value(8)], 100)
+  unnamed = b.op([scores], 7)
+  loss = b.op([unnamed], 1)
+  of_cos = b.op([loss, unnamed], 3)
+  of_scores = b.op([of_cos, scores], 5)
+  b.op([of_cos, of_scores], 2)
+  program = b.build()
+  exchanged = "(jvp(coop1)/cos:transpose(jvp(coop1))/mul:transpose(jvp(coop0))/mul)"
+  scopes = ("jvp(coop0)/sin", "", "jvp(coop1)/cos", "transpose(jvp(coop1))/mul", "", exchanged)
+  program = dataclasses.replace(program, op_scopes=scopes, op_kinds=("fusion",) * 6)
+  profile = read_profile(traced, program, np.arange(program.num_values), 108)
+  assert profile.op_position.tolist() == [0, 0, 1, 1, 1, 0]
+  assert profile.op_is_backward.tolist() == [False, False, False, True, True, True]
+  # The scores are kept, though nothing with a name of the backward pass reads them.
+  assert profile.residuals.tolist() == [scores, unnamed, loss]
+
+
 def test_windows_evict_residuals_until_the_limit_holds():
   _traced, profile = profiled("gpt")
   for share in (0.8, 0.5):

@@ -78,15 +78,6 @@ def test_the_last_tries_are_for_nothing_saved():
   assert plan.is_feasible and plan.recompute_flops == 417.0
 
 
-def test_where_to_repeat_takes_more_than_to_save_what_people_save_is_tried():
-  # An unrolled decoder on eight H100 (tensor): what is repeated, devices exchange anew.
-  deep = [Invented(208.0 - i, size, 53.0 + i, True) for i, size in enumerate((391, 459, 381, 373, 382, 371, 376))]
-  saved = [Invented(363.0, 426, 6.7), Invented(293.5, 378, 11.1)]
-  query = Invented(280.0, 368, 46.0, is_by_hand=True, name="query_proj")
-  plan, tried = run([*saved, *deep, query], 368, baseline=681)
-  assert plan.is_feasible and plan.recompute_flops == 46.0 and tried[-1] == 368
-
-
 def test_nothing_saved_is_tried_around_blocks_as_people_may_see_them():
   # An unrolled decoder on a mesh, whose estimates say little: blocks are halves of a layer, or layers.
   deep, halves = Invented(304.0, 186, 88.0, True), Invented(1400.0, 573, 50.6, True, is_plain=True)
@@ -374,23 +365,3 @@ def test_where_estimates_go_by_no_compile_nothing_saved_is_a_start_in_each_way_t
   others = [Invented(1700.0 - 100 * i, 640, 2.0 + i) for i in range(12)]
   _, compiled = run([*others, halves, layers], 366, baseline=614, is_profiled=False)
   assert compiled[:2] == [573, 357]
-
-
-def test_before_a_refusal_policies_that_save_are_tried_which_may_take_less():
-  bare = [Invented(440.0 + i, 504 + i, 160.0 - i, is_bare=True, kin=f"nested {i}") for i in range(3)]
-  layers = Invented(481.0, 495, 78.0, is_bare=True, is_plain=True, kin="layers")
-  products = Invented(629.0, 377, 17.0, is_plain=True, kin="layers")
-  plan, _ = run([*bare, layers, products], 377, max_rounds=12)
-  assert plan.is_feasible and plan.recompute_flops == 17.0
-  # Where all that was tried is far from the budget, it is not asked.
-  plan, compiled = run([*bare, layers, products], 300, max_rounds=12)
-  assert not plan.is_feasible and 377 not in compiled
-
-
-def test_before_a_refusal_what_is_tried_saves_as_much_less_as_is_missing():
-  bare = [Invented(440.0 + i, 504 + i, 160.0 - i, is_bare=True, kin=f"nested {i}") for i in range(3)]
-  layers = Invented(481.0, 495, 78.0, is_bare=True, is_plain=True, kin="layers")
-  products = Invented(629.0, 377, 17.0, is_plain=True, kin="layers")
-  names = [Invented(629.0 - 7 * i, 377 - 7 * i, 16.0 + 3 * i, is_by_hand=True, kin="layers") for i in range(12)]
-  plan, _ = run([*bare, layers, products, *names], 342, max_rounds=7)
-  assert plan.is_feasible and plan.recompute_flops == names[5].flops

@@ -22,7 +22,7 @@ from coopjax.jaxpr.trace import trace
 from coopjax.planning import kept
 from coopjax.xla.compile import module_of
 from coopjax.xla.module import parse_module, read_step_program
-from tests.support import checks, hand_rungs, models, quick
+from tests.support import checks, models, quick
 from tests.support.checks import assert_same_bits, temp_bytes
 
 # Wherever numbers of partitioned programs may differ by rounding.
@@ -297,24 +297,6 @@ def scan_over_explicit_axes():
     raise AssertionError("1 KiB was reached")
 
 
-def rungs_by_hand():
-  """At the bytes of a policy over names a plan repeats no more: what a device holds of a value decides its cost."""
-  stacks, x = hand_rungs.arguments(1)
-  spec = lambda name: P(None, *(("model", "data") if name in ("out", "down") else ("data", "model")))
-  place = lambda value, spec: jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=NamedSharding(AUTO, spec))
-  placed = [{name: place(value, spec(name)) for name, value in stacks[0].items()}], place(x, P("data"))
-  hand = hand_rungs.by_hand(hand_rungs.RUNGS["with_context"])
-  hand_bytes = temp_bytes(hand_rungs.compiled(hand, placed))
-  plan = coopjax.plan(hand_rungs.loss, *placed, budget=hand_bytes, engine="policy")
-  fns = hand_rungs.loss, hand, plan.apply(hand_rungs.loss)
-  plain, by_hand, ours = (hand_rungs.flops(fn, placed) for fn in fns)
-  print(f"{plan.measured.temp_bytes} of {hand_bytes} bytes,", ours - plain, by_hand - plain)
-  assert temp_bytes(hand_rungs.compiled(fns[2], placed)) <= hand_bytes
-  assert ours - plain <= by_hand - plain
-  # All of it is one device's, as what the HLO engine repeats: a mesh of 4 x 2 cuts the work into 8.
-  np.testing.assert_allclose(plan.recompute_flops, (ours - plain) / 8, rtol=0.1)
-
-
 def infeasible_over_auto_axes():
   """What the trace can't know is seen in the compile: refused there, and the least it names is held."""
   asked = lambda budget, **how: compile_step(
@@ -383,7 +365,6 @@ CASES = {f"hlo_engine {place}": functools.partial(hlo_engine, place) for place i
     scan_over_auto_axes,
     shares_of_steps,
     scan_over_explicit_axes,
-    rungs_by_hand,
     infeasible_over_auto_axes,
     keys,
   )
