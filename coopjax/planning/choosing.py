@@ -12,7 +12,6 @@ from collections.abc import Callable
 
 import jax
 import jax.core
-import numpy as np
 
 from coopjax import compat
 from coopjax.budget import Budget
@@ -30,12 +29,12 @@ from coopjax.jaxpr import cost
 from coopjax.jaxpr.tags import marked_fn
 from coopjax.jaxpr.trace import TracedFn, fn_and_gradient
 from coopjax.memory_profile import MemoryProfile
-from coopjax.planning import host_offload, resident
+from coopjax.planning import host_offload
 from coopjax.planning.baseline import Baseline
 from coopjax.planning.choice import Choice, Chosen
 from coopjax.planning.kept import program_key
 from coopjax.planning.made_once import Results
-from coopjax.planning.missed import missed
+from coopjax.planning.missed import report_missed
 from coopjax.planning.request import Request
 from coopjax.planning.trials import Trials, share_of
 from coopjax.policy_engine import search
@@ -143,7 +142,7 @@ class Case:
     assert best is not None  # of the first round at least
     if request.engine == "auto":
       return self.choose_by_policy(best.outcome, before, profile())
-    self._report_infeasible(budget_bytes, best.temp_bytes, before.temp_bytes, module)
+    report_missed(self.traced, request, budget_bytes, best.temp_bytes, before.temp_bytes, module)
     return best
 
   def choose_by_policy(
@@ -260,7 +259,8 @@ class Case:
           return Chosen(Choice(mark), outcome)
       assert trials.smallest is not None  # compiled above at the latest
       smallest_bytes = min(best.smallest_bytes, baseline.temp_bytes)
-      self._report_infeasible(budget_bytes, smallest_bytes, baseline.temp_bytes, module_of(trials.smallest))
+      module = module_of(trials.smallest)
+      report_missed(traced, request, budget_bytes, smallest_bytes, baseline.temp_bytes, module)
       if best.smallest_bytes >= baseline.temp_bytes:  # no checkpoints are better than these
         return Chosen(Choice(), before=before)
     measured = trials.measured(best.temp_bytes) if mark == found_with else None
@@ -381,43 +381,9 @@ class Case:
         return None
 
   def _report_missed(self, outcome: hook.Outcome) -> None:
-    """As `_report_infeasible`, of what the HLO engine alone made of the module."""
+    """As `report_missed`, of what the HLO engine alone made of the module."""
     assert outcome.budget_bytes is not None  # a planning module is always asked to hold one
     schedule = None if outcome.result is None else outcome.result.schedule
     reached_bytes, unaided_bytes = outcome.predicted.temp_bytes, outcome.baseline.temp_bytes
-    self._report_infeasible(outcome.budget_bytes, reached_bytes, unaided_bytes, self.baseline.module, schedule)
-
-  def _report_infeasible(
-    self,
-    budget_bytes: int,
-    smallest_bytes: int,
-    unaided_bytes: int,
-    module_bytes: bytes,
-    schedule: np.ndarray | None = None,
-  ) -> None:
-    """Raises, or warns for a best effort, with the smallest reachable bytes and what forces them.
-
-    Of a function in a `shard_map`, which is a little more than is planned here, its program's compile tells.
-    """
-    if self.request.budget.share is None and compat.is_on_one_device():
-      return
-    name, request = self.traced.name, self.request
-    error = missed(
-      f"{name} and its gradient",
-      request,
-      module_bytes,
-      budget_bytes=budget_bytes,
-      smallest_bytes=smallest_bytes,
-      schedule=schedule,
-      arguments=resident.arguments_of(zip(self.traced.in_names, self.traced.in_avals, strict=True)),
-    )
-    error.unaided_bytes = unaided_bytes
-    if compat.is_in_differentiated_loop():
-      error.add_note(
-        f"{name} is a part of a loop's body, planned by itself: what the loop keeps of each turn is not in it. Put "
-        "coopjax.remat around the function that has the loop, whose body is then planned with it"
-      )
-    error.add_note("try a larger budget, a smaller batch, or on_infeasible='best_effort'")
-    if request.on_infeasible == "error":
-      raise error
-    warn(str(error), BudgetExceededWarning)
+    missing = outcome.budget_bytes, reached_bytes, unaided_bytes
+    report_missed(self.traced, self.request, *missing, self.baseline.module, schedule)

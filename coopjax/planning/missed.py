@@ -4,8 +4,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from coopjax.errors import BudgetInfeasibleError
+from coopjax import compat
+from coopjax.errors import BudgetExceededWarning, BudgetInfeasibleError, warn
 from coopjax.hlo_engine.infeasible import why_infeasible
+from coopjax.jaxpr.trace import TracedFn
 from coopjax.planning import resident
 from coopjax.planning.request import Request
 
@@ -52,3 +54,48 @@ def missed(
   if takes_all and arguments:
     error.op, error.largest = "arguments and outputs", tuple(map(resident.Argument.entry, arguments[: resident.SHOWN]))
   return error
+
+
+def report_missed(
+  traced: TracedFn,
+  request: Request,
+  budget_bytes: int,
+  smallest_bytes: int,
+  unaided_bytes: int,
+  module_bytes: bytes,
+  schedule: np.ndarray | None = None,
+) -> None:
+  """Raises for a function, or warns for a best effort, with the smallest reachable bytes and what forces them.
+
+  Of a function in a `shard_map`, which is a little more than is planned here, its program's compile tells.
+
+  Args:
+    traced: the function.
+    request: as for `missed`.
+    budget_bytes: same.
+    smallest_bytes: same.
+    unaided_bytes: temporaries of it and its gradient as they are.
+    module_bytes: as for `missed`.
+    schedule: same.
+  """
+  if request.budget.share is None and compat.is_on_one_device():
+    return
+  error = missed(
+    f"{traced.name} and its gradient",
+    request,
+    module_bytes,
+    budget_bytes=budget_bytes,
+    smallest_bytes=smallest_bytes,
+    schedule=schedule,
+    arguments=resident.arguments_of(zip(traced.in_names, traced.in_avals, strict=True)),
+  )
+  error.unaided_bytes = unaided_bytes
+  if compat.is_in_differentiated_loop():
+    error.add_note(
+      f"{traced.name} is a part of a loop's body, planned by itself: what the loop keeps of each turn is not in it. "
+      "Put coopjax.remat around the function that has the loop, whose body is then planned with it"
+    )
+  error.add_note("try a larger budget, a smaller batch, or on_infeasible='best_effort'")
+  if request.on_infeasible == "error":
+    raise error
+  warn(str(error), BudgetExceededWarning)
