@@ -42,6 +42,8 @@ _LEAVES_SOME = 0.99  # beyond which more candidates are looked for
 _MANY_MISSES = 4  # of a search whose plan leaves room: for other candidates
 _CLOSE_ROUNDS = 2  # after `HAND_ROUNDS`: for what a person would pick that repeats less by however little
 _GOOD_CHANCE = 0.25  # that it fits
+_MUCH, _FAR = 0.3, 1.35  # of the forward FLOPs, and of the budget: what is tried though it is predicted to take more
+_MAX_UNLIKELY = 2
 _AIDED_MARGIN = 0.25  # of what the best plan takes unaided: the HLO engine may help out with more
 _MAX_AIDED_MISSES = 2  # tries at that
 
@@ -62,6 +64,7 @@ class Progress[Decisions: Hashable](HandTries[Decisions]):
     forecast = Forecast(space, budget_bytes, baseline_temp_bytes, alone)
     super().__init__(space, forecast, below_flops, are_drafts=are_drafts)
     self._misses = 0  # since a plan holds: tries that made nothing better
+    self._num_unlikely = 0  # tries of what most people choose among that no prediction takes to fit
     self._num_close = 0  # tries of what a person would pick that gains next to nothing
     self._near_misses = NearMisses[Decisions]()
     self._baseline_bytes = baseline_temp_bytes
@@ -132,7 +135,8 @@ class Progress[Decisions: Hashable](HandTries[Decisions]):
       flops = self._forecast.flops_of_straight_code()
       untried = [c for c in untried if flops(c) < least - self._tolerance(c, least)]
       if in_loops(self._tried):
-        return self._worth_a_try(by_hand, untried, is_late=rounds_left <= HAND_ROUNDS)
+        found = self._worth_a_try(by_hand, untried, rounds_left)
+        return found or self._spares_much(by_hand)
       # A plan at hand that people do better than: theirs first.
       if (rounds_left <= HAND_ROUNDS or not self._tried) and (
         found := self._first_by_hand(by_hand, is_last=rounds_left == 1)
@@ -193,12 +197,16 @@ class Progress[Decisions: Hashable](HandTries[Decisions]):
     )
 
   def _worth_a_try(
-    self, by_hand: Sequence[SearchCandidate[Decisions]], others: Sequence[SearchCandidate[Decisions]], *, is_late: bool
+    self,
+    by_hand: Sequence[SearchCandidate[Decisions]],
+    others: Sequence[SearchCandidate[Decisions]],
+    rounds_left: int,
   ) -> SearchCandidate[Decisions] | None:
     """Of scan bodies, once a plan holds: the cheapest that should fit and is worth a compile, else what is expected to
     gain most; the more tries came to nothing, the more it has to be. The last tries are for nothing saved, as most
-    people have it, around whatever blocks. Where the search would end, what a person would pick has another chance: the
-    few policies that everybody tries, then what is worth more than the last such try.
+    people have it, around whatever blocks, and after many misses for the sets that most choose among. Where the search
+    would end, what a person would pick has another chance: the few policies that everybody tries, then what is worth
+    more than the last such try.
     """
     least, tried = self._least_flops, self._tried
     forecast = self._forecast
@@ -212,8 +220,13 @@ class Progress[Decisions: Hashable](HandTries[Decisions]):
       return [candidate for candidate in candidates if gain(candidate) > enough(candidate)]
 
     most = lambda candidates, gain=expected_gain: self._first(candidates, lambda candidate: -gain(candidate))
-    if is_late and (found := most(worth([candidate for candidate in by_hand if candidate.is_bare], 0))):
-      return found
+    if rounds_left <= HAND_ROUNDS:
+      usual = [candidate for candidate in by_hand if candidate.is_bare]
+      if found := most(worth(usual, 0)):
+        return found
+      chosen = list(filter(self._are_chosen_by_most(), by_hand)) if self._misses >= _MANY_MISSES else []
+      if found := most(worth(chosen, 0)):
+        return found
     others = worth([*by_hand, *others], self._misses)
     likely = [candidate for candidate in others if expected_gain.chance(candidate) >= 0.5]
     if found := self._first(likely, expected_gain.flops) or most(others):
@@ -239,6 +252,18 @@ class Progress[Decisions: Hashable](HandTries[Decisions]):
       return None
     self._num_close += 1
     return most([c for c in by_hand if expected_gain(c) > 0 and expected_gain.chance(c) >= _GOOD_CHANCE])
+
+  def _spares_much(self, by_hand: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
+    """Where a search ends before its tries do: of the sets that most choose among, two that spare a plan much, though
+    all that was tried says that they don't fit. What XLA fuses or partitions otherwise, no prediction knows.
+    """
+    if self._num_unlikely == _MAX_UNLIKELY:
+      return None
+    self._num_unlikely += 1
+    least = self._least_flops - _MUCH * self._space.forward_flops
+    is_chosen, reach_bytes = self._are_chosen_by_most(), _FAR * self._budget
+    much = [c for c in by_hand if c.flops < least and is_chosen(c) and self._predict(c) <= reach_bytes]
+    return self._first(much, self._predict)
 
   def _over_bytes(self, candidate: SearchCandidate[Decisions]) -> tuple[float, float]:
     """That scan bodies are predicted to take beyond the budget, and the deviation of that."""
