@@ -293,7 +293,7 @@ def positive(text: str) -> int:
 def host_bytes(text: str) -> int:
   """The most that may go to the host, as it was typed."""
   try:
-    return int(Budget(share=1.0, offload=int(text) if text.isdigit() else text).host_bytes)
+    return int(Budget(share=1.0, offload=text).host_bytes)
   except InvalidBudgetError as error:
     raise argparse.ArgumentTypeError(str(error)) from error
 

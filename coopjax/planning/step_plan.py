@@ -149,7 +149,7 @@ class _Planning:
 
   def __init__(self, step: Step, request: Request, baseline: Baseline, tried: Tried, below_flops: float | None = None):
     self._step, self._request, self._baseline, self._tried = step, request, baseline, tried
-    self._below_flops = below_flops
+    self._below_flops, self._link = below_flops, host_offload.link(request.budget, request.device)
     self._choices = marked(step, None)
     self._outcome: hook.Outcome | None = None
     self._found: PolicyPlan[tuple[Share, ...]] | None = None
@@ -289,13 +289,12 @@ class _Planning:
   def _divide(self, within_bytes: int, trial_mark: str | None, below_flops: float, *, only_scans: bool) -> bool:
     """Takes what is found within so many bytes if it is better; whether that holds the budget."""
     tried: dict[Any, tuple[MemoryProfile, hook.Outcome | None]] = {}
-    link = host_offload.link(self._request.budget, self._request.device)
 
     def temp_bytes_of(shares: tuple[Share, ...], *, whole: bool = False) -> int:
       measured = self._measured(_choices(shares, trial_mark), whole=whole)
       tried[shares] = measured, self._trials.outcome
       sizes = measured.temp_bytes, measured.host_bytes
-      return link.counted_bytes(*sizes, self.before.temp_bytes) if link else measured.temp_bytes
+      return self._link.counted_bytes(*sizes, self.before.temp_bytes) if self._link else measured.temp_bytes
 
     found = search.search(
       self._division(only_scans),
@@ -335,13 +334,12 @@ class _Planning:
 
   def _division(self, only_scans: bool) -> Division:
     """All candidates, of which a search may find more (`Division.deepen`), for itself."""
-    link = host_offload.link(self._request.budget, self._request.device)
-    key = only_scans, link, self._request.names_only
+    key = only_scans, self._link, self._request.names_only
     if key not in self._tried.spaces:
       if self._tried.shards is None:
         self._tried.shards = self._shards()
       self._tried.spaces[key] = Division(
-        self._step.members, only_scans, link, self._tried.shards, names_only=self._request.names_only
+        self._step.members, only_scans, self._link, self._tried.shards, names_only=self._request.names_only
       )
     return copy.copy(self._tried.spaces[key])
 

@@ -87,7 +87,7 @@ class Candidates:
       self._profile = profile
     self.is_profiled = self._profile is not None
     self._ends_forward = ends_forward
-    self._planner = planner
+    self._planner, self._link = planner, link
     self.found: list[Candidate] = []
     self._curves: dict[object, list[CurvePoint]] = {}  # that segments of all graphs have
     self._deeper: Callable[[], list[Candidate]] | None = None  # what `deepen` adds, if it was not asked yet
@@ -114,7 +114,7 @@ class Candidates:
       )
       graphs = traced.once((forward_graph, *shards.items()), dict)
       self._find(home, original, scans, graphs, only_scans, link, host, shards)
-      self._place(home, link)
+      self._place(home)
 
   def deepen(self) -> bool:
     """Finds what takes less than a checkpoint around the body of a loop, and repeats more: its turns in groups.
@@ -144,12 +144,12 @@ class Candidates:
     self.found = [*self.found, *more]  # another list: copies of this are searched by themselves
     return bool(more)
 
-  def _found_more(self, home: Home, link: HostLink | None, find: Callable[["Candidates"], None]) -> list[Candidate]:
+  def _found_more(self, home: Home, find: Callable[["Candidates"], None]) -> list[Candidate]:
     more = copy.copy(self)
     more.found = []
     with home.scope.entered():
       find(more)
-    more._place(home, link)
+    more._place(home)
     return more.found
 
   def _find(
@@ -242,13 +242,13 @@ class Candidates:
 
     # Found once, for whatever copies ask.
     self._deeper, self._wider = (
-      functools.cache(functools.partial(self._found_more, home, link, add)) for add in (add_groups, add_mixed)
+      functools.cache(functools.partial(self._found_more, home, add)) for add in (add_groups, add_mixed)
     )
 
-  def _place(self, home: Home, link: HostLink | None) -> None:
+  def _place(self, home: Home) -> None:
     """Tells the candidates where they stand; without those that keep more on the host than it may hold."""
-    if link is not None:
-      self.found = [candidate for candidate in self.found if candidate.host_bytes <= link.room_bytes]
+    if self._link is not None:
+      self.found = [candidate for candidate in self.found if candidate.host_bytes <= self._link.room_bytes]
     if not home.is_top:
       self.found = [dataclasses.replace(candidate, home=home.first_id) for candidate in self.found]
 

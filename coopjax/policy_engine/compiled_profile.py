@@ -223,14 +223,15 @@ def _tell_untagged(program: StepProgram, op_position: np.ndarray, is_backward: n
   the dots of an attention, say, in its own library's form.
   """
   is_tagged = op_position >= 0
+  untagged = [op for op in map(int, program.schedule) if not is_tagged[op]]
   goes_on = np.zeros(program.num_ops, bool)  # in the forward pass
   for op in np.flatnonzero(is_tagged & ~is_backward):
     makers = program.value_producer[program.inputs(int(op))]
     goes_on[makers[makers >= 0]] = True
-  for op in map(int, program.schedule):
+  for op in untagged:
     makers = program.value_producer[program.inputs(op)]
     makers = makers[(makers >= 0) & (op_position[makers] >= 0)]
-    if is_tagged[op] or not makers.size:
+    if not makers.size:
       continue
     later = makers[is_backward[makers]]
     op_position[op] = op_position[later].min() if later.size else op_position[makers].max()

@@ -19,6 +19,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 import jax
 
 from coopjax.jaxpr.trace import TracedFn, fn_and_gradient
+from coopjax.memory_profile import totals_of
 from coopjax.policy_engine.candidates import Candidates
 from coopjax.policy_engine.compiled_profile import CompiledProfile
 from coopjax.policy_engine.decisions import PolicyDecisions
@@ -28,7 +29,7 @@ from coopjax.policy_engine.predictions import HloEngineShare, SearchSpace, Trial
 from coopjax.policy_engine.progress import Progress
 from coopjax.policy_engine.rewrite import rewrite
 from coopjax.policy_engine.shards import Shards
-from coopjax.xla.compile import OversizedProgram, host_bytes_of, temp_bytes_of
+from coopjax.xla.compile import OversizedProgram
 
 _MAX_COMPILES = 3  # of what drafts find
 _MORE_DRAFTS = 6  # where a compile showed that they are off
@@ -118,8 +119,8 @@ def plan_policy(
   known = {} if compiled is None else compiled
 
   def sizes_of(compile_fn: CompileFn, decisions: PolicyDecisions) -> TempSizes:
-    compiled = compile_fn(*rewritten(decisions))
-    return temp_bytes_of(compiled), host_bytes_of(compiled)
+    totals = totals_of(compile_fn(*rewritten(decisions)).memory_analysis())
+    return totals["temp_bytes"], totals["host_bytes"]
 
   def counted_bytes(sizes: TempSizes) -> int:
     return link.counted_bytes(*sizes, baseline_temp_bytes) if link else sizes[0]

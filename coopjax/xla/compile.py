@@ -204,13 +204,6 @@ def temp_bytes_of(compiled: jax.stages.Compiled | OversizedProgram) -> int:
   return sizes.temp_size_in_bytes
 
 
-def host_bytes_of(compiled: jax.stages.Compiled | OversizedProgram) -> int:
-  """Of its temporaries, those in the host's memory."""
-  sizes = compiled.memory_analysis()
-  assert sizes is not None
-  return sizes.host_temp_size_in_bytes
-
-
 def num_devices(compiled: jax.stages.Compiled | OversizedProgram) -> int:
   """That a compiled program runs on; one where a program that does not fit its device has no executable to ask."""
   if isinstance(compiled, OversizedProgram):
