@@ -52,7 +52,7 @@ from coopjax.hlo_engine.over_budget import (
   warn,
 )
 from coopjax.xla import standing
-from coopjax.xla.module import parse_module
+from coopjax.xla.module import parse_module, predict_memory
 from coopjax.xla.module_fields import with_plan_of, without_labels
 
 _log = logging.getLogger("coopjax.hook")
@@ -80,20 +80,42 @@ class Compile:
     refused: what there is to say of it if it is over a budget that it has to hold.
     excess: what the hook has to say of it, where that is no error; `hold` knows better, if it has something to go by.
     is_trial: it is compiled to be looked at.
+    may_end: at its schedule, where that shows that it is over a budget that no HLO engine sees to.
     most_flops: that the HLO engine may repeat in it.
     repeated: what that did to it, where it had to repeat more.
   """
 
   def __init__(self, program: compat.ProgramToCompile, asked: standing.Standing | None):
     self.keys = {key.decode() for key in _KEYS.findall(program.bytecode)}
+    self._name, self._held = program.name, held_in(program.bytecode)
     self.processes = () if standing.is_suspended() else job.spanned(program.processes())
     self.about = job.topic("program", _KEY.sub("", program.text()), str(asked)) if self.processes else ""
     self.interrupt: BaseException | None = None
     self.is_planned, self.may_keep, self.story = False, True, "seen by no hook, or taken from JAX's compilation cache"
     self.refused: Excess | None = None
     self.excess: Excess | None = None
-    self.is_trial = standing.is_suspended()
+    self.is_trial, self.may_end = standing.is_suspended(), False
     self.most_flops, self.repeated = math.inf, None
+
+  @property
+  def _held_to_bytes(self) -> list[Mark]:
+    return [mark for mark in self._held if mark.whole is None]
+
+  def scheduled(self, module_bytes: bytes) -> None:
+    """A module that XLA:CPU will assign the predicted buffers to, with nothing in it for the hook to plan.
+
+    Raises:
+      EndedError: it is over a budget in bytes that it has to hold, as its executable would show.
+    """
+    if self.is_trial or self.about or not self.may_end or not self._held_to_bytes:
+      return
+    with contextlib.suppress(InvalidProgramError):
+      memory = predict_memory(module_bytes)
+      limit = limit_of(self._held_to_bytes, memory.resident_bytes)
+      excess = excess_of(self._name, module_bytes, memory.temp_bytes, *limit)
+      if excess is not None and excess.is_refused:
+        self.refused = excess
+        raise EndedError
 
   def told(self, repeated: Repeated) -> None:
     """What the HLO engine did.
@@ -156,24 +178,24 @@ class Compile:
       executable: of it.
       inside: functions in it, by key of their marks.
     """
-    held = held_in(program.bytecode)
-    if self.is_trial or not held:
+    if self.is_trial or not self._held:
       return False
     temp_bytes = compat.temp_bytes_of(executable)
-    of_bytes = [mark for mark in held if mark.whole is None]
-    of_share = {mark: mark.whole for mark in held if mark.whole is not None}
-    limits = [limit_of(of_bytes, executable)] if of_bytes else []
+    of_bytes = self._held_to_bytes
+    of_share = {mark: mark.whole for mark in self._held if mark.whole is not None}
+    limits = [limit_of(of_bytes, compat.resident_bytes_of(executable))] if of_bytes else []
     if of_share and (found := limit_of_share(of_share, program, executable, inside)):
       limits.append(found)
     if not limits:
       return False
     limit = min(limits, key=lambda limit: limit[1:])
-    if (excess := excess_of(program.name, executable, temp_bytes, *limit)) is not None:
+    module_bytes = compat.module_bytes_of(executable)
+    if (excess := excess_of(program.name, module_bytes, temp_bytes, *limit)) is not None:
       if excess.is_refused:
         self.refused = excess
       else:
         warn(excess.message)
-    elif of_bytes and temp_bytes <= limit[1] and _are_left(inside, executable):
+    elif of_bytes and temp_bytes <= limit[1] and _are_left(inside, module_bytes):
       warn(without_effect(program.name, temp_bytes, limit[1]), RematNoEffectWarning)
     return True
 
@@ -232,6 +254,7 @@ class Watcher:
     if platform := compat.hook_platform(program.platform):  # the mark may come from an exported program
       self._install(platform)
     entered = Compile(program, asked)
+    entered.may_end = is_held and platform == "cpu"
     inside = {} if entered.is_trial else self._expected(entered.keys)
     functions = list(inside.values())
     if len(functions) == 1 and not (is_settled or entered.about):
@@ -348,10 +371,9 @@ def without_effect(name: str, temp_bytes: int, budget_bytes: int) -> str:
   )
 
 
-def _are_left(inside: Mapping[str, Inside], executable: Any) -> bool:
+def _are_left(inside: Mapping[str, Inside], module_bytes: bytes) -> bool:
   """Whether a compiled program has both passes of functions, and all of them are left as they are."""
-  are_left = bool(inside) and all(each.is_left for each in inside.values())
-  return are_left and has_both_passes(compat.module_bytes_of(executable))
+  return bool(inside) and all(each.is_left for each in inside.values()) and has_both_passes(module_bytes)
 
 
 def _warn_if_over_budget(name: str, executable: Any) -> None:

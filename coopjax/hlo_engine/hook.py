@@ -182,6 +182,8 @@ class _Hook:
       if marks or asked_of_all is not None:
         compiling = self.watcher.of(marks)
         planned = self._planned(module_bytes, marks, asked_of_all, compiling)
+      elif (entered := self.watcher.of(())) is not None:
+        entered.scheduled(bytes(module_bytes))
       if self.is_scheduling:
         self._scheduling.module = planned or bytes(module_bytes)
         raise compiles.EndedError

@@ -194,9 +194,8 @@ def has_both_passes(module_bytes: bytes) -> bool:
   return _FORWARD.search(module_bytes) is not None and b"transpose(jvp(" in module_bytes
 
 
-def limit_of(held: Collection[Mark], executable: Any) -> tuple[Budget, int, bool]:
-  """What a compiled program is held to, the temporaries that this leaves it, and whether more are an error."""
-  resident_bytes = compat.resident_bytes_of(executable)
+def limit_of(held: Collection[Mark], resident_bytes: int) -> tuple[Budget, int, bool]:
+  """What a program is held to, the temporaries that this leaves it, and whether more are an error."""
   budgets = ((each.budget, each.budget.resolve(0, resident_bytes), each.refuses) for each in held if each.budget)
   return min(budgets, key=lambda limit: limit[1:])
 
@@ -232,12 +231,12 @@ def limit_of_share(
 
 
 def excess_of(
-  name: str, executable: Any, temp_bytes: int, budget: Budget, budget_bytes: int, refuses: bool
+  name: str, module_bytes: bytes, temp_bytes: int, budget: Budget, budget_bytes: int, refuses: bool
 ) -> Excess | None:
   """What there is to say of a program that the policy engine alone has planned and that is over its budget, by what it
   takes and its `limit_of`; None where it is not, or has not both passes, and so is held to nothing.
   """
-  if temp_bytes <= budget_bytes or not has_both_passes(module_bytes := compat.module_bytes_of(executable)):
+  if temp_bytes <= budget_bytes or not has_both_passes(module_bytes):
     return None
   message = (
     f"the program {name} takes {budget.taken(temp_bytes, budget_bytes)}, over its budget of "

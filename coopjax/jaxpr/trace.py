@@ -28,6 +28,7 @@ from coopjax.jaxpr.inline import inline_as_jax_does, inline_jits
 from coopjax.jaxpr.placement import Placement, path_name, place
 
 _LEAF = re.compile(r"\bleaves\[(\d+)\]")
+Once = Callable[[Hashable, Callable[[], Any]], Any]  # what is made under a key, made once
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -349,15 +349,16 @@ class _Program:
     """It with the function carried out in another way; None where there is none."""
     if (member := self._alone(fingerprint)) is None:
       return None
-    scheduled = functools.partial(self._scheduled, fingerprint) if _is_scheduled(self.request) else None
+    carried_out = functools.cache(functools.partial(self._with, fingerprint))  # lowered once
+    scheduled = functools.partial(self._scheduled, carried_out) if _is_scheduled(self.request) else None
     of_function = ForLess(member, self.request, choice, scheduled)
     other = of_function.within(found) if isinstance(found, Excess) else of_function.repeating_less(found)
-    return other and self._with(fingerprint, other).lower()
+    return other and carried_out(other).lower()
 
-  def _scheduled(self, fingerprint: str, choice: Choice) -> Scheduled:
+  def _scheduled(self, carried_out: Callable[[Choice], steps.Program], choice: Choice) -> Scheduled:
     """It with a function carried out so."""
     trials = Trials(self.request, resident_bytes=0)
-    compiled = trials.compile(self._with(fingerprint, choice), (), choice.mark, is_sketch=False)
+    compiled = trials.compile(carried_out(choice), (), choice.mark)
     share = trials.hlo_share()
     return Scheduled(temp_bytes_of(compiled), share.recompute_flops if share else 0.0)
 

@@ -32,7 +32,7 @@ from coopjax.memory_profile import MemoryProfile
 from coopjax.planning import host_offload
 from coopjax.planning.baseline import Baseline
 from coopjax.planning.choice import Choice, Chosen
-from coopjax.planning.kept import program_key
+from coopjax.planning.known import known_of
 from coopjax.planning.made_once import Results
 from coopjax.planning.missed import report_missed
 from coopjax.planning.request import Request
@@ -57,7 +57,6 @@ _NUMBER_BYTES = 64  # that XLA may take for one number
 _NEARER = 1.1  # times the least that the policy engine came to: with more effort the HLO engine may come to less
 _QUICK_PLANNER = "peak"
 _log = logging.getLogger("coopjax.planning")
-_of_functions = Results(16)  # what was made of each, modules among it
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -168,6 +167,9 @@ class Case:
     on_trial = request.for_trials() if before is None else request  # elsewhere a trial's compile is the plan's
     under = None if request.platform == "tpu" else outcome
     limit_bytes = budget_bytes + (self._unasked_bytes if under is None else 0)
+    after_bytes = None
+    if request.after is not None and under is None:
+      after_bytes = request.after.resolve(baseline.temp_bytes, baseline.resident_bytes) + limit_bytes - budget_bytes
     mark, trial_mark = (under and each.mark(self.fingerprint, Budget(budget_bytes)) for each in (request, on_trial))
     trials = Trials(request, resident_bytes=baseline.resident_bytes, num_examples=self._num_examples)
     found: list[PolicyPlan[PolicyDecisions]] = []
@@ -216,9 +218,10 @@ class Case:
             alone=alone,
             shards=self._shards,
             wanted_bytes=limit_bytes,
+            after_bytes=after_bytes,
             whole_fn=functools.partial(compile_trial, whole=True) if trials.are_drafts else None,
             compiled=compiled,
-            found_once=known.once,
+            once=known.once,
           )
           of_ways.append(dataclasses.replace(plan, is_feasible=plan.temp_bytes <= limit_bytes))
           if of_ways[-1].is_feasible and not (only_scans and may_do_better_in_straight_code(plan)):
@@ -276,13 +279,7 @@ class Case:
 
   @functools.cached_property
   def _known(self) -> Results:
-    """What was made of the function in this process, whatever it was planned for: under the same checkpoints, it takes
-    the same. Of constants, what XLA makes depends on what they are.
-    """
-    if not all(isinstance(const, jax.core.Tracer) for const in self.traced.consts):
-      return Results()
-    whatever = dataclasses.replace(self.request, budget=Budget(share=1.0), on_infeasible="error", tells_least=True)
-    return _of_functions.once((program_key(self.traced), whatever), Results)
+    return known_of(self.traced, self.request)
 
   def _as_it_is(self) -> tuple[MemoryProfile, CompiledProfile | None]:
     """What the program takes as it is, and which values that are; on a CPU its schedule tells."""
@@ -357,8 +354,9 @@ class Case:
 
   def _by_hand(self, profile: CompiledProfile | None) -> Candidates:
     """What people pick."""
-    find = lambda: Candidates(self.traced, only_scans=False, profile=profile, shards=self._shards, planner=BY_HAND)
-    return self._known.once(("by hand", profile), find)
+    known, shards = self._known, self._shards
+    find = lambda: Candidates(self.traced, False, profile, shards=shards, planner=BY_HAND, once=known.once)
+    return known.once(("by hand", profile), find)
 
   def _repeats_much(self, outcome: hook.Outcome, by_hand: Callable[[], Candidates]) -> bool:
     """Whether the HLO engine's plan is dear, or something that people pick is predicted to fit and to repeat less."""

@@ -16,6 +16,7 @@ from coopjax.hlo_engine.over_budget import Excess, Repeated
 from coopjax.jaxpr.trace import fn_and_gradient
 from coopjax.planning import function_plan
 from coopjax.planning.choice import Alone, Choice
+from coopjax.planning.known import known_of
 from coopjax.planning.request import Request
 from coopjax.planning.trials import Trials
 from coopjax.policy_engine.candidates import BY_HAND, Candidates
@@ -59,8 +60,7 @@ class ForLess:
     """For a program that is over its budget; None where another plan of all of it is better looked for."""
     budget_bytes, alone, mark = excess.budget_bytes, self.choice.alone, self.choice.mark
     if mark is None:
-      planned = fn_and_gradient(self.member.traced, self.choice.flat_fn(self.member.traced))
-      temp_bytes = temp_bytes_of(Trials(self.request, resident_bytes=0).compile(*planned))
+      temp_bytes = self._planned_bytes()
       limit_bytes = temp_bytes - (excess.smallest_bytes - budget_bytes)
       if limit_bytes < _LEAST * temp_bytes:
         return None
@@ -72,6 +72,16 @@ class ForLess:
     else:
       limit_bytes = _limit(budget_bytes, excess.unaided_bytes, alone)
     return self._best(limit_bytes, budget_bytes, math.inf)
+
+  def _planned_bytes(self) -> int:
+    """What the function took when it was planned."""
+    traced, choice = self.member.traced, self.choice
+    tried = known_of(traced, self.request).once("tried", dict)
+    if choice.decisions in tried:
+      (temp_bytes, _), _ = tried[choice.decisions]
+      return temp_bytes
+    planned = fn_and_gradient(traced, choice.flat_fn(traced))
+    return temp_bytes_of(Trials(self.request, resident_bytes=0).compile(*planned))
 
   def repeating_less(self, repeated: Repeated) -> Choice | None:
     """For a program in which the HLO engine has to repeat more than in the function alone; None where nothing else
@@ -102,9 +112,8 @@ class ForLess:
       limit_bytes -= scheduled.temp_bytes - budget_bytes
     if self.scheduled is None:
       return None
-    space = Candidates(self.member.traced, only_scans=False, planner=BY_HAND)
     errors = collections.defaultdict[Hashable, dict[float, float]](dict)
-    by_hand, tries_left = [each for each in space.found if each.is_by_hand], _TRIES
+    by_hand, tries_left = self._picked_by_hand(), _TRIES
     while tries_left and (candidate := self._next_by_hand(by_hand, errors, budget_bytes, below_flops)):
       by_hand.remove(candidate)
       if candidate.decisions in tried:
@@ -118,6 +127,12 @@ class ForLess:
       if self.choice.mark is None:  # under an HLO engine that helps, none tells of the others
         errors[candidate.kin][candidate.estimated_bytes] = scheduled.temp_bytes - candidate.estimated_bytes
     return best and self._in_program(best, budget_bytes)
+
+  def _picked_by_hand(self) -> list[Candidate]:
+    """What people pick, by JAX's estimates: of the program around, there is no profile."""
+    traced, once = self.member.traced, known_of(self.member.traced, self.request).once
+    space = once(("by hand", None), lambda: Candidates(traced, only_scans=False, planner=BY_HAND, once=once))
+    return [candidate for candidate in space.found if candidate.is_by_hand]
 
   def _next_by_hand(
     self,
@@ -149,9 +164,8 @@ class ForLess:
     """The function alone, for so many bytes; None where no plan reaches them."""
     if limit_bytes <= 0:
       return None
-    for_less = dataclasses.replace(
-      self.request, budget=Budget(limit_bytes, offload=self.request.budget.offload), tells_least=False
-    )
+    budget = Budget(limit_bytes, offload=self.request.budget.offload)
+    for_less = dataclasses.replace(self.request, budget=budget, tells_least=False, after=self.request.budget)
     with contextlib.suppress(BudgetInfeasibleError):
       return function_plan.choose(self.member.traced, for_less, says_unneeded=False)
     return None

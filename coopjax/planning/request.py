@@ -32,6 +32,7 @@ class Request:
     drafts: of many requests, most of which nothing will come of: where the target's compiler makes drafts, they are
       what is measured.
     tells_least: where nothing reaches the budget, the least bytes are looked for.
+    after: the budget that the function was planned for before: a search of policies goes on from its tries.
   """
 
   budget: Budget
@@ -45,6 +46,7 @@ class Request:
   as_allocated: bool = False
   drafts: bool = False
   tells_least: bool = True
+  after: Budget | None = None
 
   @property
   def device(self) -> Target | None:

@@ -145,6 +145,10 @@ class Program:
 
   def lower(self) -> jax.stages.Lowered:
     """The step lowered with its own donation, shardings and options."""
+    return self._lowered
+
+  @functools.cached_property
+  def _lowered(self) -> jax.stages.Lowered:
     with contexts.directions(self.directions), marked(self.mark):
       return self._traced.lower()
 

@@ -18,7 +18,7 @@ import numpy as np
 from coopjax import compat
 from coopjax.jaxpr import cost
 from coopjax.jaxpr.tags import tag_jaxpr
-from coopjax.jaxpr.trace import TracedFn
+from coopjax.jaxpr.trace import Once, TracedFn
 from coopjax.policy_engine.apart import ways_to_open
 from coopjax.policy_engine.blocks import Block, grouped, merged_blocks, ways_to_tell_blocks
 from coopjax.policy_engine.bodies import Loop
@@ -77,8 +77,10 @@ class Candidates:
     shards: Mapping[int | None, Shards] | None = None,
     planner: str = "auto",
     ends_forward: bool = True,
+    once: Once | None = None,
   ):
-    jaxpr, table = traced.once(tag_jaxpr, lambda: tag_jaxpr(traced.inlined))
+    once = once or traced.once
+    jaxpr, table = once(tag_jaxpr, lambda: tag_jaxpr(traced.inlined))
     home = home_of(jaxpr, traced.is_differentiable)
     shards = (shards or {}) if home.is_top else {}
     self.is_spread = traced.placement.is_spread and not (shards or home.is_of_one_device)
@@ -106,13 +108,13 @@ class Candidates:
       if shards:
         original = forward_graph(home.jaxpr, home.is_differentiable, shards.get(None, WHOLE))
       else:
-        original = graph_of(traced, home)
+        original = graph_of(traced, home, once)
       # As for other candidates of this function.
-      scans = traced.once(
+      scans = once(
         (find_scans, link, *shards.items()),
         lambda: find_scans(home.jaxpr, table, home.equation_id, home.first_id, link, shards, home.is_differentiable),
       )
-      graphs = traced.once((forward_graph, *shards.items()), dict)
+      graphs = once((forward_graph, *shards.items()), dict)
       self._find(home, original, scans, graphs, only_scans, link, host, shards)
       self._place(home)
 

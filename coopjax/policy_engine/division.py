@@ -104,6 +104,11 @@ class JointCandidate:
     return tuple(tuple(region.equation_id for region in bodies) for bodies in self.scan_bodies)
 
   @functools.cached_property
+  def is_grouped(self) -> bool:
+    """As of `candidates.Candidate`."""
+    return any(region.group_size > 1 for bodies in self.scan_bodies for region in bodies)
+
+  @functools.cached_property
   def traits(self) -> Traits:
     """Of the scan bodies of all regions."""
     return frozenset((i, *trait) for i, bodies in enumerate(self.scan_bodies) for trait in traits_of(bodies))

@@ -17,7 +17,7 @@ from coopjax.policy_engine.nesting import Chain, Nesting, nested_by_hand, nestin
 from coopjax.policy_engine.save_curves import CurvePoint, climb
 from coopjax.policy_engine.segment_curves import SegmentCurves
 
-GROUPS = "groups"  # the trait of turns that lie in groups, before their number
+_GROUPS = "groups"  # the trait of turns that lie in groups, before their number
 AS_IT_IS = "as it is"  # the trait of a piece of a body under no checkpoint, before its end
 CUT_WEIGHT = 3  # saved values that a cut more in a body makes as much of a difference as
 
@@ -125,6 +125,11 @@ class Candidate:
     return tuple(region.equation_id for region in self.scan_bodies)
 
   @functools.cached_property
+  def is_grouped(self) -> bool:
+    """Turns of a loop lie in groups, which no estimate of others tells of."""
+    return any(region.group_size > 1 for region in self.scan_bodies)
+
+  @functools.cached_property
   def traits(self) -> Traits:
     """Of its scan bodies."""
     return traits_of(self.scan_bodies)
@@ -151,7 +156,7 @@ def traits_of(scan_bodies: Iterable[Region]) -> Traits:
     found.update((region.equation_id, leaf.stop, nested, i) for leaf in leaves[:-1] for i in range(CUT_WEIGHT))
     if region.group_size > 1:
       groups = region.group_size, region.is_peeled
-      found.update((region.equation_id, GROUPS, groups, i) for i in range(CUT_WEIGHT))
+      found.update((region.equation_id, _GROUPS, groups, i) for i in range(CUT_WEIGHT))
     found.update((region.equation_id, AS_IT_IS, stop, i) for stop in plain for i in range(CUT_WEIGHT))
     found.update((region.equation_id, *value) for leaf in leaves for value in (*leaf.saved, *leaf.offloaded))
   return frozenset(found)

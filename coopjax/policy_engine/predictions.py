@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from coopjax.policy_engine.ladders import CUT_WEIGHT, GROUPS, Traits
+from coopjax.policy_engine.ladders import CUT_WEIGHT, Traits
 
 _SLOPE_DOUBT = 0.1  # of the estimates: nearer to each other, their errors show little of a slope
 _FLAT = 0.25  # of what estimates fall by: compiled bytes that fall by less have come to what is always there
@@ -69,6 +69,8 @@ class SearchCandidate[Decisions: Hashable](Protocol):
   def traits(self) -> Traits: ...
   @functools.cached_property
   def loops(self) -> Hashable: ...
+  @functools.cached_property
+  def is_grouped(self) -> bool: ...
   @functools.cached_property
   def has_loops(self) -> bool: ...
   @functools.cached_property
@@ -130,11 +132,6 @@ class Trial[Decisions: Hashable]:
 def in_loops(trials: Sequence[Trial]) -> list[Trial]:
   """Those that decide on scan bodies."""
   return [trial for trial in trials if trial.candidate.has_loops]
-
-
-def in_groups(candidate: SearchCandidate) -> bool:
-  """Whether turns of a loop lie in groups, which no estimate of others tells of."""
-  return any(trait[-3] == GROUPS for trait in candidate.traits)
 
 
 def kind_of(candidate: SearchCandidate) -> Hashable:
@@ -296,8 +293,8 @@ def _alike(candidate: SearchCandidate, trials: Sequence[Trial]) -> list[Trial]:
   """Those that decide on the same scans, or on any: what a scan keeps that is left as it is, XLA fuses otherwise. Turns
   in groups, and others, go by each other.
   """
-  looped, grouped = in_loops(trials), in_groups(candidate)
-  looped = [trial for trial in looped if in_groups(trial.candidate) == grouped] or looped
+  looped = in_loops(trials)
+  looped = [trial for trial in looped if trial.candidate.is_grouped == candidate.is_grouped] or looped
   return [trial for trial in looped if trial.candidate.loops == candidate.loops] or looped
 
 

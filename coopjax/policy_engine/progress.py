@@ -29,7 +29,6 @@ from coopjax.policy_engine.predictions import (
   SearchSpace,
   Trial,
   hide_much,
-  in_groups,
   in_loops,
   is_out_of_reach,
   say_little,
@@ -171,7 +170,7 @@ class Progress[Decisions: Hashable](HandTries[Decisions]):
     # Where these are a start whatever they take, what people have tells nothing of what takes the least.
     least_tried = [trial for trial in bare_tried if self._space.is_profiled or not trial.candidate.is_by_hand]
     if is_out_of_reach(least_tried, self._budget):  # but for what a person would do, and groups, whatever is estimated
-      deepest = [] if any(in_groups(trial.candidate) for trial in bare_tried) else list(filter(in_groups, bare))
+      deepest = [] if any(trial.candidate.is_grouped for trial in bare_tried) else [c for c in bare if c.is_grouped]
       bare = [candidate for candidate in bare if candidate.is_by_hand] or deepest
     elif self._tried and not any(trial.candidate.is_by_hand for trial in bare_tried):  # before deeper cuts
       bare = [c for c in bare if c.is_by_hand and c.estimated_bytes <= self._budget] or bare

@@ -24,7 +24,7 @@ from jax.extend.core import primitives
 from coopjax import compat
 from coopjax.jaxpr import cost
 from coopjax.jaxpr.tags import tag_jaxpr
-from coopjax.jaxpr.trace import TracedFn, is_floating
+from coopjax.jaxpr.trace import Once, TracedFn, is_floating
 from coopjax.jaxpr.user_policy import is_nameable
 from coopjax.policy_engine.decisions import Value
 from coopjax.policy_engine.forward_graph import ForwardGraph, ForwardOp
@@ -72,7 +72,7 @@ def differentiated_in(jaxpr: core.Jaxpr, is_differentiable: Sequence[bool]) -> s
   return found
 
 
-def graph_of(traced: TracedFn, home: Home | None = None) -> ForwardGraph:
+def graph_of(traced: TracedFn, home: Home | None = None, once: Once | None = None) -> ForwardGraph:
   """The forward graph of a region of a function, its top if none is given, on all devices together; read off once."""
 
   def read_off() -> ForwardGraph:
@@ -82,7 +82,7 @@ def graph_of(traced: TracedFn, home: Home | None = None) -> ForwardGraph:
       jaxpr, _ = tag_jaxpr(traced.inlined)
       return forward_graph(jaxpr, traced.is_differentiable)
 
-  return traced.once((graph_of, home and home.equation_id), read_off)
+  return (once or traced.once)((graph_of, home and home.equation_id), read_off)
 
 
 def _differentiated(jaxpr: core.Jaxpr, is_differentiable: Sequence[bool]) -> core.Jaxpr:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 import jax
 
-from coopjax.jaxpr.trace import TracedFn, fn_and_gradient
+from coopjax.jaxpr.trace import Once, TracedFn, fn_and_gradient
 from coopjax.memory_profile import totals_of
 from coopjax.policy_engine.candidates import Candidates
 from coopjax.policy_engine.compiled_profile import CompiledProfile
@@ -32,7 +32,7 @@ from coopjax.policy_engine.shards import Shards
 from coopjax.xla.compile import OversizedProgram
 
 _MAX_COMPILES = 3  # of what drafts find
-_MORE_DRAFTS = 6  # where a compile showed that they are off
+_MORE_ROUNDS = 6  # for another budget: where a compile showed that drafts are off, or all around takes more
 _DRAFTS_ARE_OFF = 0.01  # of the budget: what leaves room for something better
 OUT_OF_REACH = 1  # bytes: a budget that finds the least that there is
 _JUST_MISSED = 1.25  # of a budget
@@ -76,10 +76,11 @@ def plan_policy(
   below_flops: float = math.inf,
   alone: HloEngineShare | None = None,
   wanted_bytes: float = math.inf,
+  after_bytes: int | None = None,
   shards: Mapping[int | None, Shards] | None = None,
   whole_fn: CompileFn | None = None,
   compiled: dict[PolicyDecisions, tuple[TempSizes, HloEngineShare | None]] | None = None,
-  found_once: Callable[[Hashable, Callable[[], Candidates]], Candidates] = lambda _, find: find(),
+  once: Once | None = None,
 ) -> PolicyPlan[PolicyDecisions]:
   """Finds checkpoint segments and saved values that make fn and its gradient fit.
 
@@ -98,10 +99,11 @@ def plan_policy(
     below_flops: as for `search`.
     alone: same.
     wanted_bytes: same.
+    after_bytes: same.
     shards: from `shards.shards_of`; without, a program that is spread is planned as a whole.
     whole_fn: the same, where `compile_fn` makes drafts.
     compiled: trials of other searches in the same program, of which none is compiled twice; added to.
-    found_once: gives the candidates of other searches for the same key, or finds them.
+    once: what other searches in the same program share, by default those with this trace of it.
 
   Returns:
     The plan; without decisions if the function fits as it is or nothing can be decided.
@@ -134,8 +136,9 @@ def plan_policy(
   hlo_share_in = lambda decisions: known[decisions][1]
 
   def space_of(profile: CompiledProfile | None) -> Candidates:
-    find = lambda: Candidates(traced, only_scans, profile, link, shards=shards, planner=planner)
-    return copy.copy(found_once((only_scans, profile, link), find))  # a search may find more, for itself
+    find = lambda: Candidates(traced, only_scans, profile, link, shards=shards, planner=planner, once=once)
+    key = Candidates, only_scans, profile, link, planner, *(shards or {}).items()
+    return copy.copy((once or traced.once)(key, find))  # a search may find more, for itself
 
   def search_in(space: Candidates) -> PolicyPlan[PolicyDecisions]:
     return search(
@@ -149,6 +152,7 @@ def plan_policy(
       below_flops=below_flops,
       alone=alone,
       wanted_bytes=wanted_bytes,
+      after_bytes=after_bytes,
     )
 
   space = space_of(profile)
@@ -175,6 +179,7 @@ def search[Decisions: Hashable](
   below_flops: float = math.inf,
   alone: HloEngineShare | None = None,
   wanted_bytes: float = math.inf,
+  after_bytes: int | None = None,
 ) -> PolicyPlan[Decisions]:
   """The verify-and-replan loop: the least recompute whose compiled temporaries hold the budget.
 
@@ -190,6 +195,7 @@ def search[Decisions: Hashable](
     alone: what the HLO engine did to the program as it is, if it was asked.
     wanted_bytes: the budget that was asked for, where this one is of what comes near: drafts may be too large, and what
       they find come to it.
+    after_bytes: the budget of a search before this one, whose tries are made first, and tell of others.
 
   Returns:
     The plan; without decisions if the program fits as it is or nothing can be decided.
@@ -197,7 +203,8 @@ def search[Decisions: Hashable](
   if baseline_temp_bytes <= budget_bytes or not space.found:
     return PolicyPlan.undecided(space, baseline_temp_bytes, is_feasible=baseline_temp_bytes <= budget_bytes)
   are_drafts = whole_bytes_of is not None
-  progress = Progress(space, budget_bytes, baseline_temp_bytes, below_flops, are_drafts=are_drafts, alone=alone)
+  first_bytes = budget_bytes if after_bytes is None else after_bytes
+  progress = Progress(space, first_bytes, baseline_temp_bytes, below_flops, are_drafts=are_drafts, alone=alone)
 
   def try_some(num_rounds: int) -> PolicyPlan[Decisions]:
     rounds_left = num_rounds
@@ -211,6 +218,9 @@ def search[Decisions: Hashable](
     return progress.result()
 
   found = try_some(max_rounds)
+  if after_bytes is not None:
+    progress.aim_at(budget_bytes)
+    found = try_some(_MORE_ROUNDS)
   if whole_bytes_of is None:
     return found
   whole: dict[Decisions, PolicyPlan[Decisions]] = {}
@@ -222,5 +232,5 @@ def search[Decisions: Hashable](
     if off_bytes >= -_DRAFTS_ARE_OFF * budget_bytes if is_feasible else not found.is_feasible:
       break  # nothing better fits, or nothing at all
     progress.aim_at(budget_bytes - off_bytes)
-    found = try_some(_MORE_DRAFTS)
+    found = try_some(_MORE_ROUNDS)
   return PolicyPlan.best(list(whole.values()), wanted_bytes) if whole else found

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 import coopjax
+from coopjax.hlo_engine import compiles
+from coopjax.policy_engine import residuals
 from tests.support import models
 from tests.support.checks import assert_close, temp_bytes
 
@@ -69,6 +71,28 @@ def test_a_step_at_the_bytes_of_what_people_pick_repeats_no_more(engine, outcome
     assert in_step[-1] < 0.2 * in_step[0]
   ours, expected = (each(jax.tree.map(jnp.array, WEIGHTS), X) for each in (fitted, as_it_is))
   assert_close(ours, expected, rtol=1e-2, atol=1e-3)
+
+
+def test_a_step_over_its_budget_ends_at_its_schedule_and_what_was_made_of_the_function_is_not_made_again(monkeypatch):
+  budget_bytes = temp_bytes(compiled(loss_of(functools.partial(jax.checkpoint, policy=DOTS))))
+  remat = lambda: coopjax.remat(loss_of(lambda layer: layer), budget=budget_bytes, engine="policy")
+  differentiated, executables = [], []
+  differentiate, compile_program = residuals._differentiated, compiles.Watcher._compiled
+  monkeypatch.setattr(residuals, "_differentiated", lambda *args: differentiated.append(args) or differentiate(*args))
+
+  def compiling(watcher, program, entered):
+    made = compile_program(watcher, program, entered)
+    executables.extend([] if entered.is_trial else [made])
+    return made
+
+  monkeypatch.setattr(compiles.Watcher, "_compiled", compiling)
+  alone = jax.jit(jax.value_and_grad(remat())).lower(WEIGHTS, X).compile()
+  num_differentiated = len(differentiated)
+  assert None not in executables and temp_bytes(alone) <= budget_bytes
+  executables.clear()
+  assert temp_bytes(compiled(remat())) <= budget_bytes
+  assert executables[0] is None and None not in executables[1:]  # no code for what is over the budget
+  assert len(differentiated) == num_differentiated
 
 
 def gated(x, weights):

@@ -12,7 +12,11 @@ from coopjax.policy_engine.predictions import HloEngineShare, Trial, expected_fl
 
 def body(estimated, *saved, loops=(0,)):
   return types.SimpleNamespace(
-    estimated_bytes=float(estimated), has_loops=True, loops=loops, traits=frozenset((0, i, 0) for i in saved)
+    estimated_bytes=float(estimated),
+    has_loops=True,
+    loops=loops,
+    traits=frozenset((0, i, 0) for i in saved),
+    is_grouped=False,
   )
 
 
@@ -54,7 +58,12 @@ def test_programs_that_leave_another_scan_as_it_is_say_nothing():
 
 def straight(estimated, num_segments, kin=None):
   return types.SimpleNamespace(
-    estimated_bytes=float(estimated), has_loops=False, num_segments=num_segments, kin=kin, traits=frozenset()
+    estimated_bytes=float(estimated),
+    has_loops=False,
+    num_segments=num_segments,
+    kin=kin,
+    traits=frozenset(),
+    is_grouped=False,
   )
 
 

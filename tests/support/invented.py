@@ -39,6 +39,7 @@ def run(
   drafted=None,
   is_profiled=True,
   wanted=math.inf,
+  after=None,
 ):
   """The plan, and the bytes compiled in turn.
 
@@ -87,6 +88,7 @@ def run(
     hlo_share_of=lambda decisions: compiled[decisions].hlo_share,
     below_flops=below_flops,
     wanted_bytes=wanted,
+    after_bytes=after,
   )
   assert drafted or sorted(whole) == sorted(entry.temp_bytes for entry in plan.rounds)
   return plan, whole if drafted else [entry.temp_bytes for entry in plan.rounds]
