@@ -138,11 +138,10 @@ def test_a_point_is_what_plan_gives_and_repeats_no_more_than_what_is_done_by_han
 
   step, arguments = jax.jit(jax.value_and_grad(loss)), (models.normal(0, 4, 64, 256), X)
   found = coopjax.frontier(step, *arguments, budgets=[1.0, 0.75, 0.5, 0.3], effort="fast")
-  whole = next(point for point in found.references if point.name == "checkpoint")
-  reason = "as checkpoint: what stands under it are the layers"
-  assert dict(found.omitted)["checkpoint per layer"] == reason and whole.recompute_flops > 0
-  assert whole.extra_compute == pytest.approx(
-    whole.recompute_flops / flops_of(found.points[0].plan.apply(step), arguments)
+  layers = next(point for point in found.references if point.name == "checkpoint per layer")
+  assert not found.omitted and layers.recompute_flops > 0
+  assert layers.extra_compute == pytest.approx(
+    layers.recompute_flops / flops_of(found.points[0].plan.apply(step), arguments)
   )
   assert len({point.temp_bytes for point in found.points}) > 2
   for point in found.points:
