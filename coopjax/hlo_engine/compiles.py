@@ -81,6 +81,7 @@ class Compile:
     excess: what the hook has to say of it, where that is no error; `hold` knows better, if it has something to go by.
     is_trial: it is compiled to be looked at.
     may_end: at its schedule, where that shows that it is over a budget that no HLO engine sees to.
+    has_other_ways: where it is over its budget, its function is planned for less.
     most_flops: that the HLO engine may repeat in it.
     repeated: what that did to it, where it had to repeat more.
   """
@@ -94,7 +95,7 @@ class Compile:
     self.is_planned, self.may_keep, self.story = False, True, "seen by no hook, or taken from JAX's compilation cache"
     self.refused: Excess | None = None
     self.excess: Excess | None = None
-    self.is_trial, self.may_end = standing.is_suspended(), False
+    self.is_trial, self.may_end, self.has_other_ways = standing.is_suspended(), False, False
     self.most_flops, self.repeated = math.inf, None
 
   @property
@@ -258,7 +259,7 @@ class Watcher:
     inside = {} if entered.is_trial else self._expected(entered.keys)
     functions = list(inside.values())
     if len(functions) == 1 and not (is_settled or entered.about):
-      entered.most_flops = functions[0].most_flops
+      entered.most_flops, entered.has_other_ways = functions[0].most_flops, platform == "cpu"
     executable = self._compiled(program, entered)
     if entered.repeated is not None:
       (function,) = functions

@@ -213,7 +213,13 @@ class _Hook:
     says_nothing_changed = asked_of_all is None and not standing.is_suspended()
 
     def plan() -> tuple[bytes | None, over_budget.Excess | None]:
-      outcome = _plan(module_bytes, marks, asked_of_all, is_sketch=self.is_scheduling and self._scheduling.is_sketch)
+      outcome = _plan(
+        module_bytes,
+        marks,
+        asked_of_all,
+        is_sketch=self.is_scheduling and self._scheduling.is_sketch,
+        may_give_up=compiling is not None and compiling.has_other_ways,
+      )
       for key, made in self._recorders:
         if any(key == mark.key for mark in marks):
           made.append(outcome)
@@ -254,13 +260,17 @@ def _device(platform: str) -> targets.Target | None:
   return targets.running() if compat.hook_platform(jax.default_backend()) == platform else None
 
 
-def _plan(module_bytes: bytes, marks: set[Mark], asked_of_all: Mark | None, is_sketch: bool) -> Outcome:
+def _plan(
+  module_bytes: bytes, marks: set[Mark], asked_of_all: Mark | None, *, is_sketch: bool, may_give_up: bool
+) -> Outcome:
   """The planned module; what a mark asks goes before what is asked of every program. A sketch is for a trial."""
   if not marks:
     assert asked_of_all is not None  # else there is nothing to plan
     marks = {asked_of_all}
   with progress.shown("planning a program in its compile"):
-    outcome = plan_module(module_bytes, marks, reorders=asked_of_all is not None, is_sketch=is_sketch)
+    outcome = plan_module(
+      module_bytes, marks, reorders=asked_of_all is not None, is_sketch=is_sketch, may_give_up=may_give_up
+    )
   for line in outcome.rounds:
     log(_log, logging.DEBUG, "%s: %s", outcome.name, line)
   log(_log, logging.INFO, "%s", outcome)
