@@ -113,7 +113,8 @@ class Compile:
     with contextlib.suppress(InvalidProgramError):
       memory = predict_memory(module_bytes)
       limit = limit_of(self._held_to_bytes, memory.resident_bytes)
-      excess = excess_of(self._name, module_bytes, memory.temp_bytes, *limit)
+      is_over = memory.temp_bytes > limit[1]
+      excess = excess_of(self._name, module_bytes, memory.temp_bytes, *limit) if is_over else None
       if excess is not None and excess.is_refused:
         self.refused = excess
         raise EndedError
@@ -190,13 +191,13 @@ class Compile:
     if not limits:
       return False
     limit = min(limits, key=lambda limit: limit[1:])
-    module_bytes = compat.module_bytes_of(executable)
-    if (excess := excess_of(program.name, module_bytes, temp_bytes, *limit)) is not None:
-      if excess.is_refused:
+    if temp_bytes > limit[1]:
+      excess = excess_of(program.name, compat.module_bytes_of(executable), temp_bytes, *limit)
+      if excess is not None and excess.is_refused:
         self.refused = excess
-      else:
+      elif excess is not None:
         warn(excess.message)
-    elif of_bytes and temp_bytes <= limit[1] and _are_left(inside, module_bytes):
+    elif of_bytes and _are_left(inside, executable):
       warn(without_effect(program.name, temp_bytes, limit[1]), RematNoEffectWarning)
     return True
 
@@ -372,9 +373,10 @@ def without_effect(name: str, temp_bytes: int, budget_bytes: int) -> str:
   )
 
 
-def _are_left(inside: Mapping[str, Inside], module_bytes: bytes) -> bool:
+def _are_left(inside: Mapping[str, Inside], executable: Any) -> bool:
   """Whether a compiled program has both passes of functions, and all of them are left as they are."""
-  return bool(inside) and all(each.is_left for each in inside.values()) and has_both_passes(module_bytes)
+  are_left = bool(inside) and all(each.is_left for each in inside.values())
+  return are_left and has_both_passes(compat.module_bytes_of(executable))
 
 
 def _warn_if_over_budget(name: str, executable: Any) -> None:

@@ -234,9 +234,9 @@ def excess_of(
   name: str, module_bytes: bytes, temp_bytes: int, budget: Budget, budget_bytes: int, refuses: bool
 ) -> Excess | None:
   """What there is to say of a program that the policy engine alone has planned and that is over its budget, by what it
-  takes and its `limit_of`; None where it is not, or has not both passes, and so is held to nothing.
+  takes and its `limit_of`; None where it has not both passes, and so is held to nothing.
   """
-  if temp_bytes <= budget_bytes or not has_both_passes(module_bytes):
+  if not has_both_passes(module_bytes):
     return None
   message = (
     f"the program {name} takes {budget.taken(temp_bytes, budget_bytes)}, over its budget of "

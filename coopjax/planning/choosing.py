@@ -166,10 +166,10 @@ class Case:
     is_known, is_spread = traced.placement.is_known, traced.placement.is_spread
     on_trial = request.for_trials() if before is None else request  # elsewhere a trial's compile is the plan's
     under = None if request.platform == "tpu" else outcome
-    limit_bytes = budget_bytes + (self._unasked_bytes if under is None else 0)
+    limit_bytes = budget_bytes + (self._unasked_bytes(request.budget) if under is None else 0)
     after_bytes = None
-    if request.after is not None and under is None:
-      after_bytes = request.after.resolve(baseline.temp_bytes, baseline.resident_bytes) + limit_bytes - budget_bytes
+    if (after := request.after) is not None and under is None:
+      after_bytes = after.resolve(baseline.temp_bytes, baseline.resident_bytes) + self._unasked_bytes(after)
     mark, trial_mark = (under and each.mark(self.fingerprint, Budget(budget_bytes)) for each in (request, on_trial))
     trials = Trials(request, resident_bytes=baseline.resident_bytes, num_examples=self._num_examples)
     found: list[PolicyPlan[PolicyDecisions]] = []
@@ -269,12 +269,11 @@ class Case:
     measured = trials.measured(best.temp_bytes) if mark == found_with else None
     return Chosen(Choice(mark, best.decisions), outcome, best, before=before, measured=measured, shards=self._shards)
 
-  @property
-  def _unasked_bytes(self) -> int:
+  def _unasked_bytes(self, budget: Budget) -> int:
     """What a trial may take beyond the user's own program, of which it is not known that somebody reads the loss: what
     `jax.grad` is taken of was refused what checkpoints by hand take, for 52 bytes. A share is of what trials take.
     """
-    is_bytes = self.sketches and self.request.budget.share is None
+    is_bytes = self.sketches and budget.share is None
     return _NUMBER_BYTES * sum(not aval.shape for aval in self.traced.out_avals) if is_bytes else 0
 
   @functools.cached_property
