@@ -1,10 +1,11 @@
 """Planning time over compile time: what `coopjax.remat` adds to the first call of a jitted gradient, in CPU seconds.
 
-For the models of the examples and of the benchmarks, small, and for trivial programs. Each is traced and compiled as
-it is, the faster of twice, and with a budget for each engine, once; no row finds what another one planned. "adds" is
-the difference, "ratio" that over all of the first call without a budget, "of XLA" over the compile alone, which leaves
-out what JAX traces and lowers. "planned in" is what was measured directly: from when a function is to be planned until
-it is, and what the hook plans of the user's own module; the rest of "adds" is that a program with repeats is larger to
+For the models of the examples and of the benchmarks, small, for trivial programs, and for train steps with an optimizer
+in the bytes that a policy around each layer takes in them (`hand_ladder.py`). Each is traced and compiled as it is, the
+faster of twice, and with a budget for each engine, once; no row finds what another one planned. "adds" is the
+difference, "ratio" that over all of the first call without a budget, "of XLA" over the compile alone, which leaves out
+what JAX traces and lowers. "planned in" is what was measured directly: from when a function is to be planned until it
+is, and what the hook plans of the user's own module; the rest of "adds" is that a program with repeats is larger to
 trace and to compile. "compiles" are those of planning: whole ones and, after the plus, those that end at the schedule;
 "modules" is how often the HLO engine planned one.
 
@@ -52,12 +53,13 @@ from coopjax.planning import function_plan
 OUT = tables.RESULTS / "planning_time.json"
 ENGINES = ("hlo", "auto", "policy")
 BUDGETS = (0.5, 0.25)
+RUNGS = ("full", "dots_saveable")  # whose bytes are the budgets of steps
 WARM_UP = "2 products"
 KEY = ("program", "engine", "budget")
 COLUMNS = {
   "program": "{program}",
   "engine": "{engine}",
-  "budget": "{budget:.0%}",
+  "budget": "{budget}",
   "trace": "{trace_s:.2f}",
   "compile": "{compile_s:.2f}",
   "adds": "{adds_s:.2f}",
@@ -67,6 +69,7 @@ COLUMNS = {
   "ratio": "{ratio:.2f}",
   "of XLA": "{xla_ratio:.2f}",
 }
+SMALL = ladder_programs.Size(batch=4, length=64, width=64, hidden=176, heads=4, key_heads=2, layers=4)
 Wrap = Callable[..., Any]  # of what is under a budget, and the door to take, `coopjax.remat` where none is given
 Case = tuple[Any, Sequence[Any]]  # what has a `lower`, and its arguments
 
@@ -110,9 +113,21 @@ def _of_model(make: Callable[[], models.Model], wrap: Wrap) -> Case:
 
 
 def _of_ladder(name: str, wrap: Wrap) -> Case:
-  small = ladder_programs.Size(batch=4, length=64, width=64, hidden=176, heads=4, key_heads=2, layers=4)
-  program = ladder_programs.Program(name, small)
+  program = ladder_programs.Program(name, SMALL)
   return _gradient(program.loss(), program.arguments, wrap)
+
+
+def _step_of_ladder(name: str, wrap: Wrap, rung: ladder_programs.Rung = ladder_programs.PLAIN) -> Case:
+  program = ladder_programs.Program(name, SMALL)
+  loss, optimizer = wrap(program.loss(rung)), optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
+
+  def step(params, state, tokens):
+    value, grads = jax.value_and_grad(loss)(params, tokens)
+    updates, state = optimizer.update(grads, state, params)
+    return optax.apply_updates(params, updates), state, value
+
+  params, tokens = program.arguments
+  return jax.jit(step, donate_argnums=(0, 1)), (params, jax.eval_shape(optimizer.init, params), tokens)
 
 
 def _of_reachable(name: str, wrap: Wrap) -> Case:
@@ -179,6 +194,8 @@ PROGRAMS: dict[str, Callable[[Wrap], Case]] = {
   **{f"ladder {name}": functools.partial(_of_ladder, name) for name in ladder_programs.PROGRAMS},
   **{name: functools.partial(_of_reachable, name) for name in reachable_budgets.MODELS},
 }
+STEPS = {f"{name} step": functools.partial(_step_of_ladder, name) for name in ladder_programs.PROGRAMS}
+PROGRAMS |= STEPS
 
 
 @dataclasses.dataclass
@@ -232,12 +249,22 @@ def first_call(case: Case) -> tuple[float, float]:
 
 def as_it_is(name: str) -> tuple[float, float]:
   """A first call without a budget; the first one of a process imports what it needs."""
-  same = lambda fn, *_: fn
-  return min((first_call(PROGRAMS[name](same)) for _ in range(2)), key=sum)
+  return min((first_call(PROGRAMS[name](_same)) for _ in range(2)), key=sum)
 
 
-def measure(name: str, engine: str, budget: float, plain: tuple[float, float]) -> tables.Row:
-  """One row."""
+def _same(fn: Any, *_: Any) -> Any:
+  return fn
+
+
+def bytes_by_hand(name: str, rung: str) -> int:
+  """Temporaries of a step with a policy around each layer."""
+  fn, arguments = STEPS[name](_same, ladder_programs.RUNGS[rung])
+  return fn.lower(*arguments).compile().memory_analysis().temp_size_in_bytes
+
+
+def measure(name: str, engine: str, of: float | str, plain: tuple[float, float]) -> tables.Row:
+  """One row, of a share, or of the bytes of a rung."""
+  budget = bytes_by_hand(name, of) if isinstance(of, str) else of
   case = PROGRAMS[name](lambda fn, remat=_remat: remat(fn, budget=budget, engine=engine))
   with planning() as counted, hand_ladder.compiling() as compiles:
     first_s = sum(first_call(case))
@@ -246,7 +273,7 @@ def measure(name: str, engine: str, budget: float, plain: tuple[float, float]) -
   return {
     "program": name,
     "engine": engine,
-    "budget": budget,
+    "budget": of if isinstance(of, str) else f"{of:.0%}",
     "trace_s": trace_s,
     "compile_s": compile_s,
     "adds_s": adds_s,
@@ -273,19 +300,24 @@ def main() -> None:
   for engine in ENGINES:
     measure(WARM_UP, engine, 0.5, as_it_is(WARM_UP))  # imports what planning needs
   known = {key_of(row): row for row in tables.read(arguments.out)}
-  cells = list(itertools.product(arguments.programs, arguments.engines, arguments.budgets))
-  cells = [cell for cell in cells if cell[:2] != ("flax_resnet", "auto")]  # a block has one engine
+  cells = [
+    (name, engine, of)
+    for name, engine in itertools.product(arguments.programs, arguments.engines)
+    if (name, engine) != ("flax_resnet", "auto")  # a block has one engine
+    for of in (RUNGS if name in STEPS else arguments.budgets)
+  ]
   rows, plain = [], {}
   with tables.progress() as progress:
     bar = progress.add_task("programs", total=len(cells))
-    for name, engine, budget in cells:
-      progress.update(bar, description=f"{name}, {engine}, {budget:.0%}")
-      if arguments.again or (name, engine, budget) not in known:
+    for name, engine, of in cells:
+      key = name, engine, of if isinstance(of, str) else f"{of:.0%}"
+      progress.update(bar, description=", ".join(key))
+      if arguments.again or key not in known:
         if name not in plain:
           plain[name] = as_it_is(name)
-        known[name, engine, budget] = measure(name, engine, budget, plain[name])
+        known[key] = measure(name, engine, of, plain[name])
         tables.write(arguments.out, rows=list(known.values()))
-      rows.append(known[name, engine, budget])
+      rows.append(known[key])
       progress.advance(bar)
   console = tables.console()
   console.print(tables.table(rows, COLUMNS, "CPU seconds of the first call"), summary(rows), sep="\n")
@@ -302,7 +334,7 @@ def summary(rows: Sequence[tables.Row]) -> str:
   worst = max(rows, key=lambda row: row["ratio"])
   return (
     f"{within} of {len(rows)} add no more than the first call takes without a budget; most, "
-    f"{worst['ratio']:.2f} times, {worst['program']} with engine={worst['engine']!r} at {worst['budget']:.0%}"
+    f"{worst['ratio']:.2f} times, {worst['program']} with engine={worst['engine']!r} at {worst['budget']}"
   )
 
 
