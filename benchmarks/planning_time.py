@@ -262,6 +262,11 @@ def bytes_by_hand(name: str, rung: str) -> int:
   return fn.lower(*arguments).compile().memory_analysis().temp_size_in_bytes
 
 
+def label(of: float | str) -> str:
+  """Of a budget: a share, or a rung."""
+  return of if isinstance(of, str) else f"{of:.0%}"
+
+
 def measure(name: str, engine: str, of: float | str, plain: tuple[float, float]) -> tables.Row:
   """One row, of a share, or of the bytes of a rung."""
   budget = bytes_by_hand(name, of) if isinstance(of, str) else of
@@ -274,7 +279,7 @@ def measure(name: str, engine: str, of: float | str, plain: tuple[float, float])
   return {
     "program": name,
     "engine": engine,
-    "budget": of if isinstance(of, str) else f"{of:.0%}",
+    "budget": label(of),
     "trace_s": trace_s,
     "compile_s": compile_s,
     "adds_s": adds_s,
@@ -312,7 +317,7 @@ def main() -> None:
   with tables.progress() as progress:
     bar = progress.add_task("programs", total=len(cells))
     for name, engine, of in cells:
-      key = name, engine, of if isinstance(of, str) else f"{of:.0%}"
+      key = name, engine, label(of)
       progress.update(bar, description=", ".join(key))
       if arguments.again or key not in known:
         if name not in plain:

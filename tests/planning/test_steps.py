@@ -204,7 +204,7 @@ def test_where_the_hlo_engine_repeats_much_a_division_that_repeats_less_is_taken
   )
   fitted = assert_holds(plan, step, *arguments(params, ids))
   assert alone.fits and plan.engine == "policy+hlo" and "rematted_computation" in fitted.as_text()
-  assert plan.measured.flops < alone.measured.flops and plan.recompute_flops < alone.recompute_flops
+  assert plan.measured.flops - plan.baseline.flops < 0.5 * (alone.measured.flops - alone.baseline.flops)
   close(fitted(*arguments(params, ids)), compiled(plain, *arguments(params, ids))(*arguments(params, ids)))
 
 
