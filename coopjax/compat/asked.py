@@ -85,7 +85,8 @@ class Asked:
     return dataclasses.replace(self, jitted=pjit._cpp_pjit(jitted._fun, info))
 
 
-_of_stages: weakref.WeakKeyDictionary[Any, Asked] = weakref.WeakKeyDictionary()  # of JAX, between trace and compile
+# Of JAX, between trace and compile: a trace, and what is lowered of it, of which `jax.pmap` makes a stage of its own.
+_of_stages: weakref.WeakKeyDictionary[Any, Asked] = weakref.WeakKeyDictionary()
 
 
 def watch_stages() -> None:
@@ -103,7 +104,7 @@ def watch_stages() -> None:
   def lower_traced(self, *args, **kwargs):
     lowered = lower(self, *args, **kwargs)
     if (asked := _of_stages.get(self)) is not None:
-      _of_stages[lowered] = asked
+      _of_stages[_lowering_of(lowered)] = asked
     return lowered
 
   pjit.jit_trace, jax.stages.Traced.lower = jit_trace, lower_traced
@@ -126,11 +127,15 @@ def compiled_here() -> Asked | None:
   """
   for frame in _frames():
     if frame.f_code.co_qualname == "Lowered.compile":  # JAX's own, which others may have wrapped
-      asked, options = _of_stages.get(frame.f_locals["self"]), frame.f_locals.get("compiler_options")
+      asked, options = _of_stages.get(_lowering_of(frame.f_locals["self"])), frame.f_locals.get("compiler_options")
       return asked.with_options(options) if asked and options else asked
     if frame.f_code is _code_of("_cpp_pjit", "cache_miss"):
       return _read(frame, "jit_info")
   return None
+
+
+def _lowering_of(lowered: jax.stages.Lowered) -> Any:
+  return getattr(lowered, "_lowering", lowered)
 
 
 def _read(frame: FrameType, info: str) -> Asked | None:

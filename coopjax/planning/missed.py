@@ -8,7 +8,7 @@ from coopjax import compat
 from coopjax.errors import BudgetExceededWarning, BudgetInfeasibleError, warn
 from coopjax.hlo_engine.infeasible import why_infeasible
 from coopjax.jaxpr.trace import TracedFn
-from coopjax.planning import resident
+from coopjax.planning import resident, steps
 from coopjax.planning.request import Request
 
 
@@ -19,6 +19,7 @@ def missed(
   *,
   budget_bytes: int,
   smallest_bytes: int,
+  functions: Iterable[TracedFn],
   schedule: np.ndarray | None = None,
   arguments: Sequence[resident.Argument] = (),
   ways: Iterable[tuple[int, str]] = (),
@@ -31,6 +32,7 @@ def missed(
     module_bytes: the scheduled module that comes nearest.
     budget_bytes: temporaries that the budget allows; not positive where arguments and outputs take all of a total.
     smallest_bytes: temporaries that were reached.
+    functions: that stand under a remat.
     schedule: as for `why_infeasible`.
     arguments: of what was planned, the largest first.
     ways: to have less of them, as of `resident.ways_out`.
@@ -53,6 +55,12 @@ def missed(
   error.budget_bytes, error.smallest_bytes = budget_bytes + counted_bytes, smallest_bytes + counted_bytes
   if takes_all and arguments:
     error.op, error.largest = "arguments and outputs", tuple(map(resident.Argument.entry, arguments[: resident.SHOWN]))
+  for traced in functions:
+    if steps.holds_backward_loop(traced.inlined):
+      error.add_note(
+        f"{traced.name} takes the gradient of a loop, which keeps for that what no remat around can have it repeat: put "
+        f"coopjax.remat around the function that {traced.name} differentiates"
+      )
   return error
 
 
@@ -86,6 +94,7 @@ def report_missed(
     module_bytes,
     budget_bytes=budget_bytes,
     smallest_bytes=smallest_bytes,
+    functions=[traced],
     schedule=schedule,
     arguments=resident.arguments_of(zip(traced.in_names, traced.in_avals, strict=True)),
   )

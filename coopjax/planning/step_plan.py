@@ -375,6 +375,7 @@ class _Planning:
       module_of(self._trials.smallest),
       budget_bytes=self.budget_bytes,
       smallest_bytes=self.best.temp_bytes,
+      functions=[member.traced for member in step.members],
       arguments=step.arguments,
       ways=resident.ways_out(step.arguments, self.best, self._request.platform),
     )

@@ -387,3 +387,12 @@ def holds_checkpoint(jaxpr: core.Jaxpr) -> bool:
 def holds_backward(jaxpr: core.Jaxpr) -> bool:
   """Whether gradients are taken inside."""
   return any(_is_backward(equation) or any(map(holds_backward, compat.sub_jaxprs(equation))) for equation in jaxpr.eqns)
+
+
+def holds_backward_loop(jaxpr: core.Jaxpr) -> bool:
+  """Whether gradients are taken of loops inside."""
+  return any(
+    (equation.primitive.name == "scan" and _is_backward(equation))
+    or any(map(holds_backward_loop, compat.sub_jaxprs(equation)))
+    for equation in jaxpr.eqns
+  )

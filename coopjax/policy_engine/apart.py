@@ -90,9 +90,10 @@ def open_loop(of: LoopBody, loops: Sequence[Loop], is_first: bool = True) -> tup
   for i, inside in enumerate(ways_to_open(loops)):
     deeper += open_loop(of, inside, is_first=is_first and i == 0)
   graph = of.graph_with(tuple(region for loop in loops for region in loop.barest()))
-  largest = max(loops, key=lambda loop: loop.bodies[0].curve[-1].saved_bytes)
+  largest = max(loops, key=lambda loop: loop.bodies[0].curve[-1].saved_bytes, default=None)
   alone = {loop.position for loop in loops} | {i for i, each in enumerate(of.jaxpr.eqns) if not compat.may_repeat(each)}
-  ways = [(loops, blocks) for blocks in _ways_to_tell_blocks(of.jaxpr, graph, alone)]
+  told = _ways_to_tell_blocks(of.jaxpr, graph, alone)
+  ways = [(loops, blocks) for blocks in told if loops or _come_again(blocks)]
   ways += [(each, ()) for each in (loops, [largest])[: len(loops)]]
   opened = [_Opening(of, graph, chosen, blocks, alone) for chosen, blocks in ways]
   found = []
@@ -140,6 +141,10 @@ def _ways_to_tell_blocks(jaxpr: core.Jaxpr, graph: ForwardGraph, alone: set[int]
     if blocks and spans not in known and sum(map(held, blocks)) >= _MOST * residual_bytes.sum():
       known.add(spans)
       yield blocks
+
+
+def _come_again(blocks: Sequence[Block]) -> bool:
+  return len({block.kind for block in blocks}) < len(blocks)
 
 
 class _Opening:

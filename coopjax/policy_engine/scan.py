@@ -281,7 +281,7 @@ def _as_body(
     tuple(bodies),
     names,
     lambda chosen: choice_of(values_of(names, chosen)),
-    open_loop(opened, scans) if scans and is_cut else (),
+    open_loop(opened, scans, is_first=bool(scans)) if is_cut else (),
     choice_of,
     length * carried_bytes,
     grouped,

@@ -83,6 +83,20 @@ def test_what_checkpoints_by_hand_reach_in_a_step_is_held_in_it(name, engine):
   assert_same(results, plain(*arguments()))
 
 
+def test_what_pmap_lowers_is_planned_as_a_whole():
+  """It makes a stage of its own of what its jitted function lowers to."""
+
+  def lowered(loss):
+    step = lambda params, state, x: step_of(loss)(params, state, x)
+    one = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], arguments())
+    return jax.pmap(step, donate_argnums=(0, 1)).lower(*one)
+
+  plain, by_hand = lowered(scanned).compile(), lowered(BY_HAND).compile()
+  fitted = lowered(coopjax.remat(scanned, budget=temp_bytes(by_hand), engine="policy")).compile()
+  assert temp_bytes(fitted) <= temp_bytes(by_hand) < temp_bytes(plain)
+  assert num_dots(plain) < num_dots(fitted) <= num_dots(by_hand)
+
+
 @pytest.mark.parametrize("grown, is_held", [(1.02, True), pytest.param(50, False, marks=pytest.mark.sweep)])
 def test_a_program_that_takes_more_than_when_it_was_planned_is_planned_for_less(grown, is_held, monkeypatch):
   """As on a GPU, whose compiler tries kernels out at every compile."""
