@@ -58,8 +58,8 @@ def missed(
   for traced in functions:
     if steps.holds_backward_loop(traced.inlined):
       error.add_note(
-        f"{traced.name} takes the gradient of a loop, which keeps for that what no remat around can have it repeat: put "
-        f"coopjax.remat around the function that {traced.name} differentiates"
+        f"{traced.name} takes the gradient of a loop, which keeps for that what no remat around can have it repeat: "
+        f"put coopjax.remat around the function that {traced.name} differentiates"
       )
   return error
 

@@ -6,7 +6,8 @@ around all. So the pieces of such a body choose apart: scans by curves of their 
 function, and what is no block stays as it is. All that they keep is stacked, once for each turn of the loop.
 
 There are several ways to tell the blocks: all that lies between scans; what the body calls; what it repeats; none. A
-scan inside may be opened in turn.
+scan inside may be opened in turn. A body without scans is one layer, unless blocks come again in it: the stages of a
+solver, of which each turn takes four.
 """
 
 import dataclasses
@@ -83,18 +84,19 @@ def open_loop(of: LoopBody, loops: Sequence[Loop], is_first: bool = True) -> tup
 
   Args:
     of: the loop.
-    loops: in its body, that keep something.
+    loops: in its body, that keep something; where there are none, what comes again in it is decided on.
     is_first: not only as people decide on it.
   """
   deeper = list[Opened]()
   for i, inside in enumerate(ways_to_open(loops)):
     deeper += open_loop(of, inside, is_first=is_first and i == 0)
   graph = of.graph_with(tuple(region for loop in loops for region in loop.barest()))
-  largest = max(loops, key=lambda loop: loop.bodies[0].curve[-1].saved_bytes, default=None)
   alone = {loop.position for loop in loops} | {i for i, each in enumerate(of.jaxpr.eqns) if not compat.may_repeat(each)}
   told = _ways_to_tell_blocks(of.jaxpr, graph, alone)
   ways = [(loops, blocks) for blocks in told if loops or _come_again(blocks)]
-  ways += [(each, ()) for each in (loops, [largest])[: len(loops)]]
+  if loops:
+    largest = max(loops, key=lambda loop: loop.bodies[0].curve[-1].saved_bytes)
+    ways += [(each, ()) for each in (loops, [largest])[: len(loops)]]
   opened = [_Opening(of, graph, chosen, blocks, alone) for chosen, blocks in ways]
   found = []
   for i, each in enumerate(opened):

@@ -14,6 +14,7 @@ from tests.support import models
 from tests.support.checks import assert_same, assert_same_bits, num_dots, temp_bytes
 
 X = models.normal(1, 256, 64)
+WEIGHTS = models.normal(2, 2, 64, 64)
 WIDE = 2048  # columns of the one large product
 
 
@@ -178,3 +179,21 @@ def test_passes_that_are_compiled_apart_run():
   with pytest.warns(coopjax.RematNoEffectWarning, match="outside of the jax.jit"):
     fitted = jax.grad(jax.jit(coopjax.remat(loss, budget=0.6, engine="hlo", effort="fast")))(X, weights)
   assert_same_bits(fitted, expected)
+
+
+@pytest.mark.parametrize("is_step", [False, True])
+def test_where_a_gradient_of_a_loop_is_taken_inside_is_told(is_step):
+  """What that keeps, no checkpoint around all of it can have it repeat."""
+
+  def penalized(x, weights):
+    value, slope = jax.value_and_grad(scanned)(x, weights)
+    return value + jnp.sum(slope**2)
+
+  def notes(fn):
+    remat = coopjax.remat(fn, budget=1000, engine="policy")
+    with pytest.raises(coopjax.BudgetInfeasibleError) as caught:
+      coopjax.plan(jax.grad(remat) if is_step else fn, X, WEIGHTS, budget=1000, engine="policy")
+    return [note for note in caught.value.__notes__ if "takes the gradient of a loop" in note]
+
+  assert len(told := notes(penalized)) == 1 and "around the function that penalized differentiates" in told[0]
+  assert not notes(scanned)
