@@ -85,13 +85,12 @@ class Asked:
     return dataclasses.replace(self, jitted=pjit._cpp_pjit(jitted._fun, info))
 
 
-# Of JAX, between trace and compile: a trace, and what is lowered of it, of which `jax.pmap` makes a stage of its own.
-_of_stages: weakref.WeakKeyDictionary[Any, Asked] = weakref.WeakKeyDictionary()
+_of_stages: weakref.WeakKeyDictionary[Any, Asked] = weakref.WeakKeyDictionary()  # of JAX, between trace and compile
 
 
 def watch_stages() -> None:
   """From now on, what is traced and lowered to be compiled later holds what was asked."""
-  trace, lower = pjit.jit_trace, jax.stages.Traced.lower
+  trace, lower, made = pjit.jit_trace, jax.stages.Traced.lower, jax.stages.Lowered.__init__
 
   @functools.wraps(trace)
   def jit_trace(jitted, *args, **kwargs):
@@ -104,10 +103,18 @@ def watch_stages() -> None:
   def lower_traced(self, *args, **kwargs):
     lowered = lower(self, *args, **kwargs)
     if (asked := _of_stages.get(self)) is not None:
-      _of_stages[_lowering_of(lowered)] = asked
+      _of_stages[lowered] = asked
     return lowered
 
-  pjit.jit_trace, jax.stages.Traced.lower = jit_trace, lower_traced
+  @functools.wraps(made)
+  def made_of(self, *args, **kwargs):
+    made(self, *args, **kwargs)
+    others = (each for each in list(_of_stages) if isinstance(each, jax.stages.Lowered))
+    same = next((each for each in others if each._lowering is self._lowering), None)
+    if same is not None:  # `jax.pmap` makes a stage of its own of what its jit lowers to
+      _of_stages[self] = _of_stages[same]
+
+  pjit.jit_trace, jax.stages.Traced.lower, jax.stages.Lowered.__init__ = jit_trace, lower_traced, made_of
   jax.jit(lambda: None)  # has the class of jitted functions take the one above
 
 
@@ -127,15 +134,11 @@ def compiled_here() -> Asked | None:
   """
   for frame in _frames():
     if frame.f_code.co_qualname == "Lowered.compile":  # JAX's own, which others may have wrapped
-      asked, options = _of_stages.get(_lowering_of(frame.f_locals["self"])), frame.f_locals.get("compiler_options")
+      asked, options = _of_stages.get(frame.f_locals["self"]), frame.f_locals.get("compiler_options")
       return asked.with_options(options) if asked and options else asked
     if frame.f_code is _code_of("_cpp_pjit", "cache_miss"):
       return _read(frame, "jit_info")
   return None
-
-
-def _lowering_of(lowered: jax.stages.Lowered) -> Any:
-  return getattr(lowered, "_lowering", lowered)
 
 
 def _read(frame: FrameType, info: str) -> Asked | None:

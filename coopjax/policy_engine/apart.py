@@ -146,7 +146,8 @@ def _ways_to_tell_blocks(jaxpr: core.Jaxpr, graph: ForwardGraph, alone: set[int]
 
 
 def _come_again(blocks: Sequence[Block]) -> bool:
-  return len({block.kind for block in blocks}) < len(blocks)
+  """Whether two of them do the same, whatever that is for: of the first of two layers, nothing need be kept."""
+  return len({tuple(block.graph.primitives[block.position : block.stop]) for block in blocks}) < len(blocks)
 
 
 class _Opening:
