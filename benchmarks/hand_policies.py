@@ -1,4 +1,4 @@
-"""Never worse than JAX's own policies: forty-three unlike programs at the bytes of `jax.checkpoint` around each layer.
+"""Never worse than JAX's own policies: forty-four unlike programs at the bytes of `jax.checkpoint` around each layer.
 
 By hand nothing is saved, all products, or those without batch dimensions. At the compiled bytes of each, a plan of the
 program without checkpoints is asked for. Repeated are the FLOPs of loss and gradient beyond those of the plain program,

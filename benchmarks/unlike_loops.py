@@ -271,3 +271,22 @@ def _in_a_jit(wrap):
   """All layers in a jit that says where its result lies."""
   whole = NamedSharding(jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,)), P())
   return jax.jit(_in_a_row(wrap), out_shardings=whole), (listed(**DENSE), activations())
+
+
+@program
+def _solver(wrap):
+  """A neural differential equation: each step of time runs its one layer four times (Runge and Kutta)."""
+  change = wrap(lambda x, weights: dense(x, weights)[0] - x)
+
+  def loss(weights, x):
+    def turn(x, _):
+      first = change(x, weights)
+      second = change(x + first / 20, weights)
+      third = change(x + second / 20, weights)
+      last = change(x + third / 10, weights)
+      return x + (first + 2 * second + 2 * third + last) / 60, None
+
+    return jnp.mean(jax.lax.scan(turn, x, length=8)[0] ** 2)
+
+  weights = {name: normal(name, *shape) for name, shape in DENSE.items()}
+  return loss, (weights, activations())
