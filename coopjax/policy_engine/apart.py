@@ -5,9 +5,9 @@ holds several layers, a scan of narrow ones and then a wide one, people put a ch
 around all. So the pieces of such a body choose apart: scans by curves of their own, blocks like the segments of a
 function, and what is no block stays as it is. All that they keep is stacked, once for each turn of the loop.
 
-There are several ways to tell the blocks: all that lies between scans; what the body calls; what it repeats; none. A
-scan inside may be opened in turn. A body without scans is one layer, unless blocks come again in it: the stages of a
-solver, of which each turn takes four.
+There are several ways to tell the blocks: all that lies between scans; what the body calls; its branchings; what it
+repeats; none. A scan inside may be opened in turn. A body without scans is one layer, unless it has branches, or blocks
+come again in it: the stages of a solver, of which each turn takes four.
 """
 
 import dataclasses
@@ -84,7 +84,7 @@ def open_loop(of: LoopBody, loops: Sequence[Loop], is_first: bool = True) -> tup
 
   Args:
     of: the loop.
-    loops: in its body, that keep something; where there are none, what comes again in it is decided on.
+    loops: in its body, that keep something; where there are none, its layers are decided on.
     is_first: not only as people decide on it.
   """
   deeper = list[Opened]()
@@ -93,7 +93,7 @@ def open_loop(of: LoopBody, loops: Sequence[Loop], is_first: bool = True) -> tup
   graph = of.graph_with(tuple(region for loop in loops for region in loop.barest()))
   alone = {loop.position for loop in loops} | {i for i, each in enumerate(of.jaxpr.eqns) if not compat.may_repeat(each)}
   told = _ways_to_tell_blocks(of.jaxpr, graph, alone)
-  ways = [(loops, blocks) for blocks in told if loops or _come_again(blocks)]
+  ways = [(loops, blocks) for blocks in told if loops or _are_layers(of.jaxpr, blocks)]
   if loops:
     largest = max(loops, key=lambda loop: loop.bodies[0].curve[-1].saved_bytes)
     ways += [(each, ()) for each in (loops, [largest])[: len(loops)]]
@@ -136,7 +136,8 @@ def _ways_to_tell_blocks(jaxpr: core.Jaxpr, graph: ForwardGraph, alone: set[int]
   held = lambda block: residual_bytes[block.position : block.stop].sum()
   between = [(start + 1, stop) for start, stop in itertools.pairwise(ends)]
   known = set[tuple[tuple[int, int], ...]]()
-  told = (blocks_of(jaxpr, graph, spans) for spans in (between, calls_from(jaxpr)))
+  branchings = [(i, i + 1) for i, equation in enumerate(jaxpr.eqns) if equation.primitive.name == "cond"]
+  told = (blocks_of(jaxpr, graph, spans) for spans in (between, calls_from(jaxpr), branchings))
   for blocks in itertools.chain(told, ways_to_tell_blocks(jaxpr, graph, alone)):
     blocks = [block for block in blocks if held(block) and alone.isdisjoint(range(block.position, block.stop))]
     spans = tuple((block.position, block.stop) for block in blocks)
@@ -145,9 +146,14 @@ def _ways_to_tell_blocks(jaxpr: core.Jaxpr, graph: ForwardGraph, alone: set[int]
       yield blocks
 
 
-def _come_again(blocks: Sequence[Block]) -> bool:
-  """Whether two of them do the same, whatever that is for: of the first of two layers, nothing need be kept."""
-  return len({tuple(block.graph.primitives[block.position : block.stop]) for block in blocks}) < len(blocks)
+def _are_layers(jaxpr: core.Jaxpr, blocks: Sequence[Block]) -> bool:
+  """Whether blocks of a body without loops are layers by themselves: branchings, or two that do the same, whatever that
+  is for (of the first of two layers, nothing need be kept).
+  """
+  equations = [jaxpr.eqns[block.position : block.stop] for block in blocks]
+  if all(len(of_block) == 1 and of_block[0].primitive.name == "cond" for of_block in equations):
+    return True
+  return len({tuple(equation.primitive for equation in of_block) for of_block in equations}) < len(blocks)
 
 
 class _Opening:

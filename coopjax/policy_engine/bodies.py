@@ -61,8 +61,8 @@ class Loop(abc.ABC):
     bodies: cuttings of its body, the first as people decide on it.
     names: that the user gave to values of the body, and what a policy may name besides.
     saving: the first cutting under checkpoints that save the values of these names.
-    opened: what is decided on where this one stays as it is, in several ways (`apart`); none where no scan is inside,
-      and nothing comes again.
+    opened: what is decided on where this one stays as it is, in several ways (`apart`); none where neither scans nor
+      layers are inside.
     offloading: the first cutting, saving the values of some names and keeping those of others on the host; None where
       nothing can be there.
   """

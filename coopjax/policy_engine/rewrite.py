@@ -270,6 +270,10 @@ class _Evaluator:
       host_copies.replace(env, known or {}, equation.outvars)
 
   def _run_wrapped(self, segment: Segment, env: dict[core.Var, Any]) -> None:
+    if (branching := self._in_branches(segment)) is not None:
+      outputs = compat.bind(branching, [_read(env, atom) for atom in branching.invars])
+      env.update(zip(branching.outvars, outputs, strict=True))
+      return
     invars, outvars = self._interface(segment)
     if self._alike is None:
       checkpointed = self._checkpointed(segment, invars, outvars)
@@ -278,6 +282,23 @@ class _Evaluator:
       checkpointed = self._alike.get(key) or self._checkpointed(segment, invars, outvars)
       self._alike[key] = checkpointed
     env.update(zip(outvars, checkpointed(*[env[var] for var in invars]), strict=True))
+
+  def _in_branches(self, segment: Segment) -> core.JaxprEqn | None:
+    """A branching that is a segment by itself, each branch under a checkpoint: around both, what one is run again for
+    would be handed out of it, with as much for the other. None for other segments.
+    """
+    equation, *others = self._jaxpr.eqns[segment.start : segment.stop]
+    if others or equation.primitive.name != "cond" or segment.inner or segment.offloaded:
+      return None
+    names = {str(value[1]): self._name(value) for value in segment.saved if is_inside(value)}
+    policy = self._checkpoints.saving(list(names.values()))
+
+    def wrapped(branch: core.Jaxpr) -> core.Jaxpr:
+      run = functools.partial(jax.core.eval_jaxpr, branch, ())
+      checkpointed = compat.pinned_checkpoint(run, policy=policy, prevent_cse=self._prevent_cse)
+      return jax.make_jaxpr(checkpointed)(*[var.aval for var in branch.invars])
+
+    return compat.map_sub_jaxprs(opened(equation, names.get), wrapped, lambda rule: rule)
 
   def _checkpointed(self, segment: Segment, invars: Sequence[core.Var], outvars: Sequence[core.Var]) -> Callable:
     named = {self._variable(value): self._name(value) for value in segment.offloaded if value[0] < segment.start}

@@ -120,6 +120,21 @@ def solver(wrap):
   return lambda weights, x: jnp.mean(lax.scan(step(weights), x, length=6)[0] ** 2), of_wide()
 
 
+def skipping(wrap):
+  """A layer in a branch of each turn, where a gate lets through."""
+  layer = wrap(gated)
+
+  def turn(x, weights):
+    share = jax.nn.sigmoid(x.mean() + weights[0][0, 0])
+    return lax.cond(share > 0.4, lambda x: layer(x, weights), lambda x: x, x), share
+
+  def loss(weights, x):
+    x, shares = lax.scan(turn, x, weights)
+    return jnp.mean(x**2) + shares.sum()
+
+  return loss, of_wide(4)
+
+
 def arguments(weights):
   return weights, normal(99, ROWS, WIDTH, scale=1.0)
 
@@ -155,6 +170,7 @@ def test_a_checkpoint_around_each_layer_is_a_candidate(program, names):
     pytest.param(repeated, ("wide",), marks=pytest.mark.sweep),
     pytest.param(thrice, (), marks=pytest.mark.sweep),
     (solver, ()),
+    (skipping, ()),
   ],
 )
 def test_a_plan_repeats_no_more_than_a_checkpoint_around_each_layer(program, names):
