@@ -37,6 +37,7 @@ POLICIES: dict[str, Callable | None] = {
   "products": jax.checkpoint_policies.dots_saveable,
   "products without batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
 }
+KEY = ("program", "policy", "engine")
 COLUMNS = {
   "program": "{program}",
   "by hand": "{policy}",
@@ -107,13 +108,13 @@ def main() -> None:
   parser.add_argument("--out", type=pathlib.Path, default=OUT)
   arguments = parser.parse_args()
   warnings.simplefilter("ignore")
-  rows = []
+  before, rows = tables.read(arguments.out), []
   with tables.progress() as progress:
     bar = progress.add_task("programs", total=len(arguments.programs))
     for name in arguments.programs:
       progress.update(bar, description=name)
       rows += rows_of(name, arguments.engines)
-      tables.write(arguments.out, rows=rows)
+      tables.write(arguments.out, rows=tables.merged(before, rows, KEY))
       progress.advance(bar)
   console = tables.console()
   console.print(tables.table(rows, COLUMNS, "at the bytes of JAX's own policies around each layer"), summary(rows))

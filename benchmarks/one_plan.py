@@ -191,14 +191,14 @@ def main() -> None:
   if arguments.work:
     work(arguments.requests)
     return
-  rows = []
+  before, rows = tables.read(arguments.out), []
   with tables.progress() as progress:
     bar = progress.add_task("jobs", total=len(arguments.processes))
     for num_processes in arguments.processes:
       progress.update(bar, description=f"{num_processes} processes")
       rows.extend(job(num_processes, arguments.requests))
       progress.advance(bar)
-      tables.write(arguments.out, rows=rows)
+      tables.write(arguments.out, rows=tables.merged(before, rows, ("processes",)))
   console = tables.console()
   console.print(tables.table(rows, COLUMNS, "one plan in every process"))
   plans, requested, alike = (sum(row[name] for row in rows) for name in ("plans", "requests", "num_alike"))

@@ -215,14 +215,14 @@ def main() -> None:
   parser.add_argument("--out", type=pathlib.Path, default=OUT)
   arguments = parser.parse_args()
   warnings.simplefilter("ignore")  # what is over its budget is a row that is not held
-  rows = []
+  before, rows = tables.read(arguments.out), []
   with tables.progress() as progress:
     bar = progress.add_task("programs", total=len(arguments.models) * len(arguments.engines))
     for name in arguments.models:
       for engine in arguments.engines:
         progress.update(bar, description=f"{name}, {engine}")
         rows.append(measure(name, engine))
-        tables.write(arguments.out, rows=rows)
+        tables.write(arguments.out, rows=tables.merged(before, rows, ("model", "engine")))
         progress.advance(bar)
   console = tables.console()
   console.print(tables.table(rows, COLUMNS, "budgets that are known to be reachable"))

@@ -379,20 +379,20 @@ def _is_backward(equation: core.JaxprEqn) -> bool:
 
 def holds_checkpoint(jaxpr: core.Jaxpr) -> bool:
   """Whether something inside is under a `jax.checkpoint`."""
-  return any(
-    compat.is_checkpoint(equation) or any(map(holds_checkpoint, compat.sub_jaxprs(equation))) for equation in jaxpr.eqns
-  )
+  return _holds(jaxpr, compat.is_checkpoint)
 
 
 def holds_backward(jaxpr: core.Jaxpr) -> bool:
   """Whether gradients are taken inside."""
-  return any(_is_backward(equation) or any(map(holds_backward, compat.sub_jaxprs(equation))) for equation in jaxpr.eqns)
+  return _holds(jaxpr, _is_backward)
 
 
 def holds_backward_loop(jaxpr: core.Jaxpr) -> bool:
   """Whether gradients are taken of loops inside."""
+  return _holds(jaxpr, lambda equation: equation.primitive.name == "scan" and _is_backward(equation))
+
+
+def _holds(jaxpr: core.Jaxpr, is_such: Callable[[core.JaxprEqn], bool]) -> bool:
   return any(
-    (equation.primitive.name == "scan" and _is_backward(equation))
-    or any(map(holds_backward_loop, compat.sub_jaxprs(equation)))
-    for equation in jaxpr.eqns
+    is_such(equation) or any(_holds(inner, is_such) for inner in compat.sub_jaxprs(equation)) for equation in jaxpr.eqns
   )

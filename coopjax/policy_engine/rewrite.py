@@ -287,8 +287,8 @@ class _Evaluator:
     """A branching that is a segment by itself, each branch under a checkpoint: around both, what one is run again for
     would be handed out of it, with as much for the other. None for other segments.
     """
-    equation, *others = self._jaxpr.eqns[segment.start : segment.stop]
-    if others or equation.primitive.name != "cond" or segment.inner or segment.offloaded:
+    equations = self._jaxpr.eqns[segment.start : segment.stop]
+    if [equation.primitive.name for equation in equations] != ["cond"] or segment.inner or segment.offloaded:
       return None
     names = {str(value[1]): self._name(value) for value in segment.saved if is_inside(value)}
     policy = self._checkpoints.saving(list(names.values()))
@@ -298,7 +298,7 @@ class _Evaluator:
       checkpointed = compat.pinned_checkpoint(run, policy=policy, prevent_cse=self._prevent_cse)
       return jax.make_jaxpr(checkpointed)(*[var.aval for var in branch.invars])
 
-    return compat.map_sub_jaxprs(opened(equation, names.get), wrapped, lambda rule: rule)
+    return compat.map_sub_jaxprs(opened(equations[0], names.get), wrapped, lambda rule: rule)
 
   def _checkpointed(self, segment: Segment, invars: Sequence[core.Var], outvars: Sequence[core.Var]) -> Callable:
     named = {self._variable(value): self._name(value) for value in segment.offloaded if value[0] < segment.start}

@@ -4,6 +4,7 @@ import importlib
 import json
 import sys
 
+import jax
 import pytest
 
 from tests.support import ROOT
@@ -30,6 +31,15 @@ def test_a_recurrent_net_repeats_no_more_than_by_hand(benchmark, monkeypatch, tm
   assert [row["policy"] for row in rows] == list(benchmark.POLICIES)
   assert all(row["ratio"] <= 1.005 and row["mib"] <= row["hand_mib"] < row["plain_mib"] for row in rows)
   assert f"{len(rows)} of {len(rows)} at most 1.00, 0 refused" in capsys.readouterr().out
+
+
+def test_rows_of_other_programs_stay(benchmark, monkeypatch, tmp_path):
+  out, known = tmp_path / "rows.json", {"program": "unet", "policy": "products", "engine": "auto", "ratio": 0.5}
+  benchmark.tables.write(out, rows=[known])
+  monkeypatch.setattr(sys, "argv", ["hand_policies.py", "--programs", "recurrent", "--out", str(out)])
+  monkeypatch.setattr(benchmark, "POLICIES", {"everything": jax.checkpoint_policies.everything_saveable})
+  benchmark.main()
+  assert json.loads(out.read_text())["rows"] == [known]
 
 
 def test_programs_are_what_they_say(benchmark):
