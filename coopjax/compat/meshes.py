@@ -20,7 +20,7 @@ from jax.extend import core
 
 
 class AxisScope(NamedTuple):
-  """The named axes and the mesh that a trace may refer to: those of the `shard_map`s around it."""
+  """The named axes and the mesh that a trace may refer to: those of the `shard_map`s and `vmap`s around it."""
 
   axes: core_internals.AxisEnv
   mesh: jax.sharding.AbstractMesh
@@ -43,17 +43,18 @@ class AxisScope(NamedTuple):
 
   @contextlib.contextmanager
   def entered(self) -> Iterator[None]:
-    """What is traced inside is traced in this scope; outside of every `shard_map`, in the one that is there."""
-    if not self.mesh.manual_axes:
+    """What is traced inside is traced in this scope; without named axes, in the one that is there."""
+    if not self.axes.axis_sizes:
       yield
       return
     before = core_internals.trace_ctx.axis_env
-    with jax.sharding.use_abstract_mesh(self.mesh), config._check_vma(self.checks_varying):
+    with contextlib.ExitStack() as inside:
+      if self.mesh.manual_axes:
+        inside.enter_context(jax.sharding.use_abstract_mesh(self.mesh))
+        inside.enter_context(config._check_vma(self.checks_varying))
+      inside.callback(core_internals.trace_ctx.set_axis_env, before)
       core_internals.trace_ctx.set_axis_env(self.axes)
-      try:
-        yield
-      finally:
-        core_internals.trace_ctx.set_axis_env(before)
+      yield
 
 
 def bind_axes(

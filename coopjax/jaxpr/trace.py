@@ -52,7 +52,7 @@ class TracedFn:
     placement: of the inputs on devices.
     policy: of `jax.checkpoint`: what it saves is not recomputed, nor what those of regions inside save.
     ordered_effect: where the function has an effect that must not happen twice, or in another order; "" for none.
-    scope: the `shard_map`s around it.
+    scope: the `shard_map`s and `vmap`s around it, by their named axes.
   """
 
   name: str

@@ -80,8 +80,9 @@ class ForLess:
     if choice.decisions in tried:
       (temp_bytes, _), _ = tried[choice.decisions]
       return temp_bytes
-    planned = fn_and_gradient(traced, choice.flat_fn(traced))
-    return temp_bytes_of(Trials(self.request, resident_bytes=0).compile(*planned))
+    with traced.scope.entered():
+      planned = fn_and_gradient(traced, choice.flat_fn(traced))
+      return temp_bytes_of(Trials(self.request, resident_bytes=0).compile(*planned))
 
   def repeating_less(self, repeated: Repeated) -> Choice | None:
     """For a program in which the HLO engine has to repeat more than in the function alone; None where nothing else
@@ -166,7 +167,7 @@ class ForLess:
       return None
     budget = Budget(limit_bytes, offload=self.request.budget.offload)
     for_less = dataclasses.replace(self.request, budget=budget, tells_least=False, after=self.request.budget)
-    with contextlib.suppress(BudgetInfeasibleError):
+    with contextlib.suppress(BudgetInfeasibleError), self.member.traced.scope.entered():
       return function_plan.choose(self.member.traced, for_less, says_unneeded=False)
     return None
 

@@ -81,7 +81,7 @@ class Candidates:
   ):
     once = once or traced.once
     jaxpr, table = once(tag_jaxpr, lambda: tag_jaxpr(traced.inlined))
-    home = home_of(jaxpr, traced.is_differentiable)
+    home = home_of(jaxpr, traced.is_differentiable, traced.scope)
     shards = (shards or {}) if home.is_top else {}
     self.is_spread = traced.placement.is_spread and not (shards or home.is_of_one_device)
     self._profile = None  # which is of the top

@@ -48,15 +48,16 @@ class Home:
     return sum(cost.equation_flops(equation) for equation in self.jaxpr.eqns if equation.primitive.name == "scan")
 
 
-def home_of(jaxpr: core.Jaxpr, is_differentiable: Sequence[bool]) -> Home:
+def home_of(jaxpr: core.Jaxpr, is_differentiable: Sequence[bool], scope: compat.AxisScope) -> Home:
   """The top, or where that has no loop, the region inside with the most work in loops; without loops, that which has
   most of all work.
 
   Args:
     jaxpr: of the function; ids count its equations in pre-order (`tags.tag_jaxpr`).
     is_differentiable: per input of it.
+    scope: that it is traced in.
   """
-  home = Home(None, 0, jaxpr, is_differentiable, compat.AxisScope.here())
+  home = Home(None, 0, jaxpr, is_differentiable, scope)
   if home.work:
     return home
   if looped := max(_with_loops(home), key=lambda inner: inner.work, default=None):

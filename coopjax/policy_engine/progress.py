@@ -41,7 +41,10 @@ _LEAVES_SOME = 0.99  # beyond which more candidates are looked for
 _MANY_MISSES = 4  # of a search whose plan leaves room: for other candidates
 _CLOSE_ROUNDS = 2  # after `HAND_ROUNDS`: for what a person would pick that repeats less by however little
 _GOOD_CHANCE = 0.25  # that it fits
-_MUCH, _FAR = 0.3, 1.35  # of the forward FLOPs, and of the budget: what is tried though it is predicted to take more
+# Of the forward FLOPs, and of the budget: what is tried though it is predicted to take more, where a search ends before
+# its tries do; and of what saves nothing, as its last tries.
+_MUCH, _FAR = 0.3, 1.35
+_SOME, _NEAR = 0.1, 1.1
 _MAX_UNLIKELY = 2
 _AIDED_MARGIN = 0.25  # of what the best plan takes unaided: the HLO engine may help out with more
 _MAX_AIDED_MISSES = 2  # tries at that
@@ -135,7 +138,7 @@ class Progress[Decisions: Hashable](HandTries[Decisions]):
       untried = [c for c in untried if flops(c) < least - self._tolerance(c, least)]
       if in_loops(self._tried):
         found = self._worth_a_try(by_hand, untried, rounds_left)
-        return found or self._spares_much(by_hand)
+        return found or self._spares_much(by_hand, _MUCH, _FAR)
       # A plan at hand that people do better than: theirs first.
       if (rounds_left <= HAND_ROUNDS or not self._tried) and (
         found := self._first_by_hand(by_hand, is_last=rounds_left == 1)
@@ -221,7 +224,7 @@ class Progress[Decisions: Hashable](HandTries[Decisions]):
     most = lambda candidates, gain=expected_gain: self._first(candidates, lambda candidate: -gain(candidate))
     if rounds_left <= HAND_ROUNDS:
       usual = [candidate for candidate in by_hand if candidate.is_bare]
-      if found := most(worth(usual, 0)):
+      if found := most(worth(usual, 0)) or self._spares_much(usual, _SOME, _NEAR):
         return found
       chosen = list(filter(self._are_chosen_by_most(), by_hand)) if self._misses >= _MANY_MISSES else []
       if found := most(worth(chosen, 0)):
@@ -252,17 +255,25 @@ class Progress[Decisions: Hashable](HandTries[Decisions]):
     self._num_close += 1
     return most([c for c in by_hand if expected_gain(c) > 0 and expected_gain.chance(c) >= _GOOD_CHANCE])
 
-  def _spares_much(self, by_hand: Sequence[SearchCandidate[Decisions]]) -> SearchCandidate[Decisions] | None:
-    """Where a search ends before its tries do: of the sets that most choose among, two that spare a plan much, though
-    all that was tried says that they don't fit. What XLA fuses or partitions otherwise, no prediction knows.
+  def _spares_much(
+    self, by_hand: Sequence[SearchCandidate[Decisions]], much: float, reach: float
+  ) -> SearchCandidate[Decisions] | None:
+    """Of the sets that most choose among, two that spare a plan much, though all that was tried says that they don't
+    fit. What XLA fuses or partitions otherwise, no prediction knows.
+
+    Args:
+      by_hand: to choose from.
+      much: of the forward FLOPs.
+      reach: of the budget, that they may be predicted to take.
     """
     if self._num_unlikely == _MAX_UNLIKELY:
       return None
-    self._num_unlikely += 1
-    least = self._least_flops - _MUCH * self._space.forward_flops
-    is_chosen, reach_bytes = self._are_chosen_by_most(), _FAR * self._budget
-    much = [c for c in by_hand if c.flops < least and is_chosen(c) and self._predict(c) <= reach_bytes]
-    return self._first(much, self._predict)
+    least, reach_bytes = self._least_flops - much * self._space.forward_flops, reach * self._budget
+    is_chosen = self._are_chosen_by_most()
+    sparing = [c for c in by_hand if c.flops < least and is_chosen(c) and self._predict(c) <= reach_bytes]
+    found = self._first(sparing, self._predict)
+    self._num_unlikely += found is not None
+    return found
 
   def _over_bytes(self, candidate: SearchCandidate[Decisions]) -> tuple[float, float]:
     """That scan bodies are predicted to take beyond the budget, and the deviation of that."""

@@ -100,6 +100,50 @@ def gated(x, weights):
   return x + (jax.nn.silu(y @ weights["a"]) * (y @ weights["b"])) @ weights["c"]
 
 
+def under_vmap(value_and_grad):
+  def mapped(weights, x):
+    value, grads = jax.vmap(value_and_grad, (None, 0), axis_name="i")(weights, x)
+    return value.mean(), jax.tree.map(lambda grad: grad.mean(0), grads)
+
+  return mapped
+
+
+def under_shard_map(value_and_grad):
+  def twice(weights, x):
+    return jax.tree.map(jnp.add, value_and_grad(weights, x), value_and_grad(weights, 1 - x))
+
+  mesh, spec = jax.make_mesh((1,), ("i",)), jax.sharding.PartitionSpec()
+  return jax.shard_map(twice, mesh=mesh, in_specs=(spec, spec), out_specs=(spec, spec), check_vma=False)
+
+
+@pytest.mark.parametrize("engine", ["auto", "policy"])
+@pytest.mark.parametrize("mapped", [under_vmap, under_shard_map])
+@pytest.mark.parametrize("policy", [None, DOTS])
+def test_a_function_that_refers_to_axes_around_it_is_planned_for_less(mapped, engine, policy, caplog):
+  def centred(x, weights):
+    return gated(x - jax.lax.pmean(x.mean(0), "i"), weights)
+
+  def compiled(wrap, remat=lambda loss: loss):
+    layer = wrap(centred)
+    run = lambda weights, x: jax.lax.scan(lambda x, each: (layer(x, each), None), x, weights)[0]
+    loss = remat(lambda weights, x: jnp.mean(run(weights, x) ** 2))
+
+    def step(weights, x):
+      value, grads = mapped(jax.value_and_grad(loss))(weights, x)
+      norm_of_all = jnp.sqrt(sum(jnp.vdot(grad, grad) for grad in jax.tree.leaves(grads)))
+      return jax.tree.map(lambda weight, grad: weight - 0.1 * grad / norm_of_all, weights, grads), value
+
+    return jax.jit(step).lower(weights, x).compile()
+
+  weights, x = jax.tree.map(lambda *each: jnp.stack(each), *WEIGHTS), models.normal(1, 4, 64, 64)
+  as_it_is, by_hand = compiled(lambda layer: layer), compiled(functools.partial(jax.checkpoint, policy=policy))
+  fitted = compiled(lambda layer: layer, functools.partial(coopjax.remat, budget=temp_bytes(by_hand), engine=engine))
+  assert temp_bytes(fitted) <= temp_bytes(by_hand) < temp_bytes(as_it_is)
+  assert not caplog.records  # such as that it can't be planned
+  assert "rematted_computation" in fitted.as_text() or engine == "auto"
+  assert_close(fitted(weights, x), as_it_is(weights, x), rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.parametrize("is_scanned", [False, pytest.param(True, marks=pytest.mark.sweep)])
 def test_where_a_step_runs_a_function_twice_all_runs_count(is_scanned):
   """Both are kept at once, or in a loop the sum of gradients is, besides."""
