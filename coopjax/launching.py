@@ -18,8 +18,9 @@ import jax.core
 
 from coopjax import compat, progress
 from coopjax.budget import Budget, BudgetLike
-from coopjax.errors import NoRegionsError, PlanMismatchError, RematNoEffectWarning, warn
-from coopjax.planning import regions, steps
+from coopjax.errors import BudgetExceededWarning, NoRegionsError, PlanMismatchError, RematNoEffectWarning, warn
+from coopjax.hlo_engine import hook
+from coopjax.planning import around, regions, steps
 from coopjax.planning.plannable import Plannable
 from coopjax.planning.remat_plan import RematPlan
 from coopjax.planning.request import Request
@@ -114,6 +115,7 @@ class StandingSteps:
 
   def settle(self) -> None:
     """What is enabled has changed: `jax.jit` is ours from here on, or JAX's own."""
+    hook.plan_steps(self._in_compile)
     if self.is_on and jax.jit is not self._ours:
       self._former = jax.jit
       self._ours = jax.jit = _jit_for(self, self._former)
@@ -136,21 +138,37 @@ class StandingSteps:
 
   def _plan(self, jitted: jax.stages.Wrapped, args: Any, kwargs: Any) -> RematPlan | None:
     """None for a step with a `coopjax.remat`, whose own budget goes first."""
-    asked, name = standing.current(), targets.of_arguments((args, kwargs))
+    asked = self.state
     assert asked is not None  # `is_on`
-    device = targets.running() if name is None else targets.resolve(name)
-    request = Request.checked(
-      budget=Budget.total(device.memory_bytes) if asked.budget == standing.DEVICE else asked.budget,
-      planner=asked.planner,
-      engine="auto",
-      target=name,
-      effort=asked.effort,
-      time_limit_s=asked.time_limit_s,
-      on_infeasible="best_effort",
-    )
+    request = _request(asked, args, kwargs)
     step = Plannable.of(jitted, args, kwargs, request.device, None, asked.existing)
     assert isinstance(step.program, steps.Step)  # it takes gradients
     return step.plan(request) if step.program.is_all_checkpoints else None
+
+  def _in_compile(self, program: compat.ProgramToCompile, smallest_bytes: int) -> jax.stages.Lowered | None:
+    """A step that the hook leaves over its budget: what it differentiates, and checkpoints that are older than what is
+    enabled, are decided on, too. The hook tells of what is still over the budget.
+    """
+    asked, call = self.state, program.asked
+    if asked is None or not self.is_on or call is None:
+      return None
+    with _planning(program.name, BudgetExceededWarning):
+      return around.as_a_step(program, _request(asked, call.args, call.kwargs), asked.existing, smallest_bytes)
+
+
+def _request(asked: standing.Standing, args: Any, kwargs: Any) -> Request:
+  """What is enabled, of a step with these arguments."""
+  name = targets.of_arguments((args, kwargs))
+  device = targets.running() if name is None else targets.resolve(name)
+  return Request.checked(
+    budget=Budget.total(device.memory_bytes) if asked.budget == standing.DEVICE else asked.budget,
+    planner=asked.planner,
+    engine="auto",
+    target=name,
+    effort=asked.effort,
+    time_limit_s=asked.time_limit_s,
+    on_infeasible="best_effort",
+  )
 
 
 steps_of_process = StandingSteps()
@@ -170,10 +188,11 @@ def _jit_for(planner: _Planner, former: Callable) -> Callable:
 
 
 @contextlib.contextmanager
-def _planning(name: str) -> Iterator[None]:
+def _planning(name: str, *ignored: type[Warning]) -> Iterator[None]:
   """Shown on a terminal; a step within the budget is as it should be."""
   with progress.shown(f"planning {name}"), warnings.catch_warnings():
-    warnings.simplefilter("ignore", RematNoEffectWarning)
+    for category in (RematNoEffectWarning, *ignored):
+      warnings.simplefilter("ignore", category)
     yield
 
 

@@ -62,6 +62,10 @@ _KEPT_FUNCTIONS = 4096
 _KEY = re.compile(r";key=[0-9a-f]*")  # differs between versions of coopjax, which may follow each other
 
 
+# From a program without a mark, and what it takes, to it as planned where it then takes less.
+PlanStep = Callable[[compat.ProgramToCompile, int], jax.stages.Lowered | None]
+
+
 class EndedError(Exception):
   """Ends a compile of which all that was wanted is known."""
 
@@ -221,6 +225,7 @@ class Watcher:
     self._active: list[Compile] = []
     # By key, as long as may be: JAX keeps traces, and compiles them for other arguments and under other options.
     self._inside: collections.OrderedDict[str, Inside] = collections.OrderedDict()
+    self._plan_step: PlanStep | None = None
     # By address: programs that several processes run and that have not run yet. An executable is held until it has.
     self._to_settle: dict[int, tuple[Any, Callable[[], None]]] = {}
 
@@ -241,6 +246,10 @@ class Watcher:
       self._inside.move_to_end(key)
       while len(self._inside) > _KEPT_FUNCTIONS:
         self._inside.popitem(last=False)
+
+  def plan_steps(self, plan_step: PlanStep) -> None:
+    """Has programs without marks planned in this way, where what is asked of all leaves them over their budget."""
+    self._plan_step = plan_step
 
   def around(self, program: compat.ProgramToCompile, *, is_held: bool = True, is_settled: bool = False) -> Any:
     """As of `compat.CompileWatcher`.
@@ -273,12 +282,23 @@ class Watcher:
       return planned_anew(program, functions, entered.refused, compile_program)
     if not is_told:
       if entered.excess is not None:
+        if not is_settled and (other := self._as_a_step(program, entered, entered.excess)) is not None:
+          return self.around(other, is_held=False, is_settled=True)
         warn(entered.excess.message)
       elif not entered.is_planned and entered.keys:
         _warn_if_over_budget(program.name, executable)
     if entered.about:
       self._tell(entered, program, executable)
     return executable
+
+  def _as_a_step(
+    self, program: compat.ProgramToCompile, entered: Compile, excess: Excess
+  ) -> compat.ProgramToCompile | None:
+    """A program that nothing is asked of but what is asked of all, planned as a step; None where that can't be."""
+    if self._plan_step is None or entered.keys or entered.about or entered.is_trial:
+      return None
+    lowered = self._plan_step(program, excess.smallest_bytes)
+    return lowered and program.replaced(lowered)
 
   def _compiled(self, program: compat.ProgramToCompile, entered: Compile) -> Any:
     """The executable; None where the compile was ended for what the hook found."""

@@ -330,7 +330,7 @@ class NothingToPlanError(RuntimeError):
 
 
 _hook = _Hook()
-watch, expect = _hook.watcher.begin, _hook.watcher.expect
+watch, expect, plan_steps = _hook.watcher.begin, _hook.watcher.expect, _hook.watcher.plan_steps
 install, capture, observe, schedule, outcomes = (
   _hook.install,
   _hook.capture,

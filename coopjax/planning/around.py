@@ -51,7 +51,7 @@ _LITTLE = 0.01  # of the forward FLOPs: what the HLO engine may repeat more in a
 _SAME = 0.01  # of what a function and its gradient take: what a program around takes more or less that is just these
 # Of traces and compiles in progress, by request: all that are asked the same in one of them have one plan of what is
 # around them.
-_programs: weakref.WeakKeyDictionary[Any, dict[Request, "_Program | None"]] = weakref.WeakKeyDictionary()
+_programs: weakref.WeakKeyDictionary[Any, dict[Hashable, "_Program | None"]] = weakref.WeakKeyDictionary()
 
 
 def _is_scheduled(request: Request) -> bool:
@@ -132,6 +132,21 @@ def _as_checkpointed(traced: TracedFn, request: Request, fingerprint: str) -> Ch
   return Choice(decisions=decisions, held=request.held(fingerprint, request.whole()))
 
 
+def as_a_step(
+  program: compat.ProgramToCompile, request: Request, existing: str, below_bytes: int
+) -> jax.stages.Lowered | None:
+  """A program without remats of ours, planned as a step and lowered; None where it is none, or takes no less so.
+
+  Args:
+    program: that is being compiled.
+    request: what is asked of it.
+    existing: as for `regions.Directions`.
+    below_bytes: temporaries.
+  """
+  step = _Program.compiled(program, request, existing)
+  return step and step.lowered_below(below_bytes)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Inside:
   """A function under a remat, as `over_budget.Inside` has it.
@@ -180,11 +195,13 @@ class _Program:
 
   Attributes:
     asked: the function with those.
-    request: what remats in it ask.
+    request: what remats in it ask, or is asked of all programs.
+    existing: as for `regions.Directions`; "keep" where remats in it are what there is to decide on.
   """
 
   asked: compat.Asked
   request: Request
+  existing: str = "keep"
   _known: dict[str, Result] = dataclasses.field(default_factory=dict, repr=False)
 
   @classmethod
@@ -199,17 +216,17 @@ class _Program:
     return known[request]
 
   @classmethod
-  def compiled(cls, program: compat.ProgramToCompile, request: Request) -> "_Program | None":
+  def compiled(cls, program: compat.ProgramToCompile, request: Request, existing: str = "keep") -> "_Program | None":
     """The one that is being compiled; None where it is not known, or is not what is compiled.
 
     The function that JAX has been asked for may stand around that, or may have been traced under other settings.
     """
-    known = _programs.setdefault(program, {})
-    if request not in known:
-      found = None if program.asked is None else cls(program.asked, request)
+    known, key = _programs.setdefault(program, {}), (request, existing)
+    if key not in known:
+      found = None if program.asked is None else cls(program.asked, request, existing)
       is_it = found is not None and found._made(lambda: program.is_of(found.asked.lower()))
-      known[request] = found if is_it else None
-    return known[request]
+      known[key] = found if is_it else None
+    return known[key]
 
   def decided(self, fingerprint: str) -> Choice | None:
     """What a plan of all of it, made for a region before, decides on this one, too."""
@@ -231,6 +248,11 @@ class _Program:
       budget = Budget(limit_bytes, offload=request.budget.offload)
       request = dataclasses.replace(request, budget=budget)
     return self._made(lambda: self._lowered(request))
+
+  def lowered_below(self, below_bytes: int) -> jax.stages.Lowered | None:
+    """It with its plan carried out, lowered; None where there is none by which it takes less."""
+    planned = self.planned_anew()
+    return planned[0] if planned is not None and planned[2] < below_bytes else None
 
   def in_another_way(self, fingerprint: str, choice: Choice, found: Excess | Repeated) -> jax.stages.Lowered | None:
     """As of `over_budget.Inside`, of a function that is carried out so."""
@@ -292,7 +314,7 @@ class _Program:
 
   def _found_step(self) -> Plannable | None:
     asked, request = self.asked.unplaced(), self.request
-    step = Plannable.of_step(asked.jitted, asked.args, asked.kwargs, request.device, "keep")
+    step = Plannable.of_step(asked.jitted, asked.args, asked.kwargs, request.device, self.existing)
     if step is None or not _is_scheduled(request):
       return step
     trials, program = Trials(request, resident_bytes=0), step.program
@@ -317,9 +339,13 @@ class _Program:
     return temp_bytes
 
   def _plan(self, request: Request) -> RematPlan | None:
-    """Of all of it; None where it is no step, or has no regions. What it takes, the compile that comes tells."""
+    """Of all of it; None where it is no step, or has no regions to decide on. What it takes, the compile that comes
+    tells.
+    """
     step, request = self._step(), dataclasses.replace(request, drafts=request.drafts or _is_scheduled(request))
-    return self._once_of_all(step, request, lambda: step.plan(request)) if step and step.functions else None
+    if step is None or not (step.functions or self.existing != "keep"):
+      return None
+    return self._once_of_all(step, (request, self.existing), lambda: step.plan(request))
 
   def _choices(self) -> dict[str, Choice] | None:
     """As `choices`. JAX keeps the trace that they are for, and may compile it in another jit: that is held, too."""
