@@ -7,8 +7,9 @@ all in ``xla_pass/packing/``:
   heap.
 * ``first_fit``: the same with the lowest gap instead of the tightest.
 * ``search``: the greedy ones in all orders, then branch and bound over canonical packings (M. D. Moffitt, "MiniMalloc",
-  ASPLOS 2023), with tiny buffers packed apart where they are in the way, and annealing over the order of placement
-  (A. Imanishi and Z. Xu, ISMM 2024). It stops at fragmentation 0.
+  ASPLOS 2023), in short rounds of many orders, with and without buffers of one lifetime stacked, with tiny buffers
+  packed apart where they are in the way, and annealing over the order of placement (A. Imanishi and Z. Xu, ISMM 2024).
+  It stops at fragmentation 0.
 
 The greedy packers take O(n sqrt n) set operations at worst: 100k buffers in seconds. The search is bounded by an effort
 that is counted, so the same input gives the same packing. Weakness: components with more

@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <limits>
-#include <numeric>
 #include <utility>
 
 namespace coopjax {
 namespace {
 
 constexpr int64_t kNever = std::numeric_limits<int64_t>::max() / 4;
+constexpr int32_t kLongSection = 64;     // members; in what is longer only the bytes are looked at
 
 class Brancher {
  public:
@@ -16,10 +16,13 @@ class Brancher {
       : core_(core), capacity_(options.capacity), rank_(options.rank), hung_(options.hung), effort_(*effort) {
     least_.assign(core.size(), 0);
     offsets_.assign(core.size(), kAnyOffset);
-    unplaced_bytes_.assign(core.num_sections(), 0);
-    witness_.assign(core.num_sections(), -1);
     highest_end_.assign(core.size(), capacity_);
+    unplaced_bytes_.assign(core.num_sections(), 0);
     ceiling_.assign(core.num_sections(), capacity_);
+    failures_.assign(core.num_sections(), 0);
+    touched_.assign(core.num_sections() + 1, 0);
+    witness_.assign(core.num_sections(), -1);
+    by_least_ = core.section_members;
     for (int32_t m = 0; m < core.size(); ++m) {
       for (const auto& [section, size] : core.sections_of(m)) unplaced_bytes_[section] += size;
     }
@@ -36,12 +39,10 @@ class Brancher {
     }
     for (const int32_t m : members) {
       least_[m] = core_.LowestFrom(m, 0);
-      if (least_[m] + core_.block(m).size > highest_end_[m]) return BranchOutcome::kNone;
+      fits_ &= least_[m] + core_.block(m).size <= highest_end_[m];
+      Touch(m);
     }
-    for (int32_t s = 0; s < core_.num_sections(); ++s) {
-      if (!FitsSection(s, 0)) return BranchOutcome::kNone;
-    }
-    if (Solve(members, 0)) {
+    if (Narrow({0, core_.num_sections()}) && Solve(members)) {
       *offsets = offsets_;
       return BranchOutcome::kFound;
     }
@@ -54,9 +55,15 @@ class Brancher {
     int32_t member;
     int64_t least;
   };
-  struct Candidate {
-    int64_t offset;
+  // Sections first .. end - 1.
+  struct SectionRange {
+    int32_t first;
+    int32_t end;
+  };
+  // Where a member would fit, but does not lie.
+  struct Hole {
     int32_t member;
+    int64_t offset;
   };
 
   void Hang(int32_t m) {
@@ -72,55 +79,112 @@ class Brancher {
 
   bool IsUnplaced(int32_t m) const { return offsets_[m] == kAnyOffset; }
 
-  // Whether the unplaced blocks of a section can be stacked from the least of their offsets on: one that can lie
-  // low enough is the section's witness. It stays one when the search steps back.
-  bool FitsSection(int32_t section, int64_t floor) {
-    const int64_t highest = ceiling_[section] - unplaced_bytes_[section];
-    const auto is_low = [&](int32_t m) { return IsUnplaced(m) && std::max(least_[m], floor) <= highest; };
-    if (witness_[section] >= 0 && is_low(witness_[section])) return true;
-    bool is_empty = true;
-    for (const auto& [m, size] : core_.members_of(section)) {
-      ++steps_;
-      is_empty &= !IsUnplaced(m);
-      if (!is_low(m)) continue;
-      witness_[section] = m;
-      return true;
-    }
-    return is_empty;
+  // The sections of `m` are to be looked at: one more from its first on, one less behind its last.
+  void Touch(int32_t m) {
+    const auto sections = core_.sections_of(m);
+    if (sections.empty()) return;
+    ++touched_[sections.front().index];
+    --touched_[sections.back().index + 1];
   }
 
-  bool FitsSections(int32_t first, int32_t end, int64_t floor) {
-    steps_ += end - first;
-    for (int32_t s = first; s < end; ++s) {
-      if (!FitsSection(s, floor)) return false;
-    }
-    return true;
-  }
-
-  // Raises a least offset, to be undone; false if the block can't lie that high.
-  bool Raise(int32_t m, int64_t least) {
+  // Raises a least offset, to be undone.
+  void Raise(int32_t m, int64_t least) {
     least = core_.LowestFrom(m, least);
-    if (least <= least_[m]) return true;
+    if (least <= least_[m]) return;
     raised_.push_back({m, least_[m]});
     least_[m] = least;
-    return least + core_.block(m).size <= highest_end_[m];
+    fits_ &= least + core_.block(m).size <= highest_end_[m];
+    Touch(m);
   }
 
   void UndoTo(size_t mark) {
     for (; raised_.size() > mark; raised_.pop_back()) least_[raised_.back().member] = raised_.back().least;
   }
 
-  // False if a block can't lie above this one.
-  bool Put(int32_t m, int64_t offset) {
-    offsets_[m] = offset;
+  // What is touched among the sections is looked at until nothing rises any more. False if they can't hold what is
+  // live.
+  bool Narrow(const SectionRange& range) {
+    while (fits_) {
+      changed_.clear();
+      int32_t count = 0;
+      for (int32_t s = range.first; s < range.end; ++s) {
+        count += std::exchange(touched_[s], 0);
+        if (count > 0) changed_.push_back(s);
+      }
+      touched_[range.end] = 0;
+      steps_ += (range.end - range.first) / 4;
+      if (changed_.empty()) return true;
+      for (const int32_t s : changed_) {
+        if (NarrowSection(s)) continue;
+        ++failures_[s];
+        fits_ = false;
+        break;
+      }
+    }
+    std::fill(touched_.begin() + range.first, touched_.begin() + range.end + 1, 0);
+    fits_ = true;
+    return false;
+  }
+
+  // Whether the unplaced blocks of a section can be stacked, none below its least offset. One that can't be the lowest
+  // of them, because the others would have no room above it, lies on one that can.
+  bool NarrowSection(int32_t section) {
+    if (unplaced_bytes_[section] == 0) return true;
+    const int64_t highest = ceiling_[section] - unplaced_bytes_[section];   // of the lowest
+    const std::span members(by_least_.begin() + core_.member_starts[section],
+                            by_least_.begin() + core_.member_starts[section + 1]);
+    if (std::ssize(members) > kLongSection) return HasLowMember(section, highest);
+    SortByLeast(members);
+    int64_t top = 0, lowest_top = kNever;
+    for (const auto& [m, size] : members) {
+      if (!IsUnplaced(m)) continue;
+      top = std::max(top, least_[m]) + size;
+      if (least_[m] <= highest) lowest_top = std::min(lowest_top, least_[m] + size);
+    }
+    if (top > ceiling_[section]) return false;
+    for (const auto& [m, size] : members) {
+      if (IsUnplaced(m) && least_[m] > highest) Raise(m, lowest_top);
+    }
+    return fits_;
+  }
+
+  // The first that is low enough is the section's witness. It stays one when the search steps back.
+  bool HasLowMember(int32_t section, int64_t highest) {
+    const auto is_low = [&](int32_t m) { return IsUnplaced(m) && least_[m] <= highest; };
+    if (witness_[section] >= 0 && is_low(witness_[section])) return true;
+    for (const auto& [m, size] : core_.members_of(section)) {
+      ++steps_;
+      if (!is_low(m)) continue;
+      witness_[section] = m;
+      return true;
+    }
+    return false;
+  }
+
+  // By insertion: they were sorted when last seen, and few have changed.
+  void SortByLeast(std::span<PackingCore::InSection> members) {
+    const auto key = [&](int32_t m) { return IsUnplaced(m) ? least_[m] : kAnyOffset; };
+    for (size_t i = 1; i < members.size(); ++i) {
+      const PackingCore::InSection member = members[i];
+      const int64_t least = key(member.index);
+      size_t k = i;
+      for (; k > 0 && key(members[k - 1].index) > least; --k) members[k] = members[k - 1];
+      members[k] = member;
+    }
+    steps_ += std::ssize(members);
+  }
+
+  // At its least offset: what is unplaced and overlaps it lies above it.
+  void Put(int32_t m) {
+    offsets_[m] = least_[m];
     const auto sections = core_.sections_of(m);
     for (const auto& [section, size] : sections) unplaced_bytes_[section] -= size;
     const auto conflicts = core_.conflicts_of(m);
     steps_ += std::ssize(conflicts) + std::ssize(sections);
     for (const auto& [other, height, other_height] : conflicts) {
-      if (IsUnplaced(other) && !Raise(other, offset + height)) return false;
+      if (IsUnplaced(other)) Raise(other, offsets_[m] + height);
     }
-    return true;
+    Touch(m);
   }
 
   void Take(int32_t m) {
@@ -128,85 +192,103 @@ class Brancher {
     for (const auto& [section, size] : core_.sections_of(m)) unplaced_bytes_[section] += size;
   }
 
-  // `m` was tried at its least offset in vain: it lies on an unplaced block. False if there is none that
-  // leaves room for it.
-  bool Lift(int32_t m, int64_t floor) {
+  // `m` was tried at its least offset in vain: it lies on an unplaced block. False if there is none.
+  bool Lift(int32_t m) {
     int64_t least = kNever;
     const auto conflicts = core_.conflicts_of(m);
     steps_ += std::ssize(conflicts);
     for (const auto& [other, height, other_height] : conflicts) {
-      if (IsUnplaced(other)) least = std::min(least, std::max(least_[other], floor) + other_height);
+      if (IsUnplaced(other)) least = std::min(least, least_[other] + other_height);
     }
-    if (least == kNever || !Raise(m, least)) return false;
-    return std::ranges::all_of(core_.sections_of(m), [&](const auto& at) { return FitsSection(at.index, floor); });
+    if (least == kNever) return false;
+    Raise(m, least);
+    return true;
   }
 
-  bool Solve(const std::vector<int32_t>& members, int64_t floor) {
+  // Whether an unplaced block may yet lie in the way of a member that could be pushed down otherwise.
+  bool MayFill(const Hole& hole) {
+    const auto conflicts = core_.conflicts_of(hole.member);
+    steps_ += std::ssize(conflicts);
+    return std::ranges::any_of(conflicts, [&](const auto& conflict) {
+      return IsUnplaced(conflict.other) && least_[conflict.other] < hole.offset + conflict.height;
+    });
+  }
+
+  bool Solve(const std::vector<int32_t>& members) {
     std::vector<int32_t> group;
     int32_t end = std::numeric_limits<int32_t>::min();
     for (const int32_t m : members) {
       if (!group.empty() && core_.block(m).lower >= end) {
-        if (!SolveGroup(group, floor)) return false;
+        if (!SolveGroup(group)) return false;
         group.clear();
       }
       group.push_back(m);
       end = std::max(end, core_.block(m).upper);
     }
-    return group.empty() || SolveGroup(group, floor);
+    return group.empty() || SolveGroup(group);
   }
 
-  std::vector<Candidate> CandidatesOf(const std::vector<int32_t>& group, int64_t floor) {
-    int64_t least_top = kNever;
-    std::vector<Candidate> candidates;
-    for (const int32_t m : group) {
-      const int64_t offset = core_.LowestFrom(m, std::max(least_[m], floor));
-      candidates.push_back({offset, m});
-      least_top = std::min(least_top, offset + core_.block(m).size);
-    }
-    std::erase_if(candidates, [&](const Candidate& candidate) { return candidate.offset >= least_top; });
-    steps_ += std::ssize(group);
-    return candidates;
-  }
-
-  std::pair<int32_t, int32_t> SectionsOf(const std::vector<int32_t>& group) const {
-    int32_t first = core_.num_sections(), end = 0;
+  SectionRange SectionsOf(const std::vector<int32_t>& group) const {
+    SectionRange range = {core_.num_sections(), 0};
     for (const int32_t m : group) {
       const auto sections = core_.sections_of(m);
       if (sections.empty()) continue;
-      first = std::min(first, sections.front().index);
-      end = std::max(end, sections.back().index + 1);
+      range.first = std::min(range.first, sections.front().index);
+      range.end = std::max(range.end, sections.back().index + 1);
     }
-    return {first, end};
+    return range;
   }
 
-  bool SolveGroup(const std::vector<int32_t>& group, int64_t floor) {
-    const size_t mark = raised_.size();
-    const auto [first, end] = SectionsOf(group);
-    std::vector<int32_t> rest;
-    std::vector<Candidate> candidates = CandidatesOf(group, floor);
-    const auto is_later = [&](const Candidate& a, const Candidate& b) {
-      return a.offset != b.offset ? a.offset > b.offset : rank_[a.member] > rank_[b.member];
+  // An unplaced member of the group that no other one that overlaps it is below: the lowest of all, or of those around
+  // the section that failed most often.
+  int32_t Choose(const std::vector<int32_t>& group, const SectionRange& range) {
+    int32_t worst = -1, lowest = -1;
+    for (int32_t s = range.first; s < range.end; ++s) {
+      if (unplaced_bytes_[s] > 0 && failures_[s] > (worst < 0 ? 0 : failures_[worst])) worst = s;
+    }
+    steps_ += range.end - range.first;
+    const auto look_at = [&](int32_t m) {
+      ++steps_;
+      if (!IsUnplaced(m)) return;
+      if (lowest < 0 || std::pair(least_[m], rank_[m]) < std::pair(least_[lowest], rank_[lowest])) lowest = m;
     };
-    std::ranges::make_heap(candidates, is_later);
-    while (!candidates.empty()) {
-      std::ranges::pop_heap(candidates, is_later);
-      const auto [offset, m] = candidates.back();
-      candidates.pop_back();
+    if (worst < 0) {
+      std::ranges::for_each(group, look_at);
+      return lowest;
+    }
+    for (const auto& at : core_.members_of(worst)) look_at(at.index);
+    for (int32_t before = -1; before != lowest;) {
+      before = lowest;
+      for (const auto& conflict : core_.conflicts_of(before)) look_at(conflict.other);
+    }
+    return lowest;
+  }
+
+  bool SolveGroup(const std::vector<int32_t>& group) {
+    const size_t mark = raised_.size();
+    const SectionRange range = SectionsOf(group);
+    steps_ += std::ssize(group);
+    std::vector<int32_t> rest;
+    std::vector<Hole> holes;
+    while (true) {
       if (!effort_.Spend(std::exchange(steps_, 0))) stopped_ = true;
       if (stopped_) break;
-      if (std::max(least_[m], floor) > offset) continue;   // lifted meanwhile
+      const int32_t m = Choose(group, range);
       const size_t before = raised_.size();
-      if (Put(m, offset) && FitsSections(first, end, offset)) {
+      Put(m);
+      if (Narrow(range)) {
         rest.clear();
         std::ranges::copy_if(group, std::back_inserter(rest), [&](int32_t other) { return IsUnplaced(other); });
-        if (Solve(rest, offset)) return true;
+        if (Solve(rest)) return true;
         for (const int32_t other : rest) {
           if (!IsUnplaced(other)) Take(other);     // a group that was solved beside the one that can't be
         }
       }
       Take(m);
       UndoTo(before);
-      if (stopped_ || !Lift(m, offset)) break;
+      holes.push_back({m, least_[m]});
+      if (stopped_ || !Lift(m) || !Narrow(range)) break;
+      if (!std::ranges::all_of(holes, [&](const Hole& hole) { return MayFill(hole); })) break;
     }
     UndoTo(mark);
     return false;
@@ -218,13 +300,18 @@ class Brancher {
   const std::span<const int64_t> hung_;
   SearchEffort& effort_;
   std::vector<int64_t> highest_end_;       // [member]: below what is hung beside it
-  std::vector<int64_t> ceiling_;           // [section]: the same
   std::vector<int64_t> least_;             // [member]: no lower offset is possible any more
   std::vector<int64_t> offsets_;           // [member]; kAnyOffset while unplaced
+  std::vector<int64_t> ceiling_;           // [section]: below what is hung in it
   std::vector<int64_t> unplaced_bytes_;    // [section]
-  std::vector<Raised> raised_;
+  std::vector<int64_t> failures_;          // [section]: how often it could not hold what is live
+  std::vector<int32_t> touched_;           // [section]: by how much more than the one before (Touch)
   std::vector<int32_t> witness_;           // [section]: an unplaced member that can lie low enough, when last seen
+  std::vector<PackingCore::InSection> by_least_;   // as core_.section_members: placed ones first, when last sorted
+  std::vector<Raised> raised_;
+  std::vector<int32_t> changed_;           // sections, while they are looked at
   int64_t steps_ = 0;
+  bool fits_ = true;                       // since sections were last looked at, nothing rose too high
   bool stopped_ = false;
 };
 
@@ -233,6 +320,15 @@ class Brancher {
 BranchOutcome BranchAndBound(const PackingCore& core, const BranchOptions& options, SearchEffort* effort,
                              std::vector<int64_t>* offsets) {
   return Brancher(core, options, effort).Run(offsets);
+}
+
+int64_t StepsOfWalk(const PackingCore& core) {
+  int64_t num_members = 0;             // of the sections that a block may touch
+  for (int32_t s = 0; s < core.num_sections(); ++s) {
+    const auto members = std::ssize(core.members_of(s));
+    if (members <= kLongSection) num_members += members;
+  }
+  return core.size() * (3 * int64_t{core.size()} + num_members) + 3 * std::ssize(core.conflicts);
 }
 
 namespace {

@@ -1,15 +1,19 @@
 // Branch and bound over canonical packings.
 //
-// Every packing can be pushed down until each block rests on the floor or on another block, and the blocks can
-// then be listed by offset. The search places blocks in that order, each at the lowest offset that those
-// before it leave; offsets never fall. (After M. D. Moffitt, "MiniMalloc: A Lightweight Memory Allocator for
-// Hardware-Accelerated Machine Learning", ASPLOS 2023.) It cuts a branch when
-//  * a step of time can't hold what is live at it: the least offset of its unplaced blocks plus their sizes
-//    exceeds the capacity;
-//  * another block would fit wholly below the one to be placed (the packing could be pushed down further);
-//  * a block that was tried at its least offset without success has nothing left to rest on above it: from then
-//    on it is known to lie on an unplaced block.
-// Blocks that no unplaced block connects in time are packed one group after the other.
+// Every packing can be pushed down until each block rests on the floor or on another block. (After M. D. Moffitt,
+// "MiniMalloc: A Lightweight Memory Allocator for Hardware-Accelerated Machine Learning", ASPLOS 2023.) The search
+// keeps the least offset that is left to each block. It takes an unplaced block that no unplaced neighbour in time is
+// below, and places it at its least offset; its neighbours then lie above it. Where that leads nowhere, the block is
+// known to lie on an unplaced one. A branch is cut when
+//  * the unplaced blocks of a step of time can't be stacked below the capacity, none below its least offset;
+//  * a block that was tried in vain has nothing to rest on, or nothing is left to fill the place where it was tried
+//    (the packing could be pushed down).
+// A block that can't be the lowest unplaced one of a step of time, for want of room above it, lies on one that can.
+//
+// The block taken is the lowest of all; once steps of time have failed, it is one at the step that failed most often:
+// what is wrong is there, not where the search happens to be. (After F. Boussemart et al., "Boosting Systematic Search
+// by Weighting Constraints", ECAI 2004.) Blocks that no unplaced block connects in time are packed one group after the
+// other.
 //
 // Thousands of tiny blocks among large ones make the floor uneven, and the search hopeless. They can be hung from the
 // ceiling first, packed by themselves; the search then fills what is below them.
@@ -39,6 +43,9 @@ struct BranchOptions {
 // where nothing is hung.
 BranchOutcome BranchAndBound(const PackingCore& core, const BranchOptions& options, SearchEffort* effort,
                              std::vector<int64_t>* offsets);
+
+// About as many steps as a walk down the tree takes. O(sections).
+int64_t StepsOfWalk(const PackingCore& core);
 
 // The small blocks of a core, packed by themselves to hang from the ceiling.
 struct HungBlocks {

@@ -72,6 +72,24 @@ TEST(WithoutEffortNothingIsProven) {
   EXPECT_TRUE(Branch(core, 7, {}, {}, /*steps=*/1).outcome == BranchOutcome::kStopped);
 }
 
+// Three blocks of 3 bytes at multiples of 4 do not fit into 10 bytes, whatever is done to those that came before.
+TEST(TheSearchStaysWhereItFails) {
+  PackingProblem problem{{{0, 110, 1}}};
+  for (int32_t k = 0; k < 8; ++k) problem.buffers.push_back({2 * k, 2 * k + 4, 1 + k % 2});
+  for (int32_t k = 0; k < 3; ++k) problem.buffers.push_back({100, 110, 3, 4});
+  const PackingBlocks blocks = MakePackingBlocks(problem);
+  const PackingCore core = MakePackingCore(blocks, AllOf(blocks));
+  EXPECT_TRUE(Branch(core, 10, {}, {}, /*steps=*/50'000).outcome == BranchOutcome::kNone);
+  const Branched found = Branch(core, 11, {}, {}, StepsOfWalk(core));
+  EXPECT_TRUE(found.outcome == BranchOutcome::kFound);
+}
+
+TEST(StepsWithManyBlocksAreBoundedByTheirBytes) {
+  const std::vector<PackingBuffer> buffers(100, {0, 2, 3});
+  EXPECT_TRUE(Branch(buffers, 300).outcome == BranchOutcome::kFound);
+  EXPECT_TRUE(Branch(buffers, 299).outcome == BranchOutcome::kNone);
+}
+
 // Beside 10 bytes live 1, then 1 + 2, then 2 + 1, then 1 byte: 3 bytes hang from the ceiling at the worst time.
 TEST(SmallBlocksHangAndTheOthersFillWhatIsBelow) {
   const PackingBlocks blocks = MakePackingBlocks({{{0, 4, 10}, {0, 2, 1}, {1, 3, 2}, {2, 4, 1}}});

@@ -2,11 +2,12 @@
 //
 // The greedy packers of packing/packing.h come first, in all their orders. What is above the bytes that no packing
 // avoids is then searched, one time component after the other, the highest first: what is easy is put aside
-// (packing/core.h), the rest goes to branch and bound (packing/branch.h) under several orders of preference, with and
-// without the tiny blocks hung from the ceiling, at the bound and at capacities bisected above it, and now and then to
-// annealing over the order of placement (packing/anneal.h). The search is
-// anytime: it starts from a valid packing and keeps the best. It ends at fragmentation 0, with a proof, or when
-// its effort is spent. Same problem, same options, same packing.
+// (packing/core.h), the rest goes to branch and bound (packing/branch.h) in many short rounds and few long ones, under
+// several orders of preference, with and without blocks of one lifetime stacked (packing/stacks.h), with and without
+// the tiny blocks hung from the ceiling, at the bound and at capacities bisected above it, and now and then to
+// annealing over the order of placement (packing/anneal.h). The search is anytime: it starts from a valid packing and
+// keeps the best. It ends at fragmentation 0, with a proof, or when its effort is spent. Same problem, same options,
+// same packing.
 #pragma once
 
 #include <cstdint>

@@ -137,6 +137,24 @@ TEST(TilingsArePackedWithoutFragmentation) {
   }
 }
 
+// Each tile cut into three, which live as long as it did.
+TEST(BlocksOfOneLifetimeAreSolvedAsOne) {
+  for (uint64_t seed = 0; seed < 8; ++seed) {
+    PackingProblem problem;
+    for (PackingBuffer tile : Tiling(80, seed, 100000, 10000).buffers) {
+      for (int64_t left = 3; left > 0; --left) {
+        PackingBuffer part = tile;
+        part.size = tile.size / left;
+        tile.size -= part.size;
+        problem.buffers.push_back(part);
+      }
+    }
+    const PackingSearchResult result = SearchPacking(problem, {.effort = 5'000'000});
+    EXPECT_EQ(CheckPacking(problem, result.packing), "");
+    EXPECT_EQ(result.packing.heap_bytes, 10000);
+  }
+}
+
 TEST(EverySwitchLeavesAValidPackingNoWorseThanBestFit) {
   for (int switches = 0; switches < 8; ++switches) {
     const PackingSearchOptions options = {.effort = 20'000'000,
