@@ -57,8 +57,10 @@ def enable(
 
   A training step that is jitted from then on and has layers under ``jax.checkpoint`` (Flax's and Equinox's are that,
   too) is planned when it is first called, lowered or traced, as :func:`coopjax.plan` plans it: on what stands under its
-  checkpoints, in place of what they say, so it repeats no more than the budget asks for, and nothing that fits. Its
-  results agree within rounding. It takes a few more compiles; ``existing="keep"`` leaves the checkpoints alone.
+  checkpoints, in place of what they say, so it repeats no more than the budget asks for, and nothing that fits. So is
+  any other step that the clones leave over the budget, when it is compiled: what a loop keeps for its gradient, no
+  order of instructions spares. Results then agree within rounding. It takes a few more compiles; ``existing="keep"``
+  leaves steps and their checkpoints alone.
 
   A `coopjax.remat` inside a program has its own budget: it goes before this one, the strictest of several first. What
   the hook can't read or can't prove safe is compiled as it came. Programs with less than 64 KiB of temporaries keep
@@ -84,7 +86,7 @@ def enable(
     planner: "auto", or any of `coopjax.plan`'s.
     effort: as for `coopjax.remat`, for each program.
     time_limit_s: a fuse, as for `coopjax.remat`, for each program.
-    existing: with a budget, what becomes of the ``jax.checkpoint``s of training steps, as for :func:`coopjax.plan`:
+    existing: with a budget, what becomes of training steps and their ``jax.checkpoint``s, as for :func:`coopjax.plan`:
       ``"replace"``, ``"at_least"`` or ``"keep"``.
     plan: of a step, from :func:`coopjax.plan`, in place of all these.
 
@@ -99,9 +101,10 @@ def enable(
     PlanMismatchError: when a region is traced that is differentiated and not in the plan.
 
   Limits: GPUs and TPUs need JAX 0.12; a compiler for absent hardware must be loaded before. What `coopjax.plan` and
-  `coopjax.remat` compile while they plan is not touched. A step keeps its checkpoints where it was jitted before, or by
-  code that had imported the bare name ``jit`` before; where its gradient is taken outside of the ``jax.jit``; and where
-  it has a `coopjax.remat`, too. What planning can't do is a `RematNoEffectWarning`, and the step runs as it is.
+  `coopjax.remat` compile while they plan is not touched. Of a step that was jitted before, or by code that had imported
+  the bare name ``jit`` before, the checkpoints are decided on only where it is over the budget; not at all where its
+  gradient is taken outside of the ``jax.jit``, or it has a `coopjax.remat`, too. A step on devices of several processes
+  is not planned in its compile. What planning can't do is a `RematNoEffectWarning`, and the step runs as it is.
 
   Example:
     >>> import jax, jax.numpy as jnp

@@ -9,7 +9,7 @@ import pytest
 import coopjax
 from coopjax import launching
 from tests.support.checkpointed_steps import bytes_of, flops_of
-from tests.support.checks import assert_close
+from tests.support.checks import assert_close, temp_bytes
 
 WEIGHTS, X = jnp.stack([jnp.eye(64)] * 6), jnp.ones((256, 64))
 LIMIT = 1300 * 1024  # 1,824 KiB without checkpoints, 736 with nothing saved
@@ -68,6 +68,36 @@ def test_what_is_not_for_it_is_left_alone(monkeypatch):
     assert not plans
     make_step()(WEIGHTS, X)
   assert plans == [1]
+
+
+@pytest.mark.parametrize("is_jitted_before", [False, True])
+@pytest.mark.parametrize("wrap", [lambda layer: layer, jax.checkpoint])
+def test_what_the_hook_leaves_over_the_budget_is_planned_in_its_compile(wrap, is_jitted_before, recwarn):
+  """A bare step, whose loop keeps what no order spares, and checkpoints that save too much for the budget."""
+  everything = {} if wrap is not jax.checkpoint else {"policy": jax.checkpoint_policies.everything_saveable}
+  step, compiled_by = make_step(wrap=wrap, **everything), lambda step: step.lower(WEIGHTS, X).compile()
+  expected, plain = step(WEIGHTS, X), compiled_by(make_step(wrap=lambda layer: layer))
+  with coopjax.enable(LIMIT):
+    if not is_jitted_before:
+      step = make_step(wrap=wrap, **everything)
+    fitted = compiled_by(step)
+    assert temp_bytes(fitted) <= LIMIT
+    assert "rematted_computation" in fitted.as_text()
+    assert_close(step(WEIGHTS, X), expected)
+  assert plain.cost_analysis()["flops"] < fitted.cost_analysis()["flops"]  # of one turn
+  assert not recwarn.list
+
+
+def test_what_nothing_brings_within_the_budget_is_as_small_as_may_be_and_told_once():
+  with coopjax.enable(LIMIT // 4, existing="keep"), pytest.warns(coopjax.BudgetExceededWarning):
+    by_hook = compiled_bytes(make_step(wrap=lambda layer: layer))
+  with coopjax.enable(LIMIT // 4), pytest.warns(coopjax.BudgetExceededWarning) as told:
+    assert compiled_bytes(make_step(wrap=lambda layer: layer)) < by_hook
+  assert len(told) == 1
+  # Without a gradient there is nothing to keep.
+  with coopjax.enable(1024), pytest.warns(coopjax.BudgetExceededWarning) as told:
+    jax.jit(lambda x: jnp.sort(jnp.sin(x) @ x.T, axis=0) @ x).lower(X).compile()
+  assert len(told) == 1
 
 
 def test_a_remat_of_ours_goes_before():
