@@ -38,7 +38,9 @@ class Forecast[Decisions: Hashable]:
     undone = min((candidate.estimated_bytes for candidate in space.found if not candidate.flops), default=0.0)
     self.num_shards = max(1, round(undone / max(baseline_temp_bytes, 1))) if space.is_spread else 1
     self._unaided: list[Trial[Decisions]] = []  # those tried, without the HLO engine's help
-    self._known: dict[SearchCandidate[Decisions], float] = {}  # from the trials so far
+    # From the trials so far: bytes, and by how much less they may be, for a budget.
+    self._known: dict[SearchCandidate[Decisions], float] = {}
+    self._doubts: dict[tuple[SearchCandidate[Decisions], int], float] = {}
     self._off: dict[Hashable, list[float]] = {}  # by kind (`kind_of`), what predictions from others of it were off by
     self._strayed: list[float] = []  # of scan bodies: what predictions were off by, over what they were doubted by
 
@@ -52,6 +54,7 @@ class Forecast[Decisions: Hashable]:
     self.tried.append(trial)
     self._unaided.append(dataclasses.replace(trial, temp_bytes=trial.unaided_bytes))
     self._known.clear()
+    self._doubts.clear()
 
   def bytes_of(self, candidate: SearchCandidate[Decisions]) -> float:
     if candidate not in self._known:
@@ -89,7 +92,10 @@ class Forecast[Decisions: Hashable]:
     return (1 + sum(strayed > 1.0 for strayed in self._strayed)) / (1 + len(self._strayed))
 
   def _untold_doubt(self, candidate: SearchCandidate[Decisions]) -> float:
-    return predictions.doubted_bytes(candidate, self.tried, _DOUBT * self.budget_bytes, self.num_shards)
+    if (key := (candidate, self.budget_bytes)) not in self._doubts:
+      least_spread = _DOUBT * self.budget_bytes
+      self._doubts[key] = predictions.doubted_bytes(candidate, self.tried, least_spread, self.num_shards)
+    return self._doubts[key]
 
   def flops_of_straight_code(self) -> Callable[[SearchCandidate[Decisions]], float]:
     """From candidates to what they repeat, with what the HLO engine is expected to if it did so twice."""

@@ -115,6 +115,13 @@ class Trial[Decisions: Hashable]:
   candidate: SearchCandidate[Decisions]
   temp_bytes: int
   hlo_share: HloEngineShare | None
+  _distances: dict[SearchCandidate, int] = dataclasses.field(default_factory=dict, repr=False)
+
+  def distance(self, candidate: SearchCandidate) -> int:
+    """Traits that only one of them has, another candidate or its own; asked again after each trial."""
+    if candidate not in self._distances:
+      self._distances[candidate] = len(candidate.traits ^ self.candidate.traits)
+    return self._distances[candidate]
 
   @property
   def unaided_bytes(self) -> int:
@@ -185,7 +192,7 @@ def predicted_bytes(
     if say_little(alike):
       nearest = min(alike, key=lambda trial: abs(trial.candidate.estimated_bytes - num_bytes))
       return num_bytes * nearest.temp_bytes / nearest.candidate.estimated_bytes
-    weights = [(1 + _distance(candidate, trial)) ** -2.0 for trial in alike]
+    weights = [(1 + trial.distance(candidate)) ** -2.0 for trial in alike]
     errors = [trial.error_bytes(num_shards) for trial in alike]
     estimates = [trial.candidate.estimated_bytes / num_shards for trial in alike]
     return num_bytes / num_shards + _expected(num_bytes / num_shards, estimates, errors, weights)
@@ -326,7 +333,7 @@ def doubted_bytes(
   spread = max(spread_of(alike, num_shards), least_spread)
   if alike[0].candidate.loops != candidate.loops:
     return spread
-  nearest = min(_distance(candidate, trial) for trial in alike)
+  nearest = min(trial.distance(candidate) for trial in alike)
   return spread * nearest / (CUT_WEIGHT + nearest)
 
 
@@ -335,7 +342,3 @@ def spread_of(trials: Sequence[Trial], num_shards: int = 1) -> float:
   errors = [trial.error_bytes(num_shards) for trial in trials]
   mean = math.fsum(errors) / len(errors)
   return math.sqrt(math.fsum((error - mean) ** 2 for error in errors) / len(errors))
-
-
-def _distance(candidate: SearchCandidate, trial: Trial) -> int:
-  return len(candidate.traits ^ trial.candidate.traits)

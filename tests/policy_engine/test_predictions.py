@@ -10,8 +10,14 @@ from coopjax.policy_engine.forecast import Forecast
 from coopjax.policy_engine.predictions import HloEngineShare, Trial, expected_flops, predicted_bytes
 
 
+class Known(types.SimpleNamespace):
+  """A candidate, as far as it is looked at; known by itself."""
+
+  __hash__ = object.__hash__
+
+
 def body(estimated, *saved, loops=(0,)):
-  return types.SimpleNamespace(
+  return Known(
     estimated_bytes=float(estimated),
     has_loops=True,
     loops=loops,
@@ -57,7 +63,7 @@ def test_programs_that_leave_another_scan_as_it_is_say_nothing():
 
 
 def straight(estimated, num_segments, kin=None):
-  return types.SimpleNamespace(
+  return Known(
     estimated_bytes=float(estimated),
     has_loops=False,
     num_segments=num_segments,
@@ -93,10 +99,6 @@ def test_what_takes_next_to_nothing_of_its_estimate_does_so_in_proportion():
   trials = tried((69.7, 3.8), (77.6, 2.76))
   assert predicted_bytes(body(79.6, 9), trials, 1.0) == pytest.approx(79.6 * 2.76 / 77.6)
   assert predicted_bytes(body(60.0, 9), trials, 1.0) == pytest.approx(60.0 * 3.8 / 69.7)
-
-
-class Known(types.SimpleNamespace):
-  __hash__ = object.__hash__
 
 
 def candidate(estimated, saved, flops):
