@@ -162,7 +162,7 @@ class Trials:
     if device is not None:
       device.load()
     hook.install(platform)
-    return hook.schedule(lambda: compile_trial(fn, avals, device), is_sketch=is_sketch)
+    return hook.schedule(lambda: compile_trial(fn, avals, device, to_schedule=True), is_sketch=is_sketch)
 
   def measured(self, temp_bytes: int) -> MemoryProfile | None:
     """The profile of the trial with these temporaries; None if none of them fits the device, or several have them."""

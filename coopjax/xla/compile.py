@@ -28,6 +28,7 @@ _PLANNING: dict[str, dict[str, Any]] = {
 }
 # Goes on where a program needs more memory than the device has.
 _ANY_SIZE = {"tpu": {"xla_tpu_no_crash_on_oom": True}}
+_UNTUNED = {"gpu": {"xla_gpu_autotune_level": 0}}  # most of the way to a schedule, which kernels hardly matter for
 _TPU_SCHEDULER_PERCENT = 95  # XLA's default: of the memory of a device, what a schedule aims at
 _NEARLY = 0.9  # of what a draft says: what a program takes in any case
 _DESCRIBES_WITHIN = 0.01  # of the temporaries: a prediction that is off by no more describes the compiled program
@@ -120,7 +121,12 @@ def fits(compiled: jax.stages.Compiled | OversizedProgram, target: Target | None
 
 
 def compile_trial(
-  fn: Compilable, avals: Sequence[jax.ShapeDtypeStruct], target: Target | None = None, *, draft_above: int | None = None
+  fn: Compilable,
+  avals: Sequence[jax.ShapeDtypeStruct],
+  target: Target | None = None,
+  *,
+  draft_above: int | None = None,
+  to_schedule: bool = False,
 ) -> jax.stages.Compiled | OversizedProgram:
   """Compiles as `compile_abstract`, but a program that does not fit the device is a result, too, with its sizes.
 
@@ -130,10 +136,12 @@ def compile_trial(
     target: as for `compile_abstract`.
     draft_above: bytes that the program holds in any case, its arguments and outputs for one: where the target's
       compiler `makes_drafts`, it goes only as far as buffers are assigned, less than a tenth of the work.
+    to_schedule: nothing is wanted of what follows its schedule. A GPU that is not there tunes no kernels for it.
   """
   lowered, device = _lower(fn, avals, target), targets.running() if target is None else target
   if draft_above is None or not makes_drafts(device):
-    return _tried(lowered, fn, target)
+    is_untuned = to_schedule and not device.is_running
+    return _tried(lowered, fn, target, _UNTUNED.get(device.platform) if is_untuned else None)
   drafted = _tried(lowered, fn, target, _draft_options(device, draft_above))
   nearly_all = int(_NEARLY * _total_bytes(drafted.memory_analysis()))
   if (
