@@ -123,7 +123,7 @@ class BoundSearch {
     for (const Sample& sample : *samples) {
       if (sample.most_bytes <= budget_bytes_ || num_cuts_left_ <= 0 || std::isinf(best_.cost_s)) return;
       const OpId op = program_.schedule[sample.step];
-      const FirstRunCut cut(program_, order_, shares_, op);
+      FirstRunCut cut(program_, order_, shares_, op);
       if (price_ > 0 && !is_thorough_) {
         --num_cuts_left_;
         if (cut.At(price_, budget_bytes_) < 0.7 * best_.cost_s) continue;

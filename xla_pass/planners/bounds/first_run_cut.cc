@@ -49,12 +49,11 @@ FirstRunCut::FirstRunCut(const StepProgram& program, const FirstRunOrder& order,
     : program_(program),
       side_(program.num_ops(), Side::kUnrelated),
       hold_bytes_(program.num_values(), 0),
-      op_node_(program.num_ops(), -1),
       value_node_(program.num_values(), -1) {
   CountSteps(program.num_ops() + program.num_values() + std::ssize(program.op_inputs.items));
   FindSides(order, op);
   CountWorkingSet(shares, op);
-  BuildNetwork();
+  FindNeeded();
 }
 
 void FirstRunCut::FindSides(const FirstRunOrder& order, OpId op) {
@@ -112,32 +111,38 @@ int32_t FirstRunCut::NodeOf(OpId op) {
   return op_node_[op];
 }
 
-// Whatever `from` stands for needs `v` after the op: hold it or make it then.
-void FirstRunCut::AddHold(int32_t from, ValueId v) {
+// Takes no room across the op, or is made with it or after it whatever is repeated.
+bool FirstRunCut::IsThereAnyway(ValueId v) const {
   const OpId producer = program_.value_producer[v];
-  if (hold_bytes_[v] == 0 || producer == kNoOp || side_[producer] == Side::kAfter || side_[producer] == Side::kSelf) {
-    return;
+  return hold_bytes_[v] == 0 || producer == kNoOp || side_[producer] == Side::kAfter || side_[producer] == Side::kSelf;
+}
+
+void FirstRunCut::FindNeeded() {
+  for (OpId op = 0; op < program_.num_ops(); ++op) {
+    if (side_[op] != Side::kAfter) continue;
+    for (ValueId v : program_.op_inputs[op]) {
+      if (value_node_[v] == kSource || IsThereAnyway(v)) continue;
+      value_node_[v] = kSource;
+      needed_.push_back(v);
+      held_bytes_ += std::max<int64_t>(hold_bytes_[v], 0);
+    }
   }
-  if (from == kSource) {
-    if (value_node_[v] == kSource) return;
-    value_node_[v] = kSource;   // needed whatever is repeated
-    held_bytes_ += std::max<int64_t>(hold_bytes_[v], 0);
-    holds_.push_back({kSource, NodeOf(producer), hold_bytes_[v]});
-    return;
-  }
-  if (value_node_[v] == kSource) return;
+}
+
+// What is made again at `from` needs `v` after the op: hold it or make it then.
+void FirstRunCut::AddHold(int32_t from, ValueId v) {
+  if (value_node_[v] == kSource || IsThereAnyway(v)) return;
   if (value_node_[v] < 0) {
     value_node_[v] = num_nodes_++;
-    holds_.push_back({value_node_[v], NodeOf(producer), hold_bytes_[v]});
+    holds_.push_back({value_node_[v], NodeOf(program_.value_producer[v]), hold_bytes_[v]});
   }
   holds_.push_back({from, value_node_[v], kForced});
 }
 
 void FirstRunCut::BuildNetwork() {
-  for (OpId op = 0; op < program_.num_ops(); ++op) {
-    if (side_[op] != Side::kAfter) continue;
-    for (ValueId v : program_.op_inputs[op]) AddHold(kSource, v);
-  }
+  has_network_ = true;
+  op_node_.assign(program_.num_ops(), -1);
+  for (ValueId v : needed_) holds_.push_back({kSource, NodeOf(program_.value_producer[v]), hold_bytes_[v]});
   while (!frontier_.empty()) {
     const OpId op = frontier_.back();
     frontier_.pop_back();
@@ -145,7 +150,8 @@ void FirstRunCut::BuildNetwork() {
   }
 }
 
-FirstRunCut::Line FirstRunCut::Cut(double price, double cost_weight) const {
+FirstRunCut::Line FirstRunCut::Cut(double price, double cost_weight) {
+  if (!has_network_) BuildNetwork();
   MinCut network(num_nodes_);
   double largest = 0;
   for (const Hold& hold : holds_) {
@@ -162,7 +168,7 @@ FirstRunCut::Line FirstRunCut::Cut(double price, double cost_weight) const {
   }
   network.SolveAcyclic(kSource, kSink);
   // The flow stops at 1e-12 of the largest capacity an edge, so the cut may be above the least by this much.
-  Line line = {0, base_bytes_, 2e-12 * largest * static_cast<double>(num_edges())};
+  Line line = {0, base_bytes_, 2e-12 * largest * static_cast<double>(holds_.size() + remakes_.size())};
   for (const Remake& remake : remakes_) {
     if (network.IsOnSourceSide(remake.node)) line.cost_s += remake.cost_s;
   }
@@ -173,13 +179,13 @@ FirstRunCut::Line FirstRunCut::Cut(double price, double cost_weight) const {
   return line;
 }
 
-int64_t FirstRunCut::least_bytes() const {
+int64_t FirstRunCut::least_bytes() {
   const Line line = Cut(1, 0);
   return line.bytes - static_cast<int64_t>(line.slack_s);   // bytes, at this price; both sides are whole
 }
 
 // The bound is concave in the price: the lines of the cuts on either side of its top meet above it.
-FirstRunCut::Best FirstRunCut::OverPrices(int64_t budget_bytes) const {
+FirstRunCut::Best FirstRunCut::OverPrices(int64_t budget_bytes) {
   constexpr int kMostCuts = 16;
   Line cheap = Cut(0, 1);
   Best best = {std::max(cheap.Value(0, budget_bytes), 0.0), 0};

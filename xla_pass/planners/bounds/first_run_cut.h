@@ -22,23 +22,22 @@ struct FirstRunOrder {
 
 class FirstRunCut {
  public:
-  // All must outlive this. O(edges).
+  // All must outlive this. O(edges); the network, which takes most of the time, is built by the first cut.
   FirstRunCut(const StepProgram& program, const FirstRunOrder& order, const ShareIndex& shares, OpId op);
 
   // Bytes live at the first run if all that is needed later and can be held is held.
   int64_t most_bytes() const { return base_bytes_ + held_bytes_; }
   // The same if as much as possible is made again instead; about, and never more.
-  int64_t least_bytes() const;
-  int64_t num_edges() const { return static_cast<int64_t>(holds_.size() + remakes_.size()); }
+  int64_t least_bytes();
 
   // The Lagrangian bound at a price in seconds per byte: no more than what any schedule under the budget pays.
-  double At(double price, int64_t budget_bytes) const { return Cut(price, 1).Value(price, budget_bytes); }
+  double At(double price, int64_t budget_bytes) { return Cut(price, 1).Value(price, budget_bytes); }
   // The best of all prices, with the price; infinite when the budget can't be held.
   struct Best {
     double cost_s = 0;
     double price = 0;
   };
-  Best OverPrices(int64_t budget_bytes) const;
+  Best OverPrices(int64_t budget_bytes);
 
  private:
   enum class Side : uint8_t { kUnrelated, kBefore, kAfter, kSelf };
@@ -65,17 +64,21 @@ class FirstRunCut {
 
   void FindSides(const FirstRunOrder& order, OpId op);
   void CountWorkingSet(const ShareIndex& shares, OpId op);
+  void FindNeeded();
+  bool IsThereAnyway(ValueId v) const;
   void BuildNetwork();
   void AddHold(int32_t from, ValueId v);
   int32_t NodeOf(OpId op);
   // The cut that is least at `price`, op costs weighted.
-  Line Cut(double price, double cost_weight) const;
+  Line Cut(double price, double cost_weight);
 
   const StepProgram& program_;
   std::vector<Side> side_;              // per op
   std::vector<int64_t> hold_bytes_;     // per value: added to the working set if held
   int64_t base_bytes_ = 0;              // the op's working set, as small as it can be
-  int64_t held_bytes_ = 0;              // of values that ops after it read
+  int64_t held_bytes_ = 0;              // of `needed_`
+  std::vector<ValueId> needed_;         // by ops after it, whatever is repeated
+  bool has_network_ = false;
   std::vector<int32_t> op_node_, value_node_;
   std::vector<OpId> frontier_;          // ops in the network, inputs not yet added from the end
   std::vector<Hold> holds_;

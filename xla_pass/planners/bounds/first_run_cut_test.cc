@@ -30,7 +30,7 @@ TEST(HoldsOrRemakes) {
   const Two two;
   const FirstRunOrder order(two.program);
   const ShareIndex shares(two.program);
-  const FirstRunCut cut(two.program, order, shares, 2);
+  FirstRunCut cut(two.program, order, shares, 2);
   EXPECT_EQ(cut.most_bytes(), 18);
   // b is read by middle, so only a (4 s for 10 bytes) can make room: at 0.3 s a byte 8 bytes too much cost 2.4 s and
   // a is held; at 0.4 both are as good; at 0.5 it is remade for 4 s and leaves 2 bytes free.
