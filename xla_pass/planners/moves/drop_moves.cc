@@ -50,9 +50,12 @@ bool DropMoves::NeedValue(ValueId v, Key key) {
     if (!program_.takes_budget(v) || schedule_.made(v)[made].last_read >= key) return true;
     has_dead_operand_ = true;
     if (dead_ == DeadOperands::kHold) return Hold(v, HoldPrice(v, made, key));
-    if (dead_ == DeadOperands::kAtRate) {
+    if (dead_ == DeadOperands::kAtRate || !holds_at_rate_) {
       const double price = HoldPrice(v, made, key);
-      if (price <= going_rate_ * program_.op_cost_s[producer]) return Hold(v, price);
+      const bool is_cheaper = price <= going_rate_ * program_.op_cost_s[producer];
+      holds_at_rate_ |= is_cheaper;
+      remakes_at_rate_ |= !is_cheaper;
+      if (dead_ == DeadOperands::kAtRate && is_cheaper) return Hold(v, price);
     }
   }
   if (producer == kNoOp) return false;
@@ -84,7 +87,7 @@ bool DropMoves::Hold(ValueId v, double price) {
 
 DropMoves::Chain DropMoves::Follow(const Gap& gap, DeadOperands dead, bool merges_repeats) {
   dead_ = dead;
-  has_dead_operand_ = false;
+  has_dead_operand_ = holds_at_rate_ = remakes_at_rate_ = false;
   chain_.clear();
   chain_s_ = held_price_ = 0;
   const bool is_chain = NeedOp(program_.value_producer[gap.value], gap.next);
@@ -96,6 +99,8 @@ DropMoves::Chain DropMoves::Follow(const Gap& gap, DeadOperands dead, bool merge
   held_.clear();
   Chain chain;
   chain.met_dead_operand = has_dead_operand_;
+  chain.holds_at_rate = holds_at_rate_;
+  chain.remakes_at_rate = remakes_at_rate_;
   chain.is_too_dear = chain_s_ > most_s_;
   chain.is_possible = is_chain && !chain.is_too_dear;
   chain.cost_s = chain_s_;

@@ -41,6 +41,8 @@ class DropMoves {
   struct Chain {
     bool is_possible = false;
     bool met_dead_operand = false;   // another DeadOperands could have led elsewhere
+    bool holds_at_rate = false;  // of kRemake and kAtRate: some dead operand is cheaper to hold, at the going rate
+    bool remakes_at_rate = false;   // of kAtRate: and some other is not
     bool is_too_dear = false;    // it would cost more than the `most_s` last set
     bool may_delay = false;      // the first run may go, so that the move costs less
     bool may_merge = false;      // later repeats may go, too
@@ -87,7 +89,7 @@ class DropMoves {
   double chain_s_ = 0;                  // cost of the ops in `chain_` and on the way into it
   double held_price_ = 0;
   DeadOperands dead_ = DeadOperands::kRemake;
-  bool has_dead_operand_ = false;
+  bool has_dead_operand_ = false, holds_at_rate_ = false, remakes_at_rate_ = false;
   std::vector<uint8_t> guards_order_;   // per op: is somebody's control predecessor
   std::vector<uint8_t> in_chain_;       // per op
   std::vector<OpId> marked_;            // the ops in `in_chain_`

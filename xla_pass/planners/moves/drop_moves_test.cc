@@ -62,6 +62,17 @@ TEST(TheGoingRateDecides) {
   EXPECT_EQ(cheap.moves.Drop(kGap, DeadOperands::kAtRate, false).cost_s, 3 + 1);
 }
 
+// At 1.4 that is as if all were held, at 1.3 as if all were made again: told before another way is followed.
+TEST(AChainTellsWhetherAnotherWayDiffers) {
+  Planned dear(kOnce, 12), cheap(kOnce, 12);
+  dear.moves.set_going_rate(1.4);
+  EXPECT_TRUE(dear.moves.Follow(kGap, DeadOperands::kRemake, /*merges_repeats=*/false).holds_at_rate);
+  EXPECT_TRUE(!dear.moves.Follow(kGap, DeadOperands::kAtRate, /*merges_repeats=*/false).remakes_at_rate);
+  cheap.moves.set_going_rate(1.3);
+  EXPECT_TRUE(!cheap.moves.Follow(kGap, DeadOperands::kRemake, /*merges_repeats=*/false).holds_at_rate);
+  EXPECT_TRUE(cheap.moves.Follow(kGap, DeadOperands::kAtRate, /*merges_repeats=*/false).remakes_at_rate);
+}
+
 TEST(AChainMayBeTooDear) {
   Planned planned(kOnce, 12);
   planned.moves.set_most_cost(3.9);

@@ -120,8 +120,9 @@ Lowering::Move Lowering::BestMove(ValueId v, double rival, double most_s) {
 // repeats that it replaces cost, tell without an edit what a move may score: most are tried no further. Not foreseen is
 // what goes with a later repeat, or with a first run that is put off; moves that may put one off are tried in any case.
 bool Lowering::TryGap(const Gap& gap, double slope, double rival, Move* best) {
-  bool is_too_dear = false;
+  bool is_too_dear = false, is_at_rate_new = true;
   for (DeadOperands dead : {DeadOperands::kRemake, DeadOperands::kAtRate, DeadOperands::kHold}) {
+    if (dead == DeadOperands::kAtRate && !is_at_rate_new) continue;   // it makes all again, as the first did
     ++counters_.trials;
     CountSteps(10);
     const auto chain = moves_.Follow(gap, dead, merges_repeats_);
@@ -141,6 +142,8 @@ bool Lowering::TryGap(const Gap& gap, double slope, double rival, Move* best) {
     }
     is_too_dear |= chain.is_too_dear;
     if (!chain.met_dead_operand && !chain.is_too_dear) break;
+    is_at_rate_new = chain.holds_at_rate;
+    if (dead == DeadOperands::kAtRate && !chain.remakes_at_rate) break;   // it holds all, as the last would
   }
   return is_too_dear;
 }
