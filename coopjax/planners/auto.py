@@ -111,13 +111,11 @@ class AutoPlanner:
     is_over = _core.live_bytes(search.program.core, default).max(initial=0) > search.budget_bytes
     good_enough_s = search.bound_s + self.least_gap * search.total_s if is_over else 0.0
     segments = search.run(SegmentPlanner(stop_at_cost_s=good_enough_s), default, max_steps=max_steps)
-    if search.is_done:
-      return
     if search.program.num_ops > self.large_ops:
       if not segments.is_feasible:  # for what is left of the excess, in any case: of a plan that was cut short, little
         steps = max(search.allowance.left, max_steps // _TO_THE_BUDGET)
         search.run(PeakPlanner(swap=False), segments.schedule, order=default, max_steps=steps)
-    else:
+    elif not search.is_done:
       hasty = PeakPlanner(swap=False, max_trials=self.screening_trials)
       search.run(hasty if search.is_hopeless else self._thorough(search), default)
 

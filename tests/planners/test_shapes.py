@@ -47,6 +47,18 @@ def test_what_is_read_far_away_is_planned_by_single_moves(shapes, num_ops, share
   assert validate(program, result.schedule, budget_bytes=budget_bytes).is_valid
 
 
+def test_a_large_plan_that_was_cut_short_is_lowered_further(shapes):
+  program = shapes["random"](10_000)
+  budget_bytes, max_steps = peak_of(program) // 4, 18_000_000
+  cut_short = SegmentPlanner().plan(program, budget_bytes, max_steps=max_steps)
+  assert not cut_short.is_feasible
+  before = _core.steps_taken()
+  _core.lower_bound(program.core)
+  max_steps += _core.steps_taken() - before  # which the auto planner asks for first
+  result = AutoPlanner(large_ops=1000).plan(program, budget_bytes, max_steps=max_steps)
+  assert result.peak_live_bytes < cut_short.peak_live_bytes
+
+
 @pytest.mark.sweep
 def test_plans_of_larger_programs_are_no_worse(shapes):
   for shape in ("unet", "rnn"):
