@@ -25,7 +25,10 @@ class CurrentRanges {
 
 // Opens a range per production and extends it over its reads.
 std::vector<LiveRange> RangesOfReads(const StepProgram& program, std::span<const OpId> schedule) {
+  size_t num_ranges = 0;
+  for (OpId op : schedule) num_ranges += program.op_outputs[op].size();
   std::vector<LiveRange> ranges;
+  ranges.reserve(num_ranges);
   CurrentRanges current(program);
   for (Step t = 0; t < static_cast<Step>(schedule.size()); ++t) {
     const OpId op = schedule[t];
