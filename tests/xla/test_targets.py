@@ -176,6 +176,21 @@ def test_a_gpu_plan_is_what_the_compiled_program_takes(name):
 
 
 @needs_compilers
+def test_for_a_schedule_a_gpu_that_is_not_there_tunes_no_kernels_and_it_takes_the_same(monkeypatch):
+  options, compile_lowered = [], jax.stages.Lowered.compile
+
+  def compiling(lowered, compiler_options=None):
+    options.append(compiler_options or {})
+    return compile_lowered(lowered, compiler_options)
+
+  monkeypatch.setattr(jax.stages.Lowered, "compile", compiling)
+  gpu, args = targets.resolve("gpu:h100"), shapes(2**12)
+  untuned, whole = (compile_trial(*program(loss, args), gpu, to_schedule=to_schedule) for to_schedule in (True, False))
+  assert ["xla_gpu_autotune_level" in each for each in options] == [True, False]
+  assert measure(untuned).temp_bytes == measure(whole).temp_bytes
+
+
+@needs_compilers
 def test_a_tpu_plan_is_carried_out_on_the_cpu_by_the_policy_engine():
   plan = coopjax.plan(loss, *shapes(2**18), budget=0.6, target="tpu:v5e:2x2")
   assert plan.engine == "policy" and plan.fits and plan.measured.temp_bytes <= 0.6 * plan.baseline.temp_bytes
