@@ -295,7 +295,7 @@ class Watcher:
     self, program: compat.ProgramToCompile, entered: Compile, excess: Excess
   ) -> compat.ProgramToCompile | None:
     """A program that nothing is asked of but what is asked of all, planned as a step; None where that can't be."""
-    if self._plan_step is None or entered.keys or entered.about or entered.is_trial:
+    if self._plan_step is None or entered.keys or entered.about:
       return None
     lowered = self._plan_step(program, excess.smallest_bytes)
     return lowered and program.replaced(lowered)

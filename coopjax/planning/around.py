@@ -144,7 +144,8 @@ def as_a_step(
     below_bytes: temporaries.
   """
   step = _Program.compiled(program, request, existing)
-  return step and step.lowered_below(below_bytes)
+  planned = step and step.planned_anew()
+  return planned[0] if planned is not None and planned[2] < below_bytes else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,11 +250,6 @@ class _Program:
       request = dataclasses.replace(request, budget=budget)
     return self._made(lambda: self._lowered(request))
 
-  def lowered_below(self, below_bytes: int) -> jax.stages.Lowered | None:
-    """It with its plan carried out, lowered; None where there is none by which it takes less."""
-    planned = self.planned_anew()
-    return planned[0] if planned is not None and planned[2] < below_bytes else None
-
   def in_another_way(self, fingerprint: str, choice: Choice, found: Excess | Repeated) -> jax.stages.Lowered | None:
     """As of `over_budget.Inside`, of a function that is carried out so."""
     with contextlib.suppress(BudgetInfeasibleError):
@@ -343,7 +339,7 @@ class _Program:
     tells.
     """
     step, request = self._step(), dataclasses.replace(request, drafts=request.drafts or _is_scheduled(request))
-    if step is None or not (step.functions or self.existing != "keep"):
+    if step is None or (self.existing == "keep" and not step.functions):
       return None
     return self._once_of_all(step, (request, self.existing), lambda: step.plan(request))
 

@@ -130,7 +130,7 @@ class CoreSearch {
   // first; those of the largest area; the long; after these the last two shuffled a little.
   std::vector<int32_t> RankOf(const PackingCore& core, int round) {
     const bool is_shuffled = round >= kNumRanks;
-    const std::vector<int64_t> pressure = PressureOfMembers(core);
+    const std::vector<int64_t> pressure = round < 2 ? PressureOfMembers(core) : std::vector<int64_t>();
     std::vector<std::pair<double, double>> keys(core.size());
     std::uniform_real_distribution<double> noise(0.5, 1.0);
     for (int32_t m = 0; m < core.size(); ++m) {
