@@ -7,6 +7,7 @@ namespace coopjax {
 namespace {
 
 constexpr std::string_view kGpuOnlyConfig = "\"operation_queue_id\":";
+constexpr std::string_view kGpuOnlyAttribute = "fingerprint_before_lhs";
 
 bool IsTiled(const hlo::Shape& shape) {
   return !shape.tiles.empty() || std::ranges::any_of(shape.tuple_shapes, IsTiled);
@@ -15,6 +16,7 @@ bool IsTiled(const hlo::Shape& shape) {
 }  // namespace
 
 HloPlatform PlatformOf(const hlo::Module& module) {
+  if (module.attributes.find(kGpuOnlyAttribute) != std::string_view::npos) return HloPlatform::kGpu;
   for (const int32_t i : module.entry_computation().instructions) {
     const hlo::Instruction& instruction = module.instructions[i];
     if (IsTiled(*instruction.shape)) return HloPlatform::kTpu;

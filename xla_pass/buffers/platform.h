@@ -1,7 +1,8 @@
 // What differs between XLA's backends in how a scheduled module gets its memory.
 //
-// A module does not say what it was compiled for; its instructions do: only XLA:TPU tiles the layouts
-// of the entry computation, only XLA:GPU gives instructions an operation queue. The rules below were
+// A module does not say what it was compiled for, but only XLA:GPU marks what it is about to schedule and gives
+// instructions an operation queue (not to each, and to few where it tunes no kernels), only XLA:TPU tiles the layouts
+// of the entry computation. The rules below were
 // read off buffer assignments that XLA dumped (JAX 0.11.2 and 0.12, H100 and TPU v5e), where public source is silent.
 #pragma once
 

@@ -16,17 +16,19 @@ hlo::Shape Tiled(hlo::Shape shape, int64_t memory_space = hlo::kMainMemorySpace)
   return shape;
 }
 
-HloPlatform PlatformOfNegate(const hlo::Shape& shape, const char* raw) {
+HloPlatform PlatformOfNegate(const hlo::Shape& shape, const char* raw, const char* attributes = "") {
   HloBuilder b;
   b.Begin("main");
   b.Add("negate", shape, {b.Parameter(0, shape)});
   b.SetRaw(raw);
+  b.SetAttributes(attributes);
   return PlatformOf(b.Finish());
 }
 
 TEST(AModuleShowsWhatItWasCompiledFor) {
   EXPECT_TRUE(PlatformOfNegate(F32({8}), "") == HloPlatform::kCpu);
   EXPECT_TRUE(PlatformOfNegate(F32({8}), R"({"operation_queue_id":"0"})") == HloPlatform::kGpu);
+  EXPECT_TRUE(PlatformOfNegate(F32({8}), "", "fingerprint_before_lhs") == HloPlatform::kGpu);
   EXPECT_TRUE(PlatformOfNegate(Tiled(F32({8, 128})), "") == HloPlatform::kTpu);
   EXPECT_TRUE(PlatformOfNegate(TupleOf({F32({}), Tiled(F32({8, 128}))}), "") == HloPlatform::kTpu);
 }

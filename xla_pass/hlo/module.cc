@@ -110,6 +110,9 @@ std::string ModuleParser::ParseTopLevel() {
       case 17:
         module_.stack_frames = field.bytes;
         break;
+      case 19:
+        module_.attributes = field.bytes;
+        break;
     }
   }
   if (!reader.ok()) return "the bytes are not a protobuf message";

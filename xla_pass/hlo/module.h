@@ -78,6 +78,7 @@ struct Module {
   std::vector<InputOutputAlias> input_output_aliases;
   bool is_scheduled = false;
   std::string_view stack_frames;            // the serialized StackFrameIndexProto, see hlo/metadata.h
+  std::string_view attributes;              // the serialized FrontendAttributes of all of it
   IdIndex instruction_index, computation_index;   // by id
   std::deque<Shape> shapes;                 // that instructions point to, each once
   std::deque<std::vector<int32_t>> lists;   // see Keep

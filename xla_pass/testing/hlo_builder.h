@@ -91,6 +91,7 @@ class HloBuilder {
   }
   // Attributes that only the serialized instruction holds.
   void SetRaw(std::string raw) { last().raw = Owned(std::move(raw)); }
+  void SetAttributes(std::string attributes) { module_.attributes = Owned(std::move(attributes)); }
   void Donate(int64_t parameter_number, std::vector<int64_t> output_index) {
     module_.input_output_aliases.push_back({std::move(output_index), parameter_number, {}, 1});
   }
