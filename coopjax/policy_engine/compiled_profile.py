@@ -220,14 +220,22 @@ def read_profile(traced: TracedFn, program: StepProgram, offsets: np.ndarray, te
 
 def _tell_untagged(program: StepProgram, op_position: np.ndarray, is_backward: np.ndarray) -> None:
   """Sets the position, and the pass, of ops that XLA made without a name, by those of the ops that made their inputs:
-  the dots of an attention, say, in its own library's form.
+  the dots of an attention, say, in its own library's form. What is only read in the backward pass is of it, but for
+  what is made while the forward pass goes on, and kept: a residual in another layout.
   """
   is_tagged = op_position >= 0
   untagged = [op for op in map(int, program.schedule) if not is_tagged[op]]
   goes_on = np.zeros(program.num_ops, bool)  # in the forward pass
-  for op in np.flatnonzero(is_tagged & ~is_backward):
-    makers = program.value_producer[program.inputs(int(op))]
-    goes_on[makers[makers >= 0]] = True
+  step = np.empty(program.num_ops, np.int64)
+  step[program.schedule] = np.arange(program.num_ops)
+  first_read = np.full(program.num_ops, program.num_ops, np.int64)  # of what an op makes, the step
+  for op in range(program.num_ops):
+    makers = program.value_producer[program.inputs(op)]
+    makers = makers[makers >= 0]
+    goes_on[makers] |= is_tagged[op] and not is_backward[op]
+    first_read[makers] = np.minimum(first_read[makers], step[op])
+  num_forward = np.cumsum((is_tagged & ~is_backward)[program.schedule])  # up to each step, which is counted
+  is_kept = num_forward[step] < num_forward[np.minimum(first_read, program.num_ops - 1)]
   for op in untagged:
     makers = program.value_producer[program.inputs(op)]
     makers = makers[(makers >= 0) & (op_position[makers] >= 0)]
@@ -235,7 +243,7 @@ def _tell_untagged(program: StepProgram, op_position: np.ndarray, is_backward: n
       continue
     later = makers[is_backward[makers]]
     op_position[op] = op_position[later].min() if later.size else op_position[makers].max()
-    is_backward[op] = later.size > 0 or not goes_on[op]
+    is_backward[op] = later.size > 0 or not (goes_on[op] or is_kept[op])
 
 
 def _moved(program: StepProgram, op_position: np.ndarray, is_backward: np.ndarray) -> dict[int, int]:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import coopjax
-from coopjax import _core
+from coopjax import _core, compat
 from coopjax.compat import name_scopes
+from coopjax.jaxpr import cost
 from coopjax.jaxpr.tags import tagged_fn
 from coopjax.jaxpr.trace import differentiable, fn_and_gradient, trace
 from coopjax.policy_engine.compiled_profile import profile_of, read_profile
@@ -21,7 +22,7 @@ from coopjax.xla.buffer_assignment import BufferAssignment, value_offsets
 from coopjax.xla.compile import compile_abstract, module_of
 from coopjax.xla.module import predict_memory, read_step_program
 from tests.support import models
-from tests.support.checks import compile_step, temp_bytes
+from tests.support.checks import assert_close, compile_step, temp_bytes
 from tests.support.programs import Builder
 
 
@@ -175,6 +176,60 @@ def test_ops_without_a_name_belong_to_where_their_inputs_were_made():
   assert profile.op_is_backward.tolist() == [False, False, False, True, True, True]
   # The scores are kept, though nothing with a name of the backward pass reads them.
   assert profile.residuals.tolist() == [scores, unnamed, loss]
+
+
+def test_a_residual_in_another_layout_is_kept_where_it_is_made_early():
+  """As XLA:CPU copies what a convolution reads for the gradient of its kernel, in the forward pass."""
+  traced = differentiable(trace(lambda x: jnp.cos(jnp.sin(x)), (jnp.ones(8),)))
+  b = Builder()
+  scores = b.op([b.value(8)], 100)
+  early = b.op([scores], 90)
+  loss = b.op([scores], 10)
+  late = b.op([loss], 9)
+  of_cos = b.op([late], 3)
+  b.op([of_cos, early], 2)
+  program = b.build()
+  scopes = ("jvp(coop0)/sin", "", "jvp(coop1)/cos", "", "transpose(jvp(coop1))/mul", "transpose(jvp(coop0))/mul")
+  program = dataclasses.replace(program, op_scopes=scopes, op_kinds=("fusion",) * 6)
+  profile = read_profile(traced, program, np.arange(program.num_values), 190)
+  assert profile.residuals.tolist() == [early, loss] and profile.residual_bytes.tolist() == [90, 10]
+  assert profile.op_is_backward.tolist() == [False, False, False, True, True, True]
+  assert profile.inside_bytes(1, 2) == 110  # scores, loss: what is kept of the other position is not in it
+
+
+def test_convolutions_in_stages_repeat_no_more_than_by_hand():
+  """At the bytes of checkpoints that save products, in stages that are told apart by no estimate without layouts."""
+  keys = iter(jax.random.split(jax.random.key(0), 11))
+  kernels = lambda i, o: [jax.random.normal(next(keys), (3, 3, *io)) / 10 for io in ((i, o), (o, o))]
+  weights = [kernels(3, 8), kernels(8, 16), kernels(16, 32), kernels(32, 16), kernels(16, 8)]
+
+  def two(x, pair):
+    for kernel in pair:
+      x = jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+      x = jax.nn.leaky_relu((x - x.mean((0, 1, 2))) * jax.lax.rsqrt(x.var((0, 1, 2)) + 1e-5))
+    return x
+
+  def loss(weights, x, block=two):
+    skipped = []
+    for pair in weights[:3]:
+      x = block(x, pair)
+      skipped.append(x)
+      x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+    for pair, at in zip(weights[3:], skipped[1::-1], strict=True):
+      x = jax.image.resize(x, (8, at.shape[1], at.shape[2], x.shape[3]), "bilinear")
+      x = block(x, pair) + at
+    return jnp.mean(x**2)
+
+  args = weights, jax.random.normal(next(keys), (8, 32, 32, 3))
+  by_hand = functools.partial(loss, block=jax.checkpoint(two, policy=jax.checkpoint_policies.dots_saveable))
+  hand_bytes = temp_bytes(compile_step(by_hand, *args))
+  plan = coopjax.plan(loss, *args, budget=hand_bytes, engine="policy", argnums=0)
+  compiled = compile_step(plan.apply(loss), *args)
+  assert temp_bytes(compiled) <= hand_bytes < 0.8 * temp_bytes(compile_step(loss, *args))
+  flops = lambda fn: cost.jaxpr_flops(compat.dce(jax.make_jaxpr(jax.value_and_grad(fn))(*args).jaxpr))
+  assert flops(loss) < flops(plan.apply(loss)) <= flops(by_hand)
+  assert "rematted_computation" in compiled.as_text()
+  assert_close(jax.jit(jax.grad(plan.apply(loss)))(*args), jax.jit(jax.grad(loss))(*args))
 
 
 def test_windows_evict_residuals_until_the_limit_holds():
