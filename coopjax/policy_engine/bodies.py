@@ -169,12 +169,12 @@ def in_groups(
   return dataclasses.replace(body, curve=tuple(curve), offload_curves=(), group_size=size, is_peeled=is_peeled)
 
 
-def dearer(body: Body, inner_flops: float) -> Body:
-  """With what checkpoints inside of the body repeat once more."""
+def around_checkpoints(body: Body, inner_flops: float, as_it_is: CurvePoint) -> Body:
+  """With what checkpoints inside of the body repeat once more; as it is, the loop has none inside either."""
 
   def curve(points: tuple[CurvePoint, ...]) -> tuple[CurvePoint, ...]:
     return tuple(
-      dataclasses.replace(point, flops=point.flops + inner_flops) if point.is_wrapped else point for point in points
+      dataclasses.replace(point, flops=point.flops + inner_flops) if point.is_wrapped else as_it_is for point in points
     )
 
   return dataclasses.replace(body, curve=curve(body.curve), offload_curves=tuple(map(curve, body.offload_curves)))

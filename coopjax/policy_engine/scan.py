@@ -27,7 +27,7 @@ from coopjax.policy_engine.bodies import (
   MAX_CUTTINGS,
   Body,
   Loop,
-  dearer,
+  around_checkpoints,
   in_groups,
   joined,
   joint_curve,
@@ -225,7 +225,8 @@ def _as_body(
   bodies, graph_in_groups = cuttings(graph, forms, ()), graph
   if inner:
     tight = graph_with(inner)
-    bodies += [dearer(piece, inner_flops) for piece in cuttings(tight, [Form.EVERY_OP], inner)]
+    as_it_is = bodies[0].curve[-1]
+    bodies += [around_checkpoints(piece, inner_flops, as_it_is) for piece in cuttings(tight, [Form.EVERY_OP], inner)]
     graph_in_groups = tight
   turns, pieces, whole = WorkingSets(graph), [(0, graph.num_positions)], SavingRegion(graph, 0, graph.num_positions)
   carried_bytes, constant_bytes = (

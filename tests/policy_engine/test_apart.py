@@ -183,6 +183,13 @@ def test_a_plan_repeats_no_more_than_a_checkpoint_around_each_layer(program, nam
   hand_rungs.check_no_more(plain, by_hand, ours, args)
 
 
+def test_what_is_left_as_it_is_has_no_checkpoints_inside_either():
+  plain, weights = before(same)
+  space = Candidates(differentiable(trace(plain, arguments(weights))), only_scans=False)
+  as_it_is = [each.estimated_bytes for each in space.found if not each.flops]
+  assert as_it_is and min(as_it_is) == pytest.approx(space.baseline_bytes, rel=0.01)
+
+
 def test_one_of_two_blocks_under_a_checkpoint():
   def program(wrap):
     gate = wrap(gated)
