@@ -19,7 +19,7 @@ def are_in_a_row(trials: Sequence[Trial], budget_bytes: int) -> bool:
 
 
 class NearMisses[Decisions: Hashable]:
-  """Twins of what just missed, one after the other, as long as such come to less.
+  """Twins of what just missed, one after the other, as long as such come to no more.
 
   Attributes:
     twin: that is to be compiled, or was last; None where the last candidate has none that is worth it.
@@ -33,7 +33,7 @@ class NearMisses[Decisions: Hashable]:
   def record(self, trial: Trial[Decisions]) -> None:
     """A trial."""
     if trial.candidate is self.twin and self._missed is not None:
-      self._twins_cost = trial.temp_bytes >= self._missed.temp_bytes
+      self._twins_cost = trial.temp_bytes > self._missed.temp_bytes
 
   def twin_of(
     self, last: Trial[Decisions], best: Trial[Decisions] | None, budget_bytes: int

@@ -174,7 +174,8 @@ class _InsideRewriter:
     if region.group_size > 1:
       return self._in_groups(equation, region)
     is_loop = equation.params["length"] > 1 and equation.params["unroll"] == 1
-    prevent_cse = region.has_barrier or len(list(region.leaves)) > 1 or not is_loop
+    num_repeated = sum(is_repeated for _, is_repeated in region.leaves)
+    prevent_cse = region.has_barrier or num_repeated > 1 or not is_loop
     return compat.map_sub_jaxprs(
       equation, lambda body: self._body(self.transform(body), region, prevent_cse, equation), lambda rule: rule
     )

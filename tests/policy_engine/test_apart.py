@@ -14,6 +14,7 @@ from coopjax.jaxpr import cost
 from coopjax.jaxpr.trace import differentiable, trace
 from coopjax.policy_engine.by_hand import DOTS, policy_of
 from coopjax.policy_engine.candidates import BY_HAND, Candidates
+from coopjax.policy_engine.rewrite import rewrite
 from tests.support import hand_rungs
 from tests.support.checks import assert_close, temp_bytes
 from tests.support.models import normal
@@ -181,6 +182,23 @@ def test_a_plan_repeats_no_more_than_a_checkpoint_around_each_layer(program, nam
   plan = coopjax.plan(plain, *args, budget=hand_bytes, engine="policy")
   ours = coopjax.RematPlan.from_json(plan.to_json()).apply(plain)
   hand_rungs.check_no_more(plain, by_hand, ours, args)
+
+
+def test_a_block_beside_a_loop_is_repeated_without_barriers():
+  """In a loop's turn one piece is repeated at a time, and people turn `prevent_cse` off there: for a v5e, barriers took
+  0.4% more of a model that looks at pictures in every fourth layer.
+  """
+  plain, weights = before(same)
+  by_hand, _ = before(functools.partial(jax.checkpoint, prevent_cse=False))
+  args = arguments(weights)
+  traced = differentiable(trace(plain, args))
+  found = Candidates(traced, only_scans=False, planner=BY_HAND).found
+  apart = [each for each in found if frozenset() in each.name_sets and len(each.scan_bodies) == 2]
+  lowered = lambda fn: jax.jit(jax.grad(fn)).lower(*args)
+  rewritten = rewrite(traced, apart[0].decisions)
+  ours, theirs = lowered(lambda *args: rewritten(*jax.tree.leaves(args))[0]), lowered(by_hand)
+  assert "optimization_barrier" not in ours.as_text()
+  assert temp_bytes(ours.compile()) <= temp_bytes(theirs.compile())
 
 
 def test_what_is_left_as_it_is_has_no_checkpoints_inside_either():
