@@ -49,6 +49,7 @@ from coopjax.compat.jaxprs import (
   source_line,
   sub_jaxprs,
   user_calls,
+  with_constants_in_order,
   with_metadata,
   with_named_inputs,
 )
@@ -172,6 +173,7 @@ __all__ = [
   "vary",
   "vmaps_around",
   "watch_compiles",
+  "with_constants_in_order",
   "with_metadata",
   "with_named_inputs",
   "without_manual_axes",

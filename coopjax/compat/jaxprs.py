@@ -323,6 +323,21 @@ def scan_parts(equation: core.JaxprEqn, values: Sequence[Any]) -> tuple[list[Any
   return list(consts), list(init), list(stacks)
 
 
+def with_constants_in_order(equation: core.JaxprEqn, before: Sequence[core.Var]) -> core.JaxprEqn:
+  """The scan with those of its constants that are among `before` first, in the order of these; as it is where it has
+  effects, which may name inputs by their places.
+  """
+  if equation.effects:
+    return equation
+  place = {var: i for i, var in enumerate(before)}
+  consts, init, stacks = scan_parts(equation, range(len(equation.invars)))
+  at = lambda i: place.get(atom, len(place)) if isinstance(atom := equation.invars[i], core.Var) else len(place)
+  order = [*sorted(consts, key=at), *init, *stacks]
+  body = equation.params["jaxpr"]
+  body = body.replace(invars=[body.invars[i] for i in order], debug_info=body.debug_info)
+  return equation.replace(invars=[equation.invars[i] for i in order], params={**equation.params, "jaxpr": body})
+
+
 def bind_scan(
   equation: core.JaxprEqn, values: Sequence[Any], evaluate: Callable[[core.Jaxpr, list[Any]], list[Any]]
 ) -> list[Any]:

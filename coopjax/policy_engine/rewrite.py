@@ -155,12 +155,12 @@ class _InsideRewriter:
   def transform(self, jaxpr: core.Jaxpr) -> core.Jaxpr:
     home = self._home.pop(self._next_id, None) if jaxpr.eqns else None
     num_left = len(self._regions) + len(self._home)
-    equations = [self._equation(equation) for equation in jaxpr.eqns]
+    equations = [self._equation(equation, jaxpr.invars) for equation in jaxpr.eqns]
     if len(self._regions) + len(self._home) < num_left:  # what JAX has seen as it is, it differentiates once
       jaxpr = compat.rebuild(jaxpr, equations)
     return jaxpr if home is None else self._body(jaxpr, home, self._prevent_cse)
 
-  def _equation(self, equation: core.JaxprEqn) -> core.JaxprEqn:
+  def _equation(self, equation: core.JaxprEqn, inputs: Sequence[core.Var]) -> core.JaxprEqn:
     region = self._regions.pop(self._next_id, None)
     self._next_id += 1
     if region is None:
@@ -176,9 +176,11 @@ class _InsideRewriter:
     is_loop = equation.params["length"] > 1 and equation.params["unroll"] == 1
     num_repeated = sum(is_repeated for _, is_repeated in region.leaves)
     prevent_cse = region.has_barrier or num_repeated > 1 or not is_loop
-    return compat.map_sub_jaxprs(
+    rewritten = compat.map_sub_jaxprs(
       equation, lambda body: self._body(self.transform(body), region, prevent_cse, equation), lambda rule: rule
     )
+    # As people hand them to a layer, in the order in which they are the model's: XLA packs a loop by the order.
+    return compat.with_constants_in_order(rewritten, inputs)
 
   def _in_groups(self, equation: core.JaxprEqn, region: Region) -> core.JaxprEqn:
     (body,) = compat.sub_jaxprs(equation)

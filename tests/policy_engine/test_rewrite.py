@@ -15,7 +15,8 @@ from jax.extend import core
 from coopjax import compat
 from coopjax.errors import PlanMismatchError
 from coopjax.jaxpr.tags import parse_tag
-from coopjax.jaxpr.trace import fn_and_gradient, trace
+from coopjax.jaxpr.trace import differentiable, fn_and_gradient, trace
+from coopjax.policy_engine.candidates import BY_HAND, Candidates
 from coopjax.policy_engine.decisions import PolicyDecisions, Region, Segment
 from coopjax.policy_engine.description import describe
 from coopjax.policy_engine.likeness import likeness
@@ -126,6 +127,33 @@ def test_segments_that_differ_are_no_alike():
 
   assert of(same) == of(Segment(12, 18, True)) != of(saving)
   assert of(shifted) != of(same) != of(dataclasses.replace(same, inner=(Segment(6, 9, True), Segment(9, 12))))
+
+
+@pytest.mark.parametrize("is_seen", [False, True])
+def test_what_no_turn_changes_goes_into_a_loop_as_people_hand_it_to_a_layer(is_seen):
+  """In the order in which it is a model's, not that in which a layer reads it; but effects may name inputs by place."""
+  weights = {
+    name: jax.random.normal(jax.random.key(place), (8, 8)) for place, name in enumerate(("down", "gate", "up"))
+  }
+
+  def loss(weights, x):
+    def turn(x, _):
+      if is_seen:
+        jax.debug.callback(lambda x: None, x)
+      return jnp.tanh(x @ weights["up"]) @ weights["down"] + x @ weights["gate"], None
+
+    return jnp.sum(jax.lax.scan(turn, x, length=3)[0])
+
+  args = weights, jnp.ones((4, 8))
+  traced = trace(loss, args)
+  found = Candidates(differentiable(traced), only_scans=False, planner=BY_HAND).found
+  of_loop = next(each for each in found if each.has_loops and each.is_bare)
+  rewritten = rewrite(traced, of_loop.decisions)
+  jaxpr = jax.make_jaxpr(rewritten)(*jax.tree.leaves(args)).jaxpr
+  (scan,) = (equation for equation in jaxpr.eqns if equation.primitive.name == "scan")
+  down, gate, up, _ = jaxpr.invars
+  assert scan.invars[:3] == ([up, down, gate] if is_seen else [down, gate, up])
+  assert_close(jax.grad(call_with(traced, rewritten))(*args), jax.grad(loss)(*args))
 
 
 @pytest.mark.parametrize("decide", [pytest.param(mlp_decisions, marks=pytest.mark.sweep), nested_decisions])
