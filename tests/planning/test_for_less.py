@@ -74,7 +74,8 @@ def test_a_step_at_the_bytes_of_what_people_pick_repeats_no_more(engine, outcome
 
 
 def test_a_step_over_its_budget_ends_at_its_schedule_and_what_was_made_of_the_function_is_not_made_again(monkeypatch):
-  budget_bytes = temp_bytes(compiled(loss_of(functools.partial(jax.checkpoint, policy=DOTS))))
+  # Less than people take, who save products: what holds it in the function does not in the step.
+  budget_bytes = 9 * temp_bytes(compiled(loss_of(functools.partial(jax.checkpoint, policy=DOTS)))) // 10
   remat = lambda: coopjax.remat(loss_of(lambda layer: layer), budget=budget_bytes, engine="policy")
   differentiated, executables = [], []
   differentiate, compile_program = residuals._differentiated, compiles.Watcher._compiled
